@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from celery5.protocol.job.states import Place
 from tests.house.sources import files, name, tree
 
 SCRIPTS = [path for path in files("celery5/broker/lua", suffix=".lua") if path.parent.name != "lib"]
@@ -170,6 +171,42 @@ def test_a_script_is_sent_what_its_legend_says(path: Path) -> None:
 def test_every_script_that_is_loaded_exists() -> None:
     wanted = {script for path in CALLS for _, script in loaded(path)}
     assert wanted == {path.stem for path in SCRIPTS}
+
+
+PLACE_CHECK = re.compile(r"(?:kind|string\.sub\([\w\[\] ']+(?: or '')?, 1, 1\)) [~=]= '(\w)'")
+PLACE_WRITTEN = re.compile(r"'(\w) ?' \.\.|HSET', jobs, \w+, '(\w)'\)")
+
+
+@pytest.mark.parametrize("path", files("celery5/broker/lua", suffix=".lua"), ids=lambda path: path.stem)
+def test_a_script_knows_no_place_of_a_job_that_the_table_does_not_have(path: Path) -> None:
+    written = {letter for pair in PLACE_WRITTEN.findall(body(path)) for letter in pair if letter}
+    assert written | set(PLACE_CHECK.findall(body(path))) <= set(Place)
+
+
+def test_the_scripts_write_and_read_every_place_of_the_table() -> None:
+    text = "".join(map(body, files("celery5/broker/lua", suffix=".lua")))
+    assert {letter for pair in PLACE_WRITTEN.findall(text) for letter in pair if letter} == set(Place)
+
+
+NO_KEY = {"TIME", "PUBLISH", "XREADGROUP"}
+"""Commands without a key, and one whose keys stand elsewhere: it is checked in another way."""
+DECLARED = re.compile(r"KEYS\[|[a-z_]+(?:\.[a-z]+|\[\w+\])?")
+
+
+@pytest.mark.parametrize("path", files("celery5/broker/lua", suffix=".lua"), ids=lambda path: path.stem)
+def test_no_script_makes_up_a_key(path: Path) -> None:
+    """A key is one of KEYS, or begins with one: it is no text of the script's own and no word of ARGV."""
+    text = body(path)
+    assert "celery5:" not in text
+    called = re.findall(r"redis\.p?call\('(\w+)',\s*('\w+',\s*)?([^,)]+)", text)
+    for command, subcommand, key in called:
+        if command in NO_KEY or (subcommand and command not in ("XGROUP", "XINFO")):
+            continue
+        assert DECLARED.match(key), f"{command} {key}"
+        assert "ARGV" not in key, f"{command} {key}"
+    for keys in re.findall(r"'STREAMS', ([^,)]+)", text):
+        assert DECLARED.match(keys)
+        assert "ARGV" not in keys
 
 
 LOOP = re.compile(r"\b(for\b.*\bdo\b|while\b.*\bdo\b|repeat\b)")

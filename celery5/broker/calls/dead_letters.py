@@ -7,6 +7,7 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, decode_text, script_call
 from celery5.broker.keys import QueueKeys
+from celery5.protocol.job.states import Place
 
 REPLAY = Script.load("job/replay", "sending")
 PURGE = Script.load("job/purge", "ending")
@@ -90,8 +91,11 @@ def _newest(raw: Any) -> str:
     return decode_text(raw[0][0]) if raw else ""
 
 
+_DEAD = Place.DEAD.encode()
+
+
 def _dead_places(raw: Iterable[bytes | None]) -> list[str]:
-    return [decode_text(place[1:]) if place and place.startswith(b"X") else "" for place in raw]
+    return [decode_text(place[1:]) if place and place[:1] == _DEAD else "" for place in raw]
 
 
 def _ms(raw: Any) -> int:

@@ -12,9 +12,10 @@ from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import Settlement, SinkDocument
 from celery5.protocol.job.envelope import SIZE_MARGIN
 from celery5.protocol.job.lanes import get_stream_id
+from celery5.protocol.job.states import get_state
 
 PUBLISH = Script.load("job/publish")
-SCHEDULE = Script.load("job/schedule", "clock")
+SCHEDULE = Script.load("job/schedule")
 CLAIM = Script.load("job/claim", "clock", "sending")
 READ_BY_LANE = Script.load("job/read_by_lane")
 PROMOTE = Script.load("job/promote", "clock", "admission")
@@ -393,7 +394,10 @@ def _recovered(raw: Any) -> RecoveryResult:
 
 
 def _place(raw: Any) -> LocatedJob:
-    return LocatedJob(decode_text(raw[0]), decode_text(raw[1]), msgspec.convert(raw[2], bytes))
+    place, worker, document = decode_text(raw[0]), decode_text(raw[1]), msgspec.convert(raw[2], bytes)
+    if not place and document:
+        return LocatedJob("ENDED", worker, document)
+    return LocatedJob(get_state(place, has_worker=bool(worker)).value, worker, document)
 
 
 def _depth(raw: Any) -> QueueDepth:

@@ -1,7 +1,7 @@
-"""States: what a job can be, and which step leads from one state to the next.
+"""The states of a job, where Redis keeps it in each of them, and which step leads from one to the next.
 
-Rule 1: everything about states and transitions lives here. The scripts write these states and no others; the diagram
-in the documentation is rendered from the table. The states are Fennel's (F15) with those that the CEP needs.
+This table is the machine: whoever tells of a job reads it, the scripts write these places and make these steps and no
+others (tests play it against each of them), and the diagram in the documentation is drawn from it.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,32 @@ class JobState(StrEnum):
     UNKNOWN = "UNKNOWN"  # nothing is known of the id: never sent here, or its result has expired
     SENT = "SENT"  # on its queue
     SCHEDULED = "SCHEDULED"  # waits in Redis for its time
-    HELD = "HELD"  # waits in Redis, as it is: its task's circuit breaker is open
-    EXECUTING = "EXECUTING"  # handed to a worker
+    HELD = (
+        "HELD"  # waits in Redis, as it is: for its task's circuit breaker, or in the waiting list of a limit
+    )
+    EXECUTING = "EXECUTING"  # given to a worker
     RETRY = "RETRY"  # failed, waits in Redis for its next attempt
     SUCCESS = "SUCCESS"
     DEAD = "DEAD"  # in the dead-letter queue
     REJECTED = "REJECTED"
     REVOKED = "REVOKED"
     EXPIRED = "EXPIRED"  # not started before its `expires`
+
+
+class Place(StrEnum):
+    """Where Redis keeps a job: the first letter of its field in the hash `jobs`. The comment says what follows it.
+
+    A job that has ended has no place, unless it is dead. After all but `G` and `X` comes the letter of its lane
+    (`protocol/job/lanes.py`).
+    """
+
+    STREAM = "S"  # the id of its entry on a stream
+    REVOKED = "V"  # the same; it was revoked while a worker has it, and ends when the worker lets go of it
+    SCHEDULED = "D"  # nothing: it waits for its time
+    RETRY = "R"  # nothing: it waits for its next attempt
+    HELD = "H"  # how many workers died with it, '' for none: it waits for a circuit breaker
+    LIMITED = "G"  # the same number, a space, and the waiting list of a limit that it is in
+    DEAD = "X"  # the id of its entry in the dead-letter queue
 
 
 class Move(StrEnum):
@@ -43,7 +61,24 @@ class Move(StrEnum):
     REPLAY = "replay"
 
 
-_S, _M = JobState, Move
+_S, _M, _P = JobState, Move, Place
+
+PLACES: Mapping[JobState, tuple[Place, ...]] = {
+    _S.UNKNOWN: (),
+    # Revoked: its worker has died, and recovery ends it.
+    _S.SENT: (_P.STREAM, _P.REVOKED),
+    _S.SCHEDULED: (_P.SCHEDULED,),
+    _S.HELD: (_P.HELD, _P.LIMITED),
+    # On a stream like a job that is SENT: that a worker has it is known from the group's pending entries alone.
+    _S.EXECUTING: (_P.STREAM, _P.REVOKED),
+    _S.RETRY: (_P.RETRY,),
+    _S.SUCCESS: (),
+    _S.DEAD: (_P.DEAD,),
+    _S.REJECTED: (),
+    _S.REVOKED: (),
+    _S.EXPIRED: (),
+}
+"""The places of a job in each state."""
 
 TRANSITIONS: Mapping[JobState, Mapping[Move, JobState]] = {
     _S.UNKNOWN: {_M.SEND: _S.SENT, _M.SCHEDULE: _S.SCHEDULED},
@@ -68,9 +103,14 @@ TRANSITIONS: Mapping[JobState, Mapping[Move, JobState]] = {
     _S.REVOKED: {},
     _S.EXPIRED: {},
 }
+"""The state after each move that a state allows."""
 
 FINISHED = frozenset({_S.SUCCESS, _S.DEAD, _S.REJECTED, _S.REVOKED, _S.EXPIRED})
-"""The terminal states: I1 promises that every job ends in one of them. A dead job leaves its state only by replay."""
+"""The terminal states: every job ends in one of them. A dead job leaves its state only by replay."""
+
+_STATES_BY_PLACE: Mapping[str, JobState] = {
+    place.value: state for state, places in PLACES.items() if state is not _S.EXECUTING for place in places
+}
 
 
 class IllegalTransition(ValueError):
@@ -78,8 +118,21 @@ class IllegalTransition(ValueError):
 
 
 def advance(state: JobState, move: Move) -> JobState:
-    """The state after `move`. Raises IllegalTransition when the table has no such step."""
+    """Return the state after `move`. Raises IllegalTransition when the table has no such step."""
     try:
         return TRANSITIONS[state][move]
     except KeyError:
         raise IllegalTransition(f"a job in state {state.value} cannot {move.value}") from None
+
+
+def get_state(place: str, *, has_worker: bool = False) -> JobState:
+    """Return the state of a job that has not ended, or is dead.
+
+    Args:
+        place: Its field in `jobs`; '' or one that is not of this table is UNKNOWN.
+        has_worker: Whether its entry is pending for a worker.
+    """
+    letter = place[:1]
+    if has_worker and letter in PLACES[_S.EXECUTING]:
+        return _S.EXECUTING
+    return _STATES_BY_PLACE.get(letter, _S.UNKNOWN)

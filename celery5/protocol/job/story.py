@@ -14,18 +14,8 @@ from celery5.protocol.job.envelope import (
     try_read_envelope,
 )
 from celery5.protocol.job.lanes import LANES
-from celery5.protocol.job.states import FINISHED, JobState
+from celery5.protocol.job.states import FINISHED, JobState, Place, get_state
 from celery5.protocol.limits import unescape_word
-
-_PLACES: Mapping[str, JobState] = {
-    "S": JobState.SENT,
-    "V": JobState.SENT,
-    "D": JobState.SCHEDULED,
-    "R": JobState.RETRY,
-    "H": JobState.HELD,
-    "G": JobState.HELD,
-    "X": JobState.DEAD,
-}
 
 
 class JobDetails(msgspec.Struct, frozen=True):
@@ -94,12 +84,11 @@ def make_job_details(
     What is larger than `limit` (the setting `message_limit`) allows is not decoded."""
     envelope, _ = try_read_envelope(message, limit)
     end = try_read_document(document, limit)
+    letter = place[:1]
     # A job that lives has no end yet, whatever lies there.
-    ended = end if not place or place.startswith("X") else None
-    state = _PLACES.get(place[:1], JobState.UNKNOWN)
-    if worker:
-        state = JobState.EXECUTING
-    elif not place and ended:
+    ended = end if not place or letter == Place.DEAD else None
+    state = get_state(place, has_worker=bool(worker))
+    if not place and ended:
         state = JobState(ended.state) if ended.state in JobState.__members__ else JobState.UNKNOWN
     story = JobDetails(
         id=job_id,
@@ -109,10 +98,10 @@ def make_job_details(
         taken=taken,
         due=due,
         deliveries=deliveries,
-        revoked=place.startswith("V") or state is JobState.REVOKED,
-        grave=place[1:] if place.startswith("X") else "",
-        gate=_gate(place) if place.startswith("G") else "",
-        before=before if place.startswith("G") else None,
+        revoked=letter == Place.REVOKED or state is JobState.REVOKED,
+        grave=place[1:] if letter == Place.DEAD else "",
+        gate=_gate(place) if letter == Place.LIMITED else "",
+        before=before if letter == Place.LIMITED else None,
     )
     story = _with_message(story, envelope) if envelope else story
     return _with_end(story, ended) if ended else story

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.protocol.job.states import FINISHED, TRANSITIONS, IllegalTransition, JobState, Move, advance
+from celery5.protocol.job.states import (
+    FINISHED,
+    PLACES,
+    TRANSITIONS,
+    IllegalTransition,
+    JobState,
+    Move,
+    Place,
+    advance,
+    get_state,
+)
 from tests.house import diagram
 from tests.house.diagram import PAGE
 
@@ -88,3 +98,22 @@ def test_the_documentation_explains_every_state() -> None:
     assert found
     kept = dict(re.findall(r"(?m)^\| `([A-Z]+)` \| .{10,} \| (.+) \|$", explained))
     assert sorted(kept) == sorted(JobState)
+
+
+def test_every_state_has_its_places_and_every_place_is_of_a_state() -> None:
+    assert set(PLACES) == set(JobState)
+    assert {place for places in PLACES.values() for place in places} == set(Place)
+    ended = FINISHED - {JobState.DEAD} | {JobState.UNKNOWN}
+    assert {state for state, places in PLACES.items() if not places} == ended
+
+
+def test_a_place_says_the_state_together_with_whether_a_worker_has_the_job() -> None:
+    for place in Place:
+        states = {get_state(place), get_state(place, has_worker=True)}
+        assert states == {state for state, places in PLACES.items() if place in places}
+    assert get_state("") is get_state("Q1-0", has_worker=True) is JobState.UNKNOWN
+
+
+def test_the_page_of_keys_explains_every_place() -> None:
+    page = (PAGE.parent / "keys.md").read_text()
+    assert [place for place in Place if f"`{place}`" not in page] == []

@@ -11,13 +11,15 @@ from celery5.broker.call import Call, Word
 from celery5.broker.calls import dead_letters as dead_letters_calls
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import revocation as revocation_calls
+from celery5.broker.calls.job_details import inspect_job
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.envelope import Document, Envelope, encode, read_envelope
 from celery5.protocol.job.lanes import get_stream_id
-from celery5.protocol.job.states import FINISHED, IllegalTransition, JobState, Move, advance
+from celery5.protocol.job.states import FINISHED, PLACES, IllegalTransition, JobState, Move, Place, advance
+from celery5.protocol.job.story import JobDetails, make_job_details
 from celery5.results.async_result import get_job_state
 
 MESSAGES = {
@@ -43,6 +45,19 @@ BY_SETTLING: dict[str, JobState] = {
     Move.REJECT: JobState.REJECTED,
     Act.SETTLE_REVOKED: JobState.REVOKED,
 }
+
+
+WAITING = tuple(PLACES[state][0] for state in (JobState.SCHEDULED, JobState.RETRY, JobState.HELD))
+"""The places of jobs that are kept until their time."""
+
+
+def get_place(state: JobState, *, marked: bool = False, buried: bool = False) -> str:
+    """The place that the table has for a job; '' for one that has none."""
+    if marked:
+        return Place.REVOKED
+    if state is JobState.DEAD and not buried:  # it was purged, and its document is still there
+        return ""
+    return PLACES[state][0] if PLACES[state] else ""
 
 
 @dataclass
@@ -258,10 +273,24 @@ class Model:
                 life.go(Move.REVOKE if life.marked else Move.BURY if at_last else Move.RECOVER)
 
     def seen(self) -> dict[str, JobState]:
-        """The states as everybody sees them."""
-        return {
+        """The states as everybody sees them, by a handle and by `celery5 task show`."""
+        states = {
             job: get_job_state(self.driver.perform(jobs_calls.locate_job(self.keys, job))) for job in MESSAGES
         }
+        assert {job: self.story(job).state for job in MESSAGES} == states
+        return states
+
+    def story(self, job: str) -> JobDetails:
+        """What `celery5 task show` tells of a job."""
+        found = self.driver.perform(inspect_job(self.keys, job))
+        return make_job_details(
+            job,
+            "mail",
+            place=found.place,
+            message=found.message,
+            document=found.document,
+            worker=found.worker,
+        )
 
     def states(self) -> dict[str, JobState]:
         """The states by the table."""
@@ -285,22 +314,21 @@ class Model:
             ]
         )
         for job, life in self.lives.items():
-            plain[job] = _KINDS.get(life.state, "X" if life.buried else "")
-            plain[job] = "V" if life.marked else plain[job]
+            plain[job] = get_place(life.state, marked=life.marked, buried=life.buried)
         found = {job.decode(): place.decode() for job, place in _pairs(jobs)}
         assert {job: found.get(job, "")[:1] for job in MESSAGES} == plain
-        there = {job: place[1:] for job, place in found.items() if place[0] in "SV"}
+        there = {job: place[1:] for job, place in found.items() if place[0] in PLACES[JobState.EXECUTING]}
         assert sorted(entry.decode() + keys.lane for entry, _ in stream) == sorted(there.values())
-        assert all(place.endswith(keys.lane) for place in found.values() if place[0] in "DRH")
+        assert all(place.endswith(keys.lane) for place in found.values() if place[0] in WAITING)
         having = [job for job, state in self.states().items() if state is JobState.EXECUTING]
         assert sorted(each[0].decode() + keys.lane for each in pending) == sorted(
             there[job] for job in having
         )
-        late = [job for job, kind in plain.items() if kind in ("D", "R", "H")]
+        late = [job for job, kind in plain.items() if kind in WAITING]
         assert (
             sorted(each.decode() for each in due) == sorted(each.decode() for each in waiting) == sorted(late)
         )
-        graves = sorted(place[1:] for place in found.values() if place[0] == "X")
+        graves = sorted(place[1:] for place in found.values() if place[0] == Place.DEAD)
         assert sorted(entry.decode() for entry, _ in dead) == graves
         assert dict(_pairs(unique)) == ({LOCKS["b"].encode(): self.holder.encode()} if self.holder else {})
         kept = {job for job, ttl in zip(MESSAGES, documents, strict=True) if 0 < ttl <= KEPT}
@@ -312,15 +340,6 @@ class Model:
         keys = self.keys
         own = (*keys.streams, keys.jobs, keys.due, keys.waiting, keys.dead, keys.leases, keys.unique)
         self.driver.perform(Call(("DEL", *own, *map(keys.result, MESSAGES)), int))
-
-
-_KINDS = {
-    JobState.SENT: "S",
-    JobState.EXECUTING: "S",
-    JobState.SCHEDULED: "D",
-    JobState.RETRY: "R",
-    JobState.HELD: "H",
-}
 
 
 def words(*said: Word) -> Call[Any]:

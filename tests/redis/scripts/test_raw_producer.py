@@ -31,8 +31,14 @@ def commands(app_name: str, part: int = 0) -> list[list[str]]:
     found = [shlex.split(line.replace("{shop", "{" + app_name)) for line in lines]
     for words in found:
         if words[0] == "EVAL":
-            words[1] = files("celery5.broker").joinpath("lua", "job", words[1].strip("<>")).read_text()
+            words[1] = "".join(map(script_text, words[1].strip("<>").split("+")))
     return found
+
+
+def script_text(name: str) -> str:
+    """The text of a script, or of a part of scripts."""
+    folder = "lib" if name in ("clock.lua", "sending.lua") else "job"
+    return files("celery5.broker").joinpath("lua", folder, name).read_text()
 
 
 async def document(client: Any, key: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@
 --       2.. for each job: its id, its envelope, its time in ms since 1970, or '+' and ms from now
 -- Gives how many were new. Workers are woken when one of them is now the first to fall due.
 local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[3]
-local now = now_ms()
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local new, earliest = 0, nil
 for n = 4, #KEYS do -- bound: the jobs of this call, 200 at most
   local at = 2 + 3 * (n - 4)

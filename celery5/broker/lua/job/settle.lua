@@ -27,17 +27,16 @@
 -- was revoked meanwhile (its place says V) is not tried again, given back or dead-lettered: it ends as REVOKED. An entry is
 -- the job when it is where `jobs` has it; where `jobs` knows nothing of it, when it has not ended. Any other is a copy: it
 -- ends nothing and does not come back. A copy that is given up is dead-lettered without the job's name.
-local call, KEYS, ARGV = redis.call, KEYS, ARGV -- as locals: this is the script that runs most, and globals cost
 local stream, jobs, leases, due, waiting, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local unique, documents = KEYS[7], KEYS[8]
 local group, me, lane = ARGV[1], ARGV[2], ARGV[4]
-local lease = call('ZSCORE', leases, me)
+local lease = redis.call('ZSCORE', leases, me)
 if not lease or tonumber(lease) < 0 then return -1 end
 local settled, ended, earliest, has_documents = {}, {}, nil, false
 -- Where the jobs are: asked for all at once, and kept up to date, for two entries of one batch may have one id.
 local ids, places = {}, {}
 for n = 9, #KEYS do ids[n - 8] = ARGV[6 * n - 47] end -- bound: the outcomes of this call, 256 at most
-local found = ids[1] and call('HMGET', jobs, unpack(ids))
+local found = ids[1] and redis.call('HMGET', jobs, unpack(ids))
 for n = 1, #ids do places[ids[n]] = found[n] end -- bound: as above
 -- For each entry, where the words for its sinks begin.
 local for_sinks = {}
@@ -45,7 +44,7 @@ for at = 5 + 6 * (#KEYS - 8), #ARGV, 3 do for_sinks[ARGV[at]] = at end -- bound:
 local function is_job(id, entry, result)
   local place = places[id]
   if place then return string.sub(place, 2) == entry end
-  return id ~= '' and call('EXISTS', result) == 0
+  return id ~= '' and redis.call('EXISTS', result) == 0
 end
 local function send_document(at, document)
   local sinks, own = ARGV[at + 1], ARGV[at + 2]
@@ -63,7 +62,7 @@ local function make_other_verbs()
   local verbs, clock = {}, now_ms()
   local function move(id, place)
     places[id] = place
-    call('HSET', jobs, id, place)
+    redis.call('HSET', jobs, id, place)
   end
   local function end_as_revoked(id, message, result, ttl)
     local envelope = decode_message(message)
@@ -92,13 +91,13 @@ local function make_other_verbs()
   -- How many workers died with the job so far: what is held keeps that.
   local function deliveries_of(entry)
     local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
-    local fields = fields_of(call('XRANGE', stream, on_stream, on_stream)[1])
+    local fields = fields_of(redis.call('XRANGE', stream, on_stream, on_stream)[1])
     return string.match(fields.deliveries or '', '^%d+$') or ''
   end
   local function keep_until_due(id, message, place, delay)
     local when = clock + tonumber(delay)
-    call('ZADD', due, when, id)
-    call('HSET', waiting, id, message)
+    redis.call('ZADD', due, when, id)
+    redis.call('HSET', waiting, id, message)
     move(id, place)
     if not earliest or when < earliest then earliest = when end
   end
@@ -115,7 +114,7 @@ local function make_other_verbs()
       if here then end_as_revoked(id, message, result, ttl) end
       return
     end
-    local dead_entry = call('XADD', dead, '*', 'job', message, 'document', document)
+    local dead_entry = redis.call('XADD', dead, '*', 'job', message, 'document', document)
     if not here then return end
     move(id, 'X' .. dead_entry)
     store_document(result, document, ttl)
@@ -126,7 +125,7 @@ local function make_other_verbs()
     -- Nobody reads what was handed to a worker and comes back on that lane.
     if lane == 'g' then return verbs.hold(id, entry, result, message, 0, ttl) end
     if not goes_on(id, entry, result, message, ttl) then return end
-    local again = call('XADD', stream, '*', 'job', message, 'deliveries', deliveries)
+    local again = redis.call('XADD', stream, '*', 'job', message, 'deliveries', deliveries)
     if id ~= '' then move(id, 'S' .. again .. lane) end
   end
   function verbs.drop(id, entry, result, message, deliveries, ttl)
@@ -141,7 +140,7 @@ for n = 9, #KEYS do -- bound: the outcomes of this call, 256 at most
   local at = 6 * n - 49
   local verb, entry, id = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
-  if call('XACK', stream, group, on_stream) == 1 then
+  if redis.call('XACK', stream, group, on_stream) == 1 then
     settled[#settled + 1] = on_stream
     if verb == 'complete' then
       complete(id, entry, KEYS[n], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5])
@@ -151,10 +150,10 @@ for n = 9, #KEYS do -- bound: the outcomes of this call, 256 at most
     end
   end
 end
-if #settled > 0 then call('XDEL', stream, unpack(settled)) end
-if #ended > 0 then call('HDEL', jobs, unpack(ended)) end
-if has_documents then call('PUBLISH', documents, '') end
-if earliest and tonumber(call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
-  call('PUBLISH', ARGV[3], string.format('%.0f', earliest))
+if #settled > 0 then redis.call('XDEL', stream, unpack(settled)) end
+if #ended > 0 then redis.call('HDEL', jobs, unpack(ended)) end
+if has_documents then redis.call('PUBLISH', documents, '') end
+if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
+  redis.call('PUBLISH', ARGV[3], string.format('%.0f', earliest))
 end
 return #settled
