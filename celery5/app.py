@@ -72,11 +72,11 @@ class App:
     `broker` is the URL of Redis or Valkey (default: `CELERY5_BROKER`, then redis://127.0.0.1:6379/0). `include` names
     modules that `load` imports, and whose free tasks (declared with `celery5.task`) are this application's; so does a
     pattern: `shop.**.tasks` is every module `tasks` in the package shop (F38). Other keywords are settings, see
-    `celery5.settings`; a keyword beats the environment, which beats the configuration, which beats the default.
+    `celery5.config.settings`; a keyword beats the environment, which beats the configuration, which beats the default.
     `config` names the configuration: a module, a .toml file, 'redis', or a backend of one's own (default:
-    `CELERY5_CONFIG`); see `celery5.configuration`. `bootsteps` and `services` are what its workers run besides (C53):
+    `CELERY5_CONFIG`); see `celery5.config.configuration`. `bootsteps` and `services` are what its workers run besides (C53):
     see `BootStep` and `service`. `budgets` say how many jobs of a kind run at once, where a setting does not suffice;
-    `log_detectors` where the log goes (C14): see `celery5.log_runtime`. Raises Misconfigured, and BadBrokerURL for
+    `log_detectors` where the log goes (C14): see `celery5.logs.destination`. Raises Misconfigured, and BadBrokerURL for
     a URL that cannot be right.
     """
 

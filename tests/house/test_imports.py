@@ -11,7 +11,7 @@ import pytest
 from tests.house.sources import EVERYWHERE, HERE, PACKAGE, ROOMS, files, imports, module, name, tree
 
 FENCED = {
-    "eliot": ("celery5.log",),
+    "eliot": ("celery5.logs.log",),
     "dependencies": ("celery5.wiring", "celery5.processes."),
     "redis": ("celery5.broker.",),
     "hiredis": ("celery5.broker.",),

@@ -56,7 +56,7 @@ LEADER_TTL = 30 * 86400.0
 
 def claim_leadership(keys: Keys, name: str, *, replaces: str, epoch: int) -> Call[LeaderRecord]:
     """Lead, or go on to, unless another one does whose record is not the one that may be replaced; see
-    `celery5.protocol.leadership`. Gives the record as it is then."""
+    `celery5.protocol.cluster.leadership`. Gives the record as it is then."""
     words = (name, replaces, epoch, 1, int(LEADER_TTL * 1000))
     return script_call(CLAIM_LEADERSHIP, (keys.leader,), words, _record, repeatable=True)
 

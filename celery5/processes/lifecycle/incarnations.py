@@ -90,7 +90,7 @@ def should_restart(error: BaseException, *, is_first: bool, unreachable_reported
     """Return whether a process begins again after this error of an incarnation, instead of ending.
 
     A process that begins again waits for the same errors as a running one: a broker that cannot be reached, or that
-    refuses writes for a while (`celery5.services.passing`).
+    refuses writes for a while (`celery5.services.process.broker_outages`).
 
     Args:
         error: One error, or a group of them, which is never decided as a whole.

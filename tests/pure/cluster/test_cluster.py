@@ -180,7 +180,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_flag_that_starts_such_a_process_can_be_said_of_a_group(kind: Kind) -> None:
-    command: click.Group = getattr(import_module(f"celery5.cli.{kind}"), kind)
+    command: click.Group = getattr(import_module(f"celery5.cli.commands.{kind}"), kind)
     options = [each for each in command.commands["start"].params if isinstance(each, click.Option)]
     flags = {max(each.opts, key=len).removeprefix("--").replace("-", "_") for each in options}
     assert flags - set(UNSUPPORTED_FLAGS) == set(FLAG_TYPES[kind])

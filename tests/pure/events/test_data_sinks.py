@@ -319,7 +319,7 @@ def test_what_the_database_refuses_is_raised(tmp_path: Path) -> None:
 
 
 def test_nothing_of_sqlalchemy_is_loaded_before_the_first_document() -> None:
-    script = "import sys, celery5.sql_sink as s; s.SQLSink('sqlite://'); print('sqlalchemy' in sys.modules)"
+    script = "import sys, celery5.results.sql_sink as s; s.SQLSink('sqlite://'); print('sqlalchemy' in sys.modules)"
     said = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
     )

@@ -63,7 +63,7 @@ def own_group() -> Iterator[Path]:
 def test_a_process_with_a_limit_has_what_that_leaves(own_group: Path) -> None:
     code = (
         "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-        "from celery5.machine import available_memory; print(available_memory())"
+        "from celery5.health.machine import available_memory; print(available_memory())"
     )
     line = (sys.executable, "-c", code, str(own_group / "cgroup.procs"))
     said = subprocess.run(line, capture_output=True, text=True, timeout=30, check=True)

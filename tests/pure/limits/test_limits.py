@@ -26,15 +26,15 @@ def rule(gate: DeclaredLimits | None, **said: Any) -> AdmissionRule | None:
 
 def test_a_task_that_says_nothing_has_no_rule() -> None:
     assert rule(None) is None
-    assert rule(None, imposed=LimitOverride()) is None
+    assert rule(None, override=LimitOverride()) is None
 
 
 def test_what_is_imposed_beats_what_a_task_says() -> None:
     gate = DeclaredLimits(limit=Limit(5, per="worker"))
     assert rule(gate) == AdmissionRule("t", max_running=5, per="worker")
-    assert rule(gate, imposed=LimitOverride(limit=2)) == AdmissionRule("t", max_running=2, per="worker")
-    assert rule(None, imposed=LimitOverride(limit=2)) == AdmissionRule("t", max_running=2)
-    assert rule(DeclaredLimits(rate=Rate("5/s")), imposed=LimitOverride(rate="1/m")) == AdmissionRule(
+    assert rule(gate, override=LimitOverride(limit=2)) == AdmissionRule("t", max_running=2, per="worker")
+    assert rule(None, override=LimitOverride(limit=2)) == AdmissionRule("t", max_running=2)
+    assert rule(DeclaredLimits(rate=Rate("5/s")), override=LimitOverride(rate="1/m")) == AdmissionRule(
         "t", rate=Rate("1/m")
     )
 
@@ -42,7 +42,7 @@ def test_what_is_imposed_beats_what_a_task_says() -> None:
 def test_a_rate_makes_declared_limits_not_count_and_imposed_ones_count_beside_it() -> None:
     gate = DeclaredLimits(limit=Limit(5), rate=Rate("200/m"))
     assert rule(gate) == AdmissionRule("t", rate=Rate("200/m"))
-    assert rule(gate, imposed=LimitOverride(limit=1)) == AdmissionRule("t", max_running=1, rate=Rate("200/m"))
+    assert rule(gate, override=LimitOverride(limit=1)) == AdmissionRule("t", max_running=1, rate=Rate("200/m"))
 
 
 def test_the_limit_0_rejects_and_a_suspended_task_holds_whatever_its_limit() -> None:

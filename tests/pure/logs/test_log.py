@@ -225,7 +225,7 @@ def test_an_outlet_is_not_closed_while_it_is_written_to() -> None:
 
 CHATTERBOX = """
 import sys
-from celery5.log import Journal, Log
+from celery5.logs.log import Journal, Log
 with Journal():
     log = Log(worker=sys.argv[1], app="shop")
     for n in range(1000):

@@ -120,10 +120,10 @@ def kill_the_blocked(client: "redis.Redis") -> None:
 
 SCRIPT_HEAD = """
 import os, sys
-from celery5.broker.blocking import BlockingRedis
+from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.call import Call
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.waiting_blocking import BlockingResults
+from celery5.broker.waiting.blocking import BlockingResults
 endpoint = Endpoint.from_url(sys.argv[1])
 redis = BlockingRedis(endpoint)
 results = BlockingResults(redis, endpoint)

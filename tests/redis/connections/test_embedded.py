@@ -21,7 +21,7 @@ from celery5.errors import BrokerUnavailable, Misconfigured, ServerNotFound
 
 OWNER = """
 import sys, time
-from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.servers.embedded import EmbeddedServer
 server = EmbeddedServer.start(sys.argv[1] or None)
 try:
     print(server.pid, server.folder, flush=True)
@@ -168,7 +168,7 @@ def test_a_server_outlives_the_thread_that_started_it(server_binary: str | None)
 
 def test_a_forked_child_does_not_stop_its_parents_server(own_server: EmbeddedServer) -> None:
     code = (
-        "import os, sys; from celery5.broker.embedded import EmbeddedServer as S;"
+        "import os, sys; from celery5.broker.servers.embedded import EmbeddedServer as S;"
         "s = S.start(sys.argv[1] or None); child = os.fork();"
         "sys.exit(0) if child == 0 else os.waitpid(child, 0);"
         "print(s.socket.exists())"

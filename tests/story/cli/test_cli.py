@@ -154,7 +154,7 @@ def test_what_is_no_command_exits_with_2_and_says_where_help_is(tmp_path: Path, 
 
 def test_help_imports_neither_trio_nor_redis(tmp_path: Path) -> None:
     script = (
-        "import sys; from celery5.cli.boundary import guarded; from celery5.cli.main import cli;"
+        "import sys; from celery5.cli.terminal.errors import guarded; from celery5.cli.main import cli;"
         "guarded(lambda: cli.main(['worker', 'start', '--help'], standalone_mode=False));"
         "print([name for name in ('trio', 'redis', 'asyncio', 'rich', 'eliot') if name in sys.modules])"
     )
