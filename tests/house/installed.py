@@ -11,7 +11,7 @@ from pathlib import Path
 import celery5
 from celery5.broker.servers.embedded import EmbeddedServer
 
-ROOMS = ("services", "bootsteps", "examples")
+LINKED_FOLDERS = ("services", "bootsteps", "examples")
 
 
 SHOP = """
@@ -42,7 +42,7 @@ def compare(source: Path) -> None:
     home = Path(str(files("celery5")))
     if home.is_relative_to(source):
         raise SystemExit(f"celery5 was imported from the source tree, {home}, and not from the wheel")
-    for room in ROOMS:
+    for room in LINKED_FOLDERS:
         if (home / room).is_symlink() or not (home / room).is_dir():
             raise SystemExit(f"celery5/{room} is no real folder in the wheel")
     there = {path.relative_to(source / "celery5") for path in _sources(source / "celery5")}
@@ -76,7 +76,7 @@ def _sources(folder: Path) -> list[Path]:
     """Every file that belongs in the wheel; the links to the top-level rooms are followed."""
     wanted = (".py", ".lua", ".json", ".typed")
     plain = [path for path in folder.rglob("*") if path.suffix in wanted or path.name == "py.typed"]
-    linked = [path for room in ROOMS for path in (folder / room).rglob("*") if path.suffix in wanted]
+    linked = [path for room in LINKED_FOLDERS for path in (folder / room).rglob("*") if path.suffix in wanted]
     return [path for path in dict.fromkeys([*plain, *linked]) if path.is_file()]
 
 

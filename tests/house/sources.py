@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parents[2]
-ROOMS = ("services", "bootsteps", "examples")
+LINKED_FOLDERS = ("services", "bootsteps", "examples")
 """The rooms that are real folders at the top and links inside `celery5/`."""
-PACKAGE = ("celery5", *ROOMS)
+PACKAGE = ("celery5", *LINKED_FOLDERS)
 EVERYWHERE = (*PACKAGE, "tests", "benchmarks")
 SKIPPED = {"__pycache__", "node_modules"}
 
@@ -21,7 +21,7 @@ def files(*folders: str, suffix: str = ".py") -> tuple[Path, ...]:
         for path in sorted((HERE / folder).rglob(f"*{suffix}")):
             inside = path.relative_to(HERE).parts
             hidden = any(part in SKIPPED or part.startswith(".") for part in inside)
-            linked = inside[0] == "celery5" and inside[1] in ROOMS
+            linked = inside[0] == "celery5" and inside[1] in LINKED_FOLDERS
             if not hidden and not linked:
                 found.append(path)
     return tuple(found)

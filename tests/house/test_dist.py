@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.sources import HERE, PACKAGE, ROOMS, files
+from tests.house.sources import HERE, LINKED_FOLDERS, PACKAGE, files
 
 BUILD = """
 import sys, setuptools.build_meta as backend
@@ -51,7 +51,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[st
         opened.extractall(room / "unpacked")
         in_sdist = {each.name.partition("/")[2] for each in opened.getmembers() if each.isfile()}
     (unpacked,) = (room / "unpacked").iterdir()
-    assert not any((unpacked / "celery5" / each).is_symlink() for each in ROOMS)
+    assert not any((unpacked / "celery5" / each).is_symlink() for each in LINKED_FOLDERS)
     wheel = build("wheel", unpacked, room)
     with zipfile.ZipFile(wheel) as opened_wheel:
         names = set(opened_wheel.namelist())

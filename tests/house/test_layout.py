@@ -1,44 +1,27 @@
 """Layout: the links inside the package, and the strictness of the tools."""
 
-import ast
 import os
-import re
 import subprocess
 import tomllib
-from collections import Counter
 
 import pytest
 
-from tests.house.sources import HERE, ROOMS, tree
+from tests.house.sources import HERE, LINKED_FOLDERS
 
-LABEL = "    applications  "
-"""What each line of the map begins with is as wide as this."""
 TOOLS = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_at_the_top_is_a_relative_link_inside_the_package(room: str) -> None:
-    link = HERE / "celery5" / room
+@pytest.mark.parametrize("folder", LINKED_FOLDERS)
+def test_a_folder_at_the_top_is_a_relative_link_inside_the_package(folder: str) -> None:
+    link = HERE / "celery5" / folder
     assert link.is_symlink()
-    assert os.readlink(link) == f"../{room}"
-    assert (HERE / room).is_dir()
-    assert not (HERE / room).is_symlink()
-
-
-def test_each_module_of_the_domain_has_its_place_on_the_map() -> None:
-    there = {path.stem for path in (HERE / "celery5").glob("*.py")} - {
-        "__init__",
-        "__main__",
-        "errors",
-        "wiring",
-    }
-    lines = (ast.get_docstring(tree(HERE / "celery5" / "__init__.py")) or "").splitlines()
-    map_of_domain = [re.sub(r";.*", "", line[len(LABEL) :]) for line in lines if line.startswith("    ")]
-    assert Counter(word for line in map_of_domain for word in line.split()) == Counter(there)
+    assert os.readlink(link) == f"../{folder}"
+    assert (HERE / folder).is_dir()
+    assert not (HERE / folder).is_symlink()
 
 
 def test_git_keeps_the_links_as_links() -> None:
-    links = [f"celery5/{room}" for room in ROOMS]
+    links = [f"celery5/{folder}" for folder in LINKED_FOLDERS]
     try:
         said = subprocess.run(
             ["git", "ls-files", "-s", *links],
@@ -70,7 +53,10 @@ def test_both_type_checkers_are_strict_and_look_at_the_whole_package() -> None:
     assert TOOLS["mypy"]["strict"] is True
     assert set(TOOLS["mypy"]["files"]) >= {"celery5", "tests"}
     assert TOOLS["basedpyright"]["typeCheckingMode"] == "strict"
-    assert TOOLS["basedpyright"]["include"] == ["celery5", *(f"celery5/{room}" for room in ROOMS)]
+    assert TOOLS["basedpyright"]["include"] == [
+        "celery5",
+        *(f"celery5/{folder}" for folder in LINKED_FOLDERS),
+    ]
     assert "overrides" not in TOOLS["mypy"]
 
 
@@ -80,7 +66,7 @@ def test_every_relaxation_of_a_tool_says_why() -> None:
     assert [line for line in off if "#" not in line] == []
 
 
-def test_every_floor_has_been_given_to_every_module() -> None:
+def test_every_module_belongs_to_a_layer() -> None:
     layers = next(each for each in TOOLS["importlinter"]["contracts"] if each["type"] == "layers")
     assert layers["exhaustive"] is True
     assert layers["containers"] == ["celery5"]

@@ -9,6 +9,8 @@ import re
 from tests.house.sources import EVERYWHERE, HERE, PACKAGE, files, functions, name, tree
 
 LONGEST_FUNCTION = 50
+WIRING_TABLE = re.compile(r"celery5/processes/.* make_\w*values$")
+"""A table that gives each part of a process its value may be longer: nothing is decided in it."""
 NO_MODULE = re.compile(r"^_?(util|helper|common|misc|base|manager|mixin)")
 NO_CLASS = re.compile(r"(Manager|Helper|Util|Base|Mixin|Impl|Processor|Data|Info|Common)(?![a-z])")
 
@@ -38,7 +40,11 @@ def test_no_function_is_longer_than_50_lines() -> None:
         for path in SOURCES
         for function in functions(path)
     }
-    assert {where: lines for where, lines in lengths.items() if lines > LONGEST_FUNCTION} == {}
+    assert {
+        where: lines
+        for where, lines in lengths.items()
+        if lines > LONGEST_FUNCTION and not WIRING_TABLE.match(where)
+    } == {}
 
 
 def test_no_module_is_named_like_a_junk_drawer() -> None:
@@ -76,22 +82,20 @@ def test_nothing_but_the_two_driver_protocols_describes_a_driver() -> None:
     assert protocols == ["celery5/broker/driver.py BlockingDriver", "celery5/broker/driver.py AsyncDriver"]
 
 
-def plate_fault(docstring: str | None) -> str:
-    """What is wrong with a module's docstring, or nothing."""
+def docstring_fault(docstring: str | None) -> str:
+    """Return what is wrong with a module's docstring, or nothing."""
     if docstring is None:
         return "no docstring"
-    first, second, *_ = [*(" ".join(paragraph.split()) for paragraph in docstring.split("\n\n")), ""]
-    if not re.fullmatch(r"[^:]+: .*\.", first):
-        return f"it does not begin with 'Name: what it is for, in one sentence.': {first}"
-    if not second.startswith("Floor: "):
-        return "its second paragraph does not begin with 'Floor: '"
-    if not re.search(r"Reads: .+ Writes: |Reads and writes: ", second):
-        return "it does not say what it reads and writes"
+    first = " ".join(docstring.split("\n\n")[0].split())
+    if not first.endswith((".", ":")):
+        return f"its first paragraph is no sentence: {first}"
+    if re.search(r"^(Floor|Reads|Writes): ", docstring, re.MULTILINE):
+        return "it has a plate: say what it reads and writes where the reader needs it"
     return ""
 
 
-def test_every_module_says_what_it_is_for_and_where_it_stands() -> None:
-    faults = {name(path): plate_fault(ast.get_docstring(tree(path))) for path in SOURCES}
+def test_every_module_says_in_a_sentence_what_it_is_for() -> None:
+    faults = {name(path): docstring_fault(ast.get_docstring(tree(path))) for path in SOURCES}
     assert {path: fault for path, fault in faults.items() if fault} == {}
 
 

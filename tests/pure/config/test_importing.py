@@ -9,8 +9,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 import celery5
 from celery5.cli.main import CHILD, COMMANDS, cli
 from celery5.protocol.cluster.members import PARENT_VARIABLE
