@@ -74,7 +74,8 @@ class App:
     pattern: `shop.**.tasks` is every module `tasks` in the package shop (F38). Other keywords are settings, see
     `celery5.config.settings`; a keyword beats the environment, which beats the configuration, which beats the default.
     `config` names the configuration: a module, a .toml file, 'redis', or a backend of one's own (default:
-    `CELERY5_CONFIG`); see `celery5.config.configuration`. `bootsteps` and `services` are what its workers run besides (C53):
+    `CELERY5_CONFIG`); see `celery5.config.configuration`. `bootsteps` and `services` are what its workers run
+    besides (C53):
     see `BootStep` and `service`. `budgets` say how many jobs of a kind run at once, where a setting does not suffice;
     `log_detectors` where the log goes (C14): see `celery5.logs.destination`. Raises Misconfigured, and BadBrokerURL for
     a URL that cannot be right.

@@ -117,7 +117,8 @@ class TomlConfiguration:
 
 class RedisConfiguration:
     """A hash in the broker's own Redis, which all workers of an application share: `HSET celery5:{shop}:settings
-    concurrency 20`. It can set what `celery5.config.settings` marks for it: no address, no file, no name of code, and numbers
+    concurrency 20`. It can set what `celery5.config.settings` marks for it: no address, no file, no name of
+    code, and numbers
     up to a bound."""
 
     def __init__(self, endpoint: Endpoint, key: str) -> None:

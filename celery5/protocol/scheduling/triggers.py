@@ -1,6 +1,7 @@
 """Triggers: when a schedule fires, as values that every Scheduler reads alike.
 
-Times are ms since 1970. What the values mean is worked out in `celery5.scheduling.fire_times`, with APScheduler's triggers.
+Times are ms since 1970. What the values mean is worked out in `celery5.scheduling.fire_times`, with
+APScheduler's triggers.
 """
 
 import re
