@@ -15,6 +15,7 @@ from celery5.boot_step import BootStep
 from celery5.bootsteps.own_steps import ProvidedValues, StepCode
 from celery5.errors import BootStepFailed, BrokerReplied, BrokerUnavailable, CeleryError
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
 from celery5.protocol.process.supervision import (
     STABLE_AFTER,
     FailurePhase,
@@ -25,7 +26,7 @@ from celery5.protocol.process.supervision import (
 from celery5.services.commands.dispatcher import SelfCommandSender
 from celery5.services.health.circuits import CircuitBreaker, CircuitBreakers
 from celery5.services.process.broker_outages import is_transient
-from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
+from celery5.services.process.step_status import StepStatus
 
 SEND_TIMEOUT = 10.0
 """Seconds that posting the command may take; then it is done directly."""
@@ -159,7 +160,7 @@ class SupervisedStep:
         why = f"no answer within {SEND_TIMEOUT:g} s"
         with trio.move_on_after(SEND_TIMEOUT) as limit:
             try:
-                await self._posts.send(RETRY_COMMAND, {"step": self._step.name})
+                await self._posts.send(RETRY_BOOT_STEP.name, {"step": self._step.name})
             except CeleryError as error:
                 why = str(error)
             else:
@@ -289,6 +290,6 @@ def _told(error: BaseException) -> str:
     return f"{type(leaf).__name__}: {text}" if text else type(leaf).__name__
 
 
-_PUT_OFF = f"it is optional: the worker goes on without it, and tries it again ({RETRY_COMMAND})"
-_GIVEN_UP = f"the worker goes on without it; the command {RETRY_COMMAND} has it tried again"
+_PUT_OFF = f"it is optional: the worker goes on without it, and tries it again ({RETRY_BOOT_STEP.name})"
+_GIVEN_UP = f"the worker goes on without it; the command {RETRY_BOOT_STEP.name} has it tried again"
 _DIRECTLY = "it is tried again without the command"

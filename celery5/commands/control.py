@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 import msgspec
 
 from celery5.broker.calls import commands as trips
+from celery5.broker.calls import jobs
 from celery5.broker.colour import run_in_thread
 from celery5.broker.driver import AsyncDriver
 from celery5.commands.keyring import Keyring, get_key_folder
 from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
-from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused, Misconfigured
+from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused, Misconfigured, UnknownQueue
 from celery5.hints import make_attribute_error
+from celery5.protocol.commands.definitions import (
+    COMMAND_DEFINITIONS,
+    PAUSE_QUEUE,
+    PING,
+    RESUME_QUEUE,
+    RUN_TASK,
+)
 from celery5.protocol.commands.replies import CommandReply, find_inbox, format_living_workers, get_inbox_name
 from celery5.protocol.commands.signing import (
     MAX_COMMAND_LIFETIME,
@@ -35,9 +43,6 @@ if TYPE_CHECKING:
 
 TIMEOUT = 5.0
 """Seconds that answers are waited for."""
-NOT_LATER = frozenset({"shutdown", "run-task"})
-"""Commands that are good only for as long as their sender waits, unless it says more: done later, they would meet a
-worker that nobody meant, like the next one of a name, begun after its sender was told that nobody answered."""
 To = str | Sequence[str] | None
 
 
@@ -117,10 +122,14 @@ class Control:
         timeout: float = TIMEOUT,
         expires: float | None = None,
     ) -> list[Reply]:
-        """Have workers do something; gives what each of them says, by name. For plain Python."""
+        """Send a command to workers; return the reply of each, sorted by name. For plain Python.
+
+        `COMMAND_DEFINITIONS` lists the commands. While no worker lives, `pause-queue` and `resume-queue` take effect
+        for workers that start later, and the list is empty; they raise UnknownQueue for a queue that nobody uses.
+        """
         told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
         redis = self._plain()
-        inboxes = run_blocking(_inboxes(self._app, redis, told.to))
+        inboxes = run_blocking(_inboxes(self._app, redis, told))
         sealed = self._sealed(told, inboxes)
         waits = _PlainWaits(self._app.connections.get_result_waiter())
         return run_blocking(_sent(self._app, redis, waits, told, sealed))
@@ -137,31 +146,33 @@ class Control:
         """`send`, from Trio or asyncio."""
         told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
         redis = await self._app.connections.get_async_driver()
-        inboxes = await _inboxes(self._app, redis, told.to)
+        inboxes = await _inboxes(self._app, redis, told)
         sealed = await run_in_thread(lambda: self._sealed(told, inboxes))
         waits = await self._app.connections.get_async_result_waiter()
         return await _sent(self._app, redis, waits, told, sealed)
 
     def ping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
         """Whether workers answer. For plain Python."""
-        return self.send("ping", to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
+        return self.send(PING.name, to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
 
     async def aping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
         """`ping`, from Trio or asyncio."""
-        return await self.asend("ping", to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
+        return await self.asend(PING.name, to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
 
     def run(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
         """Have one worker run a job, like an actor (C7): `app.control.run(resize.s(path), to="web1")`. Its result is
         waited for as always; should it be tried again, it may be elsewhere. Raises CommandRefused when the worker will
         not, or does not answer. For plain Python."""
         order = self._direct(call)
-        return self._ran(call, order, self.send("run-task", order, to=to, timeout=timeout, expires=timeout))
+        return self._ran(
+            call, order, self.send(RUN_TASK.name, order, to=to, timeout=timeout, expires=timeout)
+        )
 
     async def arun(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
         """`run`, from Trio or asyncio."""
         order = self._direct(call)
         return self._ran(
-            call, order, await self.asend("run-task", order, to=to, timeout=timeout, expires=timeout)
+            call, order, await self.asend(RUN_TASK.name, order, to=to, timeout=timeout, expires=timeout)
         )
 
     def _direct(self, call: "Signature[Any]") -> dict[str, str]:
@@ -222,9 +233,10 @@ async def _living(app: "Application", redis: AsyncDriver) -> tuple[str, ...]:
     return tuple(sorted({get_inbox_name(each) for each in state.workers}))
 
 
-async def _inboxes(app: "Application", redis: AsyncDriver, to: tuple[str, ...]) -> tuple[str, ...]:
+async def _inboxes(app: "Application", redis: AsyncDriver, request: "_Told") -> tuple[str, ...]:
+    to = request.to
     if not to:
-        return await _living(app, redis)
+        return await _living(app, redis) or await _set_paused(app, redis, request)
     if not any(":" in each for each in to):
         return to  # no incarnation is among them, so nothing need be asked
     try:
@@ -233,6 +245,25 @@ async def _inboxes(app: "Application", redis: AsyncDriver, to: tuple[str, ...]) 
         return to
     living = (*state.workers, *state.routers, *state.schedulers)
     return tuple(dict.fromkeys(find_inbox(each, living) for each in to))
+
+
+async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Told") -> tuple[str, ...]:
+    """Pause or resume a queue in Redis while no worker lives; return the workers that have started meanwhile, which
+    may have looked before. Do nothing for other commands."""
+    calls = {PAUSE_QUEUE.name: trips.pause_queue, RESUME_QUEUE.name: trips.resume_queue}
+    if request.command not in calls or request.parameters.get("here"):
+        return ()
+    COMMAND_DEFINITIONS[request.command].check_parameters(request.parameters)
+    queue = request.parameters.get("queue")
+    used, paused = (
+        await redis.perform(jobs.list_queues(app.keys)),
+        await redis.perform(trips.list_paused_queues(app.keys)),
+    )
+    queues = {*used, *paused, *(task.queue for task in app.tasks.values())}
+    if not isinstance(queue, str) or queue not in queues:
+        raise UnknownQueue(str(queue), queues)
+    await redis.perform(calls[request.command](app.keys, queue))
+    return await _living(app, redis)
 
 
 async def _sent(
@@ -308,7 +339,7 @@ def _checked(command: str, timeout: object, expires: object) -> tuple[float, flo
         _checked(command, timeout, MAX_COMMAND_LIFETIME)
         expires = (
             min(cast("float", timeout), MAX_COMMAND_LIFETIME)
-            if command in NOT_LATER
+            if (definition := COMMAND_DEFINITIONS.get(command)) and definition.expires_with_timeout
             else MAX_COMMAND_LIFETIME
         )
     for name, value, most in (("timeout", timeout, 3600.0), ("expires", expires, MAX_COMMAND_LIFETIME)):

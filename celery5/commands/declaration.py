@@ -9,36 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast, overload
 
 from celery5.errors import CommandRefused, Misconfigured
+from celery5.protocol.commands.definitions import COMMAND_DEFINITIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 OwnCommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
 
 RESERVED_COMMANDS = frozenset(
-    {
-        *(
-            "ping",
-            "stats",
-            "active",
-            "pause-queue",
-            "resume-queue",
-            "revoke",
-            "run-task",
-            "shutdown",
-            "reload",
-        ),
-        *(
-            "retry-boot-step",
-            "check-expired",
-            "health",
-            "budget",
-            "prefetch",
-            "prefer",
-            "set-log-level",
-            "log-again",
-        ),
-    }
+    name for name, definition in COMMAND_DEFINITIONS.items() if definition.is_reserved
 )
-"""The names of our own."""
+"""Names that workers of every application know: no command of an application may have one."""
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,99}\Z")
 
 

@@ -30,6 +30,7 @@ from celery5.config.configuration import Configuration
 from celery5.logs.log import Level, Log
 from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.options import ProcessOptions
+from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP
 from celery5.protocol.commands.replies import get_inbox_name
 from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry
 from celery5.services.commands.inbox import Inbox, InboxAddress, SelfCommandQueue
@@ -39,7 +40,7 @@ from celery5.services.health.vital_sources import CommandMetrics, ConnectionStat
 from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
 from celery5.services.process.presence import Presence
 from celery5.services.process.reloader import NextIncarnation, Reloader, ReloadSignal
-from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
+from celery5.services.process.step_status import StepStatus
 from celery5.services.process.systemd_notify import SystemdNotify, read_notify_settings
 from celery5.services.worker.lease import Lease
 from celery5.wiring import list_steps, made_by
@@ -285,8 +286,8 @@ def make_common_handlers(
     """Return the commands that all these processes know."""
     return {
         **process_commands.handlers,
-        "reload": reloader.handle_command,
-        RETRY_COMMAND: step_status.handle_command,
+        RELOAD.name: reloader.handle_command,
+        RETRY_BOOT_STEP.name: step_status.handle_command,
         **log_handlers(log),
     }
 

@@ -35,6 +35,15 @@ from celery5.processes.lifecycle.multi_broker import RemoteRedis
 from celery5.processes.process_parts import ProcessParts, ReconnectObserver, make_reader
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.commands.definitions import (
+    BUDGET,
+    CHECK_EXPIRED,
+    HEALTH,
+    PREFER,
+    PREFETCH,
+    RELOAD,
+    RETRY_BOOT_STEP,
+)
 from celery5.protocol.events.messages import Subscription
 from celery5.protocol.health.metrics import JobTally
 from celery5.protocol.job.names import resolve_module_name
@@ -69,7 +78,7 @@ from celery5.services.limits.overrides import LimitOverrides
 from celery5.services.process.recycling import Recycling, RestartMode
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
-from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
+from celery5.services.process.step_status import StepStatus
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.scaling.reporter import Reporter
@@ -289,13 +298,13 @@ def make_handlers(
     return {
         **make_own_handlers(app.command.known),
         **worker_commands.handlers,
-        "reload": reloader.handle_command,
-        RETRY_COMMAND: step_status.handle_command,
-        "check-expired": health.check_expired,
-        "health": health.report_health,
-        "budget": budget.handle_command,
-        "prefetch": prefetch_factor.handle_command,
-        "prefer": preferences.handle_command,
+        RELOAD.name: reloader.handle_command,
+        RETRY_BOOT_STEP.name: step_status.handle_command,
+        CHECK_EXPIRED.name: health.check_expired,
+        HEALTH.name: health.report_health,
+        BUDGET.name: budget.handle_command,
+        PREFETCH.name: prefetch_factor.handle_command,
+        PREFER.name: preferences.handle_command,
         **log_handlers(log),
     }
 

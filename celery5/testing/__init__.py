@@ -21,11 +21,12 @@ from celery5.errors import Misconfigured
 from celery5.logs.log import Log
 from celery5.processes.development import run_in_background
 from celery5.processes.lifecycle.foreground import ServeOptions
+from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
 from celery5.protocol.job.job import new_id
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands
 from celery5.services.health.circuits import CircuitBreakers
-from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
+from celery5.services.process.step_status import StepStatus
 from celery5.tasks.task import Task
 from celery5.testing.recording import Recorded, SentJob
 
@@ -111,7 +112,7 @@ async def arunning_steps(app: App) -> AsyncGenerator[Mapping[str, Any], None]:
     """
     found: dict[str, Any] = {}
     log, board = Log(worker="test", app=app.name), StepStatus()
-    posts = ImmediateCommands(commands=CommandRegistry(handlers={RETRY_COMMAND: board.handle_command}))
+    posts = ImmediateCommands(commands=CommandRegistry(handlers={RETRY_BOOT_STEP.name: board.handle_command}))
     added = {step.name for step in app.bootsteps}
     needed = {name for step in app.bootsteps for name in step.requires} - added | {EXECUTION_STEP}
     boot = BootGraph(

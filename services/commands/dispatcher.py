@@ -10,24 +10,6 @@ CommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
 """Takes a command's parameters, gives an answer that has a JSON form. Raises CommandRefused when it will not."""
 
 
-ROUTINE_COMMANDS = frozenset(
-    (
-        *("ping", "stats", "active", "health", "members"),  # they only look
-        *("check-expired", "prefetch", "prefer"),  # a Scheduler sends them all the time
-        "log-again",  # a process sends it to itself
-    )
-)
-"""Routine commands: when they are done, the log has them at level debug."""
-
-
-IDEMPOTENT_COMMANDS = frozenset(("ping", "stats", "active", "health", "check-expired", "prefer"))
-"""Routine commands that only read, or do no harm when they are done twice. They are not noted on the disk.
-
-`prefetch` is none of them: without `seconds` it holds for as long as the worker lives. Nor is `members`: that name
-is not reserved, so an application's own command may have it.
-"""
-
-
 class SelfCommandSender(Protocol):
     """Posts a command to this very process: through its inbox, so that it outlives the process, else directly."""
 

@@ -20,6 +20,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, CommandRefused, Misconfigured
 from celery5.logs.log import Level, Log
+from celery5.protocol.commands.definitions import COMMAND_DEFINITIONS, WORKERS
 from celery5.protocol.commands.replies import MAX_REPLY_SIZE, CommandReply
 from celery5.protocol.commands.signing import (
     MAX_COMMAND_LIFETIME,
@@ -35,7 +36,7 @@ from celery5.protocol.commands.signing import (
     verify_command,
 )
 from celery5.protocol.job.job import new_id
-from celery5.services.commands.dispatcher import IDEMPOTENT_COMMANDS, ROUTINE_COMMANDS, CommandRegistry
+from celery5.services.commands.dispatcher import CommandRegistry
 from celery5.services.process.broker_outages import is_recoverable
 
 AT_ONCE = 32
@@ -325,7 +326,8 @@ class Inbox:
         reason if it must not be done."""
         if not self._address.is_signed:
             return None  # without signatures anyone who can write to AsyncDriver can send commands anyway
-        if order.command in IDEMPOTENT_COMMANDS:
+        definition = COMMAND_DEFINITIONS.get(order.command)
+        if definition is not None and definition.is_idempotent:
             return None
         with trio.move_on_after(NOTE_LIMIT):
             return await trio.to_thread.run_sync(
@@ -373,7 +375,8 @@ class Inbox:
                 answer, level = await self._answer_to(command, parameters)
             self._held.discard(held)
             self._counts["done" if answer.ok else answer.reason] += 1
-            if level == "info" and command in ROUTINE_COMMANDS:
+            definition = COMMAND_DEFINITIONS.get(command)
+            if level == "info" and definition is not None and definition.is_routine:
                 level = "debug"
             sender = order.sender if order else self._address.name
             self._log.event(
@@ -413,9 +416,14 @@ class Inbox:
 
 
 _LOST = (
-    "celery5 worker ping, stats, active, pause-queue, resume-queue, revoke, shutdown, reload, retry-boot-step, "
-    "budget, run and tell (health, set-log-level) do not reach this worker; what it has to do again (a failed boot "
-    "step, a check, a lost log line) does not outlive it"
+    "celery5 worker "
+    + ", ".join(
+        name
+        for name, definition in COMMAND_DEFINITIONS.items()
+        if definition.recipients >= WORKERS and definition.permission != "internal"
+    )
+    + " do not reach this worker; what it has to do again (a failed boot step, a check, a lost "
+    "log line) does not outlive it"
 )
 _ENDED = "this worker ended, or began anew, before it was done: it may be done in part"
 _NO_KEYS = (

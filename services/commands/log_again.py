@@ -14,9 +14,9 @@ import trio
 from celery5.errors import CommandRefused
 from celery5.logs.lines import Message
 from celery5.logs.log import LEVELS, MAX_RETRIES, Level, Log
+from celery5.protocol.commands.definitions import LOG_AGAIN, SET_LOG_LEVEL
 from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender
 
-LOG_RETRY_COMMAND = "log-again"
 MAX_WAITING_MESSAGES = 1000
 """Messages that wait here to be posted."""
 BATCH = 100
@@ -81,7 +81,7 @@ class LogRetry:
         if not batch:
             return
         try:
-            await self._posts.send(LOG_RETRY_COMMAND, {"messages": texts})
+            await self._posts.send(LOG_AGAIN.name, {"messages": texts})
         except trio.Cancelled:
             self._waiting.extendleft(reversed(batch))
             raise
@@ -142,7 +142,7 @@ def log_handlers(log: Log) -> dict[str, CommandHandler]:
             return {"taken": 0}
         return {"taken": log.writer.requeue(messages)}
 
-    return {"set-log-level": set_log_level, LOG_RETRY_COMMAND: log_again}
+    return {SET_LOG_LEVEL.name: set_log_level, LOG_AGAIN.name: log_again}
 
 
 def _times(message: Message) -> int:

@@ -14,6 +14,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE, CommandDefinition
 from celery5.services.process.broker_outages import is_key_corrupt
 from celery5.services.worker.consumer import Consumer
 
@@ -77,7 +78,7 @@ class PausedQueues:
         """The command `pause-queue`: read `queue` no more, until `resume`; what was read of it is run. It is paused for
         all workers, also those that begin later, unless `here` is true: then for this process. Raises
         CommandRefused."""
-        queue, here = self._asked(parameters)
+        queue, here = self._asked(PAUSE_QUEUE, parameters)
         if here:
             self._here.add(queue)
         else:
@@ -88,7 +89,7 @@ class PausedQueues:
     async def resume(self, parameters: Mapping[str, Any]) -> object:
         """The command `resume-queue`: read `queue` again. Without `here` nothing keeps any worker from it; with it only
         what this process was told is taken back. Raises CommandRefused."""
-        queue, here = self._asked(parameters)
+        queue, here = self._asked(RESUME_QUEUE, parameters)
         if not here:
             await self._redis.perform(commands.resume_queue(self._keys, queue))
             self._everywhere.discard(queue)
@@ -123,11 +124,9 @@ class PausedQueues:
             return "paused"
         return "paused here" if queue in self._here else "read"
 
-    def _asked(self, parameters: Mapping[str, Any]) -> tuple[str, bool]:
+    def _asked(self, definition: CommandDefinition, parameters: Mapping[str, Any]) -> tuple[str, bool]:
+        definition.check_parameters(parameters)
         queue, here = parameters.get("queue"), parameters.get("here", False)
-        strange = [each for each in parameters if each not in ("queue", "here")]
-        if strange:
-            raise CommandRefused(f"parameter {strange[0]!r} is not known; it takes queue, here")
         if not isinstance(here, bool):
             raise CommandRefused(f"parameter 'here' is {here!r}: give true or false")
         if queue not in self._queues:

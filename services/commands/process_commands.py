@@ -10,10 +10,10 @@ from typing import Any
 import trio
 
 import celery5
-from celery5.errors import CommandRefused
 from celery5.health.event_loop import measure_lateness
 from celery5.health.machine import used_memory
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import PING, SHUTDOWN, STATS
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.process.step_status import StepStatus
 
@@ -45,11 +45,11 @@ class ProcessCommands:
     @property
     def handlers(self) -> dict[str, CommandHandler]:
         """Each command by its name."""
-        return {"ping": self.ping, "stats": self._stats, "shutdown": self._shutdown}
+        return {PING.name: self.ping, STATS.name: self._stats, SHUTDOWN.name: self._shutdown}
 
     async def ping(self, parameters: Mapping[str, Any]) -> object:
         """The command `ping`: who it is, and for how long, in seconds. Raises CommandRefused."""
-        check_parameter_names(parameters)
+        PING.check_parameters(parameters)
         return {"pong": self._worker, "kind": self._kind, "uptime": self._uptime()}
 
     async def get_stats(self) -> dict[str, Any]:
@@ -71,21 +71,13 @@ class ProcessCommands:
         }
 
     async def _stats(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters)
+        STATS.check_parameters(parameters)
         return await self.get_stats()
 
     async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters, "how")
+        SHUTDOWN.check_parameters(parameters)
         self._done.set()
         return {"how": parameters.get("how", "warm")}
 
     def _uptime(self) -> float:
         return round(time.monotonic() - self._began, 3)
-
-
-def check_parameter_names(parameters: Mapping[str, Any], *names: str) -> None:
-    """Raises CommandRefused for a parameter of another name."""
-    strange = [each for each in parameters if each not in names]
-    if strange:
-        takes = f"it takes {', '.join(names)}" if names else "it takes none"
-        raise CommandRefused(f"parameter {strange[0]!r} is not known; {takes}")

@@ -14,12 +14,22 @@ from celery5.broker.calls.jobs import Entry
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, CommandRefused, Corrupt
+from celery5.protocol.commands.definitions import (
+    ACTIVE,
+    PAUSE_QUEUE,
+    PING,
+    RESUME_QUEUE,
+    REVOKE,
+    RUN_TASK,
+    SHUTDOWN,
+    STATS,
+)
 from celery5.protocol.job.arguments import format_call
 from celery5.protocol.job.envelope import Envelope, read_envelope
 from celery5.protocol.job.lanes import get_lane
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.paused_queues import PausedQueues
-from celery5.services.commands.process_commands import ProcessCommands, check_parameter_names
+from celery5.services.commands.process_commands import ProcessCommands
 from celery5.services.process.recycling import Recycling
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.concurrency_budget import ConcurrencyBudget
@@ -77,18 +87,18 @@ class WorkerCommands:
     def handlers(self) -> dict[str, CommandHandler]:
         """Each command by its name."""
         return {
-            "ping": self._process.ping,
-            "stats": self._stats,
-            "active": self._active,
-            "pause-queue": self._pauses.pause,
-            "resume-queue": self._pauses.resume,
-            "revoke": self._revoke,
-            "run-task": self._run_task,
-            "shutdown": self._shutdown,
+            PING.name: self._process.ping,
+            STATS.name: self._stats,
+            ACTIVE.name: self._active,
+            PAUSE_QUEUE.name: self._pauses.pause,
+            RESUME_QUEUE.name: self._pauses.resume,
+            REVOKE.name: self._revoke,
+            RUN_TASK.name: self._run_task,
+            SHUTDOWN.name: self._shutdown,
         }
 
     async def _stats(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters)
+        STATS.check_parameters(parameters)
         return {
             **await self._process.get_stats(),
             "running": self._execution.running_count,
@@ -100,7 +110,7 @@ class WorkerCommands:
         }
 
     async def _active(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters)
+        ACTIVE.check_parameters(parameters)
         now = time.time()
         return [
             {
@@ -117,11 +127,11 @@ class WorkerCommands:
         ]
 
     def _arguments(self, envelope: Envelope) -> str:
-        names = self._tasks[envelope.task].parameters.positional
+        names = self._tasks[envelope.task].parameters.positional_names
         return format_call(names, envelope.args, envelope.kwargs)
 
     async def _revoke(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters, "id")
+        REVOKE.check_parameters(parameters)
         job_id = _text(parameters, "id")
         for each in self._ledger:
             if each.envelope is not None and each.envelope.id == job_id:
@@ -133,7 +143,7 @@ class WorkerCommands:
         )
 
     async def _run_task(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters, "job", "queue", "id")
+        RUN_TASK.check_parameters(parameters)
         message = _text(parameters, "job").encode()
         try:
             envelope = read_envelope(message)
@@ -177,7 +187,7 @@ class WorkerCommands:
         return entries
 
     async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters, "how")
+        SHUTDOWN.check_parameters(parameters)
         how = parameters.get("how", "warm")
         if how not in ("warm", "cold"):
             raise CommandRefused(

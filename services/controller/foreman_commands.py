@@ -15,9 +15,9 @@ from celery5.logs.log import Log
 from celery5.protocol.cluster.description import MAX_GROUP_MEMBERS, Cluster
 from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.cluster.members import Member, MemberState, Phase
+from celery5.protocol.commands.definitions import MEMBERS, RELOAD, RESTART, SCALE
 from celery5.protocol.scaling.autoscale import Autoscale
 from celery5.services.commands.dispatcher import CommandHandler
-from celery5.services.commands.process_commands import check_parameter_names
 from celery5.services.controller.foreman import Foreman
 from celery5.services.process.reloader import ReloadSignal
 
@@ -64,10 +64,10 @@ class ForemanCommands:
     def handlers(self) -> dict[str, CommandHandler]:
         """Each command by its name."""
         return {
-            "members": self._members,
-            "reload": self._reload,
-            "restart": self._restart,
-            "scale": self._scale,
+            MEMBERS.name: self._members,
+            RELOAD.name: self._reload,
+            RESTART.name: self._restart,
+            SCALE.name: self._scale,
         }
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -117,7 +117,7 @@ class ForemanCommands:
         return found
 
     async def _members(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters)
+        MEMBERS.check_parameters(parameters)
         crew, now = self._foreman.cluster_state, trio.current_time()
         return {
             "platform": self._foreman.cluster.platform,
@@ -135,11 +135,11 @@ class ForemanCommands:
         }
 
     async def _reload(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters)
+        RELOAD.check_parameters(parameters)
         return await self.reload()
 
     async def _restart(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters, "members")
+        RESTART.check_parameters(parameters)
         said = parameters.get("members")
         names: list[Any] | None = None
         if said is not None:
@@ -153,7 +153,7 @@ class ForemanCommands:
         return {"restarted": self._foreman.restart(names) if self._leads.is_leader else ()}
 
     async def _scale(self, parameters: Mapping[str, Any]) -> object:
-        check_parameter_names(parameters, "workers", "of")
+        SCALE.check_parameters(parameters)
         wanted = parameters.get("of", parameters.get("workers"))
         if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= MAX_GROUP_MEMBERS:
             raise CommandRefused(f"workers is {wanted!r}: give a number from 0 to {MAX_GROUP_MEMBERS}")

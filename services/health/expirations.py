@@ -17,6 +17,7 @@ from celery5.broker.keys import Keys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import CHECK_EXPIRED
 from celery5.protocol.commands.replies import get_inbox_name
 from celery5.results.job_details import read_app_state
 from celery5.services.commands.inbox import InboxAddress
@@ -80,7 +81,7 @@ class CheckExpirations:
         state = await read_app_state(self._app, self._redis, None)
         good_for = min(self._checks[each].period for each in ours)
         for inbox in sorted({get_inbox_name(each) for each in state.workers}):
-            await self._orders.send(inbox, "check-expired", {"checks": ours}, expires=good_for)
+            await self._orders.send(inbox, CHECK_EXPIRED.name, {"checks": ours}, expires=good_for)
 
     def _lapsed(self) -> list[str]:
         """The checks whose period has lapsed, or is about to. Those that were forgotten for a while are told of

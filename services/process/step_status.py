@@ -14,9 +14,6 @@ import trio
 from celery5.errors import CommandRefused
 from celery5.protocol.process.supervision import StepState
 
-RETRY_COMMAND = "retry-boot-step"
-"""The command that has a step tried again that failed. Its parameter: `step`, the step's name."""
-
 
 @dataclass(slots=True)
 class StepRecord:

@@ -16,6 +16,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, CommandRefused, Misconfigured
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import PREFER, PREFETCH, SCALE
 from celery5.protocol.commands.replies import get_inbox_name
 from celery5.protocol.commands.signing import (
     MAX_COMMAND_LIFETIME,
@@ -156,7 +157,7 @@ class ScalingCommands:
         if known or (told == factor and passed < MIN_COMMAND_INTERVAL):
             return
         parameters = {"factor": factor, "seconds": COMMAND_TTL}
-        if await self._orders.send(get_inbox_name(member.name), "prefetch", parameters):
+        if await self._orders.send(get_inbox_name(member.name), PREFETCH.name, parameters):
             self._reach[member.name] = (factor, trio.current_time())
 
     async def _tell_preferred(self, member: ClusterWorker, preference: Preference) -> None:
@@ -168,7 +169,7 @@ class ScalingCommands:
             return
         weights = {"tasks": _lightest(preference.tasks), "queues": _lightest(preference.queues)}
         if await self._orders.send(
-            get_inbox_name(member.name), "prefer", {**weights, "seconds": COMMAND_TTL}
+            get_inbox_name(member.name), PREFER.name, {**weights, "seconds": COMMAND_TTL}
         ):
             self._preferred[member.name] = (preference, trio.current_time())
 
@@ -188,7 +189,7 @@ class ScalingCommands:
         told, at = self._workers.get(name, (-1, 0.0))
         if told == share and trio.current_time() - at < RENEW_INTERVAL:
             return
-        if await self._orders.send(get_inbox_name(name), "scale", {"workers": share, "of": workers}):
+        if await self._orders.send(get_inbox_name(name), SCALE.name, {"workers": share, "of": workers}):
             self._workers[name] = (share, trio.current_time())
             if told != share:
                 self._log.event("autoscale:commanded", "info", controller=name, workers=share, of=workers)

@@ -6,11 +6,24 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from celery5.broker.calls import commands, jobs
 from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_duration, format_table, to_json
-from celery5.cli.terminal.partial import ReachedBrokers, skip_unreachable
-from celery5.errors import CeleryError, Misconfigured, UnknownQueue
+from celery5.cli.terminal.partial import skip_unreachable
+from celery5.errors import CeleryError, Misconfigured
+from celery5.protocol.commands.definitions import (
+    ACTIVE,
+    BUDGET,
+    PAUSE_QUEUE,
+    PING,
+    RELOAD,
+    RESUME_QUEUE,
+    RETRY_BOOT_STEP,
+    REVOKE,
+    SET_LOG_LEVEL,
+    SHUTDOWN,
+    STATS,
+    CommandDefinition,
+)
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import KINDS
 
@@ -157,93 +170,88 @@ def worker_command_flags(command: F) -> F:
     return to(reply_flags(command))
 
 
-@click.command()
+def _command(definition: CommandDefinition) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return the decorator for the command of this definition, with its name and its help."""
+    return click.command(definition.name, help=definition.help)
+
+
+@_command(PING)
 @worker_command_flags
 @click.pass_obj
 def ping(target: Target, /, **said: Any) -> None:
-    """Ask workers whether they are there."""
-    _tell(target.load(), "ping", {}, **said)
+    _tell(target.load(), PING.name, {}, **said)
 
 
-@click.command()
+@_command(STATS)
 @worker_command_flags
 @click.pass_obj
 def stats(target: Target, /, **said: Any) -> None:
-    """Ask workers how they do: jobs, slots, queues, commands, memory, the lag of the loop."""
-    _tell(target.load(), "stats", {}, **said)
+    _tell(target.load(), STATS.name, {}, **said)
 
 
-@click.command()
+@_command(ACTIVE)
 @worker_command_flags
 @click.pass_obj
 def active(target: Target, /, **said: Any) -> None:
-    """Ask workers which jobs they run."""
-    _tell(target.load(), "active", {}, **said)
+    _tell(target.load(), ACTIVE.name, {}, **said)
 
 
-@click.command("pause-queue")
+@_command(PAUSE_QUEUE)
 @click.argument("queue")
 @worker_command_flags
 @click.pass_obj
 def pause_queue(target: Target, /, queue: str, **said: Any) -> None:
-    """Have no worker read QUEUE, also none that begins later; with --to those workers alone, while they run."""
-    _have_read(target, "pause-queue", queue, **said)
+    _have_read(target, PAUSE_QUEUE.name, queue, **said)
 
 
-@click.command("resume-queue")
+@_command(RESUME_QUEUE)
 @click.argument("queue")
 @worker_command_flags
 @click.pass_obj
 def resume_queue(target: Target, /, queue: str, **said: Any) -> None:
-    """Have workers read QUEUE again."""
-    _have_read(target, "resume-queue", queue, **said)
+    _have_read(target, RESUME_QUEUE.name, queue, **said)
 
 
-@click.command()
+@_command(REVOKE)
 @click.argument("job_id", metavar="ID")
 @worker_command_flags
 @click.pass_obj
 def revoke(target: Target, /, job_id: str, **said: Any) -> None:
-    """Stop the job ID in the worker that has it. `celery5 task revoke` finds it wherever it is."""
-    _tell(target.load(), "revoke", {"id": job_id}, one_is_enough=True, **said)
+    _tell(target.load(), REVOKE.name, {"id": job_id}, one_is_enough=True, **said)
 
 
-@click.command()
+@_command(SHUTDOWN)
 @click.option("--cold", is_flag=True, help="Give back what runs now, rather than wait for it to end.")
 @worker_command_flags
 @click.pass_obj
 def shutdown(target: Target, /, *, cold: bool, **said: Any) -> None:
-    """Have workers end when what runs has ended, or the grace period is over. A fleet does not replace them."""
-    _tell(target.load(), "shutdown", {"how": "cold" if cold else "warm"}, **said)
+    _tell(target.load(), SHUTDOWN.name, {"how": "cold" if cold else "warm"}, **said)
 
 
-@click.command()
+@_command(RELOAD)
 @worker_command_flags
 @click.pass_obj
 def reload(target: Target, /, **said: Any) -> None:
-    """Have workers read their configuration again."""
-    _tell(target.load(), "reload", {}, **said)
+    _tell(target.load(), RELOAD.name, {}, **said)
 
 
-@click.command("retry-boot-step")
+@_command(RETRY_BOOT_STEP)
 @click.argument("step")
 @worker_command_flags
 @click.pass_obj
 def retry_boot_step(target: Target, /, step: str, **said: Any) -> None:
-    """Have workers try the optional boot STEP again that failed."""
-    _tell(target.load(), "retry-boot-step", {"step": step}, **said)
+    _tell(target.load(), RETRY_BOOT_STEP.name, {"step": step}, **said)
 
 
-@click.command("set-log-level")
+@_command(SET_LOG_LEVEL)
 @click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
 @worker_command_flags
 @click.pass_obj
 def set_log_level(target: Target, /, level: str, **said: Any) -> None:
-    """Have workers log what is of LEVEL or above, until they end."""
-    _tell(target.load(), "set-log-level", {"level": level}, **said)
+    _tell(target.load(), SET_LOG_LEVEL.name, {"level": level}, **said)
 
 
-@click.command()
+@_command(BUDGET)
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 @click.option("--minimum", type=int, metavar="N", help="Slots that there always are.")
 @click.option("--maximum", type=int, metavar="N", help="Slots that there are at most.")
@@ -252,11 +260,12 @@ def set_log_level(target: Target, /, level: str, **said: Any) -> None:
 def budget(
     target: Target, /, kind: str | None, *, minimum: int | None, maximum: int | None, **said: Any
 ) -> None:
-    """Show how many jobs of a KIND of task workers run at once, or of all kinds, and set it while they run."""
     if kind is None and (minimum, maximum) != (None, None):
         raise click.UsageError(f"say of which kind: {', '.join(KINDS)}")
     wanted = {"kind": kind, "minimum": minimum, "maximum": maximum}
-    _tell(target.load(), "budget", {name: each for name, each in wanted.items() if each is not None}, **said)
+    _tell(
+        target.load(), BUDGET.name, {name: each for name, each in wanted.items() if each is not None}, **said
+    )
 
 
 @click.command()
@@ -298,46 +307,24 @@ COMMANDS: tuple[click.Command, ...] = (
 
 
 def _have_read(target: Target, command: str, queue: str, *, to: tuple[str, ...], **said: Any) -> None:
-    """Have workers read a queue, or not. When none lives the set that they look at as they begin is written here."""
+    """Have workers read a queue, or not. While none lives, those that start later do."""
     app = target.load()
     if to:
         _tell(app, command, {"queue": queue, "here": True}, to=to, **said)
         return
     with skip_unreachable(app, wants_json=said["wants_json"], queues=[queue]) as reached:
-        if app.control.workers():
-            _refuse_if_away(reached)
-            _tell(app, command, {"queue": queue}, to=to, queues=[queue], **said)
-        else:
-            _refuse_if_away(reached)
-            _have_later_ones_read(app, command, queue, **said)
-
-
-def _refuse_if_away(reached: ReachedBrokers) -> None:
-    """Where the queue is, is where that is written."""
-    for error in reached.relevant_errors.values():
-        raise error
-
-
-def _have_later_ones_read(app: "App", command: str, queue: str, **said: Any) -> None:
-    used, paused = (
-        app.perform(jobs.list_queues(app.keys)),
-        app.perform(commands.list_paused_queues(app.keys)),
-    )
-    known = {
-        *used,
-        *paused,
-        *(each.queue for each in app.tasks.values()),
-    }
-    if queue not in known:
-        raise UnknownQueue(queue, known)
-    pauses = command == "pause-queue"
-    app.perform((commands.pause_queue if pauses else commands.resume_queue)(app.keys, queue))
-    if app.control.workers():  # one began meanwhile, and may have looked before
-        _tell(app, command, {"queue": queue}, to=(), queues=[queue], **said)
-        return
+        app.control.workers()
+        for (
+            error
+        ) in reached.relevant_errors.values():  # the pause is written to the broker that has the queue
+            raise error
+        replies = app.control.send(command, {"queue": queue}, timeout=said["timeout"])
+        if replies:
+            _say(replies, command, wants_json=said["wants_json"], one_is_enough=False)
+            return
     if said["wants_json"]:
         echo(to_json([]))
-    state = "paused" if pauses else "resumed"
+    state = "paused" if command == PAUSE_QUEUE.name else "resumed"
     text = f"no worker of this application lives; those that begin later find {queue} {state}"
     echo(format_cell(text), err=said["wants_json"])
 

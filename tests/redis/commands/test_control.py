@@ -11,7 +11,8 @@ import trio
 
 from celery5 import App, BootStep, Misconfigured, TaskRevoked, agather
 from celery5.broker.calls import commands
-from celery5.errors import BrokerUnavailable, CommandRefused
+from celery5.errors import BrokerUnavailable, CommandRefused, UnknownQueue
+from celery5.protocol.commands.definitions import list_commands
 from celery5.results import JobDetails
 from tests.redis.commands.forging import order, put, signed
 from tests.redis.worker.workers import Lines, until, working
@@ -52,6 +53,28 @@ async def test_each_worker_that_lives_answers(app: App) -> None:
                 assert (gone.worker, gone.ok, gone.reason) == ("nobody", False, "no-answer")
                 assert "within 60 s of the sending" in gone.why
                 answered = lives.ok
+
+
+async def test_a_queue_is_paused_and_resumed_from_python_while_no_worker_lives(app: App) -> None:
+    with_tasks(app)
+    assert await app.control.asend("pause-queue", {"queue": "default"}) == []
+    assert await trio.to_thread.run_sync(lambda: app.info().queues["default"].paused)
+    async with working(app, name="w1"):
+        assert (await told(app, "stats"))["queues"] == {"default": "paused"}
+    assert await trio.to_thread.run_sync(lambda: app.control.send("resume-queue", {"queue": "default"})) == []
+    async with working(app, name="w1"):
+        assert (await told(app, "stats"))["queues"] == {"default": "read"}
+    with pytest.raises(UnknownQueue, match="did you mean 'default'"):
+        await app.control.asend("pause-queue", {"queue": "defualt"})
+    with pytest.raises(CommandRefused, match="'que' is not known"):
+        await app.control.asend("pause-queue", {"queue": "default", "que": 1})
+
+
+async def test_a_worker_has_a_handler_for_each_command_that_is_defined_for_workers(app: App) -> None:
+    with_tasks(app)
+    async with working(app, name="w1"):
+        (reply,) = await app.control.asend("0", to="w1")
+    assert frozenset(reply.why.partition("; known: ")[2].split(", ")) == list_commands("worker")
 
 
 async def test_plain_python_and_asyncio_send_commands_too(app: App) -> None:

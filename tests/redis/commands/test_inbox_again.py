@@ -8,10 +8,12 @@ import trio
 
 from celery5 import App
 from celery5.commands.declaration import RESERVED_COMMANDS
-from celery5.services.commands.dispatcher import IDEMPOTENT_COMMANDS, ROUTINE_COMMANDS
+from celery5.protocol.commands.definitions import COMMAND_DEFINITIONS
 from tests.redis.commands.forging import INBOX, answer, order, put, signed
 from tests.redis.commands.test_inbox import pauses, posted
 from tests.redis.worker.workers import until
+
+IDEMPOTENT = {one.name for one in COMMAND_DEFINITIONS.values() if one.is_idempotent}
 
 
 async def test_a_command_that_came_too_late_has_its_worker_ask_what_is_paused(
@@ -57,7 +59,9 @@ async def test_a_replay_is_refused_also_by_the_next_incarnation_of_the_same_proc
 
 
 def test_only_routine_commands_with_reserved_names_are_not_noted() -> None:
-    assert IDEMPOTENT_COMMANDS <= ROUTINE_COMMANDS & RESERVED_COMMANDS
+    assert {
+        one.name for one in COMMAND_DEFINITIONS.values() if one.is_routine
+    } & RESERVED_COMMANDS >= IDEMPOTENT
 
 
 async def test_a_command_that_is_harmless_to_repeat_is_not_noted_on_the_disk(
@@ -72,7 +76,7 @@ async def test_a_command_that_is_harmless_to_repeat_is_not_noted_on_the_disk(
     async with posted(keyed, redis_client, tmp_path):
         keyed.control.keyring.get_signer()
         before = record.read_bytes(), record.stat().st_ino
-        for command in sorted(IDEMPOTENT_COMMANDS):
+        for command in sorted(IDEMPOTENT):
             assert await keyed.control.asend(command, to=INBOX)
         assert (record.read_bytes(), record.stat().st_ino) == before
         assert (await keyed.control.asend("prefetch", to=INBOX))[0].ok

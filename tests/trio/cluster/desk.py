@@ -10,9 +10,10 @@ from celery5 import App, RetryPolicy
 from celery5.boot_step import check_boot_steps
 from celery5.bootsteps.boot import BootGraph, Step
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
 from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands, SelfCommandSender
 from celery5.services.health.circuits import CircuitBreakers
-from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
+from celery5.services.process.step_status import StepStatus
 from tests.redis.worker.workers import Lines
 
 QUICK = RetryPolicy(max_retries=3, backoff=1.0, jitter=False)
@@ -40,7 +41,7 @@ class Desk:
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
         self.board = StepStatus()
-        self.commands = CommandRegistry(handlers={RETRY_COMMAND: self.board.handle_command})
+        self.commands = CommandRegistry(handlers={RETRY_BOOT_STEP.name: self.board.handle_command})
         self.posts: SelfCommandSender = ImmediateCommands(commands=self.commands)
         self.app = App("desk")
 
@@ -66,7 +67,7 @@ class Desk:
 
     async def retry(self, step: str) -> object:
         """Perform the command."""
-        return await self.commands.perform(RETRY_COMMAND, {"step": step})
+        return await self.commands.perform(RETRY_BOOT_STEP.name, {"step": step})
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from trio.testing import MockClock
 from celery5 import App, Misconfigured, RetryPolicy
 from celery5.boot_step import BootStep, service
 from celery5.errors import BootStepFailed, BrokerUnavailable, CommandRefused
+from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
 from celery5.services.commands.dispatcher import SelfCommandSender
-from celery5.services.process.step_status import RETRY_COMMAND
 from tests.redis.worker.workers import Lines
 from tests.trio.cluster.desk import QUICK, Body, Desk, failing, told
 
@@ -131,7 +131,7 @@ async def test_an_optional_step_that_fails_is_told_of_and_tried_again_by_the_com
         assert trio.current_time() == began
         await trio.sleep(60)
         nursery.cancel_scope.cancel()
-    assert posted == [(RETRY_COMMAND, {"step": "cache"})]
+    assert posted == [(RETRY_BOOT_STEP.name, {"step": "cache"})]
     tries = [float(each.split()[-1]) - began for each in notes if each.startswith("try")]
     assert tries == pytest.approx([0, 0, 1, 3])
     assert desk.board.to_json()["cache"] == {"state": "up"}

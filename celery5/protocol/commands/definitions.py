@@ -1,0 +1,243 @@
+"""Define each control command once: the inbox, `app.control`, the CLI and the guide all read it here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from celery5.errors import CommandRefused
+
+ProcessKind = Literal["worker", "router", "scheduler", "publisher", "controller"]
+ParameterType = Literal["text", "number", "boolean", "list", "object"]
+Permission = Literal["read", "change", "internal"]
+
+ALL_PROCESSES: frozenset[ProcessKind] = frozenset(
+    ("worker", "router", "scheduler", "publisher", "controller")
+)
+WORKERS: frozenset[ProcessKind] = frozenset(("worker",))
+CONTROLLERS: frozenset[ProcessKind] = frozenset(("controller",))
+
+
+@dataclass(frozen=True, slots=True)
+class CommandParameter:
+    """One parameter of a control command."""
+
+    name: str
+    type: ParameterType = "text"
+    is_required: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandDefinition:
+    """What is true of a control command, wherever it is sent from."""
+
+    name: str
+    # One line, imperative: the CLI and the guide show it.
+    help: str
+    parameters: tuple[CommandParameter, ...] = ()
+    recipients: frozenset[ProcessKind] = field(default=WORKERS)
+    # `read`: changes nothing; `change`: changes the process or its jobs; `internal`: sent by processes, not by people.
+    # Each needs a signature that the recipient trusts, unless it takes unsigned commands.
+    permission: Permission = "change"
+    # Doing it twice does no harm, so it is not recorded on the disk against replays.
+    is_idempotent: bool = False
+    # Logged at level debug when it succeeds.
+    is_routine: bool = False
+    # Good only for as long as its sender waits, unless the sender says more: done later, it would reach a worker that
+    # nobody meant, for example the next one of the same name.
+    expires_with_timeout: bool = False
+    # An application's `@app.command` may not have this name: workers take the command.
+    is_reserved: bool = True
+    # How it is given to `celery5 worker`; without it, `tell` sends it.
+    cli_usage: str = ""
+
+    def check_parameters(self, parameters: Mapping[str, Any]) -> None:
+        """Raise CommandRefused for a parameter of a name that the command does not take."""
+        names = [parameter.name for parameter in self.parameters]
+        unknown = [name for name in parameters if name not in names]
+        if unknown:
+            takes = f"it takes {', '.join(names)}" if names else "it takes none"
+            raise CommandRefused(f"parameter {unknown[0]!r} is not known; {takes}")
+
+
+PING = CommandDefinition(
+    name="ping",
+    help="Answer: who it is, and for how long.",
+    recipients=ALL_PROCESSES,
+    permission="read",
+    is_idempotent=True,
+    is_routine=True,
+    cli_usage="ping",
+)
+STATS = CommandDefinition(
+    name="stats",
+    help="Show jobs by outcome, limits, slots, queues, boot steps, commands, memory, the lag of the event loop.",
+    recipients=ALL_PROCESSES,
+    permission="read",
+    is_idempotent=True,
+    is_routine=True,
+    cli_usage="stats",
+)
+ACTIVE = CommandDefinition(
+    name="active",
+    help="Show which jobs run, with shortened arguments, and for how long.",
+    permission="read",
+    is_idempotent=True,
+    is_routine=True,
+    cli_usage="active",
+)
+HEALTH = CommandDefinition(
+    name="health",
+    help="Show all health checks and circuit breakers.",
+    permission="read",
+    is_idempotent=True,
+    is_routine=True,
+)
+PAUSE_QUEUE = CommandDefinition(
+    name="pause-queue",
+    help="Stop reading a queue, in all workers or, with `here`, in this one; jobs that were read are run.",
+    parameters=(CommandParameter("queue"), CommandParameter("here", "boolean", is_required=False)),
+    cli_usage="pause-queue QUEUE",
+)
+RESUME_QUEUE = CommandDefinition(
+    name="resume-queue",
+    help="Read a paused queue again.",
+    parameters=(CommandParameter("queue"), CommandParameter("here", "boolean", is_required=False)),
+    cli_usage="resume-queue QUEUE",
+)
+REVOKE = CommandDefinition(
+    name="revoke",
+    help="Stop a job that this worker has; `celery5 task revoke` finds it wherever it is.",
+    parameters=(CommandParameter("id"),),
+    cli_usage="revoke ID",
+)
+RUN_TASK = CommandDefinition(
+    name="run-task",
+    help="Run a job in this worker, now. A later attempt may run in another worker.",
+    parameters=(
+        CommandParameter("job"),
+        CommandParameter("queue", is_required=False),
+        CommandParameter("id", is_required=False),
+    ),
+    expires_with_timeout=True,
+    cli_usage="run TASK --args JSON --to NAME",
+)
+SHUTDOWN = CommandDefinition(
+    name="shutdown",
+    help="Stop as at a signal; `cold` returns running jobs now. A fleet does not replace the process.",
+    parameters=(CommandParameter("how", is_required=False),),
+    recipients=ALL_PROCESSES,
+    expires_with_timeout=True,
+    cli_usage="shutdown [--cold]",
+)
+RELOAD = CommandDefinition(
+    name="reload",
+    help="Read the configuration again.",
+    recipients=ALL_PROCESSES,
+    cli_usage="reload",
+)
+RETRY_BOOT_STEP = CommandDefinition(
+    name="retry-boot-step",
+    help="Try an optional boot step that failed again.",
+    parameters=(CommandParameter("step"),),
+    recipients=ALL_PROCESSES,
+    cli_usage="retry-boot-step STEP",
+)
+SET_LOG_LEVEL = CommandDefinition(
+    name="set-log-level",
+    help="Log events of this level and above, until the process ends.",
+    parameters=(CommandParameter("level"),),
+    recipients=ALL_PROCESSES,
+    cli_usage="set-log-level LEVEL",
+)
+BUDGET = CommandDefinition(
+    name="budget",
+    help="Show or set how many jobs of a kind of task run at once.",
+    parameters=(
+        CommandParameter("kind", is_required=False),
+        CommandParameter("minimum", "number", is_required=False),
+        CommandParameter("maximum", "number", is_required=False),
+    ),
+    cli_usage="budget [KIND] [--minimum N] [--maximum N]",
+)
+PREFETCH = CommandDefinition(
+    name="prefetch",
+    help="Read `factor` times as far ahead as usual, for `seconds` or until the worker ends.",
+    parameters=(
+        CommandParameter("factor", "number", is_required=False),
+        CommandParameter("seconds", "number", is_required=False),
+    ),
+    is_routine=True,  # not idempotent: without `seconds` it holds for as long as the worker lives
+)
+PREFER = CommandDefinition(
+    name="prefer",
+    help="Weight waiting jobs by task and queue for `seconds`.",
+    parameters=(
+        CommandParameter("tasks", "object", is_required=False),
+        CommandParameter("queues", "object", is_required=False),
+        CommandParameter("seconds", "number", is_required=False),
+    ),
+    permission="internal",
+    is_idempotent=True,
+    is_routine=True,
+)
+CHECK_EXPIRED = CommandDefinition(
+    name="check-expired",
+    help="Run health checks whose period has passed.",
+    parameters=(
+        CommandParameter("check", is_required=False),
+        CommandParameter("checks", "list", is_required=False),
+    ),
+    permission="internal",
+    is_idempotent=True,
+    is_routine=True,
+)
+LOG_AGAIN = CommandDefinition(
+    name="log-again",
+    help="Log messages that this process could not write before.",
+    parameters=(CommandParameter("messages", "list"),),
+    recipients=ALL_PROCESSES,
+    permission="internal",
+    is_routine=True,
+)
+MEMBERS = CommandDefinition(
+    name="members",
+    help="Show the members of the cluster and their state.",
+    recipients=CONTROLLERS,
+    permission="read",
+    is_routine=True,
+    is_reserved=False,
+)
+RESTART = CommandDefinition(
+    name="restart",
+    help="Restart members of the cluster, all or those listed.",
+    parameters=(CommandParameter("members", "list", is_required=False),),
+    recipients=CONTROLLERS,
+    is_reserved=False,
+)
+SCALE = CommandDefinition(
+    name="scale",
+    help="Set the number of workers here, as this Controller's share or `of` all.",
+    parameters=(
+        CommandParameter("workers", "number", is_required=False),
+        CommandParameter("of", "number", is_required=False),
+    ),
+    recipients=CONTROLLERS,
+    is_reserved=False,
+)
+
+COMMAND_DEFINITIONS: Mapping[str, CommandDefinition] = {
+    definition.name: definition
+    for definition in (
+        *(PING, STATS, ACTIVE, HEALTH, PAUSE_QUEUE, RESUME_QUEUE, REVOKE, RUN_TASK, SHUTDOWN, RELOAD),
+        *(RETRY_BOOT_STEP, SET_LOG_LEVEL, BUDGET, PREFETCH, PREFER, CHECK_EXPIRED, LOG_AGAIN),
+        *(MEMBERS, RESTART, SCALE),
+    )
+}
+"""Every control command of celery5, by name."""
+
+
+def list_commands(recipient: ProcessKind) -> frozenset[str]:
+    """Return the names of the commands that a kind of process takes."""
+    return frozenset(
+        name for name, definition in COMMAND_DEFINITIONS.items() if recipient in definition.recipients
+    )
