@@ -5,7 +5,7 @@ Whoever wonders why a worker does what it does asks this first (Celery's answer 
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -13,8 +13,7 @@ from celery5.config.settings import PREFIX, Settings, find_source
 from celery5.protocol.masking import mask_passwords
 
 if TYPE_CHECKING:
-    from celery5.app import App
-    from celery5.config.settings import LoadedConfiguration
+    from celery5.config.settings import ExplicitSettings, LoadedConfiguration
 
 _OTHERS = ("APP", "CLUSTER", "CONFIG", "CONTROLLER", "JOB", "JOURNAL", "TEST")
 """What variables of ours that are no settings begin with."""
@@ -29,7 +28,25 @@ class SettingOrigin(msgspec.Struct, frozen=True):
     origin: str
 
 
-def get_origins(app: "App") -> list[SettingOrigin]:
+class ConfiguredApplication(Protocol):
+    """The application whose settings are explained."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        ...
+
+    @property
+    def explicit_settings(self) -> "ExplicitSettings":
+        """Those that code and flags give."""
+        ...
+
+    def read_configuration(self) -> "LoadedConfiguration | None":
+        """Return what the configuration says now, None without one. Raises Misconfigured."""
+        ...
+
+
+def get_origins(app: ConfiguredApplication) -> list[SettingOrigin]:
     """All settings of an application, in the order of the guide. Reads its configuration. Raises Misconfigured."""
     found, settings = app.read_configuration(), app.settings
     return [
@@ -61,7 +78,7 @@ def find_unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return [each for each in ours if each not in known]
 
 
-def _origin(name: str, app: "App", found: "LoadedConfiguration | None") -> str:
+def _origin(name: str, app: ConfiguredApplication, found: "LoadedConfiguration | None") -> str:
     source = find_source(name, app.explicit_settings, os.environ, found)
     if source is None:
         return "default"

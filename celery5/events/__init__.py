@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 from celery5 import lazy
 
 if TYPE_CHECKING:
-    from celery5.app import event
     from celery5.events.event import Event
     from celery5.events.registry import EventState
     from celery5.events.sources import Emit, Source, source
     from celery5.protocol.events.documents import SourceDocument
 
-__all__ = ["Emit", "Event", "EventState", "Source", "SourceDocument", "event", "source"]
+__all__ = ["Emit", "Event", "EventState", "Source", "SourceDocument", "source"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy.exports(
@@ -22,7 +21,6 @@ if not TYPE_CHECKING:
             "EventState": "celery5.events.registry",
             "Source": "celery5.events.sources",
             "SourceDocument": "celery5.protocol.events.documents",
-            "event": "celery5.app",
             "source": "celery5.events.sources",
         },
     )

@@ -5,7 +5,7 @@ import os
 import shutil
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -23,8 +23,10 @@ from celery5.protocol.health.readings import (
 )
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.boot_step import BootStep
+    from celery5.config.settings import Settings
     from celery5.health.event_loop import LoopBlock
+    from celery5.health.health_check import DeclareCheck
 
 
 def request_options(url: str, limit: float, cafile: str | None) -> EndpointResponse:
@@ -304,7 +306,42 @@ def make_own_checks() -> list[HealthCheck]:
     return [BrokerPing(), EventLoopLag(), *memory, Disk()]
 
 
-def get_all_checks(app: "App") -> dict[str, HealthCheck]:
+class CheckedTask(Protocol):
+    """A task, as far as it has health checks."""
+
+    checks: tuple[HealthCheck, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+
+class CheckedApplication(Protocol):
+    """The application whose health is checked."""
+
+    @property
+    def settings(self) -> "Settings":
+        """Its settings."""
+        ...
+
+    @property
+    def health_check(self) -> "DeclareCheck":
+        """The checks that it declares."""
+        ...
+
+    @property
+    def tasks(self) -> Mapping[str, CheckedTask]:
+        """Its tasks, by name."""
+        ...
+
+    @property
+    def bootsteps(self) -> "Sequence[BootStep]":
+        """Its boot steps and services."""
+        ...
+
+
+def get_all_checks(app: CheckedApplication) -> dict[str, HealthCheck]:
     """The checks of an application, of its tasks and services, and the worker's own, unless one of theirs has the name.
     Raises Misconfigured when two of theirs have one name."""
     found = dict(app.health_check.known)
