@@ -4,23 +4,47 @@ There are two: this one in memory, bounded, and the one in SQLite, which outlive
 A backlog of one's own has the shape of `MessagesBacklog`; the setting `publisher_backlog` names what makes it.
 """
 
+import fcntl
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgspec
 import trio
 
-from celery5.errors import BacklogFull, Misconfigured
-from celery5.protocol.publisher.frames import JobMessage
+from celery5.broker.servers.kept_folder import make_private
+from celery5.errors import AlreadyInUse, BacklogFull, Misconfigured
+from celery5.protocol.publisher.frames import JobMessage, decode_job_message, encode_job_message
+
+if TYPE_CHECKING:
+    import sqlite3
+
+T = TypeVar("T")
 
 MAX_READ_MESSAGES = 200
 """Messages that are taken at a time."""
 MAX_READ_BYTES = 4 * 1024 * 1024
 """Bytes of the messages that are taken at a time, unless one alone has more."""
+
+
+LOCK_TIMEOUT = 5.0
+"""Seconds that somebody else may hold the file, as a backup does."""
+MESSAGES_PER_TRANSACTION = 5000
+"""Messages in one transaction."""
+_OPENING = (
+    "PRAGMA auto_vacuum=INCREMENTAL",
+    "PRAGMA journal_mode=WAL",
+    "PRAGMA synchronous=FULL",
+    """CREATE TABLE IF NOT EXISTS messages (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL, id TEXT NOT NULL, due INTEGER,
+        size INTEGER NOT NULL, parcel BLOB NOT NULL, UNIQUE (queue, id))""",
+    "CREATE INDEX IF NOT EXISTS in_order ON messages (queue, number)",
+)
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False):
@@ -159,6 +183,217 @@ def limit_read(found: Sequence[StoredMessage]) -> list[StoredMessage]:
     return taken
 
 
+class _Put:
+    """What one caller wants to have stored, and what became of it."""
+
+    __slots__ = ("done", "error", "kept")
+
+    def __init__(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
+        self.kept = kept
+        self.done = trio.Event()
+        self.error: Exception | None = None
+
+
+class SQLiteBacklog:
+    """A backlog in a SQLite file, which outlives the daemon, and the power (C77).
+
+    One thread does all of it. What comes while it writes goes into the next transaction together, so that many
+    producers share one wait for the disk: WAL with synchronous=FULL, a commit returns when its bytes are on the disk.
+    """
+
+    def __init__(self, *, path: Path, capacity: BacklogCapacity) -> None:
+        self._path = path
+        self._room = capacity
+        self._file: sqlite3.Connection | None = None
+        self._puts: list[_Put] = []
+        self._came = trio.Event()
+        self._thread = trio.CapacityLimiter(1)
+
+    def __repr__(self) -> str:
+        return f"<SQLiteBacklog {self._path}>"
+
+    @property
+    def size(self) -> int:
+        """How many messages wait."""
+        return self._room.used_messages
+
+    async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Open the file, write what is put, until cancelled; what was put by then is written first."""
+        with self._locked():
+            try:
+                await self._in_thread(self._open)
+                task_status.started()
+                while True:
+                    await self._came.wait()
+                    await self._write_all()
+            finally:
+                await self._write_all()
+                with trio.CancelScope(shield=True):
+                    await self._in_thread(self._close)
+
+    async def queues(self) -> Collection[str]:
+        """The queues that messages wait for."""
+        return await self._in_thread(self._queues)
+
+    async def put(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
+        """Return when these are on the disk."""
+        self._open_file  # noqa: B018  raises, rather than wait for nobody
+        put = _Put(kept)
+        self._puts.append(put)
+        self._came.set()
+        try:
+            await put.done.wait()
+        except trio.Cancelled:
+            if put in self._puts:  # nobody has begun to write it, and nobody waits for it
+                self._puts.remove(put)
+            raise
+        if put.error is not None:
+            raise put.error
+
+    async def first(self, queue: str, after: int) -> Sequence[StoredMessage]:
+        """The first ones."""
+        return await self._in_thread(lambda: self._first(queue, after))
+
+    async def gone(self, numbers: Sequence[int]) -> None:
+        """Forget them."""
+        await self._in_thread(lambda: self._gone(numbers))
+
+    async def _write_all(self) -> None:
+        self._came = trio.Event()
+        while self._puts:
+            taken, self._puts = self._puts, []
+            with trio.CancelScope(shield=True):  # what is being written is not left alone, and answered for
+                await self._in_thread(partial(self._write, taken))
+            for each in taken:
+                each.done.set()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(work, limiter=self._thread)
+
+    # ---- in the thread
+
+    @property
+    def _open_file(self) -> "sqlite3.Connection":
+        if self._file is None:
+            raise OSError(f"the backlog {self._path} is closed")
+        return self._file
+
+    @contextmanager
+    def _locked(self) -> Generator[None, None, None]:
+        """Nobody else works with this file: two would publish the same, each in its own time."""
+        try:
+            make_private(self._path.parent)
+            lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Misconfigured(f"no backlog at {self._path}: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise AlreadyInUse(
+                f"another Publisher has the backlog {self._path}: one for an application is enough for a host; "
+                "else give each its own, --backlog FOLDER"
+            ) from None
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def _open(self) -> None:
+        import sqlite3  # only who uses it has it loaded
+
+        try:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._file = file = sqlite3.connect(
+                self._path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
+            )
+            for statement in _OPENING:
+                file.execute(statement)
+            count, held = file.execute("SELECT count(*), total(size) FROM messages").fetchone()
+        except (sqlite3.Error, OSError) as error:
+            self._close()
+            raise Misconfigured(
+                f"the backlog {self._path} cannot be opened: {error}; if it is broken, move it away: this "
+                "Publisher will then go without what it has"
+            ) from error
+        self._room.used_messages, self._room.used_bytes = int(count), int(held)
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _queues(self) -> list[str]:
+        return [each for (each,) in self._open_file.execute("SELECT DISTINCT queue FROM messages")]
+
+    def _first(self, queue: str, after: int) -> list[StoredMessage]:
+        rows = self._open_file.execute(
+            "SELECT number, parcel, due FROM messages WHERE queue = ? AND number > ? ORDER BY number LIMIT ?",
+            (queue, after, MAX_READ_MESSAGES),
+        )
+        return limit_read([StoredMessage(number, decode_job_message(raw), due) for number, raw, due in rows])
+
+    def _gone(self, numbers: Sequence[int]) -> None:
+        count = size = 0
+        with self._transaction() as file:
+            for number in numbers:
+                row = file.execute("SELECT size FROM messages WHERE number = ?", (number,)).fetchone()
+                if row is not None:
+                    file.execute("DELETE FROM messages WHERE number = ?", (number,))
+                    count, size = count + 1, size + int(row[0])
+        self._room.adjust_usage(-count, -size)
+        if count and not self._room.used_messages:
+            self._open_file.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def _write(self, puts: Sequence[_Put]) -> None:
+        """All of them in as few transactions as may be. Where one fails, each caller's own is tried alone."""
+        part, count = list[_Put](), 0
+        for each in puts:
+            if part and count + len(each.kept) > MESSAGES_PER_TRANSACTION:
+                self._write_together(part)
+                part, count = [], 0
+            part.append(each)
+            count += len(each.kept)
+        self._write_together(part)
+
+    def _write_together(self, puts: Sequence[_Put]) -> None:
+        try:
+            self._insert([each for put in puts for each in put.kept])
+        except Exception as error:
+            if len(puts) == 1:
+                puts[0].error = error
+                return
+            for put in puts:
+                self._write_together([put])
+
+    def _insert(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
+        self._room.check(kept)
+        count = held = 0
+        with self._transaction() as file:
+            for parcel, due in kept:
+                size = len(parcel.message)
+                done = file.execute(
+                    "INSERT OR IGNORE INTO messages (queue, id, due, size, parcel) VALUES (?, ?, ?, ?, ?)",
+                    (parcel.queue, parcel.id, due, size, encode_job_message(parcel)),
+                )
+                if done.rowcount > 0:
+                    count, held = count + 1, held + size
+        self._room.adjust_usage(count, held)
+
+    @contextmanager
+    def _transaction(self) -> Generator["sqlite3.Connection", None, None]:
+        """All of the block, on the disk when it is left; or none of it."""
+        file = self._open_file
+        file.execute("BEGIN IMMEDIATE")
+        try:
+            yield file
+            file.execute("COMMIT")
+        except BaseException:
+            with suppress(Exception):  # a full disk has rolled it back already
+                file.execute("ROLLBACK")
+            raise
+
+
 def get_state_folder(app: str, environ: Mapping[str, str]) -> Path:
     """Where the backlogs of an application are unless said otherwise. Raises Misconfigured for a user without a
     home."""
@@ -179,8 +414,6 @@ def make_backlog(setting: str, *, app: str, broker: str, capacity: BacklogCapaci
     if setting == "memory":
         return MemoryBacklog(capacity=capacity)
     if setting == "sqlite" or "/" in setting:
-        from celery5.sending.sqlite_backlog import SQLiteBacklog
-
         folder = get_state_folder(app, os.environ) if setting == "sqlite" else Path(setting).expanduser()
         return SQLiteBacklog(path=folder / f"{broker.replace('/', '_')}.sqlite3", capacity=capacity)
     module, colon, name = setting.partition(":")

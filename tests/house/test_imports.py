@@ -3,6 +3,7 @@
 import ast
 import sys
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -192,3 +193,19 @@ def test_every_key_is_made_in_keys() -> None:
         if ":{" in text or text in endings
     ]
     assert offenders == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports for type checkers alone count, and so do those inside functions."""
+    paths = {module(path): path for path in files(*PACKAGE)}
+    graph: dict[str, set[str]] = {}
+    for importer, path in paths.items():
+        targets = {
+            f"{where}.{what}" if f"{where}.{what}" in paths else where for _, where, what in imports(path)
+        }
+        graph[importer] = {target for target in targets if target in paths} - {importer, "celery5"}
+    sorter = TopologicalSorter(graph)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' > '.join(error.args[1])}")

@@ -16,9 +16,9 @@ from celery5.sending.messages_backlog import (
     BacklogCapacity,
     MemoryBacklog,
     MessagesBacklog,
+    SQLiteBacklog,
     make_backlog,
 )
-from celery5.sending.sqlite_backlog import SQLiteBacklog
 from celery5.services.publisher import messages_store
 from celery5.services.publisher.messages_store import MessagesStore
 
