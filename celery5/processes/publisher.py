@@ -40,7 +40,8 @@ from celery5.protocol.publisher.address import (
     parse_connections,
     parse_optional_tcp,
 )
-from celery5.sending.messages_backlog import BacklogCapacity, make_backlog
+from celery5.sending.bounded_queue import BacklogCapacity
+from celery5.sending.messages_backlog import make_backlog
 from celery5.sending.publisher_client import get_default_socket
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry

@@ -1,8 +1,8 @@
-"""Backlog: jobs that a producer could not publish, kept in its memory until Redis is back (C26).
+"""Backlog: jobs that a producer could not publish, kept in its memory until Redis is back.
 
 A thread publishes them, each queue's in the order in which they were sent, and ends when none is left. It works from
 plain Python, from threads and from any event loop alike, since it has no part in theirs. A Trio program may have a
-coroutine do it instead (C76).
+coroutine do it instead.
 """
 
 import atexit
@@ -12,18 +12,18 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from celery5.broker.colour import check_may_block, run_in_thread
+from celery5.connections.coroutines import run_blocking
 from celery5.errors import BacklogFull, BrokerUnavailable
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.retry_policy import full_jitter
+from celery5.sending.bounded_queue import BacklogCapacity, BoundedQueue, QueuedItem
 
 if TYPE_CHECKING:
     import trio
@@ -53,6 +53,11 @@ class _Kept(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self.job, at=f"+{left}")
 
 
+Portions = Mapping[str, Sequence[QueuedItem[_Kept]]]
+"""The first jobs of each queue."""
+Publish = Callable[[Sequence[Job]], Awaitable[object]]
+
+
 class Backlog:
     """What one application of this process has sent and Redis has not got. It is empty unless Redis is away.
 
@@ -64,12 +69,12 @@ class Backlog:
         *,
         publish: Callable[[Sequence[Job]], object],
         app: str,
-        apublish: Callable[[Sequence[Job]], Awaitable[object]] | None = None,
+        apublish: Publish | None = None,
         broker_of_queue: Callable[[str], str] = lambda _queue: "",
     ) -> None:
         self._publish = publish
         self._apublish = apublish
-        self._home = broker_of_queue
+        self._find_broker = broker_of_queue
         self._owner = f"application {app!r}"
         self._thread: threading.Thread | None
         self._wake: Callable[[], None] | None
@@ -83,12 +88,12 @@ class Backlog:
     @property
     def size(self) -> int:
         """How many jobs wait."""
-        return self._size
+        return len(self._waiting)
 
     @property
     def draining(self) -> bool:
         """Whether jobs wait and Redis takes them."""
-        return self._size > 0 and not self.why
+        return self.size > 0 and not self.why
 
     @property
     def why(self) -> str:
@@ -97,7 +102,7 @@ class Backlog:
 
     def has_earlier_jobs(self, jobs: Sequence[Job]) -> bool:
         """Whether jobs of the same queues wait, which are to be published first."""
-        return self._size > 0 and any(job.queue in self._waiting for job in jobs)
+        return self.size > 0 and any(self._waiting.has_queue(job.queue) for job in jobs)
 
     def keep(self, jobs: Sequence[Job], error: BrokerUnavailable | None, *, limit: int) -> None:
         """Keep all of `jobs`, or none: raises BacklogFull when there would be more than `limit`.
@@ -106,10 +111,11 @@ class Backlog:
         """
         now = time.monotonic()
         with self._changed:
-            if self._size + len(jobs) > limit:
+            self._waiting.capacity.resize(limit)
+            if not self._waiting.capacity.has_space(len(jobs), 0):
                 why = str(error or self._why)
                 raise BacklogFull(
-                    f"{len(jobs)} jobs were not sent: {self._size} of at most {limit} wait in the backlog already "
+                    f"{len(jobs)} jobs were not sent: {self.size} of at most {limit} wait in the backlog already "
                     f"({why}); send them later, or raise the setting backlog",
                     maybe_done=error is not None and error.maybe_done,
                 ) from error
@@ -118,13 +124,12 @@ class Backlog:
             if self._thread is None and self._wake is None:
                 self._start_thread()
             for job in jobs:
-                self._waiting.setdefault(job.queue, deque()).append(_Kept(job, _due(job, now)))
-            self._size += len(jobs)
+                self._waiting.add(job.queue, job.id, len(job.message), _Kept(job, _due(job, now)))
             if self._wake is not None:
                 self._wake()
 
     async def run(self, *, task_status: "trio.TaskStatus[None] | None" = None) -> None:
-        """Publish what waits in this Trio run, in place of the thread, until cancelled (C76). What waits then is left
+        """Publish what waits in this Trio run, in place of the thread, until cancelled. What waits then is left
         to a thread. For a long-running task: `await nursery.start(app.backlog.run)`."""
         import trio  # a producer need not have it loaded
 
@@ -143,9 +148,10 @@ class Backlog:
                 task_status.started()
             while True:
                 came = trio.Event()
-                portions = {} if self._thread is not None else self._first()  # the thread has its last round
+                with self._changed:  # while there is a thread, it has its last round
+                    portions = {} if self._thread is not None else self._first()
                 if portions:
-                    failures = 0 if await self._apublished(publish, portions) else failures + 1
+                    failures = 0 if await self._publish_portions(publish, portions) else failures + 1
                     await trio.sleep(_pause(failures) if failures else 0)
                 else:
                     with trio.move_on_after(
@@ -155,7 +161,7 @@ class Backlog:
         finally:
             with self._changed:
                 self._wake = None
-                if self._size and self._thread is None:
+                if self.size and self._thread is None:
                     self._start_thread()
 
     def flush(self, timeout: float | None = 10.0) -> bool:
@@ -164,7 +170,7 @@ class Backlog:
         check_may_block()
         with self._changed:
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: not self._size, timeout)
+            return self._changed.wait_for(lambda: not self.size, timeout)
 
     async def aflush(self, timeout: float | None = 10.0) -> bool:
         """`flush`, from Trio or asyncio."""
@@ -173,27 +179,29 @@ class Backlog:
     def reset_after_fork(self) -> None:
         """Begin empty, with a lock that nobody holds, as a forked child must: what waits is its parent's to publish."""
         self._changed = threading.Condition(threading.Lock())
-        self._waiting: dict[str, deque[_Kept]] = {}
-        self._size = 0
+        self._waiting = BoundedQueue[_Kept](BacklogCapacity(0))
         self._why = ""
         self._thread = None
         self._wake = None
 
     def describe_lost_jobs(self) -> str:
         """What to say of jobs that wait when the process ends; '' when there are none."""
-        if not self._size:
+        if not self.size:
             return ""
-        jobs, are = ("1 job", "is") if self._size == 1 else (f"{self._size} jobs", "are")
+        jobs, are = ("1 job", "is") if self.size == 1 else (f"{self.size} jobs", "are")
         return f"celery5: {jobs} of {self._owner} could not be published and {are} lost: {self._why}"
+
+    async def _publish_here(self, jobs: Sequence[Job]) -> None:
+        self._publish(jobs)
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._drain, name="celery5-backlog", daemon=True)
         thread.start()  # when the system has no thread to give, this raises, and the next job tries again
         self._thread = thread
 
-    def _first(self) -> dict[str, list[_Kept]]:
-        """Of each queue what one attempt takes."""
-        return {queue: list(islice(kept, JOBS_PER_ATTEMPT)) for queue, kept in list(self._waiting.items())}
+    def _first(self) -> Portions:
+        """Return what one attempt takes of each queue."""
+        return {queue: self._waiting.first(queue, limit=JOBS_PER_ATTEMPT) for queue in self._waiting.queues}
 
     def _drain(self) -> None:
         """In the thread: publish until nothing waits."""
@@ -206,60 +214,33 @@ class Backlog:
                 if not portions or self._wake is not None:
                     self._thread = None
                     return
-            failures = 0 if self._published(portions) else failures + 1
+            complete = run_blocking(self._publish_portions(self._publish_here, portions))
+            failures = 0 if complete else failures + 1
 
-    def _published(self, portions: dict[str, list[_Kept]]) -> bool:
-        """One attempt at each queue's first jobs; whether all of them went through."""
-        whole = True
-        away: set[str] = set()
-        for queue, kept in portions.items():
-            if self._home(queue) in away:
+    async def _publish_portions(self, publish: Publish, portions: Portions) -> bool:
+        """Make one attempt at each queue's first jobs; return whether all of them went through."""
+        complete = True
+        unreachable = set[str]()
+        for queue, portion in portions.items():
+            if self._find_broker(queue) in unreachable:
                 continue
             try:
-                self._publish([each.now() for each in kept])
+                await publish([item.value.now() for item in portion])
             except BrokerUnavailable as error:  # the broker of this queue and others, which need not be tried
-                self._why = str(error)
-                away.add(self._home(queue))
-                whole = False
+                self._why, complete = str(error), False
+                unreachable.add(self._find_broker(queue))
             except Exception as error:  # refused: this queue's jobs stay, and hold up no other queue's
-                self._why = f"queue {queue!r}: {error}"
-                whole = False
+                self._why, complete = f"queue {queue!r}: {error}", False
             else:
-                self._gone(queue, len(kept))
-        if whole:
+                self._forget(portion)
+        if complete:
             self._why = ""
-        return whole
+        return complete
 
-    async def _apublished(
-        self, publish: Callable[[Sequence[Job]], Awaitable[object]], portions: dict[str, list[_Kept]]
-    ) -> bool:
-        """`_published`, in the coroutine."""
-        whole, away = True, set[str]()
-        for queue, kept in portions.items():
-            if self._home(queue) in away:
-                continue
-            try:
-                await publish([each.now() for each in kept])
-            except BrokerUnavailable as error:
-                self._why, whole = str(error), False
-                away.add(self._home(queue))
-            except Exception as error:
-                self._why, whole = f"queue {queue!r}: {error}", False
-            else:
-                self._gone(queue, len(kept))
-        if whole:
-            self._why = ""
-        return whole
-
-    def _gone(self, queue: str, count: int) -> None:
+    def _forget(self, portion: Sequence[QueuedItem[_Kept]]) -> None:
         with self._changed:
-            waiting = self._waiting[queue]
-            for _ in range(count):
-                waiting.popleft()
-            if not waiting:
-                del self._waiting[queue]
-            self._size -= count
-            if not self._size:
+            self._waiting.remove([item.number for item in portion])
+            if not self._waiting:
                 self._changed.notify_all()
 
 

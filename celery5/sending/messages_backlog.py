@@ -1,6 +1,5 @@
-"""Messages Backlog: where a Publisher keeps what is not published yet: what there is, and what users write (C77).
+"""Messages Backlog: where a Publisher keeps what is not published yet: in memory, in SQLite, or in the user's own.
 
-There are two: this one in memory, bounded, and the one in SQLite, which outlives the process and the machine's power.
 A backlog of one's own has the shape of `MessagesBacklog`; the setting `publisher_backlog` names what makes it.
 """
 
@@ -10,7 +9,6 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -18,8 +16,9 @@ import msgspec
 import trio
 
 from celery5.broker.servers.kept_folder import make_private
-from celery5.errors import AlreadyInUse, BacklogFull, Misconfigured
+from celery5.errors import AlreadyInUse, Misconfigured
 from celery5.protocol.publisher.frames import JobMessage, decode_job_message, encode_job_message
+from celery5.sending.bounded_queue import BacklogCapacity, BoundedQueue
 
 if TYPE_CHECKING:
     import sqlite3
@@ -47,12 +46,17 @@ _OPENING = (
 )
 
 
-class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message that waits. `number` grows in the order in which messages were put, and is never used again. `due` is
-    when it falls due, in ms since 1970, if it was sent with a countdown: that runs on while it waits."""
+MessageWithDue = tuple[JobMessage, int | None]
+"""A message, and when it falls due, in ms since 1970, if it was sent with a countdown: that runs on while it waits."""
 
+
+class StoredMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message that waits."""
+
+    # Grows in the order in which messages were put, and is never used again.
     number: int
     job: JobMessage
+    # As in MessageWithDue.
     due: int | None = None
 
 
@@ -68,119 +72,69 @@ class MessagesBacklog(Protocol):
         ...
 
     async def run(self, *, task_status: "trio.TaskStatus[None]") -> None:
-        """Open it, say `task_status.started()`, and live until cancelled; then close it. It may be run again. Raises
+        """Open it, call `task_status.started()`, and run until cancelled; then close it. It may be run again. Raises
         Misconfigured when it cannot be opened."""
         ...
 
     async def queues(self) -> Collection[str]:
-        """The queues of which messages wait: asked once, after it was opened."""
+        """Return the queues of which messages wait. Called once, after it was opened."""
         ...
 
-    async def put(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
+    async def put(self, kept: Sequence[MessageWithDue]) -> None:
         """Return when all of these (each with its `due`) are as safe as they will be; one whose id waits on the same
         queue already is left alone. All or none. Raises BacklogFull when there is no room, and anything else when it
         cannot write."""
         ...
 
     async def first(self, queue: str, after: int) -> Sequence[StoredMessage]:
-        """The first messages of a queue whose numbers are above `after`, in order: at most MOST of them and MOST_BYTES,
-        but one at least if there is any."""
+        """Return the first messages of a queue whose numbers are above `after`, in order: at most MAX_READ_MESSAGES of
+        them and MAX_READ_BYTES, but one at least if there is any."""
         ...
 
     async def gone(self, numbers: Sequence[int]) -> None:
-        """These are published: forget them. May be told twice."""
+        """Forget these, which are published. It may be called twice for the same."""
         ...
-
-
-class BacklogCapacity(msgspec.Struct):
-    """How much a backlog takes: `messages`, and `bytes` of them; and what is in it."""
-
-    max_messages: int
-    max_bytes: int
-    used_messages: int = 0
-    used_bytes: int = 0
-
-    def check(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
-        """Raises BacklogFull when there is no room for so many more."""
-        more = sum(len(parcel.message) for parcel, _ in kept)
-        if self.used_messages + len(kept) > self.max_messages or self.used_bytes + more > self.max_bytes:
-            raise BacklogFull(
-                f"no room for {len(kept)} more: the backlog has {self.used_messages} of at most "
-                f"{self.max_messages} messages, and "
-                f"{self.used_bytes} of at most {self.max_bytes} bytes; none of these was kept, send them later"
-            )
-
-    def adjust_usage(self, count: int, size: int) -> None:
-        """So much more is in it, or less."""
-        self.used_messages += count
-        self.used_bytes += size
 
 
 class MemoryBacklog:
     """A backlog in memory. What is in it when its process dies is lost."""
 
     def __init__(self, *, capacity: BacklogCapacity) -> None:
-        self._room = capacity
-        self._number = 0
-        self._queues: dict[str, dict[int, StoredMessage]] = {}
-        self._where: dict[int, str] = {}
-        self._ids: set[tuple[str, str]] = set()
+        self._waiting = BoundedQueue[MessageWithDue](capacity)
 
     @property
     def size(self) -> int:
         """How many messages wait."""
-        return self._room.used_messages
+        return len(self._waiting)
 
     async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
-        """Nothing is to be opened."""
+        """Do nothing: there is nothing to open."""
         task_status.started()
         await trio.sleep_forever()
 
     async def queues(self) -> Collection[str]:
-        """Those of an incarnation before this one, in the same process."""
-        return list(self._queues)
+        """Return the queues of an incarnation before this one, in the same process."""
+        return self._waiting.queues
 
-    async def put(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
-        """Keep them, if there is room."""
-        self._room.check(kept)
-        for parcel, due in kept:
-            if (parcel.queue, parcel.id) in self._ids:
-                continue
-            self._number += 1
-            self._ids.add((parcel.queue, parcel.id))
-            self._where[self._number] = parcel.queue
-            self._queues.setdefault(parcel.queue, {})[self._number] = StoredMessage(self._number, parcel, due)
-            self._room.adjust_usage(1, len(parcel.message))
+    async def put(self, kept: Sequence[MessageWithDue]) -> None:
+        """Keep all of them, or none when they do not fit."""
+        self._waiting.capacity.check(len(kept), get_total_size(kept))
+        for message, due in kept:
+            self._waiting.add(message.queue, message.id, len(message.message), (message, due))
 
     async def first(self, queue: str, after: int) -> Sequence[StoredMessage]:
-        """The first ones."""
-        waiting = self._queues.get(queue, {})
-        return limit_read(
-            list(islice((each for number, each in waiting.items() if number > after), MAX_READ_MESSAGES))
-        )
+        """Return the first messages of a queue."""
+        found = self._waiting.first(queue, limit=MAX_READ_MESSAGES, max_bytes=MAX_READ_BYTES, after=after)
+        return [StoredMessage(item.number, *item.value) for item in found]
 
     async def gone(self, numbers: Sequence[int]) -> None:
-        """Forget them."""
-        for number in numbers:
-            queue = self._where.pop(number, None)
-            if queue is None:
-                continue
-            each = self._queues[queue].pop(number)
-            self._ids.discard((queue, each.job.id))
-            self._room.adjust_usage(-1, -len(each.job.message))
-            if not self._queues[queue]:
-                del self._queues[queue]
+        """Forget these."""
+        self._waiting.remove(numbers)
 
 
-def limit_read(found: Sequence[StoredMessage]) -> list[StoredMessage]:
-    """As many of the first as go in one trip."""
-    size, taken = 0, list[StoredMessage]()
-    for each in found[:MAX_READ_MESSAGES]:
-        size += len(each.job.message)
-        if taken and size > MAX_READ_BYTES:
-            break
-        taken.append(each)
-    return taken
+def get_total_size(kept: Sequence[MessageWithDue]) -> int:
+    """Return the bytes of these messages in all."""
+    return sum(len(message.message) for message, _ in kept)
 
 
 class _Put:
@@ -188,22 +142,18 @@ class _Put:
 
     __slots__ = ("done", "error", "kept")
 
-    def __init__(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
+    def __init__(self, kept: Sequence[MessageWithDue]) -> None:
         self.kept = kept
         self.done = trio.Event()
         self.error: Exception | None = None
 
 
 class SQLiteBacklog:
-    """A backlog in a SQLite file, which outlives the daemon, and the power (C77).
-
-    One thread does all of it. What comes while it writes goes into the next transaction together, so that many
-    producers share one wait for the disk: WAL with synchronous=FULL, a commit returns when its bytes are on the disk.
-    """
+    """A backlog in the SQLite file `path`, which takes as much as `capacity` allows."""
 
     def __init__(self, *, path: Path, capacity: BacklogCapacity) -> None:
         self._path = path
-        self._room = capacity
+        self._capacity = capacity
         self._file: sqlite3.Connection | None = None
         self._puts: list[_Put] = []
         self._came = trio.Event()
@@ -215,7 +165,7 @@ class SQLiteBacklog:
     @property
     def size(self) -> int:
         """How many messages wait."""
-        return self._room.used_messages
+        return self._capacity.used_messages
 
     async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Open the file, write what is put, until cancelled; what was put by then is written first."""
@@ -235,7 +185,7 @@ class SQLiteBacklog:
         """The queues that messages wait for."""
         return await self._in_thread(self._queues)
 
-    async def put(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
+    async def put(self, kept: Sequence[MessageWithDue]) -> None:
         """Return when these are on the disk."""
         self._open_file  # noqa: B018  raises, rather than wait for nobody
         put = _Put(kept)
@@ -316,7 +266,7 @@ class SQLiteBacklog:
                 f"the backlog {self._path} cannot be opened: {error}; if it is broken, move it away: this "
                 "Publisher will then go without what it has"
             ) from error
-        self._room.used_messages, self._room.used_bytes = int(count), int(held)
+        self._capacity.used_messages, self._capacity.used_bytes = int(count), int(held)
 
     def _close(self) -> None:
         file, self._file = self._file, None
@@ -331,7 +281,9 @@ class SQLiteBacklog:
             "SELECT number, parcel, due FROM messages WHERE queue = ? AND number > ? ORDER BY number LIMIT ?",
             (queue, after, MAX_READ_MESSAGES),
         )
-        return limit_read([StoredMessage(number, decode_job_message(raw), due) for number, raw, due in rows])
+        return _limit_bytes(
+            [StoredMessage(number, decode_job_message(raw), due) for number, raw, due in rows]
+        )
 
     def _gone(self, numbers: Sequence[int]) -> None:
         count = size = 0
@@ -341,8 +293,8 @@ class SQLiteBacklog:
                 if row is not None:
                     file.execute("DELETE FROM messages WHERE number = ?", (number,))
                     count, size = count + 1, size + int(row[0])
-        self._room.adjust_usage(-count, -size)
-        if count and not self._room.used_messages:
+        self._capacity.adjust_usage(-count, -size)
+        if count and not self._capacity.used_messages:
             self._open_file.execute("PRAGMA incremental_vacuum").fetchall()
 
     def _write(self, puts: Sequence[_Put]) -> None:
@@ -366,8 +318,8 @@ class SQLiteBacklog:
             for put in puts:
                 self._write_together([put])
 
-    def _insert(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
-        self._room.check(kept)
+    def _insert(self, kept: Sequence[MessageWithDue]) -> None:
+        self._capacity.check(len(kept), get_total_size(kept))
         count = held = 0
         with self._transaction() as file:
             for parcel, due in kept:
@@ -378,7 +330,7 @@ class SQLiteBacklog:
                 )
                 if done.rowcount > 0:
                     count, held = count + 1, held + size
-        self._room.adjust_usage(count, held)
+        self._capacity.adjust_usage(count, held)
 
     @contextmanager
     def _transaction(self) -> Generator["sqlite3.Connection", None, None]:
@@ -394,9 +346,23 @@ class SQLiteBacklog:
             raise
 
 
+def _limit_bytes(found: Sequence[StoredMessage]) -> list[StoredMessage]:
+    """Return as many of the first messages as go in one trip."""
+    size, taken = 0, list[StoredMessage]()
+    for message in found:
+        size += len(message.job.message)
+        if taken and size > MAX_READ_BYTES:
+            break
+        taken.append(message)
+    return taken
+
+
 def get_state_folder(app: str, environ: Mapping[str, str]) -> Path:
-    """Where the backlogs of an application are unless said otherwise. Raises Misconfigured for a user without a
-    home."""
+    """Return the folder of an application's backlogs, unless another is set.
+
+    Raises:
+        Misconfigured: This user has no home folder.
+    """
     state = environ.get("XDG_STATE_HOME", "")
     try:
         root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
@@ -408,9 +374,12 @@ def get_state_folder(app: str, environ: Mapping[str, str]) -> Path:
 
 
 def make_backlog(setting: str, *, app: str, broker: str, capacity: BacklogCapacity) -> MessagesBacklog:
-    """The backlog that the setting `publisher_backlog` means, for the broker of that name: `sqlite`, `memory`, a folder
-    for SQLite's files, or `module:name` of what makes one, called with `app`, `broker` and `room`. Raises
-    Misconfigured."""
+    """Return the backlog for the broker of this name.
+
+    Args:
+        setting: `sqlite`, `memory`, a folder for SQLite's files, or `module:name` of a function that returns a backlog
+            and is called with `app`, `broker` and `capacity`.
+    """
     if setting == "memory":
         return MemoryBacklog(capacity=capacity)
     if setting == "sqlite" or "/" in setting:

@@ -16,7 +16,16 @@ from celery5.errors import BacklogFull
 from celery5.logs.log import Log
 from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
 from celery5.protocol.publisher.frames import JobMessage, get_due_time
-from celery5.sending.messages_backlog import MemoryBacklog, MessagesBacklog, StoredMessage, limit_read
+from celery5.sending.bounded_queue import BacklogCapacity, BoundedQueue
+from celery5.sending.messages_backlog import (
+    MAX_READ_BYTES,
+    MAX_READ_MESSAGES,
+    MemoryBacklog,
+    MessagesBacklog,
+    MessageWithDue,
+    StoredMessage,
+    get_total_size,
+)
 
 MAX_MEMORY_MESSAGES = 1000
 """Messages on the list in memory, at most."""
@@ -27,8 +36,6 @@ FINAL_DELETE_LIMIT = 5.0
 """Seconds that forgetting may take at the end. What is not forgotten is published again, which does no harm."""
 DELETE_BATCH = 5000
 """Messages that are forgotten in one step."""
-
-MessageWithDue = tuple[JobMessage, int | None]
 
 
 class MessagesStore:
@@ -42,10 +49,7 @@ class MessagesStore:
         self.published = 0
         self._backlog = backlog
         self._log = log
-        self._first: dict[str, dict[int, StoredMessage]] = {}
-        self._first_ids: set[tuple[str, str]] = set()
-        self._first_bytes = 0
-        self._number = 0
+        self._in_memory = BoundedQueue[MessageWithDue](BacklogCapacity(MAX_MEMORY_MESSAGES, MAX_MEMORY_BYTES))
         self._done: dict[str, int] = {}
         self._gone: list[int] = []
         self._news = trio.Event()
@@ -55,17 +59,17 @@ class MessagesStore:
     @property
     def size(self) -> int:
         """How many messages wait, or are not forgotten yet."""
-        return self._backlog.size + len(self._first_ids)
+        return self._backlog.size + len(self._in_memory)
 
     @property
     def is_durable(self) -> bool:
         """Whether what waits is there when the process is not."""
-        return not self._first_ids and not isinstance(self._backlog, MemoryBacklog)
+        return not self._in_memory and not isinstance(self._backlog, MemoryBacklog)
 
     @property
     def in_memory(self) -> int:
         """How many of them are on the list in memory."""
-        return len(self._first_ids)
+        return len(self._in_memory)
 
     @property
     def problem(self) -> str:
@@ -123,21 +127,14 @@ class MessagesStore:
         return firmly
 
     def _put_first(self, pairs: Sequence[MessageWithDue], error: Exception) -> None:
-        new = [each for each in pairs if (each[0].queue, each[0].id) not in self._first_ids]
-        size = sum(len(parcel.message) for parcel, _ in new)
-        if (
-            len(self._first_ids) + len(new) > MAX_MEMORY_MESSAGES
-            or self._first_bytes + size > MAX_MEMORY_BYTES
-        ):
+        new = [pair for pair in pairs if not self._in_memory.has_id(pair[0].queue, pair[0].id)]
+        if not self._in_memory.capacity.has_space(len(new), get_total_size(new)):
             raise BacklogFull(
                 f"the backlog cannot be written ({error}), and there is no room in memory for {len(new)} more: "
-                f"{len(self._first_ids)} of at most {MAX_MEMORY_MESSAGES} wait there; none of these was kept"
+                f"{len(self._in_memory)} of at most {MAX_MEMORY_MESSAGES} wait there; none of these was kept"
             ) from error
-        for parcel, due in new:
-            self._number -= 1
-            self._first_ids.add((parcel.queue, parcel.id))
-            self._first.setdefault(parcel.queue, {})[self._number] = StoredMessage(self._number, parcel, due)
-        self._first_bytes += size
+        for message, due in new:
+            self._in_memory.add(message.queue, message.id, len(message.message), (message, due))
 
     def _failed(self, error: Exception) -> None:
         why = f"{type(error).__name__}: {error}"
@@ -169,22 +166,15 @@ class MessagesStore:
 
     async def read_first(self, queue: str) -> Sequence[StoredMessage]:
         """The first messages of a queue, those in memory before all others; they stay until they are `gone`."""
-        overtaking = self._first.get(queue)
-        if overtaking:
-            return limit_read(list(overtaking.values()))
+        in_memory = self._in_memory.first(queue, limit=MAX_READ_MESSAGES, max_bytes=MAX_READ_BYTES)
+        if in_memory:  # their numbers are negative here, so that they are none of the backlog's
+            return [StoredMessage(-item.number, *item.value) for item in in_memory]
         return await self._backlog.first(queue, self._done.get(queue, 0))
 
     def mark_published(self, queue: str, kept: Sequence[StoredMessage]) -> None:
         """These are published: they are not given again, and will be forgotten."""
         self.published += len(kept)
-        for each in kept:
-            if each.number > 0:
-                continue
-            self._first_ids.discard((queue, each.job.id))
-            self._first_bytes -= len(each.job.message)
-            self._first[queue].pop(each.number)
-        if not self._first.get(queue, True):
-            del self._first[queue]
+        self._in_memory.remove([-each.number for each in kept if each.number < 0])
         numbers = [each.number for each in kept if each.number > 0]
         if numbers:
             self._done[queue] = numbers[-1]

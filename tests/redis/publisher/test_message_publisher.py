@@ -16,7 +16,8 @@ from celery5.broker.timing import Timing
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
 from celery5.protocol.publisher.frames import make_job_message
-from celery5.sending.messages_backlog import BacklogCapacity, MemoryBacklog
+from celery5.sending.bounded_queue import BacklogCapacity
+from celery5.sending.messages_backlog import MemoryBacklog
 from celery5.services.publisher import message_publisher
 from celery5.services.publisher.message_publisher import MessagePublisher
 from celery5.services.publisher.messages_store import MessagesStore

@@ -202,8 +202,9 @@ def test_a_forked_child_starts_with_nothing(shop: App, own_server: EmbeddedServe
 
 SCRIPT = """
 import sys
-from celery5 import App, backlog
-backlog.FAREWELL = float(sys.argv[3])
+from celery5 import App
+from celery5.sending import memory_backlog
+memory_backlog.EXIT_TIMEOUT = float(sys.argv[3])
 app = App(sys.argv[2], broker=sys.argv[1], backlog=10)
 @app.task(name="number")
 async def number(n: int) -> int:

@@ -8,7 +8,8 @@ import trio
 
 from celery5.logs.log import Log
 from celery5.protocol.publisher.frames import JobMessage
-from celery5.sending.messages_backlog import BacklogCapacity, SQLiteBacklog
+from celery5.sending.bounded_queue import BacklogCapacity
+from celery5.sending.messages_backlog import SQLiteBacklog
 from celery5.services.publisher.messages_store import MessagesStore
 
 

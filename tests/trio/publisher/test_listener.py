@@ -33,7 +33,8 @@ from celery5.protocol.publisher.frames import (
     decode_daemon_message,
     encode_frame,
 )
-from celery5.sending.messages_backlog import BacklogCapacity, MemoryBacklog
+from celery5.sending.bounded_queue import BacklogCapacity
+from celery5.sending.messages_backlog import MemoryBacklog
 from celery5.sending.publisher_client import PublisherClient
 from celery5.services.publisher import listener as listening
 from celery5.services.publisher.listener import MAX_UNIDENTIFIED, Listener

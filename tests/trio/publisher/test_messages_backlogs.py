@@ -11,9 +11,9 @@ import trio
 from celery5.errors import BacklogFull, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.publisher.frames import JobMessage
+from celery5.sending.bounded_queue import BacklogCapacity
 from celery5.sending.messages_backlog import (
     MAX_READ_MESSAGES,
-    BacklogCapacity,
     MemoryBacklog,
     MessagesBacklog,
     SQLiteBacklog,
@@ -176,9 +176,9 @@ def test_which_backlog_is_meant(tmp_path: Path) -> None:
             make_backlog(wrong, app="a", broker="b", capacity=room)
 
 
-def own(*, app: str, broker: str, room: BacklogCapacity) -> MemoryBacklog:
+def own(*, app: str, broker: str, capacity: BacklogCapacity) -> MemoryBacklog:
     """A backlog of a user's own."""
-    return MemoryBacklog(capacity=room)
+    return MemoryBacklog(capacity=capacity)
 
 
 async def test_while_the_disk_is_full_messages_go_on_a_list_in_memory_that_is_published_first(
