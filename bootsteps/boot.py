@@ -6,7 +6,6 @@ worker stops reading before it stops running jobs, and settles the last outcome 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from celery5.bootsteps.supervised import SupervisedStep
 from celery5.errors import CeleryError, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.process.supervision import StepState
+from celery5.protocol.similar_names import did_you_mean
 from celery5.services.commands.dispatcher import SelfCommandSender
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
@@ -51,8 +51,7 @@ def sort_steps(steps: Sequence[Step]) -> list[Step]:
     for step in steps:
         for needed in step.requires:
             if needed not in by_name:
-                near = get_close_matches(needed, by_name, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(by_name))}"
+                hint = did_you_mean(needed, by_name, otherwise=f"there are: {', '.join(sorted(by_name))}")
                 raise Misconfigured(
                     f"boot step {step.name!r} requires {needed!r}, which is not there; {hint}"
                 )

@@ -1,7 +1,6 @@
 """Join Queues: makes this worker a consumer of its queues, and takes it off again."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Protocol
 
 import trio
@@ -15,6 +14,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
+from celery5.protocol.similar_names import did_you_mean
 from celery5.services.worker.lease import Lease
 
 LEAVE_TIMEOUT = 5.0
@@ -78,9 +78,9 @@ class QueueMembership:
         for keys, is_new in zip(self._consumed, new, strict=True):
             if keys.queue in self._used:
                 continue
-            near = get_close_matches(keys.queue, self._used, n=1, cutoff=0.8)
-            if near or is_new:
-                meant = f"did you mean {near[0]!r}?" if near else f"they use {', '.join(sorted(self._used))}"
+            meant = did_you_mean(keys.queue, self._used, cutoff=0.8)
+            if meant or is_new:
+                meant = meant or f"they use {', '.join(sorted(self._used))}"
                 hint = f"no task of this application uses the queue {keys.queue!r}; {meant}"
                 self._log.event("worker:queue-not-used", "warning", queue=keys.queue, hint=hint)
 

@@ -5,7 +5,8 @@ Named for the condition, with no prefix and no suffix. A message says what is wr
 
 from collections.abc import Iterable
 from datetime import timedelta
-from difflib import get_close_matches
+
+from celery5.protocol.similar_names import did_you_mean
 
 
 class CeleryError(Exception):
@@ -37,8 +38,7 @@ class UnknownTask(CeleryError, LookupError):
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         self.name = name
         names = sorted(known)
-        near = get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"declared: {', '.join(names[:10]) or 'none'}"
+        hint = did_you_mean(name, names, otherwise=f"declared: {', '.join(names[:10]) or 'none'}")
         super().__init__(f"no task {name!r} here; {hint}")
 
     def __str__(self) -> str:
@@ -51,8 +51,7 @@ class UnknownQueue(CeleryError, LookupError):
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         self.name = name
         names = sorted(known)
-        near = get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"used so far: {', '.join(names[:10]) or 'none'}"
+        hint = did_you_mean(name, names, otherwise=f"used so far: {', '.join(names[:10]) or 'none'}")
         super().__init__(f"no queue {name!r} here; {hint}")
 
     def __str__(self) -> str:

@@ -6,7 +6,6 @@ Services never see this page: wiring hands them values.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import msgspec
@@ -23,6 +22,7 @@ from celery5.protocol.scaling.autoscale import parse_autoscale
 from celery5.protocol.scaling.budget import parse_budgets
 from celery5.protocol.scaling.prioritisation import parse_strategy
 from celery5.protocol.scaling.read_order import parse_priorities, parse_queue_order
+from celery5.protocol.similar_names import did_you_mean, find_similar
 
 PREFIX = "CELERY5_"
 
@@ -483,8 +483,7 @@ def find_source(
 
 def _meant(name: str) -> str:
     """Which setting was probably meant; where nobody can tell, all there are."""
-    near = get_close_matches(name, _TYPES, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(_TYPES))}"
+    return "; " + did_you_mean(name, _TYPES, otherwise=f"known: {', '.join(sorted(_TYPES))}")
 
 
 def read_settings(
@@ -625,7 +624,7 @@ def suggest_variable(name: str) -> str:
     known = [PREFIX + each.upper() for each in (*_TYPES, "app", "app_name", "config")]
     if not name.startswith(PREFIX) or name in known:
         return ""
-    return next(iter(get_close_matches(name, known, n=1, cutoff=0.9)), "")
+    return find_similar(name, known, cutoff=0.9)
 
 
 def get_descriptions() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol
 
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
@@ -19,6 +18,7 @@ from celery5.protocol.brokers import (
     match_queue_route,
 )
 from celery5.protocol.job.job import Job, Options
+from celery5.protocol.similar_names import find_similar
 from celery5.runners.context import LOG_EVENT
 
 if TYPE_CHECKING:
@@ -153,11 +153,11 @@ class Brokers:
         if queue in used or queue in self._doubted or len(self._doubted) >= MAX_CHECKED_NAMES:
             return
         self._doubted.add(queue)
-        near = get_close_matches(queue, used, n=1, cutoff=SIMILARITY_CUTOFF)
-        if near and _without_digits(near[0]) != _without_digits(queue):
+        similar = find_similar(queue, used, cutoff=SIMILARITY_CUTOFF)
+        if similar and _without_digits(similar) != _without_digits(queue):
             hint = (
                 f"no task, queue route or default queue of application {self._app.name!r} names it; "
-                f"did you mean {near[0]!r}? The job waits until a worker reads that queue"
+                f"did you mean {similar!r}? The job waits until a worker reads that queue"
             )
             LOG_EVENT.get()("queue:not-declared", "warning", task=task, queue=queue, hint=hint)
 

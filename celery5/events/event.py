@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -41,6 +40,7 @@ from celery5.protocol.events.messages import (
 from celery5.protocol.job.arguments import Parameters, encode_value
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.names import get_module_name
+from celery5.protocol.similar_names import did_you_mean
 from celery5.tasks.task import Task
 
 
@@ -86,8 +86,8 @@ def check_field_names(event: str, fields: Sequence[str], said: Iterable[str]) ->
     """Raises BadArguments for a field that the event does not have."""
     wrong = next((each for each in said if each not in fields), None)
     if wrong is not None:
-        near = get_close_matches(wrong, fields, n=1)
-        meant = f": did you mean {near[0]!r}?" if near else ";"
+        similar = did_you_mean(wrong, fields)
+        meant = f": {similar}" if similar else ";"
         raise BadArguments(
             f"event {event} has no field {wrong!r}{meant} its fields: {', '.join(fields) or 'none'}"
         )

@@ -8,7 +8,6 @@ meant then; a queue that has a broker's name is there without a word; what nobod
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from re import fullmatch
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -18,6 +17,7 @@ import msgspec
 from celery5.errors import BadBrokerURL, Misconfigured
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.masking import mask_passwords
+from celery5.protocol.similar_names import did_you_mean
 
 EXPECTED = (
     "redis://[user:password@]host[:port][/database], rediss://... for TLS, or unix:///path/to.sock[?db=0]"
@@ -204,8 +204,7 @@ def find_route_errors(brokers: Mapping[str, str], rules: Mapping[str, str]) -> l
 
 def format_unknown_broker(broker: str, brokers: Collection[str]) -> str:
     """What is said of a broker that there is not."""
-    near = get_close_matches(broker, brokers, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ";"
+    meant = f"; {did_you_mean(broker, brokers)}".rstrip()
     return f"no broker is named {broker!r}{meant} known: {', '.join(sorted(brokers))}"
 
 

@@ -4,7 +4,6 @@ import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from difflib import get_close_matches
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -37,6 +36,7 @@ from celery5.protocol.job.job import Job, Options, SendOptions, SharedFields, ha
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import format_expiry
+from celery5.protocol.similar_names import did_you_mean
 from celery5.results.async_result import AsyncResult
 from celery5.results.sinks import RedisResults, Sink, SinkOptions, parse_sinks
 from celery5.runners.context import CURRENT_JOB, CurrentJob
@@ -416,8 +416,7 @@ def _options(said: dict[str, Any], over: Options) -> Options:
 
 def describe_unknown_option(name: str, known: Sequence[str]) -> str:
     """What is said of an option that there is not."""
-    near = get_close_matches(name, known, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ";"
+    meant = f"; {did_you_mean(name, known)}".rstrip()
     return f"task option {name!r} is not known{find_hint('option', name)}{meant} known: {', '.join(known)}"
 
 

@@ -1,10 +1,10 @@
 """Commands: what this process does when it is told to, by name, whoever tells it: its inbox, itself, a test."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from difflib import get_close_matches
 from typing import Any, Protocol
 
 from celery5.errors import CommandRefused
+from celery5.protocol.similar_names import did_you_mean
 
 CommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
 """Takes a command's parameters, gives an answer that has a JSON form. Raises CommandRefused when it will not."""
@@ -31,9 +31,8 @@ class CommandRegistry:
         """Do it, and give the answer. Raises CommandRefused for one that is not known, or will not be done."""
         handler = self._handlers.get(command)
         if handler is None:
-            near = get_close_matches(command, self._handlers, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(self.names)}"
-            raise CommandRefused(f"command {command!r} is not known here{meant}")
+            meant = did_you_mean(command, self._handlers, otherwise=f"known: {', '.join(self.names)}")
+            raise CommandRefused(f"command {command!r} is not known here; {meant}")
         return await handler(parameters)
 
 

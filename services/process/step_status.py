@@ -6,13 +6,13 @@ Here the graph and the commands meet: the graph notes what has become of its ste
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import trio
 
 from celery5.errors import CommandRefused
 from celery5.protocol.process.supervision import StepState
+from celery5.protocol.similar_names import did_you_mean
 
 
 @dataclass(slots=True)
@@ -57,8 +57,7 @@ class StepStatus:
         one = self._steps.get(name) if isinstance(name, str) else None
         if one is None:
             failed = [each for each, it in self._steps.items() if it.state in _FAILED]
-            near = get_close_matches(str(name), self._steps, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"failed: {', '.join(failed) or 'none'}"
+            hint = did_you_mean(str(name), self._steps, otherwise=f"failed: {', '.join(failed) or 'none'}")
             raise CommandRefused(f"no boot step {name!r} here; {hint}")
         if not one.optional:
             raise CommandRefused(

@@ -1,7 +1,6 @@
 """Event: the commands about events."""
 
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +9,7 @@ import msgspec
 from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import echo, format_table, to_json, to_one_line
 from celery5.errors import BrokerError, CeleryError, Misconfigured
+from celery5.protocol.similar_names import find_similar
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -153,9 +153,9 @@ def _named(app: "App", name: str, version: int | None) -> "type[Event]":
 
 
 def _unknown(name: str, known: list[str]) -> UnknownEvent:
-    near = get_close_matches(name, known, n=1)
+    near = find_similar(name, known)
     meant = (
-        f": did you mean {near[0]!r}?"
+        f": did you mean {near!r}?"
         if near
         else f"; those that are: {', '.join(sorted(set(known))) or 'none'}"
     )
@@ -164,9 +164,9 @@ def _unknown(name: str, known: list[str]) -> UnknownEvent:
 
 def _meant(task: str, there: "list[Subscriber]") -> str:
     """Which of the subscribers was meant by `task`, or who they are."""
-    if near := get_close_matches(task, [each.task for each in there], n=1):
-        whose = next(each.app for each in there if each.task == near[0])
-        return f": did you mean {near[0]!r} of {whose}?"
+    if near := find_similar(task, [each.task for each in there]):
+        whose = next(each.app for each in there if each.task == near)
+        return f": did you mean {near!r} of {whose}?"
     return (
         f"; those that are: {', '.join(sorted({f'{each.task} of {each.app}' for each in there})) or 'none'}"
     )

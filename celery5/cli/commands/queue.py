@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +12,7 @@ from celery5.cli.terminal.output import echo, format_cell, format_table, to_json
 from celery5.cli.terminal.partial import skip_unreachable
 from celery5.connections.brokers import SIMILARITY_CUTOFF
 from celery5.errors import Misconfigured
+from celery5.protocol.similar_names import find_similar
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -55,8 +55,8 @@ def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
     found: list[str] = []
     for each in states:
         if each.unread:
-            near = get_close_matches(each.queue, used - {each.queue}, n=1, cutoff=SIMILARITY_CUTOFF)
-            meant = f", did you mean {near[0]}?" if near and each.queue not in used else ""
+            near = find_similar(each.queue, used - {each.queue}, cutoff=SIMILARITY_CUTOFF)
+            meant = f", did you mean {near}?" if near and each.queue not in used else ""
             jobs = "1 job" if each.unread == 1 else f"{each.unread} jobs"
             found.append(f"{each.queue} ({jobs}, no worker{meant})")
     return format_cell("; ".join(found))

@@ -4,7 +4,6 @@ import importlib
 import os
 import sys
 import traceback
-from difflib import get_close_matches
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +11,7 @@ from celery5.app import App, default_app
 from celery5.cli.terminal.output import echo, to_one_line
 from celery5.config.settings import InvalidSettings
 from celery5.errors import Misconfigured
+from celery5.protocol.similar_names import find_similar
 from celery5.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def _named(module: ModuleType, attribute: str) -> App:
     found: object = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            near = get_close_matches(part, vars(module), n=1)
-            hint = f"did you mean {module.__name__}:{near[0]}?" if near else _what_there_is(module)
+            similar = find_similar(part, vars(module))
+            hint = f"did you mean {module.__name__}:{similar}?" if similar else _what_there_is(module)
             raise CannotLoad(f"module {module.__name__!r} has no {attribute!r}; {hint}")
         found = getattr(found, part)
     if not isinstance(found, App):

@@ -8,7 +8,6 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, cast
 
 import msgspec
@@ -22,6 +21,7 @@ from celery5.protocol.cluster.own_broker import (
     parse_own_broker,
 )
 from celery5.protocol.process.recycling import parse_bytes
+from celery5.protocol.similar_names import did_you_mean
 
 COMMON_FLAGS = {
     "broker": str,
@@ -403,8 +403,8 @@ class _Reading:
 
 
 def _near(name: str, known: Any) -> str:
-    near = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    meant = did_you_mean(name, known)
+    return f"; {meant}" if meant else ""
 
 
 def _means_nothing(name: str, value: Any) -> bool:

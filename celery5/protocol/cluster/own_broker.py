@@ -2,10 +2,11 @@
 (C92)."""
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, Literal, cast
 
 import msgspec
+
+from celery5.protocol.similar_names import did_you_mean
 
 Fsync = Literal["always", "everysec", "no"]
 FSYNC_MODES: tuple[Fsync, ...] = ("always", "everysec", "no")
@@ -44,10 +45,8 @@ def _wrong(said: Mapping[str, Any]) -> Iterator[str]:
     known = OwnBroker.__struct_fields__
     for name, value in said.items():
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            yield f"broker.{name} is not known" + (
-                f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
-            )
+            hint = did_you_mean(name, known, otherwise=f"known: {', '.join(known)}")
+            yield f"broker.{name} is not known; {hint}"
         elif name == "port":
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 65535:
                 yield f"broker.port: {value!r} is not a whole number from 0 to 65535"

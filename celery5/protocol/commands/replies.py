@@ -1,11 +1,12 @@
 """Orders: what a worker answers to a command, on the wire."""
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Literal
 
 import msgspec
 from msgspec import Raw
+
+from celery5.protocol.similar_names import find_similar
 
 MAX_REPLY_SIZE = 1024 * 1024
 """Bytes of an answer."""
@@ -48,8 +49,8 @@ def format_living_workers(
     if name in inboxes:
         return ""
     former = [each for each in inboxes if each == get_inbox_name(name)]
-    if near := former or get_close_matches(name, [*inboxes, *others], n=1):
-        return f"no worker {name!r} lives: did you mean {near[0]!r}?"
+    if near := next(iter(former), "") or find_similar(name, [*inboxes, *others]):
+        return f"no worker {name!r} lives: did you mean {near!r}?"
     more = f" and {len(inboxes) - 10} more" if len(inboxes) > 10 else ""
     return (
         f"no worker {name!r} lives; those that do: {', '.join(inboxes[:10]) or 'none'}{more}{_told(beside)}"

@@ -9,7 +9,6 @@ import math
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from difflib import get_close_matches
 from pathlib import PurePath
 from types import GenericAlias, SimpleNamespace, UnionType
 from typing import (
@@ -31,6 +30,7 @@ from msgspec import Raw
 from celery5.errors import BadArguments, BadResult, Misconfigured
 from celery5.protocol.job.envelope import MAX_DEPTH, NO_KWARGS, is_nested_deeper, try_decode_value
 from celery5.protocol.masking import mask_passwords
+from celery5.protocol.similar_names import did_you_mean
 
 MAX_CALL_LENGTH = 120
 """Characters of a call's arguments that are shown."""
@@ -352,9 +352,8 @@ class Parameters:
         wrong = next((name for name in kwargs if name not in self._keywords), None)
         if wrong is None:
             return ""
-        near = get_close_matches(wrong, [name for name in self._types if name in self._keywords], n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        return f"got an unexpected keyword argument {wrong!r}{meant}"
+        meant = did_you_mean(wrong, [name for name in self._types if name in self._keywords])
+        return f"got an unexpected keyword argument {wrong!r}" + (f"; {meant}" if meant else "")
 
     def _check(self, name: str, value: Any) -> None:
         wanted = self._types[name]

@@ -5,7 +5,6 @@ Whatever bytes lie in a dead-letter queue, they can be looked at: what cannot be
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
 from typing import Any, Literal, TypedDict, cast, get_args
@@ -22,6 +21,7 @@ from celery5.protocol.job.envelope import (
 )
 from celery5.protocol.job.job import to_seconds
 from celery5.protocol.job.verdict import Reason
+from celery5.protocol.similar_names import did_you_mean
 
 GroupBy = Literal["reason", "task", "error", "queue", "cause"]
 """What dead jobs are counted by. A `cause` is the task, the reason and the class of the error together."""
@@ -305,8 +305,7 @@ def _reasons(said: tuple[str, ...]) -> tuple[str, ...]:
     known = [*(each.value for each in Reason), UNKNOWN_REASON]
     for each in said:
         if each not in known:
-            near = get_close_matches(each, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+            hint = did_you_mean(each, known, otherwise=f"use one of {', '.join(known)}")
             raise Misconfigured(f"reason {each!r} is not known: {hint}")
     return said
 

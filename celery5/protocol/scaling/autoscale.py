@@ -13,7 +13,6 @@ While a broker is not seen nothing becomes less: how much waits there, and who w
 
 import math
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
@@ -21,6 +20,7 @@ import msgspec
 from celery5.errors import Misconfigured
 from celery5.protocol.job.retry_policy import exponential
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
+from celery5.protocol.similar_names import did_you_mean
 
 STEP_FACTOR = 2
 """One step makes anything at most so many times as large, or as small."""
@@ -299,8 +299,7 @@ def parse_autoscale(
 def _refuse_strange(told: Mapping[str, Any]) -> None:
     for name in told:
         if name not in _NAMES:
-            near = get_close_matches(str(name), _NAMES, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(_NAMES)}"
+            meant = did_you_mean(str(name), _NAMES, otherwise=f"there are {', '.join(_NAMES)}")
             raise Misconfigured(f"autoscale has {name!r}, which it does not know: {meant}")
 
 

@@ -8,12 +8,12 @@ import inspect
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from difflib import get_close_matches
 from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.similar_names import did_you_mean
 
 KINDS = ("trio", "asyncio", "thread", "boxed")
 """The kinds of tasks, by where their code runs."""
@@ -178,8 +178,7 @@ def check_budgets(budgets: Mapping[str, Budget]) -> dict[str, Budget]:
     """The budgets of an application, by kind. Raises Misconfigured for what makes no sense."""
     for kind, budget in budgets.items():
         if kind not in KINDS:
-            near = get_close_matches(str(kind), KINDS, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KINDS)}"
+            meant = did_you_mean(str(kind), KINDS, otherwise=f"there are {', '.join(KINDS)}")
             raise Misconfigured(f"budgets has {kind!r}, which is no kind of task: {meant}")
         if not isinstance(cast("object", budget), Budget):
             raise Misconfigured(f"budgets[{kind!r}] is {budget!r}: give a Budget(minimum=..., maximum=...)")

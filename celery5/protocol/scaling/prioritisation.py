@@ -6,13 +6,13 @@ wait. No weight is 0, so nothing starves.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.scaling.snapshot import CPU_BOUND_KINDS, ClusterSnapshot
+from celery5.protocol.similar_names import did_you_mean
 
 MAX_WEIGHT = 1.0
 """The weight of what is preferred, and of whatever nothing is said about."""
@@ -94,8 +94,7 @@ def parse_strategy(
         strategy: PrioritisationStrategy | None = load_function(name) if load_function else None
         return strategy
     if name and name not in STRATEGIES:
-        near = get_close_matches(name, STRATEGIES, n=1)
-        meant = f"did you mean {near[0]}?" if near else "or write module:function for one of your own"
+        meant = did_you_mean(name, STRATEGIES, otherwise="or write module:function for one of your own")
         raise Misconfigured(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}: {meant}")
     return STRATEGIES.get(name)
 

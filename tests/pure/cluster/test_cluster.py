@@ -135,8 +135,8 @@ def test_members_have_names_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [
-        ({"worker": {}}, "worker is not known; did you mean workers?"),
-        ({"workers": {"a": {"cuont": 2}}}, "workers.a.cuont is not known; did you mean count?"),
+        ({"worker": {}}, "worker is not known; did you mean 'workers'?"),
+        ({"workers": {"a": {"cuont": 2}}}, "workers.a.cuont is not known; did you mean 'count'?"),
         ({"workers": {"a": {"count": -1}}}, "workers.a.count: -1 is not a whole number from 0 to 10000"),
         ({"workers": {"a": {"count": True}}}, "workers.a.count: True is not a whole number"),
         ({"workers": {"a": {"count": 1.5}}}, "workers.a.count: 1.5 is not a whole number"),
@@ -152,7 +152,7 @@ def test_members_have_names_of_their_own() -> None:
         ({"workers": 3}, "workers: 3 is not a table"),
         ({"routers": {"a": {"queues": ["b"]}}}, "routers.a.queues is not known"),
         ({"hosts": {"b": {"ssh": "-oProxyCommand=x"}}}, "hosts.b.ssh: '-oProxyCommand=x' is no name of a host"),
-        ({"hosts": {"b": {"comand": "x"}}}, "hosts.b.comand is not known; did you mean command?"),
+        ({"hosts": {"b": {"comand": "x"}}}, "hosts.b.comand is not known; did you mean 'command'?"),
         ({"hosts": {"b": {"command": "a 'b"}}}, "hosts.b.command: \"a 'b\" is no command: No closing quotation"),
         ({"hosts": {"b": {"command": "a\nExecStop=b"}}}, "hosts.b.command: 'a\\nExecStop=b' is empty, or has"),
         ({"hosts": {"b": {"directory": "shop"}}}, "hosts.b.directory: 'shop' does not begin with / or ~/"),
@@ -209,7 +209,7 @@ def test_a_judge_is_asked_about_every_value_and_what_it_says_is_told_with_the_ot
     with pytest.raises(Misconfigured) as told:
         parse_cluster(said, Strict())
     assert sorted(str(told.value).split("; ")) == [
-        *("did you mean count?", "environment.A is bad: 1", "hosts.there.environment.B is bad: 2"),
+        *("did you mean 'count'?", "environment.A is bad: 1", "hosts.there.environment.B is bad: 2"),
         "workers.default.concurrency of a worker is bad: concurrency 7",
         *("workers.default.cuont is not known", "workers.default.environment.C is bad: 3"),
     ]
@@ -242,7 +242,7 @@ def test_a_broker_of_its_own_is_for_one_host_and_all_members() -> None:
             "environment.CELERY5_BROKER: [broker] is",
         ),
         ("[broker]\n[workers.a.environment]\nCELERY5_BROKER = 'b'", "workers.a.environment.CELERY5_BROKER: "),
-        ("[broker]\nprot = 1\n[workers.a]", "broker.prot is not known; did you mean port?"),
+        ("[broker]\nprot = 1\n[workers.a]", "broker.prot is not known; did you mean 'port'?"),
         (
             "[broker]\nmemory = 1\n[workers.a]",
             "broker.memory is not known; known: server, folder, socket, port, fsync",

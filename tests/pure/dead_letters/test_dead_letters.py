@@ -142,7 +142,7 @@ def test_ages_are_seconds_or_timedeltas() -> None:
         ({"task": 7}, "task is 7: give a text"),
         ({"ids": []}, r"ids is \[\]: give a text"),
         ({"ids": [1]}, "give a text, or several"),
-        ({"reason": "exhuasted"}, "did you mean exhausted"),
+        ({"reason": "exhuasted"}, "did you mean 'exhausted'"),
         ({"reason": "zzz"}, "use one of exhausted, not-retried, poisonous"),
         ({"older_than": -1}, "older_than is -1: give seconds"),
         ({"older_than": "2h"}, "older_than is '2h'"),

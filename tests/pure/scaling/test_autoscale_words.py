@@ -73,7 +73,7 @@ def test_strategies_of_ours_are_known_by_name_and_nothing_is_done_unless_it_is_s
         ("10", "'10' is not understood: write minimum=1 maximum=10"),
         ("maximum=", "'maximum=' is not understood"),
         ("maximum=3 maximum=4", "there are two of 'maximum'"),
-        ("maximun=3", "autoscale has 'maximun', which it does not know: did you mean maximum?"),
+        ("maximun=3", "autoscale has 'maximun', which it does not know: did you mean 'maximum'?"),
         ("zzz=3 maximum=1", "which it does not know: there are minimum, maximum, prefetch"),
         ("minimum=5 maximum=4", "the minimum, 5, is over the maximum, 4"),
         ("maximum=many", "maximum is 'many': give a number of worker processes, 1 or more"),
@@ -101,7 +101,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(said: Any, says: str) -> Non
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        ("shortset", "no strategy 'shortset'; there are shortest, longest, rarest, saturation: did you mean shortest?"),
+        ("shortset", "no strategy 'shortset'; there are shortest, longest, rarest, saturation: did you mean 'shortest'?"),
         ("mine", "or write module:function for one of your own"),
         (":mine", "no strategy ':mine'"),
     ],

@@ -60,7 +60,7 @@ def test_settings_that_make_no_sense_end_a_scheduler_with_one_line(desk: Desk) -
     for name, value, says in (
         ("CELERY5_AUTOSCALE", "minimum=3 maximum=1", "the minimum, 3, is over the maximum, 1"),
         ("CELERY5_AUTOSCALE", "maximum=1 strategy=nowhere:mine", "strategy 'nowhere:mine' cannot be loaded"),
-        ("CELERY5_PRIORITISE", "shortset", "did you mean shortest?"),
+        ("CELERY5_PRIORITISE", "shortset", "did you mean 'shortest'?"),
         ("CELERY5_PRIORITISE", "shop:app", "name a function"),
     ):
         ended = celery5("-A", "shop", "scheduler", "start", cwd=desk.folder, env={name: value})

@@ -42,7 +42,7 @@ def test_rates(text: str, jobs: float) -> None:
     [
         ("dlq read --older-than soon", "'soon' is no span of time: write 90, 15m, 2h or 1d12h"),
         ("dlq replay --rate 0/s", "'0/s' is no rate: write 50/s, 100/m or 1000/h"),
-        ("dlq read --reason exhuasted", "did you mean exhausted?"),
+        ("dlq read --reason exhuasted", "did you mean 'exhausted'?"),
         ("dlq read --limit 0", "0 is not in the range"),
         ("dlq count --by day", "'day' is not one of"),
         ("dlq purge", "this would purge all dead jobs: say which (--task, --reason, ...), or add --yes"),

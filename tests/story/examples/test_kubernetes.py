@@ -158,7 +158,7 @@ def test_a_wrong_description_is_told_of_in_one_line(tmp_path: Path) -> None:
     ended = render(tmp_path, cluster="[workers.a]\ncuont = 2\n")
     assert ended.code == 1
     assert ended.error == (
-        "Error: cluster description cluster.toml: workers.a.cuont is not known; did you mean count?"
+        "Error: cluster description cluster.toml: workers.a.cuont is not known; did you mean 'count'?"
     )
 
 

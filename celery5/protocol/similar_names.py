@@ -1,0 +1,21 @@
+"""Similar names: "did you mean", for every name that is not known."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def find_similar(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return the known name that is most similar to `name`, '' when none is.
+
+    Args:
+        name: The name that is not known.
+        known: The names that are.
+        cutoff: The least similarity, from 0 to 1.
+    """
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
+
+
+def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "", cutoff: float = 0.6) -> str:
+    """Return `did you mean 'cart'?`, or `otherwise` when no known name is similar to `name`."""
+    similar = find_similar(name, known, cutoff=cutoff)
+    return f"did you mean {similar!r}?" if similar else otherwise
