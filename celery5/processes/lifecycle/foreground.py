@@ -23,7 +23,7 @@ from celery5.logs.log import Format, Level, Log, LogWriter
 from celery5.logs.stdlib_log import captured_logging
 from celery5.processes import router, scheduler, worker
 from celery5.processes.lifecycle import fleet
-from celery5.processes.lifecycle.incarnations import ProcessKind, new_incarnation_name
+from celery5.processes.lifecycle.incarnations import PROCESS_EVENTS, ProcessKind, new_incarnation_name
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import ProcessOptions
 from celery5.processes.watch.event_loop import LoopWatchdog
@@ -56,11 +56,12 @@ def open_log(app: App, form: Format, level: Level, *, name: str = "") -> Generat
 
 
 def check(app: App) -> None:
-    """Raises Misconfigured with what the first process that could not begin would say."""
+    """Check an application as each process would do at its start. Raises Misconfigured."""
     worker.check(app)
-    for kind in (router, scheduler):
-        if kind.needed(app):
-            kind.check(app)
+    if router.is_needed(app):
+        router.check(app)
+    if scheduler.is_needed(app):
+        scheduler.check(app)
 
 
 def check_controller_epoch(app: App, *, without_redis: bool = False) -> bool:
@@ -145,24 +146,31 @@ WORKER = ProcessKind("worker", worker.run, worker.check, has_sidecar=True)
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How an application is served: which `queues` (none: all that its tasks name), whether to end when all is done
-    (`burst`), under which `name`, by how many `processes`, whether to `reload` a configuration that changes, and how it
-    logs."""
+    """How an application is served."""
 
+    # The queues to consume; none: all that its tasks name.
     queues: tuple[str, ...] = ()
+    # Whether to end when there are no more jobs.
     burst: bool = False
+    # What the process is called; "": by host and process id.
     name: str = ""
+    # How many processes one parent keeps.
     processes: int = 1
+    # Whether a change of the configuration takes effect without a restart.
     reload: bool = True
     log_format: Format = "auto"
     log_level: Level = "info"
 
 
 def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
-    """Serve until stopped, as what `page` says; gives the exit code: 0 when all ended as it was asked to,
-    RECYCLED when whoever has started it is to start the next one. Without such a one it begins again itself.
+    """Serve an application until stopped, as one kind of process.
 
-    Raises BrokerError when Redis cannot be reached at the start or lets nobody in.
+    Returns:
+        The exit code: 0 when all ended as asked, RESTART_EXIT_CODE when whoever has started it is to start the next
+        one. Without such a parent it begins again itself.
+
+    Raises:
+        BrokerError: The broker cannot be reached at the start, or lets nobody in.
     """
     ready, retire, name = _nothing, _nothing, options.name
     anew = get_restart_mode(os.environ, processes=options.processes)
@@ -207,10 +215,10 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
 
 @contextmanager
 def _start_sidecars(
-    app: App, options: ServeOptions, page: ProcessKind
+    app: App, options: ServeOptions, kind: ProcessKind
 ) -> Generator[dict[str, Sidecar], None, None]:
-    """One for each broker that the process works on, by its name."""
-    homes = worker.get_queues_by_broker(app, WorkerOptions(queues=options.queues)) if page.has_sidecar else ()
+    """Start a sidecar process for each broker that the process works on, by the broker's name."""
+    homes = worker.get_queues_by_broker(app, WorkerOptions(queues=options.queues)) if kind.has_sidecar else ()
     with ExitStack() as stack:
         yield {broker: stack.enter_context(start_sidecar(app, broker)) for broker in homes}
 
@@ -233,9 +241,17 @@ async def serve_in_process(
     kind: ProcessKind = WORKER,
     companions: Sequence[ProcessKind] = (),
 ) -> None:
-    """Be one worker, or what `page` says, in this Trio run until a signal, a command, or until a burst is done. `told`
-    is called when it consumes, `retiring` when it ends because it was commanded to: then nobody need replace it. What
-    is `beside` it lives as long, and is there before it."""
+    """Run one process in this Trio run until a signal or a command ends it, or a burst is over.
+
+    Args:
+        app: The application.
+        options: How it runs.
+        interruption: What signals ask for.
+        on_ready: Called when it works.
+        on_retire: Called when it ends by itself: nobody need replace it.
+        kind: What it is.
+        companions: What runs beside it as long, and is up before it.
+    """
     vitals = ProcessStatus(app=app.name)
     options = replace(
         options,
@@ -283,10 +299,10 @@ async def serve_in_process(
                 await kind.run(app, options, log=log, done=done, task_status=ready)
             around.cancel_scope.cancel()
     except BaseException as error:
-        log.event(f"{kind.name}:stopped")
+        log.event(PROCESS_EVENTS[kind.name].stopped)
         log.finish(error)
         raise
-    log.event(f"{kind.name}:stopped")
+    log.event(PROCESS_EVENTS[kind.name].stopped)
     log.finish()
 
 
@@ -308,7 +324,7 @@ async def run_companion(
     reload_signal: ReloadSignal | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be what `page` says until cancelled, in the process of another."""
+    """Run a process of this kind until cancelled, in the operating system's process of another."""
     name = new_incarnation_name(f"{socket.gethostname()}:{os.getpid()}:{kind.name}")
     process_options = ProcessOptions(
         incarnation=name,
@@ -358,24 +374,24 @@ def _make_reloader(bell: ReloadSignal) -> Callable[[], None]:
 
 
 def _introduce(options: ProcessOptions, log: Log) -> None:
-    """What there is to say at the start. Jobs are other people's code as often as not: not for root (C88)."""
+    """Log what is logged at the start. Jobs are other people's code as often as not: not for root."""
     if not options.skips_startup_warnings and os.geteuid() == 0:
         log.event("process:run-as-root", "warning", hint=_ROOT)
 
 
 class _Ready(trio.TaskStatus[None]):
-    """Says in the log that the worker consumes, and tells the collector that what is loaded by now stays."""
+    """Logs that the process works, and exempts what is loaded by now from garbage collection."""
 
-    def __init__(self, log: Log, told: Callable[[], None], word: str) -> None:
+    def __init__(self, log: Log, on_ready: Callable[[], None], kind: str) -> None:
         self._log = log
-        self._word = word
-        self._told = told
+        self._kind = kind
+        self._on_ready = on_ready
 
     def started(self, value: None = None) -> None:
         gc.collect()
         gc.freeze()
-        self._told()
-        self._log.event(f"{self._word}:ready")
+        self._on_ready()
+        self._log.event(PROCESS_EVENTS[self._kind].ready)
 
 
 _ROOT = (

@@ -1,14 +1,14 @@
-"""Lives: keeps one incarnation of a process after another alive.
+"""Incarnations: keeps one incarnation of a process after another alive.
 
 A process that was taken for dead begins again under a new name; one whose configuration has changed does so with the
-new settings. What an incarnation is made of is its own page's business: worker.py, router.py.
+new settings. What an incarnation is built of stands on the page of its kind: worker.py, router.py and so on.
 """
 
 import itertools
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +27,41 @@ from celery5.services.process.reloader import ConfigurationChanged, NextIncarnat
 
 @dataclass(frozen=True, slots=True)
 class ProcessKind:
-    """A kind of process: the `word` for it, how it is `run` until cancelled (see `celery5.processes.worker.run`), what
-    `check`s before that whether the application can be served so, and whether an `understudy` stands by."""
+    """A kind of process."""
 
+    # worker, router, scheduler, controller or publisher.
     name: str
+    # Runs it until cancelled: see `celery5.processes.worker.run`.
     run: Callable[..., Awaitable[None]]
+    # Checks before that whether the application can be served so. Raises Misconfigured.
     check: Callable[[App], None]
+    # Whether a sidecar process stands by it.
     has_sidecar: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEvents:
+    """The log events about a process of one kind: written out, so that a search finds them."""
+
+    ready: str
+    reloading: str
+    again: str
+    stopped: str
+
+
+PROCESS_EVENTS: Mapping[str, ProcessEvents] = {
+    "worker": ProcessEvents("worker:ready", "worker:reloading", "worker:again", "worker:stopped"),
+    "router": ProcessEvents("router:ready", "router:reloading", "router:again", "router:stopped"),
+    "scheduler": ProcessEvents(
+        "scheduler:ready", "scheduler:reloading", "scheduler:again", "scheduler:stopped"
+    ),
+    "publisher": ProcessEvents(
+        "publisher:ready", "publisher:reloading", "publisher:again", "publisher:stopped"
+    ),
+    "controller": ProcessEvents(
+        "controller:ready", "controller:reloading", "controller:again", "controller:stopped"
+    ),
+}
 
 
 async def run_incarnations(
@@ -48,42 +76,56 @@ async def run_incarnations(
     task_status: trio.TaskStatus[None],
     on_unreachable: Callable[[Exception], None] | None = None,
 ) -> None:
-    """Live until cancelled. `boot_of` puts an incarnation together, given its own name, which begins with `name`; the
-    `first` one may be known already. `word` is what the log calls it: worker, router. Raises BrokerError when Redis
-    lets nobody in, and, unless it is `patient`, when it is away at first or refuses; with `missed` that is told there,
-    once, and waited for."""
-    status = _Once(task_status, log, kind)
-    at_first = not wait_for_broker
-    lives, next_incarnation = itertools.count(), NextIncarnation()
+    """Run one incarnation after the other until cancelled.
+
+    Args:
+        kind: The kind of process.
+        make_boot: Builds an incarnation, by its name and with what announces the next one.
+        process_status: What probes and metrics read.
+        name: What the names of all incarnations begin with; "": host and process id.
+        first_name: The whole name of the first one, if it is known already.
+        log: The log of the process.
+        wait_for_broker: Wait for the broker at the start, too.
+        task_status: Started when the first incarnation is up.
+        on_unreachable: Called once when the broker is unreachable at the start, which is waited for then.
+
+    Raises:
+        BrokerError: The broker lets nobody in; or it is unreachable at the start, and nobody waits for it.
+    """
+    events = PROCESS_EVENTS[kind]
+    status = _FirstStart(task_status, log, events)
+    is_first = not wait_for_broker
+    attempts, next_incarnation = itertools.count(), NextIncarnation()
     while True:
         # Never used twice: what a former incarnation held is for recovery, not for us.
-        own, first_name = first_name or new_incarnation_name(name), ""
-        log.set_worker(own)
-        process_status.mark_starting(own)
-        boot = make_boot(own, next_incarnation)
+        own_name, first_name = first_name or new_incarnation_name(name), ""
+        log.set_worker(own_name)
+        process_status.mark_starting(own_name)
+        boot = make_boot(own_name, next_incarnation)
         try:
             await boot.run(task_status=status)
         except* ConfigurationChanged:
-            log.event(f"{kind}:reloading", name=own)
-            lives = itertools.count()
-        except* _SURVIVABLE as ended:
-            final = _final(ended, at_first=at_first, told_away=on_unreachable is not None)
+            log.event(events.reloading, name=own_name)
+            attempts = itertools.count()
+        except* _SURVIVABLE as errors:
+            final = _split_final(errors, is_first=is_first, unreachable_reported=on_unreachable is not None)
             if final is not None:
                 raise final from None
-            hint = {"hint": _SPOILT} if any(map(is_key_corrupt, _leaves(ended))) else {}
-            log.event(f"{kind}:again", "error", name=own, why=_first_of(ended), **hint)
-            if on_unreachable is not None and not status.said:
-                on_unreachable(BrokerUnavailable(_first_of(ended)))
-                on_unreachable = _nobody
+            reason = _format_first(errors)
+            hint = {"hint": _CORRUPT_KEY} if any(map(is_key_corrupt, _leaves(errors))) else {}
+            log.event(events.again, "error", name=own_name, why=reason, **hint)
+            if on_unreachable is not None and not status.is_started:
+                on_unreachable(BrokerUnavailable(reason))
+                on_unreachable = _ignore
         next_incarnation.apply_settings()
-        # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
-        at_first = at_first and not (on_unreachable is None or status.said)
-        life = next(lives)
-        await trio.sleep(full_jitter(life, start=0.1, cap=1.0, random=random.random) if life else 0)
+        # The first incarnation must find the broker; one that lost it later waits, and does not ask too often.
+        is_first = is_first and not (on_unreachable is None or status.is_started)
+        attempt = next(attempts)
+        await trio.sleep(full_jitter(attempt, start=0.1, cap=1.0, random=random.random) if attempt else 0)
 
 
 _SURVIVABLE = (LeaseLost, BootFailed, BrokerUnavailable, BrokerReplied)
-"""The errors that a process may survive by beginning again: `begins_again` decides for each."""
+"""The errors that a process may survive by beginning again: `should_restart` decides for each."""
 
 
 def should_restart(error: BaseException, *, is_first: bool, unreachable_reported: bool) -> bool:
@@ -94,9 +136,10 @@ def should_restart(error: BaseException, *, is_first: bool, unreachable_reported
 
     Args:
         error: One error, or a group of them, which is never decided as a whole.
-        at_first: No incarnation has ended yet. Then only a lost lease and a spoilt key are survived, so that a
+        is_first: No incarnation has ended yet. Then only a lost lease and a corrupt key are survived, so that a
             mistake in the configuration ends the process with one clear line.
-        told_away: The process serves several brokers, so one that is away at first has been reported and is waited for.
+        unreachable_reported: The process serves several brokers, so one that is unreachable at first has been reported
+            and is waited for.
     """
     match error:
         case LeaseLost():
@@ -109,43 +152,41 @@ def should_restart(error: BaseException, *, is_first: bool, unreachable_reported
             return (unreachable_reported or not is_first) and is_transient(error)
 
 
-def _final(
-    group: ExceptionGroup[Exception], *, at_first: bool, told_away: bool
+def _split_final(
+    group: ExceptionGroup[Exception], *, is_first: bool, unreachable_reported: bool
 ) -> ExceptionGroup[Exception] | None:
     """Return the errors of a group that end the process, as a group; None when there are none."""
 
     def survived(error: BaseException) -> bool:
-        return should_restart(error, is_first=at_first, unreachable_reported=told_away)
+        return should_restart(error, is_first=is_first, unreachable_reported=unreachable_reported)
 
     return group.split(survived)[1]
 
 
-class _Once(trio.TaskStatus[None]):
-    """Says that the process is up, when its first incarnation is that comes up at all. Of later ones the log tells."""
+class _FirstStart(trio.TaskStatus[None]):
+    """Starts the process when its first incarnation is up; when later ones are, that is logged."""
 
-    def __init__(self, status: trio.TaskStatus[None], log: Log, word: str) -> None:
+    def __init__(self, status: trio.TaskStatus[None], log: Log, events: ProcessEvents) -> None:
         self._status = status
         self._log = log
-        self._word = word
-        self.said = False
+        self._events = events
+        self.is_started = False
 
     def started(self, value: None = None) -> None:
-        if self.said:
-            self._log.event(f"{self._word}:ready")
+        if self.is_started:
+            self._log.event(self._events.ready)
         else:
-            self.said = True
+            self.is_started = True
             self._status.started()
 
 
-def _nobody(_error: Exception) -> None:
-    """It was told already."""
+def _ignore(_error: Exception) -> None:
+    """It was reported already."""
 
 
-def _first_of(group: Any) -> str:
-    """The first error in a group of groups, as text."""
-    first = group.exceptions[0]
-    inner = getattr(first, "exceptions", None)  # a group in the group
-    return str(first) if inner is None else _first_of(first)
+def _format_first(group: ExceptionGroup[Exception]) -> str:
+    """Return the first error in a group of groups as text."""
+    return str(next(_leaves(group)))
 
 
 def _leaves(group: Any) -> Iterator[Exception]:
@@ -157,11 +198,11 @@ def _leaves(group: Any) -> Iterator[Exception]:
             yield each
 
 
-_SPOILT = (
+_CORRUPT_KEY = (
     "another program has written to a key of this application: repair or delete the key; it is tried again"
 )
 
 
 def new_incarnation_name(name: str = "") -> str:
-    """A name that no incarnation has had: `name`, else host and process, and a new word."""
+    """Return a name that no incarnation has had: `name`, else host and process id, and a random part."""
     return f"{name or f'{socket.gethostname()}:{os.getpid()}'}:{new_id()[:6]}"

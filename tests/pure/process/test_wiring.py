@@ -15,8 +15,12 @@ from typing import Any
 
 import pytest
 
+from celery5 import App
 from celery5.bootsteps.boot import BootGraph
+from celery5.processes import router, scheduler, worker
 from celery5.processes.controller import ControllerParts, ControllerValues
+from celery5.processes.lifecycle import foreground
+from celery5.processes.lifecycle.incarnations import PROCESS_EVENTS
 from celery5.processes.process_parts import ProcessValues
 from celery5.processes.publisher import PublisherParts, PublisherValues
 from celery5.processes.router import RouterParts, RouterValues
@@ -122,3 +126,22 @@ def test_two_values_of_one_name_are_refused() -> None:
         object.__setattr__(values, field.name, None)
     with pytest.raises(TypeError, match="two values are named"):
         build(BootGraph, ControllerParts, values, values)
+
+
+def test_an_application_is_checked_for_each_process_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    for page in (worker, router, scheduler):
+        monkeypatch.setattr(page, "check", lambda _app, name=page.__name__: checked.append(name))
+    monkeypatch.setattr(router, "is_needed", lambda _app: True)
+    foreground.check(App("shop", broker="redis://127.0.0.1:1/0"))
+    assert checked == [worker.__name__, router.__name__]
+
+
+def test_the_log_events_of_a_process_begin_with_its_kind() -> None:
+    for kind, events in PROCESS_EVENTS.items():
+        assert {getattr(events, field.name) for field in fields(events)} == {
+            f"{kind}:ready",
+            f"{kind}:reloading",
+            f"{kind}:again",
+            f"{kind}:stopped",
+        }
