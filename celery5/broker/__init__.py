@@ -1,1 +1,1 @@
-"""Broker: the one room that knows Redis: keys, calls, Lua, and connections of three colours."""
+"""Broker: the one layer that knows Redis: keys, calls, Lua scripts, and connections of three colours."""

@@ -1,7 +1,7 @@
-"""Endpoint: where the broker is and how to be let in, as one frozen value.
+"""The endpoint of a broker: where it is and how to log in, as one frozen value.
 
-All three drivers start from it, so a URL means the same to the blocking, the asyncio and the Trio one.
-redis-py does the parsing; what it lets through in silence is refused by `protocol/brokers.py`.
+All three drivers start from it, so a URL means the same to each of them. redis-py parses the URL;
+`protocol/brokers.py` refuses the mistakes that redis-py accepts.
 """
 
 import ssl
@@ -26,11 +26,11 @@ _CERTIFICATE_CHECKS = {
 class Endpoint:
     """One server, one database, one user.
 
-    `kind` says which of `host` and `port` or `path` matters. The `ssl_*` fields have the names and the
-    meaning that redis-py gives them. Neither `repr` nor `masked` ever shows the password.
+    The `ssl_*` fields have the names and the meaning that redis-py gives them. Neither `repr` nor `masked_url` shows
+    the password.
     """
 
-    kind: Kind = "tcp"
+    kind: Kind = "tcp"  # "unix" needs a path, the others a host and a port
     host: str = "localhost"
     port: int = 6379
     path: str = ""
@@ -45,27 +45,32 @@ class Endpoint:
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> "Endpoint":
-        """Read a broker URL; `options` have the names of the fields and win over the URL.
+        """Read a broker URL.
 
-        Raises `BadBrokerURL` with one line that says what is wrong and what is expected, password masked.
+        Args:
+            url: `redis://`, `rediss://` or `unix://`.
+            options: Values for the fields, which replace those of the URL.
+
+        Raises:
+            BadBrokerURL: One line that says what is wrong and what is expected, password masked.
         """
         check_broker_url(url)
         try:
-            found = cast("dict[str, Any]", redis_connection.parse_url(url))  # type: ignore[no-untyped-call]
+            fields = cast("dict[str, Any]", redis_connection.parse_url(url))  # type: ignore[no-untyped-call]
         except (ValueError, TypeError, AttributeError):
             raise make_url_error(url, "it cannot be understood") from None
         scheme = url.partition("://")[0]
-        found.pop("connection_class", None)
-        found.update(options)
-        found["port"] = int(found.get("port", 6379))
+        fields.pop("connection_class", None)
+        fields.update(options)
+        fields["port"] = int(fields.get("port", 6379))
         kind: Kind = "unix" if scheme == "unix" else "tls" if scheme == "rediss" else "tcp"
         # Celery's spelling, CERT_NONE, is understood too.
-        found["ssl_cert_reqs"] = str(found.get("ssl_cert_reqs", "required")).lower().removeprefix("cert_")
-        return cls(kind=kind, **found)
+        fields["ssl_cert_reqs"] = str(fields.get("ssl_cert_reqs", "required")).lower().removeprefix("cert_")
+        return cls(kind=kind, **fields)
 
     @property
     def masked_url(self) -> str:
-        """The URL for people to read: where, which database, which user, but not the password."""
+        """The URL without the password, for people to read."""
         user = self.username or ""
         secret = ":***" if self.password else ""
         login = f"{user}{secret}@" if user or secret else ""
@@ -75,9 +80,10 @@ class Endpoint:
         return f"{'rediss' if self.kind == 'tls' else 'redis'}://{login}{host}:{self.port}/{self.db}"
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The TLS settings of a `rediss://` endpoint, `None` for the other kinds.
+        """Return the TLS settings of a `rediss://` endpoint; None for other kinds.
 
-        Raises `BadBrokerURL` when a certificate or key file cannot be read.
+        Raises:
+            BadBrokerURL: A certificate or key file cannot be read.
         """
         if self.kind != "tls":
             return None
@@ -91,14 +97,14 @@ class Endpoint:
                 f"the TLS files of broker {self.masked_url} cannot be used: {reason}; "
                 "check ssl_ca_certs, ssl_certfile and ssl_keyfile"
             ) from error
-        checked = _CERTIFICATE_CHECKS[self.ssl_cert_reqs]
+        verify_mode = _CERTIFICATE_CHECKS[self.ssl_cert_reqs]
         # The order matters to the ssl module: CERT_NONE is refused while host names are checked.
-        context.check_hostname = self.ssl_check_hostname and checked is not ssl.CERT_NONE
-        context.verify_mode = checked
+        context.check_hostname = self.ssl_check_hostname and verify_mode is not ssl.CERT_NONE
+        context.verify_mode = verify_mode
         return context
 
     def client_options(self) -> dict[str, Any]:
-        """The keyword arguments that make `redis.Redis` or `redis.asyncio.Redis` connect to this endpoint."""
+        """Return the arguments with which `redis.Redis` or `redis.asyncio.Redis` connects to this endpoint."""
         options: dict[str, Any] = {"db": self.db, "username": self.username, "password": self.password}
         if self.kind == "unix":
             return options | {"unix_socket_path": self.path}

@@ -1,4 +1,4 @@
-"""Outage: how long those who wait put up with a broker that cannot be reached, and how often they try."""
+"""Time limits of a connection, and how long result waiters tolerate an outage of the broker."""
 
 from dataclasses import dataclass
 from random import random
@@ -9,36 +9,38 @@ from celery5.protocol.job.retry_policy import full_jitter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long a connection waits for what. All times in seconds.
+    """Time limits of a connection, in seconds.
 
-    `connect`: one attempt, handshake included. `reply`: any answer, and how long a call waits for a
-    connection. `idle_ping`: silence after which the server is asked for a sign of life. `first_connect`: how
-    long `run` tries before it gives up when the server was never reached. `backoff_start`, `backoff_cap`:
-    pauses between attempts (full jitter). `breaker_failures`, `breaker_reset`: failures in a row that open
-    the breaker, and the pause until its probe. `max_unsent_bytes`: what may wait to be sent; one call more is
-    refused.
-
-    The cap and the reset are what recovery costs after an outage: with 1 s each, a connection works again
-    within 2 s.
+    `backoff_cap` and `breaker_reset` decide how long recovery takes after an outage: with 1 s each, a connection works
+    again within 2 s.
     """
 
     connect: float = 5.0
+    """One attempt to connect, handshake included."""
     reply: float = 10.0
+    """Any reply; also how long a call waits for a connection."""
     idle_ping: float = 15.0
+    """Silence after which the server is sent a PING."""
     first_connect: float = 5.0
+    """How long `run` tries to reach a server that it has never reached."""
     backoff_start: float = 0.05
+    """The pause after the first failure; it doubles with each one, with full jitter."""
     backoff_cap: float = 1.0
+    """The longest pause between two attempts."""
     breaker_failures: int = 3
+    """Failures in a row that open the circuit breaker."""
     breaker_reset: float = 1.0
+    """The pause until the breaker's probe."""
     max_unsent_bytes: int = 64 * 1024 * 1024
+    """Bytes that may wait to be sent; further calls are refused."""
 
 
 OUTAGE_LIMIT = 30.0
-"""Seconds without a connection after which even those who wait without a limit are told."""
+"""Seconds without a connection after which a wait fails even if it has no limit."""
 
 
 class Outage:
-    """The outage of one connection, if there is one now: its last `error`, None while all is well."""
+    """The current outage of one connection. `error` is its last error, None while the connection works."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -47,12 +49,12 @@ class Outage:
         self.error: BrokerError | None = None
 
     def reset(self) -> None:
-        """Connected."""
+        """End the outage: connected."""
         self._attempts = 0
         self.error = None
 
     def record_failure(self, error: BrokerError, now: float) -> bool:
-        """An attempt failed. True when there is no point in another one."""
+        """Record a failed attempt. Return whether there is no point in another one."""
         if self.error is None:
             self._since = now
         self.error = error
@@ -60,6 +62,6 @@ class Outage:
         return not isinstance(error, BrokerUnavailable) or now - self._since >= OUTAGE_LIMIT
 
     def next_pause(self) -> float:
-        """Seconds until the next attempt."""
+        """Return the seconds until the next attempt."""
         start, cap = self._timing.backoff_start, self._timing.backoff_cap
         return full_jitter(self._attempts, start=start, cap=cap, random=random)

@@ -1,7 +1,6 @@
-"""Translate: the one door through which foreign errors become errors of celery5.
+"""Translates errors of redis-py, hiredis, the operating system and Trio into errors of celery5.
 
-redis-py, hiredis, the operating system and Trio each have their own words for "the broker is gone". All
-drivers pass what they catch through `translated`, so that nobody above this room needs to know any of them.
+All drivers pass what they catch through `translate_error`, so that no other layer needs to know foreign errors.
 """
 
 import os
@@ -24,7 +23,7 @@ from celery5.errors import (
 )
 from celery5.protocol.masking import escape_text
 
-# Redis 6.2 wraps what a command inside a script answered; later servers pass it on as it is.
+# Redis 6.2 wraps the error of a command inside a script; later servers return it as it is.
 _INSIDE_SCRIPT = re.compile(r"^ERR Error running script .*@user_script: ?\d+: -?([A-Z]{3,} .*)$", re.DOTALL)
 
 # "ERR" says nothing, so for these the text decides.
@@ -49,15 +48,17 @@ _DENIED = {
 }
 
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
-"""Where the broker is looked for when nobody says where it is."""
+"""The broker of an application that names none."""
 
 
 def translate_error(error: Exception, *, maybe_done: bool, where: str) -> BrokerError:
-    """The error of celery5 for `error`; the caller raises it `from` the original.
+    """Return the error of celery5 for `error`; the caller raises it `from` the original.
 
-    `maybe_done`: the command had left us when the error came. It only counts when the connection failed: a
-    server that answers with an error has not run the command. `where` names the server, for people
-    (`Endpoint.masked`).
+    Args:
+        error: A foreign error.
+        maybe_done: Whether the command had been sent. This only counts if the connection failed: a server that replies
+            with an error has not run the command.
+        where: The server, for people (`Endpoint.masked_url`).
     """
     match error:
         case BrokerError():
@@ -74,27 +75,27 @@ def translate_error(error: Exception, *, maybe_done: bool, where: str) -> Broker
             return BrokerReplied(f"broker {where}: this cannot be sent: {error}", code="DATA")
         case redis.exceptions.TimeoutError() | TimeoutError():
             return BrokerUnavailable(f"broker {where} did not answer in time", maybe_done=maybe_done)
-        case redis.exceptions.ConnectionError() if isinstance(why := _while_connecting(error), OSError):
-            return _out_of_reach(where, _reason(why), maybe_done=maybe_done)
+        case redis.exceptions.ConnectionError() if isinstance(cause := _get_connect_error(error), OSError):
+            return _make_unreachable(where, _reason(cause), maybe_done=maybe_done)
         case OSError():
-            return _out_of_reach(where, _reason(error), maybe_done=maybe_done)
+            return _make_unreachable(where, _reason(error), maybe_done=maybe_done)
         case _:
             # redis-py's ConnectionError, Trio's broken and closed resources, a protocol error: the connection
-            # is over.
+            # has ended.
             return BrokerUnavailable(f"broker {where} was cut off: {_reason(error)}", maybe_done=maybe_done)
 
 
-def _out_of_reach(where: str, why: str, *, maybe_done: bool) -> BrokerUnavailable:
-    """Whoever has never said where the broker is, is told that this is only where it is looked for."""
-    forgotten = " (the default: set CELERY5_BROKER or App(broker=...))" if where == DEFAULT_URL else ""
-    return BrokerUnavailable(f"broker {where} cannot be reached: {why}{forgotten}", maybe_done=maybe_done)
+def _make_unreachable(where: str, reason: str, *, maybe_done: bool) -> BrokerUnavailable:
+    """Return the error for a broker that cannot be reached, with a hint if its URL is only the default."""
+    hint = " (the default: set CELERY5_BROKER or App(broker=...))" if where == DEFAULT_URL else ""
+    return BrokerUnavailable(f"broker {where} cannot be reached: {reason}{hint}", maybe_done=maybe_done)
 
 
 def translate_reply(text: str, *, where: str) -> BrokerError:
-    """The error for an error reply, whose first word decides (`-LOADING Redis is loading ...`)."""
-    inside = _INSIDE_SCRIPT.match(text)
-    if inside:
-        text = inside.group(1)
+    """Return the error for an error reply, whose first word decides (`-LOADING Redis is loading ...`)."""
+    match = _INSIDE_SCRIPT.match(text)
+    if match:
+        text = match.group(1)
     text = escape_text(" ".join(text.split()))
     code, _, rest = text.partition(" ")
     if code == "LOADING":
@@ -105,7 +106,7 @@ def translate_reply(text: str, *, where: str) -> BrokerError:
         return BrokerUnavailable(f"broker {where} {_NOT_NOW[code]}; try again soon")
     if code in _DENIED:
         return BrokerDenied(f"broker {where} {_DENIED[code]} ({rest})")
-    if code == "ERR" and any(rest.startswith(denied) for denied in _DENIED_TEXTS):
+    if code == "ERR" and any(rest.startswith(text) for text in _DENIED_TEXTS):
         return BrokerDenied(f"broker {where} refuses the login: {rest}")
     if code == "ERR" and rest.startswith("max number of clients"):
         return BrokerUnavailable(f"broker {where} has no connection left ({rest}); raise its maxclients")
@@ -119,35 +120,35 @@ def unreadable_reply(call: Call[Any], error: Exception, *, where: str) -> Broker
     command = call.script.name if call.script is not None else str(call.words[0])
     keys = [str(word) for word in call.words[1:] if str(word).startswith("celery5:")]
     about = f" about {keys[0]}" if keys else ""
-    why = escape_text(" ".join(str(error).split())[:200])
+    reason = escape_text(" ".join(str(error).split())[:200])
     unreadable = UnreadableReply(
-        f"broker {where}: the reply to {command}{about} cannot be read ({type(error).__name__}: {why}); "
+        f"broker {where}: the reply to {command}{about} cannot be read ({type(error).__name__}: {reason}); "
         "another program may have written to this key"
     )
-    unreadable.mark_maybe_done()  # it was answered, so it may have run
+    unreadable.mark_maybe_done()  # there is a reply, so it may have run
     return unreadable
 
 
-def _while_connecting(error: Exception) -> BaseException | None:
-    """What redis-py met while it connected; it keeps that in the context, and says so in its text only."""
+def _get_connect_error(error: Exception) -> BaseException | None:
+    """Return the error that redis-py met while it connected: it is the context of `error`, whose text alone says so."""
     return error.__context__ if " connecting to " in str(error) else None
 
 
 def _reason(error: Exception) -> str:
-    """The operating system's or the TLS library's own words, which Trio keeps in the cause."""
+    """Return the text of the operating system or the TLS library, which Trio keeps in the cause."""
     cause = error.__cause__
     while isinstance(cause, BaseExceptionGroup):
         cause = cast("BaseExceptionGroup[BaseException]", cause).exceptions[0]
-    for each in (cause, error):
-        if isinstance(each, ssl.SSLError) and each.strerror:
-            return each.strerror
-        if isinstance(each, OSError) and each.errno and each.strerror:
-            # The number, since Trio puts the address into the text; negative ones are of the resolver.
-            return os.strerror(each.errno) if each.errno > 0 else each.strerror
+    for source in (cause, error):
+        if isinstance(source, ssl.SSLError) and source.strerror:
+            return source.strerror
+        if isinstance(source, OSError) and source.errno and source.strerror:
+            # By its number, since Trio adds the address to the text; negative numbers are the resolver's.
+            return os.strerror(source.errno) if source.errno > 0 else source.strerror
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _full_text(error: Exception) -> str:
-    """An error reply as the server sent it: redis-py cuts the first word off and keeps it in `status_code`."""
+    """Return an error reply as the server sent it: redis-py cuts the first word off and keeps it in `status_code`."""
     code = getattr(error, "status_code", None)
     return f"{code} {error}" if code else str(error)

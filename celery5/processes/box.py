@@ -1,8 +1,8 @@
-"""Box: the process of a Python box: `python -m celery5.processes.box`, started by a worker (C62).
+"""The process of a Python box: `python -m celery5.processes.box`, started by a worker.
 
-One thread reads what the worker says; the main thread runs one job after another (`runners/boxes/in_box.py`). When the
-worker's end of the pipe is closed it ends; when that happens in the middle of a job its worker is dead, and it kills
-itself and whatever the job has started.
+One thread reads the worker's frames; the main thread runs one job after another (`runners/boxes/in_box.py`). The
+process ends when the worker closes its end of the pipe. If that happens during a job, the worker is dead: the process
+kills itself and everything that the job has started.
 """
 
 import contextlib
@@ -46,95 +46,99 @@ NAME = "celery5-box"
 
 
 class BoxPipes:
-    """The two pipes to the worker, out of user code's reach: its stdin is empty, and what it prints goes to stderr."""
+    """The two pipes to the worker. User code has others: its stdin is empty, and what it prints goes to stderr."""
 
     def __init__(self) -> None:
         self.incoming: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._out = os.dup(1)
         self._lock = threading.Lock()
         self.defer_errors: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-        nowhere = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nowhere, 0)
-        os.close(nowhere)
+        devnull = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(devnull, 0)
+        os.close(devnull)
         os.dup2(2, 1)
         stdout: object = sys.stdout
         if isinstance(stdout, io.TextIOWrapper):
             cast("io.TextIOWrapper[Any]", stdout).reconfigure(line_buffering=True)
 
-    def send(self, said: FromBox) -> None:
-        """Write one frame, from any thread. Ends the process when nobody reads it any more."""
-        left = memoryview(encode_frame(said))
+    def send(self, frame: FromBox) -> None:
+        """Write one frame. Ends the process if the worker is gone. Call it in any thread."""
+        remaining = memoryview(encode_frame(frame))
         try:
             with self.defer_errors(), self._lock:
-                while left:
-                    left = left[os.write(self._out, left) :]
+                while remaining:
+                    remaining = remaining[os.write(self._out, remaining) :]
         except OSError:
-            _end_all()
+            _kill_group()
 
     def send_event(self, event: str, level: Any, /, **fields: Any) -> None:
-        """A line for the worker's log, from what celery5 itself says here."""
-        self._line(BoxLogLine(level=level, event=event, fields=_plain(fields)))
+        """Send an event of celery5 to the worker's log."""
+        self._send_line(BoxLogLine(level=level, event=event, fields=_make_jsonable(fields)))
 
     def send_log_record(self, message: dict[str, Any]) -> None:
-        """A line for the worker's log, from Python's own."""
-        said, logger, level = (str(message.pop(name, "")) for name in ("message", "logger", "level"))
+        """Send a record of Python's own log to the worker's log."""
+        text, logger, level = (str(message.pop(name, "")) for name in ("message", "logger", "level"))
         message.pop("message_type", None)
-        self._line(BoxLogLine(message=said, level=cast("Any", level), logger=logger, fields=_plain(message)))
+        self._send_line(
+            BoxLogLine(message=text, level=cast("Any", level), logger=logger, fields=_make_jsonable(message))
+        )
 
-    def _line(self, line: BoxLogLine) -> None:
+    def _send_line(self, line: BoxLogLine) -> None:
         with contextlib.suppress(TypeError, ValueError):
             self.send(line)
 
 
 def main() -> None:
-    """Be a box until the worker ends it."""
+    """Run jobs until the worker ends the box."""
     die_with_parent(int(sys.argv[1]))
-    # Ended by force, it says where it was.
+    # Terminated by a signal, it writes its traceback.
     faulthandler.register(signal.SIGTERM, file=2, all_threads=False, chain=True)
-    wire = BoxPipes()
-    hello = decode_to_box(wire.incoming.readline())
+    pipes = BoxPipes()
+    hello = decode_to_box(pipes.incoming.readline())
     if not isinstance(hello, BoxHello) or hello.python is None:
         sys.exit("a box is started by a worker of celery5, which says hello")
-    app = _app_of(hello.python)
-    inside, runs = BoxMainThread(wire.send_event), queue.SimpleQueue[RunJob | None]()
-    wire.defer_errors = inside.defer_errors
-    threading.Thread(target=_listen, args=(wire, inside, runs), name=NAME, daemon=True).start()
-    wire.send(BoxReady(VERSION, ("soft-limit", "cancel")))
-    with captured_logging(wire.send_log_record, "info"):
+    app = _load_app(hello.python)
+    main_thread, runs = BoxMainThread(pipes.send_event), queue.SimpleQueue[RunJob | None]()
+    pipes.defer_errors = main_thread.defer_errors
+    threading.Thread(target=_read_frames, args=(pipes, main_thread, runs), name=NAME, daemon=True).start()
+    pipes.send(BoxReady(VERSION, ("soft-limit", "cancel")))
+    with captured_logging(pipes.send_log_record, "info"):
         for run in iter(runs.get, None):
-            outcome = _run(app, inside, run)
-            inside.end_job()
+            outcome = _run(app, main_thread, run)
+            main_thread.end_job()
             with contextlib.suppress(Exception):  # a stream of the user's own
                 sys.stdout.flush()
-            wire.send(to_box_reply(outcome, run.id))
+            pipes.send(to_box_reply(outcome, run.id))
 
 
-def _listen(wire: BoxPipes, inside: BoxMainThread, runs: "queue.SimpleQueue[RunJob | None]") -> None:
-    """In a thread of its own: what the worker says."""
-    for line in wire.incoming:
+def _read_frames(
+    pipes: BoxPipes, main_thread: BoxMainThread, runs: "queue.SimpleQueue[RunJob | None]"
+) -> None:
+    """Read the worker's frames, in a thread of its own."""
+    for line in pipes.incoming:
         match decode_to_box(line):
             case RunJob() as run:
-                inside.start_job(run.id)
+                main_thread.start_job(run.id)
                 runs.put(run)
-            case SoftLimitReached() | CancelJob() as said:
-                inside.on_message(said)
+            case SoftLimitReached() | CancelJob() as message:
+                main_thread.on_message(message)
             case _:
                 pass
-    if inside.is_busy:
-        _end_all()
+    if main_thread.is_busy:
+        _kill_group()
     runs.put(None)
 
 
-def _end_all() -> None:
-    """The worker is gone: nobody wants this, nor what the job has started."""
+def _kill_group() -> None:
+    """Kill this process and everything that the job has started: the worker is gone."""
     os.killpg(0, signal.SIGKILL)
 
 
-def _app_of(home: BoxHome) -> App:
-    """The worker's application, as it is here."""
-    sys.path[:] = [*home.path, *(each for each in sys.path if each not in home.path)]
+def _load_app(home: BoxHome) -> App:
+    """Import and configure the worker's application. Exits if there is none of that name."""
+    sys.path[:] = [*home.path, *(path for path in sys.path if path not in home.path)]
     importlib.import_module(home.module)
-    app = next(_apps(home), None)
+    app = next(_find_apps(home), None)
     if app is None:
         sys.exit(
             f"module {home.module!r} has no application {home.app!r} when a box imports it: make it at the top of a "
@@ -146,20 +150,24 @@ def _app_of(home: BoxHome) -> App:
     return app
 
 
-def _apps(home: BoxHome) -> Iterator[App]:
+def _find_apps(home: BoxHome) -> Iterator[App]:
     for module in (sys.modules[home.module], *list(sys.modules.values())):
         yield from (
-            each for each in list(vars(module).values()) if isinstance(each, App) and each.name == home.app
+            value
+            for value in list(vars(module).values())
+            if isinstance(value, App) and value.name == home.app
         )
     if home.app == default_app().name:
         yield default_app()
 
 
-def _run(app: App, inside: BoxMainThread, run: RunJob) -> Outcome:
-    """One job's outcome."""
+def _run(app: App, main_thread: BoxMainThread, run: RunJob) -> Outcome:
+    """Run one job and return its outcome."""
     if run.task not in app.tasks:
-        text = f"no task {run.task!r} in its box: is it declared when the box imports module {app.module!r}?"
-        return PermanentFailure(Reason.UNKNOWN_TASK, Failure(type="UnknownTask", message=text))
+        message = (
+            f"no task {run.task!r} in its box: is it declared when the box imports module {app.module!r}?"
+        )
+        return PermanentFailure(Reason.UNKNOWN_TASK, Failure(type="UnknownTask", message=message))
     task: Task[Any, Any] = app.tasks[run.task]
     try:
         args, kwargs = task.parameters.decode(run.args, run.kwargs)
@@ -168,13 +176,13 @@ def _run(app: App, inside: BoxMainThread, run: RunJob) -> Outcome:
     except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
         return PermanentFailure(Reason.BAD_ARGUMENTS, make_failure(error))
     function = task.deduplicate if run.policy and task.deduplicate is not None else task.function
-    return inside.run_job(run, task.loop, function, args, kwargs)
+    return main_thread.run_job(run, task.loop, function, args, kwargs)
 
 
-def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """Values that JSON has."""
-    known = str | int | float | bool | None
-    return {name: each if isinstance(each, known) else repr(each) for name, each in fields.items()}
+def _make_jsonable(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with each value that JSON lacks as text."""
+    json_types = str | int | float | bool | None
+    return {name: value if isinstance(value, json_types) else repr(value) for name, value in fields.items()}
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Connection."""
+"""Connections to the broker: the handshake, request and reply, reconnecting."""

@@ -1,7 +1,7 @@
-"""Asyncio link: one connection to the broker on asyncio streams: bytes out, replies in, each within its time.
+"""One connection to the broker on asyncio streams, with a time limit for each step.
 
-The twin of `socket_link.py`: redis-py resolves, connects, encrypts; the words of the handshake and the
-reading are ours.
+The counterpart of `socket_link.py`: redis-py resolves, connects and encrypts; the handshake and the reading are
+our own.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_error
 
 CHUNK = 65536
+"""Bytes that are read at once."""
 NAME = "celery5-producer"
 
 
@@ -36,7 +37,7 @@ class AsyncioLink:
         self.greeting: ServerHello | None = None
 
     def close(self) -> None:
-        """Close at once, without waiting for what was not sent yet."""
+        """Close at once; what was not sent yet is lost."""
         self._writer.transport.abort()
 
     def is_usable(self) -> bool:
@@ -48,13 +49,13 @@ class AsyncioLink:
         self._writer.write(packed)
 
     async def send(self, packed: bytes, within: float) -> None:
-        """Send it all but for what the loop holds for the kernel, at most 64 KB."""
+        """Send all of it, except for at most 64 KB that the loop still buffers."""
         self._writer.write(packed)
         async with asyncio.timeout(within):
             await self._writer.drain()
 
     async def receive(self, within: float) -> Any:
-        """The next reply that was asked for; errors are values. Raises TimeoutError."""
+        """Return the next reply, skipping pushed frames; errors are values. Raises TimeoutError."""
         async with asyncio.timeout(within):
             while True:
                 reply = self._replies.next()
@@ -64,7 +65,7 @@ class AsyncioLink:
                     return reply
 
     async def receive_frames(self, within: float) -> list[Any]:
-        """Replies and pushed frames, as many as have come together; none when nothing comes in time."""
+        """Return the replies and pushed frames that have arrived together; none if nothing arrives in time."""
         try:
             async with asyncio.timeout(within):
                 await self._fill()
@@ -76,10 +77,10 @@ class AsyncioLink:
         return frames
 
     async def _fill(self) -> None:
-        some = await self._reader.read(CHUNK)
-        if not some:
+        data = await self._reader.read(CHUNK)
+        if not data:
             raise ConnectionResetError("the server closed the connection")
-        self._replies.feed(some)
+        self._replies.feed(data)
 
 
 async def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp) -> AsyncioLink:
@@ -107,25 +108,25 @@ async def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp) -> AsyncioLink
 
 async def _connect(endpoint: Endpoint, timing: Timing) -> AsyncioLink:
     if endpoint.kind == "unix":
-        # Here redis-py would shake hands in its own words before it comes to the hook.
+        # For these redis-py makes a handshake of its own before it calls the hook.
         return AsyncioLink(*await asyncio.open_unix_connection(endpoint.path))
     client = cast("Any", redis.asyncio.Redis)(
         **endpoint.client_options(),
         socket_timeout=timing.connect,
         socket_connect_timeout=timing.connect,
         retry=Retry(NoBackoff(), 0),
-        # Connecting only: the handshake is ours, so that all drivers speak the same words.
+        # It only connects: the handshake is our own, so that it is the same in all drivers.
         redis_connect_func=_connected,
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
         driver_info=None,
     )
     connection = client.connection_pool.make_connection()
     await connection.connect()
-    # Taken over: redis-py's object is done, and must not close the streams when it goes.
+    # The link owns the streams now: redis-py must not close them with its object.
     link = AsyncioLink(connection._reader, connection._writer)
     connection._reader = connection._writer = None
     return link
 
 
 def _connected(_connection: object) -> None:
-    """Nothing to say yet."""
+    """Send nothing: the handshake is our own."""

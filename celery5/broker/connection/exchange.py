@@ -1,7 +1,7 @@
-"""Exchange: what calls send and what their replies come to, once for every driver that has a connection to itself.
+"""The exchange of calls for replies, for every driver that uses a connection for one caller at a time.
 
-A generator that yields what is to be sent and is sent back what was received. The blocking driver and the
-asyncio one only differ in how they do that.
+An exchange is a generator that yields what is to be sent and receives the replies. The blocking and the asyncio
+driver differ only in how they send and receive.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -25,39 +25,39 @@ __all__ = [
 ]
 
 
-class _NotYet:
+class _NeedData:
     def __repr__(self) -> str:
-        return "NOT_YET"
+        return "NEED_DATA"
 
 
-NEED_DATA: Final = _NotYet()
+NEED_DATA: Final = _NeedData()
+"""What the parser returns when it needs more bytes."""
 
-# hiredis declares a tuple of one element.
+# hiredis declares its argument as a tuple of one element.
 _pack_command = cast("Callable[[tuple[Word, ...]], bytes]", vars(hiredis)["pack_command"])
 
 
 def pack_command(words: tuple[Word, ...]) -> bytes:
-    """One command as the bytes to send. Raises TypeError for a word that is not str, bytes, int or float."""
+    """Return one command as bytes to send. Raises TypeError for a word that is not str, bytes, int or float."""
     return _pack_command(words)
 
 
 def pack_commands(commands: Sequence[tuple[Word, ...]]) -> bytes:
-    """Several commands as the bytes to send in one go."""
+    """Return several commands as bytes to send in one write."""
     return b"".join(map(_pack_command, commands))
 
 
 class ReplyParser:
-    """The replies in what one connection has received: `feed` bytes, then call `next` until it gives
-    `NOT_YET`.
+    """Parses what one connection has received: `feed` bytes, then call `next` until it returns NEED_DATA.
 
-    `next` raises `ProtocolError` when the bytes are no RESP; the connection cannot be used after that.
+    `next` raises ProtocolError if the bytes are not RESP; the connection cannot be used after that.
     """
 
     __slots__ = ("feed", "next")
 
     def __init__(self) -> None:
         reader = Reader(notEnoughData=NEED_DATA, replyError=ReplyError, protocolError=ProtocolError)
-        # Bound once: these two are called for every chunk and every reply.
+        # Looked up once: these two are called for every chunk and every reply.
         self.feed = reader.feed
         self.next: Any = reader.gets
 
@@ -67,24 +67,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """One write: the bytes, and for each of the replies how many seconds it may take.
-
-    `repeatable` as in `Call`. `partly_done`: an earlier trip of the same exchange has done a part of it.
-    """
+    """One write of an exchange."""
 
     packed: bytes
-    timeouts: Sequence[float]
-    repeatable: bool
-    partly_done: bool = False
+    timeouts: Sequence[float]  # seconds that each of the replies may take
+    repeatable: bool  # as in `Call`
+    partly_done: bool = False  # an earlier request of the same exchange has done a part of it
 
 
 def exchange_one(call: Call[T], *, reply_within: float, where: str) -> Generator[WireRequest, list[Any], T]:
-    """Perform one call. Ends with its value, or raises the error that the server's refusal means."""
+    """Perform one call. Returns its decoded reply. Raises BrokerError for an error reply."""
     timeouts = (reply_within + call.blocks,)
     (raw,) = yield WireRequest(pack_command(call.words), timeouts, call.repeatable)
     if type(raw) is ReplyError:
         if is_script_missing(call, raw):
-            # It did not run, so this is no repetition.
+            # It did not run, so this does not repeat it.
             (raw,) = yield WireRequest(pack_command(call.with_script_text), timeouts, call.repeatable)
         if type(raw) is ReplyError:
             raise translate_reply(str(raw), where=where)
@@ -96,23 +93,23 @@ def exchange_all(
 ) -> Generator[WireRequest, list[Any], list[T]]:
     """Perform several calls in one write.
 
-    All of them run; when some are refused, the first refusal is raised at the end, with `maybe_done` when others ran.
+    All of them run. If some are refused, the first error is raised at the end, with `maybe_done` if others ran.
     """
     raws = yield WireRequest(
         pack_commands([call.words for call in calls]),
         [reply_within + call.blocks for call in calls],
         all(call.repeatable for call in calls),
     )
-    unknown = [at for at, raw in enumerate(raws) if is_script_missing(calls[at], raw)]
-    if unknown:
-        again = [calls[at] for at in unknown]
+    missing = [at for at, raw in enumerate(raws) if is_script_missing(calls[at], raw)]
+    if missing:
+        resent = [calls[at] for at in missing]
         answers = yield WireRequest(
-            pack_commands([call.with_script_text for call in again]),
-            [reply_within + call.blocks for call in again],
-            all(call.repeatable for call in again),
+            pack_commands([call.with_script_text for call in resent]),
+            [reply_within + call.blocks for call in resent],
+            all(call.repeatable for call in resent),
             partly_done=any_succeeded(raws),
         )
-        for at, raw in zip(unknown, answers, strict=True):
+        for at, raw in zip(missing, answers, strict=True):
             raws[at] = raw
     for raw in raws:
         if type(raw) is ReplyError:
@@ -132,7 +129,7 @@ def read_reply(call: Call[T], raw: Any, *, where: str) -> T:
 
 
 def is_script_missing(call: Call[Any], raw: object) -> bool:
-    """Whether the server wants the script in full."""
+    """Whether the server does not know the script of a call."""
     return type(raw) is ReplyError and call.script is not None and str(raw).startswith("NOSCRIPT")
 
 
@@ -142,9 +139,9 @@ def any_succeeded(raws: Sequence[Any]) -> bool:
 
 
 class ResendAllowed(Exception):
-    """Inside a driver: the attempt failed, and a second one on a new connection is allowed.
+    """Raised inside a driver: the attempt failed, and a second one on a new connection is allowed.
 
-    `maybe_done`: the failed attempt may have run. Then every later error of the exchange has `maybe_done`, too.
+    With `maybe_done` the failed attempt may have run: every later error of the exchange has `maybe_done` then.
     """
 
     def __init__(self, *, maybe_done: bool) -> None:
@@ -152,14 +149,11 @@ class ResendAllowed(Exception):
         super().__init__()
 
 
-def may_resend(trip: WireRequest, *, sent: bool, last: bool) -> bool:
-    """Whether a trip that broke may be made once more: it may be repeated, or certainly did not run."""
-    return not last and (trip.repeatable or not maybe_done(trip, sent=sent))
+def may_resend(request: WireRequest, *, sent: bool, last: bool) -> bool:
+    """Whether a failed request may be sent once more: it is repeatable, or has certainly not run."""
+    return not last and (request.repeatable or not maybe_done(request, sent=sent))
 
 
-def maybe_done(trip: WireRequest, *, sent: bool) -> bool:
-    """Whether a broken trip may have run:
-
-    of a single command that did not leave whole nothing does; of several, some may.
-    """
-    return sent or len(trip.timeouts) > 1
+def maybe_done(request: WireRequest, *, sent: bool) -> bool:
+    """Whether a failed request may have run: a single command that was not sent whole has not; of several, some may."""
+    return sent or len(request.timeouts) > 1

@@ -1,8 +1,8 @@
-"""Handshake: the first words on a new connection, and what the server says of itself.
+"""The handshake of a new connection.
 
-`HELLO` does it in one trip: protocol, user, password and name; `SELECT` follows in the same write. Command
-links speak RESP2 so that every driver, Trio or not, sees the same shapes (a map would be a dict here and a
-list there); a push link speaks RESP3, where pushed frames cannot be taken for replies.
+`HELLO` sends protocol, user, password and name at once; `SELECT` follows in the same write. Connections for commands
+use RESP2, so that all drivers see the same shapes (RESP3 maps are dicts in one and lists in another). Connections for
+pushed messages use RESP3, where pushed frames cannot be mistaken for replies.
 """
 
 import re
@@ -19,31 +19,32 @@ from celery5.errors import BrokerReplied, BrokerTooOld
 Resp = Literal[2, 3]
 
 MIN_SERVER_VERSION = (6, 2)
+"""Of Redis; every Valkey is new enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerHello:
-    """What the server answered: `server` (redis, valkey), its `version`, and its handle for the connection."""
+    """The server's reply to HELLO."""
 
-    server: str
+    server: str  # redis or valkey
     version: str
-    client_id: int
+    client_id: int  # the server's id of the connection
 
 
 def build_hello(endpoint: Endpoint, *, resp: Resp, name: str) -> list[tuple[Word, ...]]:
-    """The commands of the handshake."""
+    """Return the commands of the handshake."""
     login: tuple[Word, ...] = ()
     if endpoint.password is not None or endpoint.username is not None:
         login = ("AUTH", endpoint.username or "default", endpoint.password or "")
     commands: list[tuple[Word, ...]] = [("HELLO", resp, *login, "SETNAME", _client_name(name))]
     if endpoint.db:
-        # Only then: a user's ACL may well forbid it.
+        # Not for 0: a user's ACL may forbid SELECT.
         commands.append(("SELECT", endpoint.db))
     return commands
 
 
 def parse_server_hello(answers: Sequence[Any], *, where: str) -> ServerHello:
-    """Read the answers to `greet`. Raises the translated error of a refusal, and `BrokerTooOld`."""
+    """Read the replies to `build_hello`. Raises BrokerTooOld, and the BrokerError of an error reply."""
     hello = answers[0]
     if isinstance(hello, ReplyError) and "unknown command" in str(hello):
         raise BrokerTooOld(

@@ -1,7 +1,7 @@
-"""Pool: the blocking connections of one process, shared by its threads, and the breaker that guards new ones.
+"""The pool of blocking connections that the threads of a process share, with a circuit breaker for new ones.
 
-Bounded in number, and waiting for one is bounded in time. The last one given back is the first one taken, so
-that a process with one busy thread has one connection.
+Their number is bounded, and so is the time that a thread waits for one. The connection that was released last is used
+first, so that a process with one busy thread has one connection.
 """
 
 import threading
@@ -21,10 +21,7 @@ NAME = "celery5-producer"
 
 
 class Dialer:
-    """Opens connections to one endpoint, unless the last attempts all failed:
-
-    then it refuses at once, for a moment.
-    """
+    """Opens connections to one endpoint. After too many failures in a row it refuses at once for a moment."""
 
     def __init__(self, endpoint: Endpoint, timing: Timing) -> None:
         self.endpoint = endpoint
@@ -32,59 +29,65 @@ class Dialer:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the past: a forked child starts with a lock that nobody holds."""
+        """Start again, with a new lock and a closed breaker: for a forked child."""
         self._lock = threading.Lock()
         self._breaker = new_breaker(self.timing)
 
     def dial(self, *, resp: Resp = 2, within: float | None = None) -> SocketLink:
-        """A new connection, in at most `within` seconds where that is less than the usual time.
+        """Open a connection.
 
-        Raises `CircuitOpen` at once while the breaker is open; else what `socket_link.dial` does.
+        Args:
+            resp: The protocol version.
+            within: Seconds, if less than `timing.connect`.
+
+        Raises:
+            CircuitOpen: The breaker is open.
+            BrokerError: As `socket_link.dial`.
         """
         timing = self.timing
         if within is not None and within < timing.connect:
             timing = replace(timing, connect=max(within, 0.01))
         try:
-            self._set_out()
+            self._start_attempt()
             link = dial(self.endpoint, timing, resp=resp, name=NAME)
         except CircuitOpen:
             raise
         except BrokerUnavailable:
-            self._learn(lambda breaker: breaker.after_failure(time.monotonic()))
+            self._update_breaker(lambda breaker: breaker.after_failure(time.monotonic()))
             raise
         except BrokerError:
-            # Refused is not away: somebody answered.
-            self._learn(Breaker.after_success)
+            # Refused is not unreachable: there was a reply.
+            self._update_breaker(Breaker.after_success)
             raise
         except BaseException:
-            self._learn(lambda breaker: breaker.after_cancelled_probe(time.monotonic()))
+            self._update_breaker(lambda breaker: breaker.after_cancelled_probe(time.monotonic()))
             raise
-        self._learn(Breaker.after_success)
+        self._update_breaker(Breaker.after_success)
         return link
 
-    def _set_out(self) -> None:
+    def _start_attempt(self) -> None:
         with self._lock:
             now = time.monotonic()
             if not self._breaker.is_allowed(now):
                 raise circuit_open(self.endpoint, self.timing)
             self._breaker = self._breaker.with_probe(now)
 
-    def _learn(self, event: Callable[[Breaker], Breaker]) -> None:
+    def _update_breaker(self, event: Callable[[Breaker], Breaker]) -> None:
         with self._lock:
             self._breaker = event(self._breaker)
 
 
 class _Place:
-    """The right to one connection. Given up by being forgotten, so that no interruption can lose one."""
+    """The right to one connection. It is freed by the garbage collector, so that no interruption can leak one."""
 
     __slots__ = ("__weakref__",)
 
 
 class Pool:
-    """At most `limit` connections. `take` one, use it alone, then `give_back` or `discard` it.
+    """At most `limit` connections. `acquire` one, use it alone, then `release` or `discard` it.
 
-    Ctrl-C may strike between any two steps. A connection that nobody holds any more closes itself and frees
-    its place, and the lock is a bare one: a `with` on a Condition can be left locked by an interruption.
+    Ctrl-C may interrupt between any two steps. So a connection without references closes itself and frees its place,
+    and the lock is a plain one: an interruption can leave a `with` on a Condition locked.
     """
 
     def __init__(self, dialer: Dialer, limit: int) -> None:
@@ -93,56 +96,56 @@ class Pool:
         self.reset()
 
     def reset(self) -> None:
-        """Begin without connections and with locks that nobody holds, as a forked child must."""
+        """Start again without connections and with new locks: for a forked child."""
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
+        self._place_freed = threading.Condition(self._lock)
         self._places: weakref.WeakSet[_Place] = weakref.WeakSet()
         self._free: list[SocketLink] = []
-        self._queued = 0
+        self._waiting = 0
         self._closed = False
 
     def acquire(self) -> SocketLink:
-        """A connection in order: an idle one, a new one, or one that somebody gives back in time.
+        """Return an idle connection, a new one, or one that is released in time.
 
-        Raises what `Dialer.dial` raises, and `BrokerUnavailable` when none became free.
+        Raises BrokerUnavailable if none becomes free, and BrokerError as `Dialer.dial`.
         """
         while True:
             try:
                 link = self._free.pop()
             except IndexError:
-                found = self._wait_for_room()
-                if isinstance(found, _Place):
-                    return self._dial(found)
-                link = found
+                link_or_place = self._wait_for_place()
+                if isinstance(link_or_place, _Place):
+                    return self._dial(link_or_place)
+                link = link_or_place
             if link.is_usable():
                 return link
             self.discard(link)
 
     def replace(self, broken: SocketLink) -> SocketLink:
-        """A new connection in the place of a broken one. Raises what `Dialer.dial` raises."""
+        """Return a new connection in the place of a broken one. Raises as `Dialer.dial`."""
         place, broken.place = broken.place, None
         broken.close()
         return self._dial(place)
 
     def release(self, link: SocketLink) -> None:
-        """The link is idle and its last reply was read."""
+        """Put back a connection whose last reply was read."""
         self._free.append(link)
-        # In this order: one who queues counts himself first and then looks for a free one, so none is missed.
-        if self._queued:
+        # In this order: a waiting thread counts itself first and then looks for a free link, so it misses none.
+        if self._waiting:
             with self._lock:
-                self._room.notify()
+                self._place_freed.notify()
         if self._closed:
             self.close()
 
     def discard(self, link: SocketLink) -> None:
-        """The link is broken, or may be out of step."""
+        """Close a connection that is broken, or may be out of step."""
         link.place = None
         link.close()
         with self._lock:
-            self._room.notify()
+            self._place_freed.notify()
 
     def close_idle(self) -> None:
-        """Close what is idle: the server behind the name has changed its role."""
+        """Close idle connections: the server behind the name has changed its role."""
         while True:
             try:
                 link = self._free.pop()
@@ -151,62 +154,65 @@ class Pool:
             self.discard(link)
 
     def close(self) -> None:
-        """Close what is idle now, and the rest as it is given back. A later `take` opens again."""
+        """Close idle connections now and the others when they are released. A later `acquire` opens the pool again."""
         self._closed = True
         self.close_idle()
 
     @property
     def idle(self) -> int:
-        """How many connections are open and not in use."""
+        """How many connections are idle."""
         return len(self._free)
 
     @property
     def in_use(self) -> int:
-        """How many are in use, or being opened."""
+        """How many connections are in use or being opened."""
         return len(self._places) - len(self._free)
 
     @property
     def waiting_threads(self) -> int:
-        """How many threads wait for one."""
-        return self._queued
+        """How many threads wait for a connection."""
+        return self._waiting
 
     def _dial(self, place: object) -> SocketLink:
         try:
             link = self._dialer.dial()
         except BaseException:
-            # By name: whoever keeps the error keeps the frames that it passed through, and what they hold.
+            # Explicitly: the traceback of the error keeps this frame, and with it the place.
             if isinstance(place, _Place):
                 self._places.discard(place)
             with self._lock:
-                self._room.notify()
+                self._place_freed.notify()
             raise
         link.place = place
         return link
 
-    def _wait_for_room(self) -> SocketLink | _Place:
-        """A free link, or the place for a new one."""
+    def _wait_for_place(self) -> SocketLink | _Place:
+        """Return a free link, or the place for a new one."""
         end = time.monotonic() + self._dialer.timing.reply
         with self._lock:
             self._closed = False
-            self._queued += 1
+            self._waiting += 1
             try:
                 while True:
                     if self._free:
                         try:
                             return self._free.pop()
                         except IndexError:
-                            pass  # taken by somebody who did not queue
+                            pass  # taken by a thread that did not wait
                     if len(self._places) < self._limit:
                         place = _Place()
                         self._places.add(place)
                         return place
-                    # In short turns: a place that was forgotten wakes nobody.
-                    if not self._room.wait(min(1.0, end - time.monotonic())) and time.monotonic() >= end:
-                        raise self._crowded()
+                    # In short turns: a place that the garbage collector frees notifies nobody.
+                    if (
+                        not self._place_freed.wait(min(1.0, end - time.monotonic()))
+                        and time.monotonic() >= end
+                    ):
+                        raise self._make_busy_error()
             finally:
-                self._queued -= 1
+                self._waiting -= 1
 
-    def _crowded(self) -> BrokerUnavailable:
+    def _make_busy_error(self) -> BrokerUnavailable:
         return BrokerUnavailable(
             f"all {self._limit} connections to broker {self._dialer.endpoint.masked_url} were busy for "
             f"{self._dialer.timing.reply:g} s; raise the number of connections, or use fewer threads"
@@ -214,12 +220,12 @@ class Pool:
 
 
 def new_breaker(timing: Timing) -> Breaker:
-    """The breaker of a producer's connections."""
+    """Return the breaker of a producer's connections."""
     return Breaker(policy=BreakerPolicy(threshold=timing.breaker_failures, reset=timing.breaker_reset))
 
 
 def circuit_open(endpoint: Endpoint, timing: Timing) -> CircuitOpen:
-    """The error of an open breaker."""
+    """Return the error of an open breaker."""
     return CircuitOpen(
         f"broker {endpoint.masked_url} could not be reached {timing.breaker_failures} times in a row and is left alone "
         f"for {timing.breaker_reset:g} s; check that it runs"

@@ -1,9 +1,8 @@
-"""Socket link: one blocking connection to the broker: bytes out, replies in, each within its time.
+"""One blocking connection to the broker, with a time limit for each step.
 
-redis-py resolves, connects, encrypts and sets keep-alive; the words of the handshake and the reading are
-ours. redis-py's own way of a command through `Redis.execute_command` costs about 100 us, this one a third of
-it: one system call to send, one to receive, and the kernel keeps the time (SO_RCVTIMEO) instead of one more
-`poll` for each.
+redis-py resolves, connects, encrypts and sets keep-alive; the handshake and the reading are our own. A command through
+`Redis.execute_command` costs about 100 us, one through this link a third of that: one system call to send, one to
+receive, and the kernel limits the time (SO_RCVTIMEO) instead of one more `poll` for each.
 """
 
 import socket
@@ -31,9 +30,10 @@ from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_error
 
 CHUNK = 65536
+"""Bytes that are read at once."""
 
-# A reply may come in pieces, each in time; all of them together have this many times the time of one.
-SLOWEST = 6
+MAX_REPLY_PERIODS = 6
+"""A reply that comes in pieces may take this many times the time of one piece."""
 
 
 class SocketLink:
@@ -53,27 +53,23 @@ class SocketLink:
         self._poll = poll()
         self._poll.register(connected, POLLIN)
         self.greeting: ServerHello | None = None
-        # Of the pool's: what this link takes up there, for as long as it lives.
+        # The place in the pool that this link takes, as long as it exists.
         self.place: object = None
 
     def __del__(self) -> None:
-        # A link that is dropped (an interpreter that ends, a thread that died) must not warn of an open
-        # socket.
+        # A link that is dropped (the interpreter or a thread ends) must not cause a ResourceWarning.
         self.close()
 
     def close(self) -> None:
-        """Close our end without a word to the server: a child closes its copy, and the parent's lives on."""
+        """Close our end, with no message to the server: a forked child closes its copy, the parent's stays open."""
         self._socket.close()
 
     def is_usable(self) -> bool:
-        """Whether an idle link may be used:
-
-        neither closed by the server nor with bytes that nobody asked for.
-        """
+        """Whether an idle link may be used: the server has neither closed it nor sent unexpected bytes."""
         return not self._poll.poll(0)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there is something to `drain`, at most `seconds`."""
+        """Wait until there is something to `drain`, for at most so many seconds; return whether there is."""
         return bool(self._poll.poll(max(0.0, seconds) * 1000))
 
     def set_timeout(self, timeout: float) -> None:
@@ -90,73 +86,67 @@ class SocketLink:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, period)
 
     def send(self, packed: bytes) -> None:
-        """Send it all.
-
-        When this raises, the last command at least did not reach the server whole, and will not run.
-        """
+        """Send all of it. If this raises, the last command has not reached the server whole and will not run."""
         try:
             self._socket.sendall(packed)
         except BlockingIOError:
             raise TimeoutError from None
 
     def receive(self) -> Any:
-        """The next reply that was asked for; errors are values.
-
-        Raises TimeoutError when it does not come in time.
-        """
+        """Return the next reply, skipping pushed frames; errors are values. Raises TimeoutError."""
         replies = self._replies
         reply = replies.next()
         if reply is not NEED_DATA and type(reply) is not PushNotification:
             return reply
-        latest = 0.0
+        deadline = 0.0
         while True:
-            replies.feed(self._receive_some())
+            replies.feed(self._receive_chunk())
             reply = replies.next()
             while type(reply) is PushNotification:
                 reply = replies.next()
             if reply is not NEED_DATA:
                 return reply
-            if not latest:
-                latest = time.monotonic() + SLOWEST * self._timeout
-            elif time.monotonic() > latest:
+            if not deadline:
+                deadline = time.monotonic() + MAX_REPLY_PERIODS * self._timeout
+            elif time.monotonic() > deadline:
                 raise TimeoutError
 
     def drain(self) -> list[Any]:
-        """All replies and pushed frames that are here already, without waiting for more."""
-        while self._feed_what_is_here():
+        """Return all replies and pushed frames that have arrived already, without waiting for more."""
+        while self._feed_available():
             pass
         frames: list[Any] = []
         while (frame := self._replies.next()) is not NEED_DATA:
             frames.append(frame)
         return frames
 
-    def _receive_some(self) -> bytes:
+    def _receive_chunk(self) -> bytes:
         try:
-            some = self._socket.recv(CHUNK)
+            data = self._socket.recv(CHUNK)
         except BlockingIOError:
             raise TimeoutError from None
-        if not some:
+        if not data:
             raise ConnectionResetError("the server closed the connection")
-        return some
+        return data
 
-    def _feed_what_is_here(self) -> bool:
-        """One read; true when there may be more at once."""
+    def _feed_available(self) -> bool:
+        """Read once; return whether there may be more at once."""
         try:
             if self._tls:
-                # A TLS socket takes no flags, and what it has decrypted already no `poll` can see: read until
-                # it is dry.
+                # A TLS socket takes no flags, and `poll` does not see what it has decrypted already: read until
+                # nothing is left.
                 self._socket.settimeout(0)
-                some = self._socket.recv(CHUNK)
+                data = self._socket.recv(CHUNK)
             else:
-                some = self._socket.recv(CHUNK, socket.MSG_DONTWAIT)
+                data = self._socket.recv(CHUNK, socket.MSG_DONTWAIT)
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         finally:
             if self._tls:
                 self._socket.settimeout(self._timeout)
-        if not some:
+        if not data:
             raise ConnectionResetError("the server closed the connection")
-        self._replies.feed(some)
+        self._replies.feed(data)
         return self._tls
 
 
@@ -172,17 +162,17 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
             socket_timeout=timing.connect,
             socket_connect_timeout=timing.connect,
             retry=Retry(NoBackoff(), 0),
-            # Connecting only: the handshake is ours, so that all drivers speak the same words.
+            # It only connects: the handshake is our own, so that it is the same in all drivers.
             redis_connect_func=_connected,
             maint_notifications_config=MaintNotificationsConfig(enabled=False),
-            # Else it looks for its own version on disk, behind import locks that a fork can leave locked.
+            # Else it reads its own version from disk, under import locks that a fork can leave locked.
             driver_info=None,
         )
         connection = client.connection_pool.make_connection()
         connection.connect()
     except Exception as error:
         raise translate_error(error, maybe_done=False, where=endpoint.masked_url) from None
-    # Taken over: redis-py's object is done, and must not shut the socket down when it goes.
+    # The link owns the socket now: redis-py must not shut it down with its object.
     link = SocketLink(connection._sock)
     connection._sock = None
     try:
@@ -201,4 +191,4 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
 
 
 def _connected(_connection: object) -> None:
-    """Nothing to say yet."""
+    """Send nothing: the handshake is our own."""

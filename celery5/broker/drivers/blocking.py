@@ -1,4 +1,4 @@
-"""Blocking: performs calls from plain Python, on redis-py's connections, for any number of threads."""
+"""The blocking driver: performs calls in plain Python, from any number of threads."""
 
 import os
 import weakref
@@ -28,12 +28,9 @@ T = TypeVar("T")
 class BlockingRedis:
     """The blocking driver: thread safe, fork safe, connecting when it is first used.
 
-    `endpoint`: where the broker is. `timing`: every limit in seconds. `connections`: how many at most.
-
-    A command is sent once. It is sent again, on a new connection, only when it cannot have run (the
-    connection was found dead before all of it had left), when its call is `repeatable`, or when the server
-    did not know the script (NOSCRIPT). Raises the broker's errors of `celery5.errors` and no other;
-    `BrokerUnavailable.maybe_done` tells whether the command may have run.
+    A command is sent once. It is sent again, on a new connection, only if it cannot have run (the connection broke
+    before all of it was sent), if its call is `repeatable`, or if the server did not know the script (NOSCRIPT). All
+    errors are BrokerErrors; `BrokerUnavailable.maybe_done` says whether the command may have run.
     """
 
     def __init__(
@@ -51,14 +48,13 @@ class BlockingRedis:
         _drivers.add(self)
 
     def perform(self, call: Call[T]) -> T:
-        """Make one trip and read its answer."""
+        """Perform one call and return its decoded reply. Raises BrokerError."""
         return self._drive(exchange_one(call, reply_within=self.timing.reply, where=self._where))
 
     def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
-        """Make many trips as one: a single write, then all the replies, in order.
+        """Perform several calls in one write and return their decoded replies in order.
 
-        They are not one transaction. When some are refused the rest has run all the same, and the first
-        refusal is raised.
+        They are no transaction: if some are refused, the others have run all the same. The first error is raised.
         """
         if not calls:
             return []
@@ -68,50 +64,50 @@ class BlockingRedis:
         """Close the connections. The driver opens new ones if it is used again."""
         self._pool.close()
 
-    def _drive(self, steps: Generator[WireRequest, list[Any], T]) -> T:
-        trip = next(steps)
-        # Whether an attempt was lost that may have run: then every later error has `maybe_done`.
+    def _drive(self, exchange: Generator[WireRequest, list[Any], T]) -> T:
+        request = next(exchange)
+        # Whether a failed attempt may have run: then every later error has `maybe_done`.
         maybe_done_before = False
         try:
             while True:
                 link = self._pool.acquire()
                 raws: list[Any] | None = None
                 try:
-                    raws = self._attempt(link, trip, last=False)
+                    raws = self._attempt(link, request, last=False)
                 except ResendAllowed as lost:
                     maybe_done_before = maybe_done_before or lost.maybe_done
                 if (
                     raws is None
                 ):  # outside of the handler: an error in it would keep the lost link in its context
-                    raws = self._attempt(self._pool.replace(link), trip, last=True)
-                trip = steps.send(raws)
+                    raws = self._attempt(self._pool.replace(link), request, last=True)
+                request = exchange.send(raws)
         except StopIteration as end:
             value: T = end.value
             return value
         except BrokerError as error:
-            if maybe_done_before or trip.partly_done:
+            if maybe_done_before or request.partly_done:
                 error.mark_maybe_done()
             if isinstance(error, BrokerReadOnly):
                 # The master has moved: the next connection may find the new one behind the same name.
                 self._pool.close_idle()
             raise
 
-    def _attempt(self, link: SocketLink, trip: WireRequest, *, last: bool) -> list[Any]:
-        """One attempt.
+    def _attempt(self, link: SocketLink, request: WireRequest, *, last: bool) -> list[Any]:
+        """Send a request once and return its replies.
 
-        Raises `SendAgain`, with the link's place in the pool kept, when another one is allowed.
+        Raises ResendAllowed if another attempt is allowed; the link keeps its place in the pool then.
         """
         sent = False
         raws: list[Any] = []
         try:
-            link.send(trip.packed)
+            link.send(request.packed)
             sent = True
-            for timeout in trip.timeouts:
+            for timeout in request.timeouts:
                 link.set_timeout(timeout)
                 raws.append(link.receive())
         except (OSError, ProtocolError) as error:
-            done = maybe_done(trip, sent=sent)
-            if may_resend(trip, sent=sent, last=last):
+            done = maybe_done(request, sent=sent)
+            if may_resend(request, sent=sent, last=last):
                 raise ResendAllowed(maybe_done=done) from error
             self._pool.discard(link)
             raise translate_error(error, maybe_done=done, where=self._where) from None
@@ -123,9 +119,9 @@ class BlockingRedis:
         return raws
 
     def after_fork(self) -> None:
-        """Begin anew, in the child: the parent's sockets are closed here and live on there.
+        """Start again in a forked child: its copies of the sockets are closed, the parent's stay open.
 
-        Its locks may be held by threads that the child lacks.
+        The locks are new: threads that the child lacks may have held the old ones.
         """
         self.dialer.reset()
         self._pool.reset()

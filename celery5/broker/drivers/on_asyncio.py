@@ -1,4 +1,4 @@
-"""On asyncio: performs calls in an asyncio program, on redis-py's connections."""
+"""The asyncio driver: performs calls in an asyncio program."""
 
 import asyncio
 import time
@@ -30,10 +30,8 @@ T = TypeVar("T")
 class AsyncioRedis:
     """The asyncio driver of one event loop, connecting when it is first used.
 
-    `endpoint`: where the broker is. `timing`: every limit in seconds. `connections`: how many at most.
-
-    The rules are those of `BlockingRedis`. A task that is cancelled while its command is on its way leaves no
-    reply behind for the next one: its connection is closed.
+    Commands are sent again by the rules of `BlockingRedis`. If a task is cancelled before its reply has come, the
+    connection is closed, so that the next task does not get that reply.
     """
 
     def __init__(
@@ -47,20 +45,19 @@ class AsyncioRedis:
         self.timing = timing
         self._where = endpoint.masked_url
         self._limit = max_connections
-        self._room = asyncio.Semaphore(max_connections)
+        self._slots = asyncio.Semaphore(max_connections)
         self._free: list[AsyncioLink] = []
         self._breaker = new_breaker(timing)
         self._closed = False
 
     async def perform(self, call: Call[T]) -> T:
-        """Make one trip and read its answer."""
+        """Perform one call and return its decoded reply. Raises BrokerError."""
         return await self._drive(exchange_one(call, reply_within=self.timing.reply, where=self._where))
 
     async def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
-        """Make many trips as one: a single write, then all the replies, in order.
+        """Perform several calls in one write and return their decoded replies in order.
 
-        They are not one transaction. When some are refused the rest has run all the same, and the first
-        refusal is raised.
+        They are no transaction: if some are refused, the others have run all the same. The first error is raised.
         """
         if not calls:
             return []
@@ -70,13 +67,19 @@ class AsyncioRedis:
         """Close the connections: idle ones now, the rest when their commands are done."""
         self._closed = True
         self._drop_idle()
-        # Once round the loop, for the transports to close.
+        # One turn of the loop, for the transports to close.
         await asyncio.sleep(0)
 
     async def dial(self, *, resp: Resp = 2, within: float | None = None) -> AsyncioLink:
-        """A new connection, outside of the pool, in at most `within` seconds where that is less than the usual time.
+        """Open a connection that does not belong to the pool.
 
-        Raises `CircuitOpen` at once after too many failures in a row; else what `asyncio_link.dial` does.
+        Args:
+            resp: The protocol version.
+            within: Seconds, if less than `timing.connect`.
+
+        Raises:
+            CircuitOpen: Too many attempts in a row have failed.
+            BrokerError: As `asyncio_link.dial`.
         """
         if not self._breaker.is_allowed(time.monotonic()):
             raise circuit_open(self.endpoint, self.timing)
@@ -90,7 +93,7 @@ class AsyncioRedis:
             self._breaker = self._breaker.after_failure(time.monotonic())
             raise
         except BrokerError:
-            # Refused is not away: somebody answered.
+            # Refused is not unreachable: there was a reply.
             self._breaker = self._breaker.after_success()
             raise
         except BaseException:
@@ -99,9 +102,9 @@ class AsyncioRedis:
         self._breaker = self._breaker.after_success()
         return link
 
-    async def _drive(self, steps: Generator[WireRequest, list[Any], T]) -> T:
-        trip = next(steps)
-        # Whether an attempt was lost that may have run: then every later error has `maybe_done`.
+    async def _drive(self, exchange: Generator[WireRequest, list[Any], T]) -> T:
+        request = next(exchange)
+        # Whether a failed attempt may have run: then every later error has `maybe_done`.
         maybe_done_before = False
         try:
             while True:
@@ -109,19 +112,19 @@ class AsyncioRedis:
                 try:
                     raws: list[Any] | None = None
                     try:
-                        raws = await self._attempt(self._idle() or await self.dial(), trip, last=False)
+                        raws = await self._attempt(self._idle() or await self.dial(), request, last=False)
                     except ResendAllowed as lost:
                         maybe_done_before = maybe_done_before or lost.maybe_done
                     if raws is None:
-                        raws = await self._attempt(await self.dial(), trip, last=True)
+                        raws = await self._attempt(await self.dial(), request, last=True)
                 finally:
-                    self._room.release()
-                trip = steps.send(raws)
+                    self._slots.release()
+                request = exchange.send(raws)
         except StopIteration as end:
             value: T = end.value
             return value
         except BrokerError as error:
-            if maybe_done_before or trip.partly_done:
+            if maybe_done_before or request.partly_done:
                 error.mark_maybe_done()
             if isinstance(error, BrokerReadOnly):
                 # The master has moved: the next connection may find the new one behind the same name.
@@ -132,7 +135,7 @@ class AsyncioRedis:
         """Wait until one more connection may be used, at most as long as for a reply. Raises BrokerUnavailable."""
         try:
             async with asyncio.timeout(self.timing.reply):
-                await self._room.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             raise BrokerUnavailable(
                 f"all {self._limit} connections to broker {self._where} were busy for {self.timing.reply:g} s"
@@ -146,15 +149,15 @@ class AsyncioRedis:
             link.close()
         return None
 
-    async def _attempt(self, link: AsyncioLink, trip: WireRequest, *, last: bool) -> list[Any]:
+    async def _attempt(self, link: AsyncioLink, request: WireRequest, *, last: bool) -> list[Any]:
         try:
-            await link.send(trip.packed, trip.timeouts[0])
-            raws = [await link.receive(timeout) for timeout in trip.timeouts]
+            await link.send(request.packed, request.timeouts[0])
+            raws = [await link.receive(timeout) for timeout in request.timeouts]
         except (OSError, ProtocolError) as error:
             link.close()
-            # The loop sends what it can at once, so nobody knows what has left.
-            done = maybe_done(trip, sent=True)
-            if may_resend(trip, sent=True, last=last):
+            # The loop sends what it can at once, so nobody knows what was sent.
+            done = maybe_done(request, sent=True)
+            if may_resend(request, sent=True, last=last):
                 raise ResendAllowed(maybe_done=done) from error
             raise translate_error(error, maybe_done=done, where=self._where) from error
         except BaseException:

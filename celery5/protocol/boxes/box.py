@@ -1,4 +1,4 @@
-"""Box: what kind of process a boxed task runs in: by which command, with how much memory and CPU (C62)."""
+"""The declaration of a box: the command, memory and processor time of the process that a boxed task runs in."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -9,6 +9,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.job.retry_policy import LONGEST
 
 MIN_MEMORY = 1024 * 1024
+"""Bytes that a box has at least."""
 
 
 ENVIRONMENT = (
@@ -23,23 +24,23 @@ ENVIRONMENT = (
     "TMPDIR",
     "LD_LIBRARY_PATH",
 )
-"""Variables that every box has, and those that begin with LC_."""
+"""Environment variables that every box gets, as well as those that begin with LC_."""
 
 
 class Box(msgspec.Struct, frozen=True):
     """The box of a task: `@app.task(boxed=Box(memory=512 * 2**20))`.
 
-    `command` is the program and its words, for a box in any language; without one it is Python, which runs the task's
-    function. `memory` is how many bytes of data each of its processes may have, `cpu` how many seconds of processor
-    time one job may use. A box with a `command` gets the variables of the environment that its program needs to find
-    its files and its language (`ENVIRONMENT`), and those that `environment` names: not the broker's URL, no tokens.
     Tasks whose boxes are equal share them. Raises Misconfigured.
     """
 
     command: Sequence[str] = ()
+    """The program and its arguments, in any language. Without one the box is Python and runs the task's function."""
     memory: int | None = None
+    """Bytes of data that each of its processes may have."""
     cpu: float | None = None
+    """Seconds of processor time that one job may use."""
     environment: Sequence[str] = ()
+    """Variables that a box with a command gets, beside `ENVIRONMENT`. It gets no others, such as the broker's URL."""
 
     def __post_init__(self) -> None:
         command: Any = self.command
@@ -48,7 +49,7 @@ class Box(msgspec.Struct, frozen=True):
                 f"Box(command={command!r}): give a list of words: Box({str(command).split()})"
             )
         words = cast("tuple[object, ...]", tuple(command))
-        if not all(isinstance(each, str) and each and "\0" not in each for each in words):
+        if not all(isinstance(text, str) and text and "\0" not in text for text in words):
             raise Misconfigured(f"Box(command={command!r}): give the program and its words, as texts")
         msgspec.structs.force_setattr(self, "command", words)
         memory: Any = self.memory
@@ -62,10 +63,10 @@ class Box(msgspec.Struct, frozen=True):
         self._check_environment()
 
     def _check_environment(self) -> None:
-        said: Any = self.environment
-        names = cast("tuple[object, ...]", () if isinstance(said, str | bytes) else tuple(said))
-        if isinstance(said, str | bytes) or not all(isinstance(each, str) and each for each in names):
-            raise Misconfigured(f"Box(environment={said!r}): give names of variables: ['API_TOKEN']")
+        environment: Any = self.environment
+        names = cast("tuple[object, ...]", () if isinstance(environment, str | bytes) else tuple(environment))
+        if isinstance(environment, str | bytes) or not all(isinstance(name, str) and name for name in names):
+            raise Misconfigured(f"Box(environment={environment!r}): give names of variables: ['API_TOKEN']")
         if names and self.is_python:
             raise Misconfigured(
                 "Box(environment=...) is for a box with a command: one in Python has all variables"
@@ -73,8 +74,10 @@ class Box(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "environment", names)
 
     def get_variables(self, environ: Mapping[str, str]) -> dict[str, str] | None:
-        """Return the variables that the box gets of `environ`; None for all, which a box in Python needs to import the
-        application as its worker did."""
+        """Return the variables of `environ` that the box gets.
+
+        None for all: a box in Python needs them to import the application as its worker did.
+        """
         if self.is_python:
             return None
         names = {*ENVIRONMENT, *self.environment}
@@ -86,15 +89,15 @@ class Box(msgspec.Struct, frozen=True):
         return not self.command
 
 
-def parse_box(said: object, task: str) -> Box | None:
-    """What `boxed=` means for a task. Raises Misconfigured for what is neither a Box nor true or false."""
-    if said is True:
+def parse_box(option: object, task: str) -> Box | None:
+    """Return the box that the option `boxed` of a task means. Raises Misconfigured for neither a Box nor a bool."""
+    if option is True:
         return PYTHON_BOX
-    if said is False or said is None:
+    if option is False or option is None:
         return None
-    if not isinstance(said, Box):
-        raise Misconfigured(f"task {task}: boxed is {said!r}: give True, or Box(...)")
-    return said
+    if not isinstance(option, Box):
+        raise Misconfigured(f"task {task}: boxed is {option!r}: give True, or Box(...)")
+    return option
 
 
 PYTHON_BOX = Box()

@@ -1,7 +1,7 @@
-"""Frames: what a worker and its boxes say to each other, one JSON object a line (C62).
+"""Frames: the messages between a worker and its boxes, one JSON object a line.
 
-The page docs/reference/box-protocol.md is written for authors of boxes. Fields and types of frames that this version
-does not know are passed over, so that both ends may be newer than the other.
+The page docs/reference/box-protocol.md is written for authors of boxes. Unknown fields and types of frames are
+ignored, so that either end may be newer than the other.
 """
 
 import re
@@ -26,15 +26,15 @@ from celery5.protocol.job.verdict import (
 )
 
 VERSION = 1
-"""The version of the protocol that is spoken here."""
+"""The version of the protocol."""
 FRAME_OVERHEAD = 64 * 1024
 """Bytes that a frame may have beyond the largest result: the rest of its fields."""
 MAX_TEXT = 2_000
 MAX_TRACEBACK = 8_000
-"""Characters of what a box says of a failure that are kept, as of every failure."""
+"""Characters of a failure's texts and of its traceback that are kept, as of every failure."""
 _STARTS = 64
-"""Bytes of a line that is too long which are kept to tell what it was; and at both ends of one that is no JSON, where a
-frame says what it is."""
+"""Bytes that are searched for the type of a frame: at the start of a line that is too long, and at both ends of one
+that is not JSON."""
 
 
 class _Frame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"):
@@ -42,60 +42,59 @@ class _Frame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"):
 
 
 class BoxHome(msgspec.Struct, frozen=True):
-    """Where a Python box finds its task: what to import from where, the application's name and its settings."""
+    """Where a Python box finds its task."""
 
-    module: str
-    app: str
-    path: tuple[str, ...]
+    module: str  # to import
+    app: str  # the application's name
+    path: tuple[str, ...]  # sys.path
     settings: dict[str, Any]
 
 
 class BoxHello(_Frame, frozen=True, tag="hello"):
-    """To a box, first: the version, the worker's name, how many bytes a result may have."""
+    """To a box: the first frame."""
 
     version: int
-    worker: str
-    limit: int
-    python: BoxHome | None = None
+    worker: str  # its name
+    limit: int  # bytes that a result may have
+    python: BoxHome | None = None  # None for a box with a command
 
 
 class RunJob(_Frame, frozen=True, tag="run"):
-    """To a box that is idle: run a job. `arguments` by name, for a box with a command; a Python box gets `args` and
-    `kwargs` as they came. With `policy` the task's `deduplicate` policy is meant."""
+    """To an idle box: run a job."""
 
     id: str
     task: str
     queue: str = ""
     attempt: int = 1
     worker: str = ""
-    arguments: Raw = Raw(b"{}")
-    args: Raw = Raw(b"[]")
+    arguments: Raw = Raw(b"{}")  # by name, for a box with a command
+    args: Raw = Raw(b"[]")  # with `kwargs`, as they were sent, for a Python box
     kwargs: Raw = Raw(b"{}")
     sections: Mapping[str, int] | None = None
     time_limit: float | None = None
     soft_time_limit: float | None = None
-    policy: bool = False
+    policy: bool = False  # run the task's `deduplicate` policy instead of the task
 
 
 class SoftLimitReached(_Frame, frozen=True, tag="soft-limit"):
-    """To a box that said it hears this: the job's time is nearly up."""
+    """To a box that accepts it: the soft time limit of the job is reached."""
 
     id: str
     message: str
 
 
 class CancelJob(_Frame, frozen=True, tag="cancel"):
-    """To a box that said it hears this: stop the job, and answer. `limit` says so when it has run for too long."""
+    """To a box that accepts it: stop the job, and reply."""
 
     id: str
-    limit: str = ""
+    limit: str = ""  # the message of the time limit, if that is why
 
 
 class BoxReady(_Frame, frozen=True, tag="ready"):
-    """From a box, first: its version, and which of `soft-limit` and `cancel` it hears while it runs a job."""
+    """From a box: the first frame."""
 
     version: int
-    hears: tuple[str, ...] = ()
+    hears: tuple[str, ...] = ()  # which of `soft-limit` and `cancel` it accepts while it runs a job
 
 
 class BoxResult(_Frame, frozen=True, tag="result"):
@@ -106,17 +105,17 @@ class BoxResult(_Frame, frozen=True, tag="result"):
 
 
 class BoxError(_Frame, frozen=True, tag="error"):
-    """From a box: the job has failed. `kinds` are the full names of the error's classes, for retry policies."""
+    """From a box: the job has failed."""
 
     failure: Failure
     id: str = ""
-    kinds: tuple[tuple[str, ...], ...] = ()
+    kinds: tuple[tuple[str, ...], ...] = ()  # full names of the classes of each error, for retry policies
     ruling: Ruling | None = None
-    stranded: bool = False
+    stranded: bool = False  # a broker could not be reached
 
 
 class RetryJob(_Frame, frozen=True, tag="retry"):
-    """From a box: try the job again (C22)."""
+    """From a box: retry the job."""
 
     id: str = ""
     failure: Failure = Failure(type="Retry", message="")
@@ -126,14 +125,14 @@ class RetryJob(_Frame, frozen=True, tag="retry"):
 
 
 class RejectJob(_Frame, frozen=True, tag="reject"):
-    """From a box: the job is not wanted (C59)."""
+    """From a box: the job was rejected, which is no failure."""
 
     id: str = ""
     why: str = ""
 
 
 class RefuseJob(_Frame, frozen=True, tag="refuse"):
-    """From a box: the job cannot be run, and trying again would not help."""
+    """From a box: the job cannot be run, and a retry would not help."""
 
     reason: Reason
     failure: Failure
@@ -151,7 +150,7 @@ class BoxLogLine(_Frame, frozen=True, tag="log"):
 
 
 class MalformedFrame(msgspec.Struct, frozen=True):
-    """A line that was meant as a frame and cannot be read, or is too long to be."""
+    """A line that is meant as a frame and cannot be read, or is too long."""
 
     why: str
     too_large: bool = False
@@ -175,13 +174,13 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def encode_frame(message: ToBox | FromBox) -> bytes:
-    """One line. Breaks that somebody's JSON has between its words become spaces: inside of texts there are none."""
+    """Return a frame as one line. Line breaks between JSON tokens become spaces; strings contain none."""
     encoded = _ENCODER.encode(message)
     return encoded.translate(_ONE_LINE) + b"\n"
 
 
 def decode_to_box(line: bytes) -> ToBox | None:
-    """What a worker says; None for what this version does not know. Raises ValueError for what is no JSON."""
+    """Return a worker's frame; None for an unknown one. Raises ValueError for what is not JSON."""
     try:
         return _TO_BOX.decode(line)
     except msgspec.ValidationError:
@@ -189,67 +188,67 @@ def decode_to_box(line: bytes) -> ToBox | None:
 
 
 def decode_from_box(line: bytes) -> FromBox | MalformedFrame | None:
-    """What a box says; None for a line that is no frame: whatever user code has printed."""
+    """Return a box's frame; None for a line that is none: user code has printed it."""
     if not line.startswith(b"{"):
         return None
     try:
         return _FROM_BOX.decode(line)
     except (ValueError, RecursionError) as error:
-        why = str(error)
+        reason = str(error)
     try:
-        known = _TYPED.decode(line).type in _TAGS
+        is_frame = _TYPED.decode(line).type in _TAGS
     except (ValueError, RecursionError):
-        # No JSON: a NaN, say. Whoever meant an answer must not wait for ever.
-        known = any(_MEANT.search(line, at, at + _STARTS) for at in (0, max(len(line) - _STARTS, 0)))
-    return MalformedFrame(why) if known else None
+        # Not JSON: it has a NaN, for example. If it is meant as a reply, the worker must not wait for it for ever.
+        is_frame = any(_MEANT.search(line, at, at + _STARTS) for at in (0, max(len(line) - _STARTS, 0)))
+    return MalformedFrame(reason) if is_frame else None
 
 
 def make_too_long(start: bytes, limit: int) -> MalformedFrame | None:
-    """What a line was that is longer than `limit`, by its start."""
+    """Return what a line longer than `limit` bytes was, judged by its start; None if it was no frame."""
     if not start.startswith(b"{"):
         return None
     return MalformedFrame(f"the box wrote a frame of more than {limit} bytes", too_large=True)
 
 
 class LineSplitter:
-    """Cuts what comes through a pipe into lines of at most `limit` bytes. Of a longer one the start is kept."""
+    """Splits the output of a pipe into lines of at most `limit` bytes. The start of a longer line is kept."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._rest = bytearray()
-        self._over = False
+        self._is_too_long = False
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bool]]:
-        """The lines that have come to their end, each with whether it is all there."""
+        """Yield each line that has ended, and whether it is complete."""
         *ended, last = chunk.split(b"\n")
-        for each in ended:
-            self._add(each)
+        for piece in ended:
+            self._add(piece)
             yield self._take()
         self._add(last)
 
     def end(self) -> Iterator[tuple[bytes, bool]]:
-        """What is left when the pipe has ended."""
+        """Yield the last line, when the pipe has ended."""
         if self._rest:
             yield self._take()
 
     def _add(self, piece: bytes) -> None:
-        if self._over:
+        if self._is_too_long:
             return
         if len(self._rest) + len(piece) > self._limit:
-            self._over = True
+            self._is_too_long = True
             start = bytes(self._rest[:MAX_TEXT]) + piece[:MAX_TEXT]
             self._rest = bytearray(start[: max(MAX_TEXT, _STARTS)])
         else:
             self._rest += piece
 
     def _take(self) -> tuple[bytes, bool]:
-        line, whole = bytes(self._rest), not self._over
-        self._rest, self._over = bytearray(), False
-        return line, whole
+        line, is_complete = bytes(self._rest), not self._is_too_long
+        self._rest, self._is_too_long = bytearray(), False
+        return line, is_complete
 
 
 def to_outcome(reply: BoxReply) -> Outcome:
-    """What a box has answered, as the outcome of its job."""
+    """Return the outcome of the job that a box has replied to."""
     match reply:
         case BoxResult():
             return Returned(bytes(reply.value))
@@ -259,7 +258,7 @@ def to_outcome(reply: BoxReply) -> Outcome:
             return BrokerLost(failure, raised) if reply.stranded else raised
         case RetryJob():
             failure = _bounded(reply.failure)
-            return RetryRequested(failure, reply.countdown, reply.policy, _whole(reply.max_retries))
+            return RetryRequested(failure, reply.countdown, reply.policy, _to_int(reply.max_retries))
         case RejectJob():
             return JobRejected(reply.why[:MAX_TEXT] or "its box rejected it")
         case RefuseJob():
@@ -267,7 +266,7 @@ def to_outcome(reply: BoxReply) -> Outcome:
 
 
 def to_box_reply(outcome: Outcome, job: str) -> BoxReply:
-    """What a Python box answers when its job has ended with `outcome`."""
+    """Return the reply of a Python box whose job has ended with `outcome`."""
     match outcome:
         case Returned(value):
             return BoxResult(job, Raw(value))
@@ -282,7 +281,7 @@ def to_box_reply(outcome: Outcome, job: str) -> BoxReply:
             return RejectJob(job, why)
         case PermanentFailure(reason, failure):
             return RefuseJob(reason, failure, job)
-        case _:  # it was told to stop, and did
+        case _:  # it was cancelled
             return BoxError(Failure(type="Cancelled", message="the job was told to stop"), job)
 
 
@@ -291,12 +290,12 @@ def _bounded(failure: Failure) -> Failure:
         failure,
         type=failure.type[:200],
         message=failure.message[:MAX_TEXT],
-        args=tuple(each[:MAX_TEXT] for each in failure.args[:20]),
+        args=tuple(arg[:MAX_TEXT] for arg in failure.args[:20]),
         traceback=failure.traceback[-MAX_TRACEBACK:],
     )
 
 
-def _whole(number: float | None) -> int | None:
+def _to_int(number: float | None) -> int | None:
     return None if number is None else int(min(number, 1e9))
 
 

@@ -1,1 +1,1 @@
-"""Boxes."""
+"""Boxes: processes of their own for tasks that ask for isolation."""

@@ -247,7 +247,7 @@ class BoxedRunner:
             and box_process.job_count < self._limits.max_jobs
             and self._count_boxes() <= self._slots()
         ):
-            box_process.idle_since = trio.current_time()
+            box_process.mark_idle()
             self._idle.append(box_process)
             self._idle_added.set()
         elif box_process in self._all:

@@ -1,7 +1,7 @@
-"""In box: runs the functions of boxed tasks in the main thread of their own process, one at a time (C62).
+"""In the process of a box: runs the functions of boxed tasks in the main thread, one at a time.
 
-The main thread, since only there a signal can raise an error in the middle of a sleep or of a system call: so limits
-and revocations reach a boxed `def` where they cannot reach one in a worker's thread.
+Only in the main thread can a signal raise an error in the middle of a sleep or of a system call. So limits and
+revocations end a boxed `def` where they cannot end one in a worker's thread.
 """
 
 import signal
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from celery5.runners.running_job import RunningJob
 
 WAKE_SIGNAL = signal.SIGUSR2
-"""The signal that means: look what you were told."""
+"""The signal that makes the main thread raise a pending error."""
 
 BoxControl = SoftLimitReached | CancelJob
 
 
 class JobCancelled(BaseException):
-    """The job was told to stop. What `except Exception` does not catch."""
+    """The job was cancelled. `except Exception` does not catch it."""
 
 
 class BoxMainThread:
-    """The main thread of a Python box. `hear` may be called from any other thread."""
+    """The main thread of a Python box. `on_message` may be called from any other thread."""
 
     def __init__(self, log_event: LogEvent) -> None:
-        self._tell = log_event
+        self._log_event = log_event
         self._job = ""
-        self._shots: list[BaseException] = []
-        self._aimed = self._held = False
-        self._pass_on: Callable[[BoxControl], None] | None = None
-        self._early: list[BoxControl] = []
+        self._pending_errors: list[BaseException] = []
+        self._may_raise = self._is_deferred = False
+        self._handler: Callable[[BoxControl], None] | None = None
+        self._early_messages: list[BoxControl] = []
         self._lock = threading.Lock()
-        signal.signal(WAKE_SIGNAL, self._look)
+        signal.signal(WAKE_SIGNAL, self._raise_pending)
 
     @property
     def is_busy(self) -> bool:
@@ -61,31 +61,31 @@ class BoxMainThread:
         return copy_context().run(self._perform, job, run, loop, function, args, kwargs)
 
     def start_job(self, job: str) -> None:
-        """From here on what is said is for this job."""
+        """Accept messages for this job from now on."""
         with self._lock:
-            self._job, self._pass_on = job, None
-            self._early, self._shots = [], []
+            self._job, self._handler = job, None
+            self._early_messages, self._pending_errors = [], []
 
     def end_job(self) -> None:
-        """The job has ended: what comes late is for nobody."""
+        """Drop messages that come late for the job, which has ended."""
         with self._lock:
-            self._job, self._pass_on = "", None
+            self._job, self._handler = "", None
 
-    def on_message(self, said: BoxControl) -> None:
-        """What the worker says about the job that runs."""
+    def on_message(self, message: BoxControl) -> None:
+        """Handle a message of the worker about the job that runs."""
         with self._lock:
-            if said.id != self._job:
+            if message.id != self._job:
                 return
-            if self._pass_on is None:
-                self._early.append(said)
+            if self._handler is None:
+                self._early_messages.append(message)
             else:
-                self._pass_on(said)
+                self._handler(message)
 
     def _perform(
         self, job: CurrentJob, run: RunJob, loop: str, function: Any, args: Any, kwargs: Any
     ) -> Outcome:
         CURRENT_JOB.set(job)
-        LOG_EVENT.set(self._tell)
+        LOG_EVENT.set(self._log_event)
         try:
             if loop == "thread":
                 return get_result_outcome(self._call(function, args, kwargs))
@@ -95,58 +95,60 @@ class BoxMainThread:
         except BaseException as error:
             return get_error_outcome(error)
 
-    # def
+    # ---- `def` tasks
 
     def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
-        # An error may come at any step, those of `_aimed = False` too: but two errors cannot hit three of them.
+        # An error may be raised at any step, those of the assignments too, but two errors cannot skip three of them.
         try:
             try:
                 try:
-                    self._aimed = True
-                    self._listen(self._shoot)
+                    self._may_raise = True
+                    self._set_handler(self._raise_in_main_thread)
                     return function(*args, **kwargs)
                 finally:
-                    self._aimed = False
+                    self._may_raise = False
             finally:
-                self._aimed = False
+                self._may_raise = False
         finally:
-            self._aimed = False
+            self._may_raise = False
 
-    def _shoot(self, said: BoxControl) -> None:
-        if isinstance(said, SoftLimitReached):
-            self._shots.append(SoftTimeLimitExceeded(said.message))
+    def _raise_in_main_thread(self, message: BoxControl) -> None:
+        if isinstance(message, SoftLimitReached):
+            self._pending_errors.append(SoftTimeLimitExceeded(message.message))
         else:
-            self._shots.append(TimeLimitExceeded(said.limit) if said.limit else JobCancelled("revoked"))
+            self._pending_errors.append(
+                TimeLimitExceeded(message.limit) if message.limit else JobCancelled("revoked")
+            )
         signal.pthread_kill(threading.main_thread().ident or 0, WAKE_SIGNAL)
 
-    def _look(self, _number: int, _frame: object) -> None:
-        """In the main thread, between two steps of whatever it does."""
-        if self._aimed and self._shots and not self._held:
-            raise self._shots.pop(0)
+    def _raise_pending(self, _number: int, _frame: object) -> None:
+        """Raise a pending error. Python calls this in the main thread, between two steps of whatever it does."""
+        if self._may_raise and self._pending_errors and not self._is_deferred:
+            raise self._pending_errors.pop(0)
 
     @contextmanager
     def defer_errors(self) -> Generator[None, None, None]:
-        """For what must be done whole, such as to write a frame: nothing is raised in the job until it is."""
+        """Raise no error in the job within this block, which must be executed whole: it writes a frame, for example."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._held = True
+        self._is_deferred = True
         try:
             yield
         finally:
-            self._held = False
-            self._look(0, None)
+            self._is_deferred = False
+            self._raise_pending(0, None)
 
-    def _listen(self, take: Callable[[BoxControl], None]) -> None:
+    def _set_handler(self, handler: Callable[[BoxControl], None]) -> None:
         with self._lock:
-            self._pass_on, early = take, self._early
-        for each in early:
-            take(each)
+            self._handler, early = handler, self._early_messages
+        for message in early:
+            handler(message)
 
-    # async def
+    # ---- `async def` tasks
 
     def _in_loop(self, run: RunJob, loop: str, function: Any, args: Any, kwargs: Any) -> Outcome:
-        """On Trio, or on an asyncio loop beside it: by the very runners that a worker has."""
+        """Run the job on Trio, or on an asyncio loop beside it, with the runners that a worker has."""
         import trio
 
         from celery5.runners.on_asyncio import AsyncioRunner
@@ -154,40 +156,44 @@ class BoxMainThread:
         from celery5.runners.running_job import RunningJob, TimeLimits
 
         async def job() -> Outcome:
-            hand = RunningJob(limits=TimeLimits(run.time_limit, run.soft_time_limit))
+            running_job = RunningJob(limits=TimeLimits(run.time_limit, run.soft_time_limit))
             token = trio.lowlevel.current_trio_token()
-            self._listen(lambda said: token.run_sync_soon(_tell, hand, said))
+            self._set_handler(lambda message: token.run_sync_soon(_apply, running_job, message))
             outcome: Outcome | None = None
             async with trio.open_nursery() as nursery:
-                with hand.scope, _cancelled(hand):
+                with running_job.scope, _ignore_errors_when_cancelled(running_job):
                     if loop == "asyncio":
                         runner = AsyncioRunner()
                         await nursery.start(runner.run)
-                        outcome = await runner.execute(function, args, kwargs, hand)
+                        outcome = await runner.execute(function, args, kwargs, running_job)
                     else:
-                        outcome = await TrioRunner().execute(function, args, kwargs, hand)
+                        outcome = await TrioRunner().execute(function, args, kwargs, running_job)
                 nursery.cancel_scope.cancel()
-            return hand.cancel_outcome or INTERRUPTED if outcome is None else hand.get_outcome(outcome)
+            return (
+                running_job.cancel_outcome or INTERRUPTED
+                if outcome is None
+                else running_job.get_outcome(outcome)
+            )
 
         return trio.run(job)
 
 
 @contextmanager
-def _cancelled(hand: "RunningJob") -> Generator[None, None, None]:
-    """Whatever else a job makes of being cancelled, it was cancelled."""
+def _ignore_errors_when_cancelled(running_job: "RunningJob") -> Generator[None, None, None]:
+    """Suppress the errors of a job that was cancelled."""
     try:
         yield
     except Exception:
-        if hand.cancel_outcome is None:
+        if running_job.cancel_outcome is None:
             raise
 
 
-def _tell(hand: "RunningJob", said: BoxControl) -> None:
-    """In the loop: as a worker's deadlines would."""
-    if isinstance(said, CancelJob):
-        if said.limit:
-            hand.end_by_time_limit(TimeLimitExceeded(said.limit))
+def _apply(running_job: "RunningJob", message: BoxControl) -> None:
+    """Apply a message to the job. Called in the loop."""
+    if isinstance(message, CancelJob):
+        if message.limit:
+            running_job.end_by_time_limit(TimeLimitExceeded(message.limit))
         else:
-            hand.cancel(INTERRUPTED)
-    elif hand.raise_soft_limit is not None:
-        hand.raise_soft_limit(SoftTimeLimitExceeded(said.message))
+            running_job.cancel(INTERRUPTED)
+    elif running_job.raise_soft_limit is not None:
+        running_job.raise_soft_limit(SoftTimeLimitExceeded(message.message))

@@ -1,6 +1,6 @@
-"""Box launcher: becomes the command of a box, after it has made sure that it ends with its worker.
+"""The program that starts the command of a box, so that it ends with its worker.
 
-It is run by its path, with nothing imported but what it names, so that it starts in some milliseconds.
+It is run by its path and imports little, so that it starts in some milliseconds.
 """
 
 import ctypes
@@ -9,11 +9,11 @@ import signal
 import sys
 
 _SET_PDEATHSIG = 1
-"""PR_SET_PDEATHSIG: which signal the kernel sends when the parent's thread that made this process has ended."""
+"""PR_SET_PDEATHSIG: the signal that the kernel sends when the thread that started this process has ended."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the process `parent` ends, whatever ends it, where the kernel knows how (Linux)."""
+    """Have the kernel kill this process when the process `parent` ends, for whatever reason (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended meanwhile
@@ -21,7 +21,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def launch(parent: int, command: list[str]) -> None:
-    """Be `command` from now on, which ends with `parent`."""
+    """Replace this process with `command`, which ends with the process `parent`."""
     die_with_parent(parent)
     try:
         os.execvp(command[0], command)

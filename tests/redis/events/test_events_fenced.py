@@ -78,7 +78,7 @@ class Desk:
             event_retention=60.0,
             message_limit=1024 * 1024,
             clock=time.time,
-            event_actions=SimpleNamespace(acts={}),  # type: ignore[arg-type]
+            event_actions=SimpleNamespace(actions={}),  # type: ignore[arg-type]
             broker_router=self.way,
             find_broker=lambda _app, _queue: "default",
         )
