@@ -1,6 +1,6 @@
-"""A call: one command to Redis as a value, with the decoder of its reply and whether it may be sent twice.
+"""Call: one trip to Redis as a value: what is sent, how the answer is read, whether it may be sent twice.
 
-A driver performs calls and is the only thing with a colour (blocking, asyncio, Trio). Decoding is pure.
+A driver performs calls and is the only thing with a colour (blocking, asyncio, Trio). Decoding stays here, pure.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,11 +21,11 @@ def _lua(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script."""
+    """A Lua script: `name` of its file, its `body`, and the `sha` under which Redis knows it."""
 
-    name: str  # of its file
+    name: str
     body: str
-    sha: str  # the hash under which Redis knows it
+    sha: str
 
     @classmethod
     def load(cls, path: str, *libs: str, inner: str = "") -> "Script":
@@ -47,59 +47,44 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-<<<<<<< HEAD
     """One command, described but not made."""
-=======
-    """One command, described but not sent."""
->>>>>>> 5c2e54a (Say in plain words what boxes and connections do)
 
     # The command as sent.
     words: tuple[Word, ...]
-<<<<<<< HEAD
     # Turns the raw reply (bytes, int, None, lists of them) into a value.
-=======
-    """The command as it is sent."""
->>>>>>> 5c2e54a (Say in plain words what boxes and connections do)
     decode: Callable[[Any], T]
-    """Turns the raw reply (bytes, int, None, lists of them) into a value."""
     script: Script | None = None
     # It may be sent again when nobody knows whether it ran.
     repeatable: bool = False
-<<<<<<< HEAD
     # Seconds for which the server may hold the reply back.
     blocks: float = 0.0
     # Makes one value of those of several brokers, for a call that goes to all of them. None: it goes to one.
     merge: Callable[[Sequence[T]], T] | None = None
-=======
-    """Whether it may be sent again when nobody knows whether it ran."""
-    blocks: float = 0.0
-    """Seconds that the server may hold the reply back."""
->>>>>>> 5c2e54a (Say in plain words what boxes and connections do)
 
     @property
     def with_script_text(self) -> tuple[Word, ...]:
-        """The command with the script's text, for a server that does not know the script: it runs and caches it."""
+        """The same call with the script's text, for a server that does not know the script (it runs and caches it)."""
         if self.script is None:
             return self.words
         return ("EVAL", self.script.body, *self.words[2:])
 
 
 def decode_text(raw: bytes) -> str:
-    """Return `raw` as text. Bytes that are not UTF-8 become replacement characters: other programs may write there."""
+    """Return `raw` as text. Bytes that are not UTF-8 become replacement characters: other programs may write, too."""
     return raw.decode(errors="replace")
 
 
 def parse_int(raw: bytes | int | None) -> int:
-    """Return the whole number that `raw` holds; 0 for anything else: a field may hold `nan`, or be missing."""
+    """Return the whole number that Redis keeps as `raw`, 0 for anything else: a field may hold `nan`, or be missing."""
     if isinstance(raw, int):
         return raw
     digits = (raw or b"").removeprefix(b"-")
-    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+    if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         return 0
     return int(raw or 0)
 
 
-_MAX_DIGITS = 19
+_MOST_DIGITS = 19
 """Digits of the largest number that Redis itself counts with."""
 
 
@@ -112,7 +97,6 @@ def script_call(
     repeatable: bool = False,
     merge: Callable[[Sequence[R]], R] | None = None,
 ) -> Call[R]:
-<<<<<<< HEAD
     """Return a call of `script` by its hash."""
     words = ("EVALSHA", script.sha, len(keys), *keys, *args)
     return Call(words, reply, script, repeatable, merge=merge)
@@ -126,7 +110,3 @@ def merge_names(replies: Sequence[Iterable[str]]) -> list[str]:
 def merge_name_tuples(replies: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the names that any of several brokers lists, sorted."""
     return tuple(merge_names(replies))
-=======
-    """Return a call of `script`, by its hash."""
-    return Call(("EVALSHA", script.sha, len(keys), *keys, *args), reply, script, repeatable)
->>>>>>> 5c2e54a (Say in plain words what boxes and connections do)

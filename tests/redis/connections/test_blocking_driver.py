@@ -123,10 +123,10 @@ import os, sys
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.call import Call
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.waiting.blocking import BlockingResults
+from celery5.broker.waiting.blocking import BlockingResultWaiter
 endpoint = Endpoint.from_url(sys.argv[1])
 redis = BlockingRedis(endpoint)
-results = BlockingResults(redis, endpoint)
+results = BlockingResultWaiter(redis, endpoint)
 def do(*words):
     return redis.perform(Call(words, lambda reply: reply))
 """
