@@ -144,7 +144,7 @@ def to_message(line: Message | JobLine) -> Message:
 def make_dropped_message(count: int) -> Message:
     """The message that so many others were lost."""
     return {
-        "message_type": "celery5:log:shed",
+        "message_type": "celery5:log:dropped",
         "count": count,
         "timestamp": time.time(),
         "level": "warning",
@@ -156,7 +156,7 @@ def make_unprintable_message(message: Message, error: Exception) -> Message:
     kept = {name: message.get(name) for name in ("timestamp", "task_uuid", "task_level", "level")}
     return {
         **kept,
-        "message_type": "celery5:log:unshowable",
+        "message_type": "celery5:log:format-failed",
         "of": ascii(get_message_kind(message)),
         "fields": ascii(sorted(map(str, message))),
         "error": type(error).__name__,

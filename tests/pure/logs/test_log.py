@@ -182,7 +182,7 @@ def test_the_buffer_is_bounded_and_what_is_shed_is_counted_and_told() -> None:
         stream.open.set()
     lines = written(stream)
     assert [line["n"] for line in lines if "n" in line] == list(range(11))
-    assert [line["count"] for line in lines if line["message_type"] == "celery5:log:shed"] == [20]
+    assert [line["count"] for line in lines if line["message_type"] == "celery5:log:dropped"] == [20]
     assert journal.shed == 0
 
 
@@ -295,7 +295,7 @@ def test_a_stream_that_breaks_costs_its_messages_and_every_one_is_counted() -> N
         journal(message(n="last"))
         eventually(lambda: "last" in stream.getvalue())
     lines = written(stream)
-    assert [line["count"] for line in lines if line["message_type"] == "celery5:log:shed"] == [300]
+    assert [line["count"] for line in lines if line["message_type"] == "celery5:log:dropped"] == [300]
 
 
 def test_a_closed_stream_costs_nothing_but_the_messages() -> None:

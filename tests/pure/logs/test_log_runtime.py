@@ -193,7 +193,7 @@ def test_names_and_values_of_any_kind_make_an_entry_that_can_be_read() -> None:
     assert fields["CELERY5_ZERO"] == b"a\0b"
     assert "CELERY5_NONE" not in fields
     rude = parsed(format_entry({"message_type": "celery5:x", "value": Rude()}))
-    assert rude["CELERY5_EVENT"] == b"celery5:log:unshowable"
+    assert rude["CELERY5_EVENT"] == b"celery5:log:format-failed"
 
 
 def test_what_is_too_large_for_a_datagram_is_passed_in_a_file(recorder: Recorder) -> None:

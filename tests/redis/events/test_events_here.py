@@ -124,7 +124,7 @@ async def test_a_misspelt_application_is_told_of_once_and_a_known_one_is_not(
             await one.stop()
         del journal
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    warned = [each for each in told if each.get("message_type") == "celery5:events:unknown-application"]
+    warned = [each for each in told if each.get("message_type") == "celery5:events:application-not-found"]
     assert [(each["of"], each["events"], each["level"]) for each in warned] == [
         (f"{app_name}p", ["Lost"], "warning")
     ]

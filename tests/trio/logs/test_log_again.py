@@ -108,7 +108,9 @@ async def test_a_message_comes_again_three_times_and_then_is_counted_as_lost(des
     assert desk.outlet.tries == 1 + MAX_RETRIES
     assert desk.post.sizes == [1] * MAX_RETRIES
     desk.outlet.broken = 0
-    await desk.until(lambda: any(each["message_type"] == "celery5:log:shed" for each in desk.outlet.messages))
+    await desk.until(
+        lambda: any(each["message_type"] == "celery5:log:dropped" for each in desk.outlet.messages)
+    )
     assert desk.said == []
 
 
@@ -126,7 +128,7 @@ async def test_without_an_inbox_that_answers_it_is_tried_three_times_and_then_lo
 async def test_what_the_inbox_says_never_comes_through_the_inbox(desk: Desk) -> None:
     await desk.nursery.start(desk.service.run)
     desk.outlet.broken = 1
-    desk.say(message_type="celery5:inbox:refused")
+    desk.say(message_type="celery5:inbox:command-refused")
     await desk.until(lambda: desk.journal.counts.lost == 1)
     assert desk.post.sizes == []
 
