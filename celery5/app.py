@@ -103,9 +103,7 @@ class App:
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
         self.explicit_settings: ExplicitSettings = ExplicitSettings(broker=broker, **settings)
         self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
-        known = self._settled() if self.config else self.settings  # raises here when a setting is wrong
-        for url in (known.broker, *known.brokers.values()):
-            check_broker_url(url)
+        self._check_settings()
         self.retry_policy: RetryPolicy = RetryPolicy.parse({} if retry_policy is None else retry_policy)
         self.retry_backoff: CustomBackoff | None = (
             None if retry_backoff is None else CustomBackoff(retry_backoff)
@@ -125,17 +123,26 @@ class App:
         self.keys: Keys = Keys(name)
         self.brokers: Brokers = Brokers(self)
         self._sender = Sender(self)
-        self.backlog: Backlog = Backlog(
-            publish=self._sender.publish,
-            apublish=self._sender.apublish,
-            app=name,
-            broker_of_queue=self.brokers.broker_of_queue,
-        )
+        self.backlog: Backlog = self._make_backlog()
         self.dlq: DeadLetters = DeadLetters(self)
         self.control: Control = Control(self)
         self.limits: Limits = Limits(self)
         self.schedule: Schedules = Schedules(self)
         _APPS.add(self)
+
+    def _check_settings(self) -> None:
+        """Raise when a setting is wrong that can be known without reading the configuration."""
+        settings = self._settled() if self.config else self.settings
+        for url in (settings.broker, *settings.brokers.values()):
+            check_broker_url(url)
+
+    def _make_backlog(self) -> Backlog:
+        return Backlog(
+            publish=self._sender.publish,
+            apublish=self._sender.apublish,
+            app=self.name,
+            broker_of_queue=self.brokers.broker_of_queue,
+        )
 
     def __repr__(self) -> str:
         return f"<App {self.name!r} at {self.connections.masked_url}>"

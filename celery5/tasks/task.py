@@ -140,11 +140,14 @@ class Task(Generic[P, R_co]):
         self.abandon_on_cancel: bool = _may_abandon(abandon_on_cancel, self.kind, self.name)
         self.continue_without_lease: bool = _may_continue(continue_without_lease, self.kind, self.name)
         if self.box is not None and not self.box.is_python:
-            _check_command(self.name, self.box, bind or deduplicate is not None)
-            self.function = _elsewhere(self.name, self.box)
+            self.function = _make_command_stub(self.name, self.box, bind or deduplicate is not None)
         self._breaker: BreakerPolicy | None = breaker
         self.checks: tuple[HealthCheck, ...] = validate_checks(checks, breaker, f"task {self.name}")
         self.schedule: tuple[Periodic, ...] = parse_schedule(schedule, self.name)
+        self._take_names(function)
+
+    def _take_names(self, function: Callable[..., Any]) -> None:
+        """Look like the function, for `help` and `inspect`."""
         self.__doc__, self.__module__ = function.__doc__, getattr(function, "__module__", "")
         self.__name__: str = getattr(function, "__name__", self.name)
         self.__wrapped__ = function
@@ -387,15 +390,12 @@ def _name_of(function: Callable[..., Any]) -> str:
     return f"{get_module_name(function)}.{qualified}"
 
 
-def _check_command(task: str, box: Box, wants_a_function: bool) -> None:
+def _make_command_stub(task: str, box: Box, wants_a_function: bool) -> Callable[..., Any]:
+    """Return what is called in place of the function of a task whose box has a command. Raises Misconfigured."""
     if wants_a_function:
         raise Misconfigured(
             f"task {task} runs the command {box.command[0]!r}: bind and deduplicate are for functions"
         )
-
-
-def _elsewhere(task: str, box: Box) -> Callable[..., Any]:
-    """What is called in place of the function of a task whose box has a command."""
 
     def call(*_args: Any, **_kwargs: Any) -> Any:
         raise TypeError(

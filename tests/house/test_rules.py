@@ -76,6 +76,7 @@ def test_nothing_but_the_two_driver_protocols_describes_a_driver() -> None:
         for path in files("celery5", "services", "bootsteps")
         for node in ast.walk(tree(path))
         if isinstance(node, ast.ClassDef)
+        and node.name != "Application"  # it performs calls by its drivers
         and any(isinstance(parent, ast.Name) and parent.id == "Protocol" for parent in node.bases)
         and any(getattr(part, "name", "") in ("perform", "perform_all") for part in node.body)
     ]
