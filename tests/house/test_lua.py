@@ -6,7 +6,7 @@ The legend, as the first comment of a script:
     -- KEYS  1 what
     --       2.. what, any number of them
     -- ARGV  1 what
-    -- Gives what.
+    -- Returns what.
 """
 
 import ast
@@ -67,7 +67,7 @@ def legend(path: Path) -> Legend:
     sections: dict[str, list[str]] = {"what": []}
     at = "what"
     for line in comment:
-        if found := re.match(r" (KEYS|ARGV|Gives)( .*)", line):
+        if found := re.match(r" (KEYS|ARGV|Returns)( .*)", line):
             at = found[1]
             line = found[2]
             assert at not in sections, f"{name(path)}: {at} twice"
@@ -78,7 +78,7 @@ def legend(path: Path) -> Legend:
         keys=numbered(sections.get("KEYS", []), name(path)),
         argv=numbered(sections.get("ARGV", []), name(path)),
         what=" ".join(sections["what"]).strip(),
-        gives=" ".join(sections.get("Gives", [])).strip(),
+        gives=" ".join(sections.get("Returns", [])).strip(),
     )
 
 

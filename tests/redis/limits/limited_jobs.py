@@ -56,8 +56,8 @@ class Gated(Queue):
     def ask(self, worker: str, entries: Sequence[Entry], how: str = "run") -> list[int]:
         jobs = [self.asked(each, how) for each in entries]
         admitted = self(limits.admit(self.keys, worker, jobs, [(self.rule, 0)]))
-        self.waits = admitted.waits
-        return list(admitted.fates or [])
+        self.waits = admitted.delays
+        return list(admitted.outcomes or [])
 
     def come(self, worker: str, *ids: str, token: str = "", fair: str = "") -> list[Entry]:
         """Send jobs and have a worker take them to the gate; gives those that may run."""

@@ -5,7 +5,7 @@
 --       3 the epoch that it leads in, 0 when it stands by
 --       4 1 to take or keep the lead, 0 to give it up
 --       5 ms for which it is remembered who led
--- Gives the record: its epoch, its beat, who leads ('' for nobody) and since when in ms. Safe to repeat.
+-- Returns the record: its epoch, its beat, who leads ('' for nobody) and since when in ms. Safe to repeat.
 local known = redis.call('HMGET', KEYS[1], 'epoch', 'beat', 'leader', 'since')
 -- A field that is no whole number was written by another program, and counts as missing.
 local function whole(value)

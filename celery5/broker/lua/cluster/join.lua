@@ -4,7 +4,7 @@
 -- ARGV  1 consumer group
 --       2 this worker's name in it
 --       3 lease in ms
--- Gives 1.
+-- Returns 1.
 for n = 2, #KEYS do -- bound: the streams of the queue
   -- Another lane than the normal one is there since its first job.
   if n == 2 or redis.call('EXISTS', KEYS[n]) == 1 then

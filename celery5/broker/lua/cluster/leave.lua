@@ -3,7 +3,7 @@
 --       2.. streams of its lanes
 -- ARGV  1 consumer group
 --       2 this worker's name in it
--- Gives how many lanes it still held jobs of.
+-- Returns how many lanes it still held jobs of.
 local held = 0
 for n = 2, #KEYS do -- bound: the streams of the queue
   local pending = redis.pcall('XPENDING', KEYS[n], ARGV[1], '-', '+', 1, ARGV[2])
@@ -14,6 +14,6 @@ if held == 0 then
   redis.call('ZREM', KEYS[1], ARGV[2])
   return 0
 end
--- A lease below 0 says that its recovery is under way and stays: it must settle nothing (I4).
+-- A lease below 0 says that its recovery is under way and stays: it must settle nothing.
 if (tonumber(redis.call('ZSCORE', KEYS[1], ARGV[2]) or 0)) >= 0 then redis.call('ZADD', KEYS[1], 0, ARGV[2]) end
 return held

@@ -1,15 +1,15 @@
 -- Renew a worker's lease, and tell what else wants doing on this queue.
 -- KEYS  1 leases of its workers
 --       2 scheduled jobs by time
---       3 how many jobs wait at gates
+--       3 how many jobs wait at limits
 --       4.. streams of its lanes: normal, high, low, handed
 -- ARGV  1 this worker's name
 --       2 lease in ms
 --       3 consumer group
--- Gives whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
+-- Returns whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
 -- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would
 -- lapse (-1 when there is none), and the letters of the lanes beside the normal one that have ever had a job. These can be
--- read from now on: putting the first job on a lane creates no group. Then the tasks whose jobs wait at gates, and
+-- read from now on: putting the first job on a lane creates no group. Then the tasks whose jobs wait at limits, and
 -- the time in ms: what a worker decides from this answer, it decides as of that time.
 local leases, due, lanes = KEYS[1], KEYS[2], ''
 local time = redis.call('TIME')

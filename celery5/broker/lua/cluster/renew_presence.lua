@@ -2,7 +2,7 @@
 -- KEYS  1 the processes of that kind, by the end of their lease
 -- ARGV  1 this process' name
 --       2 lease in ms; 0 to leave
--- Gives the names of those that live, sorted, this one among them unless it leaves.
+-- Returns the names of those that live, sorted, this one among them unless it leaves.
 local living, name, lease = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

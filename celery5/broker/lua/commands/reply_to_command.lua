@@ -5,7 +5,7 @@
 --       2 the answer, '' when nobody can be told
 --       3 for how long it is kept in ms
 --       4 1 to leave alone an answer that is there
--- Gives 1, or 0 when somebody else has refused it already.
+-- Returns 1, or 0 when somebody else has refused it already.
 local inbox, answer = KEYS[1], KEYS[2]
 if ARGV[1] ~= '' and redis.call('XDEL', inbox, ARGV[1]) == 0 then return 0 end
 if ARGV[2] ~= '' and not (ARGV[4] == '1' and redis.call('EXISTS', answer) == 1) then

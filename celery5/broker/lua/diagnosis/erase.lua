@@ -1,16 +1,16 @@
--- Take everything away that a queue has, also the waiting rooms of its gates, which only the places of its jobs name.
+-- Take everything away that a queue has, also the waiting lists of its limits, which only the places of its jobs name.
 -- KEYS  1 where its jobs are
---       2 prefix of the waiting room
+--       2 prefix of the waiting lists
 --       3.. its other keys
--- Gives how many keys are gone. Safe to repeat.
+-- Returns how many keys are gone. Safe to repeat.
 local gone = 0
 for _, place in ipairs(redis.call('HVALS', KEYS[1])) do -- bound: the jobs of the queue: only for a demonstration or a test
-  local line = string.match(place, '^G%d* (.*)$')
-  local task, fair, token = string.match(line or '', '^([^ ]*) ([^ ]*) ([^ ]*)$')
+  local list = string.match(place, '^G%d* (.*)$')
+  local task, fair, token = string.match(list or '', '^([^ ]*) ([^ ]*) ([^ ]*)$')
   if task then
-    local room = KEYS[2]
-    gone = gone + redis.call('DEL', room .. 'line ' .. line, room .. 'tokens ' .. task .. ' ' .. fair,
-      room .. 'turns ' .. task, room .. 'starts ' .. task, room .. 'full ' .. task, room .. 'parked ' .. task .. ' ' .. token)
+    local prefix = KEYS[2]
+    gone = gone + redis.call('DEL', prefix .. 'line ' .. list, prefix .. 'tokens ' .. task .. ' ' .. fair,
+      prefix .. 'turns ' .. task, prefix .. 'starts ' .. task, prefix .. 'full ' .. task, prefix .. 'parked ' .. task .. ' ' .. token)
   end
 end
 gone = gone + redis.call('DEL', KEYS[1])

@@ -3,7 +3,7 @@
 -- tried.
 -- KEYS  1 a key that nobody uses
 -- ARGV  1 a channel that nobody listens to
--- Gives how many were tried, then for each that was refused its name and why.
+-- Returns how many were tried, then for each that was refused its name and why.
 local key, channel = KEYS[1], ARGV[1]
 local tried, refused = 0, {}
 local function try(...)

@@ -3,7 +3,7 @@
 --       2 those that somebody has, or that are to be tried again, by when another may take them
 --       3 the last one that was taken, and how often each was tried in vain
 -- ARGV  1.. their entries
--- Gives how many were still there. Safe to repeat.
+-- Returns how many were still there. Safe to repeat.
 local gone = redis.call('XDEL', KEYS[1], unpack(ARGV))
 redis.call('ZREM', KEYS[2], unpack(ARGV))
 redis.call('HDEL', KEYS[3], unpack(ARGV))

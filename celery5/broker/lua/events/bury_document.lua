@@ -6,7 +6,7 @@
 -- ARGV  1 its entry
 --       2 name of the sink
 --       3 what went wrong, as JSON
--- Gives 1, or 0 when it was not there any more. Safe to repeat.
+-- Returns 1, or 0 when it was not there any more. Safe to repeat.
 local there = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 local document = ''
 for n = 1, there and #there[2] or 0, 2 do -- bound: the fields of an entry, as its sender wrote them

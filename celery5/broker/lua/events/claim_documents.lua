@@ -6,24 +6,24 @@
 -- ARGV  1 how many, at most
 --       2 how many bytes, at most, unless one alone has more
 --       3 for how long in ms
--- Gives the documents, each with its entry and how often it was tried in vain; and in how many ms the next one may be
+-- Returns the documents, each with its entry and how often it was tried in vain; and in how many ms the next one may be
 -- taken that nobody can take now (-1 when there is none).
 local stream, taken, progress = KEYS[1], KEYS[2], KEYS[3]
-local most, room = tonumber(ARGV[1]), tonumber(ARGV[2])
+local most, space = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = {}
-local function is_full() return #found >= most or room <= 0 end
+local function is_full() return #found >= most or space <= 0 end
 local function give(entry, fields)
   local document = ''
   for n = 1, #fields, 2 do -- bound: the fields of an entry, as its sender wrote them
     if fields[n] == 'document' then document = fields[n + 1] end
   end
-  if #found > 0 and #document > room then
-    room = 0
+  if #found > 0 and #document > space then
+    space = 0
     return false
   end
-  room = room - #document
+  space = space - #document
   found[#found + 1] = {entry, document, tonumber(redis.call('HGET', progress, entry)) or 0}
   redis.call('ZADD', taken, now + tonumber(ARGV[3]), entry)
   return true

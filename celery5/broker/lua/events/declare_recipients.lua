@@ -3,7 +3,7 @@
 -- KEYS  1 which sinks take which documents
 -- ARGV  1 for how long it is remembered in ms
 --       2.. end and task, with a space between; names of the sinks, or '' for none
--- Gives how many there are now.
+-- Returns how many there are now.
 for n = 2, #ARGV, 2 do -- bound: the ends and tasks of this call
   if ARGV[n + 1] == '' then
     redis.call('HDEL', KEYS[1], ARGV[n])

@@ -9,7 +9,7 @@
 --       2 how many kept events at most are put on the stream, 0 for none
 --       3 how many subscriptions follow
 --       4.. for each: its name, what the registry is to say
--- Gives how many subscriptions were new or have changed, how many kept events were put on the stream, and the names of
+-- Returns how many subscriptions were new or have changed, how many kept events were put on the stream, and the names of
 -- those that were taken back (unsubscribe.lua): they are not in force, and stay so while they are declared.
 local registry, subscribed, stream, jobs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
@@ -30,10 +30,10 @@ if changed > 0 then redis.call('HSET', registry, '', time[1] .. string.format('%
 for n = 1, 2 do -- bound: two keys
   if redis.call('PTTL', KEYS[n]) < span then redis.call('PEXPIRE', KEYS[n], span) end
 end
-local room = tonumber(ARGV[2])
+local space = tonumber(ARGV[2])
 for n = 5, #KEYS do -- bound: the subjects of this call
-  if room > moved then
-    local kept = redis.call('XRANGE', KEYS[n], '-', '+', 'COUNT', room - moved)
+  if space > moved then
+    local kept = redis.call('XRANGE', KEYS[n], '-', '+', 'COUNT', space - moved)
     for _, one in ipairs(kept) do -- bound: ARGV 2 of all subjects together
       local field = {}
       for m = 1, #one[2], 2 do field[one[2][m]] = one[2][m + 1] end -- bound: the fields of an entry, as its sender wrote them

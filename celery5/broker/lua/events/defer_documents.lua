@@ -6,7 +6,7 @@
 -- ARGV  1 in how many ms
 --       2 1 when they were tried in vain, which is counted, else 0
 --       3.. their entries
--- Gives how many of them are still there.
+-- Returns how many of them are still there.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = 0

@@ -1,5 +1,5 @@
 -- End what a Router has of events: those whose jobs are all there, those that nobody wants, which are kept for a while, and
--- those that cannot be read, which are buried. Safe to repeat: only who still has an event can end it.
+-- those that cannot be read, which are dead-lettered. Safe to repeat: only who still has an event can end it.
 -- KEYS  1 stream of the events
 --       2 where the events are
 --       3 dead events
@@ -13,7 +13,7 @@
 --       5 how many of one subject are kept at most
 --       6 how long the counts are kept, in ms
 --       7.. for each event: verb (done, keep or bury), entry, id, subject, message, why
--- Gives for each event 1 if it has ended, 0 if another Router has it, -1 if it was to be kept and subscriptions have changed
+-- Returns for each event 1 if it has ended, 0 if another Router has it, -1 if it was to be kept and subscriptions have changed
 -- meanwhile, so that somebody may want it.
 local stream, jobs, dead, registry, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group, router, retention = ARGV[1], ARGV[2], tonumber(ARGV[4])

@@ -2,7 +2,7 @@
 -- KEYS  1 registry of subscriptions
 --       2 until when each of them counts, in ms
 -- ARGV  1 which state of the registry is known, '' for none
--- Gives which state it has now, the registry as name, value, name, value (nothing when that is known), and the names of
+-- Returns which state it has now, the registry as name, value, name, value (nothing when that is known), and the names of
 -- those that were retired.
 local registry, subscribed = KEYS[1], KEYS[2]
 local time = redis.call('TIME')

@@ -5,7 +5,7 @@
 -- ARGV  1 its name
 --       2 1 to take it back, 0 to allow it again
 --       3 how long a declaration counts, in ms
--- Gives 1 when that changed something, else 0.
+-- Returns 1 when that changed something, else 0.
 local registry, subscribed, name, span = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[3])
 local time = redis.call('TIME')
 local was = redis.call('HGET', registry, name)

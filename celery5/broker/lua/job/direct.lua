@@ -1,4 +1,4 @@
--- Put a job on its queue and into the hands of one worker, before anybody else has it.
+-- Put a job on its queue and into the pending list of one worker, before anybody else has it.
 -- KEYS  1 stream of the job's lane
 --       2 where its jobs are
 --       3 result key of the job
@@ -9,7 +9,7 @@
 --       5 the most jobs that may wait before it
 --       6 letter of the lane, '' for the normal one
 --       7 channel that wakes workers
--- Gives nothing when too many wait before it; else what the worker has now, as XREADGROUP does: the job, and those that
+-- Returns nothing when too many wait before it; else what the worker has now, as XREADGROUP does: the job, and those that
 -- waited before it. A job that is known already, or has ended, is left alone, also when the call is repeated: then there
 -- is none, and what the worker has is in its pending list.
 local stream, jobs, group, worker, id = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]

@@ -1,41 +1,41 @@
--- Tell all that is known of a job.
+-- Return all that is known of a job.
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3 result key of the job
 --       4 scheduled jobs by time
 --       5 their envelopes
 --       6 dead-letter queue
---       7 prefix of the waiting room
+--       7 prefix of the waiting lists
 --       8.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
 --       2 job id
--- Gives its place (as in the hash, or ''), its document, its message, the worker that has it (each may be ''), for how
+-- Returns its place (as in the hash, or ''), its document, its message, the worker that has it (each may be ''), for how
 -- many ms that has had it, when it is due in ms since 1970 (-1 each when that is not so), how many workers died with
--- it, the time in ms since 1970, and how many stand before it in its line at a gate (-1 when it is in none). A dead job's document is found in its grave when it has expired.
-local told = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, now_ms(), -1}
+-- it, the time in ms since 1970, and how many stand before it in its waiting list (-1 when it is in none). A dead job's document is found in the dead-letter queue when it has expired.
+local results = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, now_ms(), -1}
 local place = redis.call('HGET', KEYS[2], ARGV[2])
-if not place then return told end
+if not place then return results end
 local kind, entry, lane = string.match(place, '^(.)([%d-]*)(%a?)')
-told[1] = place
+results[1] = place
 local function read(stream)
   local fields = fields_of(redis.call('XRANGE', stream, entry, entry)[1])
-  told[3] = fields.job or ''
+  results[3] = fields.job or ''
   return fields
 end
 if kind == 'S' or kind == 'V' then
   local stream = ({h = KEYS[8], l = KEYS[9], g = KEYS[10]})[lane] or KEYS[1]
-  told[7] = tonumber(read(stream).deliveries) or 0
+  results[7] = tonumber(read(stream).deliveries) or 0
   local pending = redis.pcall('XPENDING', stream, ARGV[1], entry, entry, 1)
-  if not pending.err and pending[1] then told[4], told[5] = pending[1][2], pending[1][3] end
+  if not pending.err and pending[1] then results[4], results[5] = pending[1][2], pending[1][3] end
 elseif kind == 'X' then
   local document = read(KEYS[6]).document
-  if told[2] == '' then told[2] = document or '' end
+  if results[2] == '' then results[2] = document or '' end
 elseif kind == 'G' then
-  told[3] = redis.call('HGET', KEYS[5], ARGV[2]) or ''
-  local line = string.match(place, '^G%d* (.*)$')
-  told[9] = redis.call('ZRANK', KEYS[7] .. 'line ' .. line, ARGV[2]) or -1
+  results[3] = redis.call('HGET', KEYS[5], ARGV[2]) or ''
+  local list = string.match(place, '^G%d* (.*)$')
+  results[9] = redis.call('ZRANK', KEYS[7] .. 'line ' .. list, ARGV[2]) or -1
 else
-  told[3] = redis.call('HGET', KEYS[5], ARGV[2]) or ''
-  told[6] = math.floor(tonumber(redis.call('ZSCORE', KEYS[4], ARGV[2]) or -1))
+  results[3] = redis.call('HGET', KEYS[5], ARGV[2]) or ''
+  results[6] = math.floor(tonumber(redis.call('ZSCORE', KEYS[4], ARGV[2]) or -1))
 end
-return told
+return results

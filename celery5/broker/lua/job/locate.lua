@@ -1,11 +1,11 @@
--- Tell where a job is.
+-- Return where a job is.
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3 result key of the job
 --       4.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
 --       2 job id
--- Gives its place (as in the hash, or ''), the worker that has it (or ''), and its document (or '').
+-- Returns its place (as in the hash, or ''), the worker that has it (or ''), and its document (or '').
 local place = redis.call('HGET', KEYS[2], ARGV[2])
 local document = redis.call('GET', KEYS[3]) or ''
 if not place then return {'', '', document} end

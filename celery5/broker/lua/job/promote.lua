@@ -5,24 +5,24 @@
 --       4 where its jobs are
 --       5 stream of its lane `high`
 --       6 stream of its lane `low`
---       7 how many jobs wait at gates
---       8 prefix of the waiting room
+--       7 how many jobs wait at limits
+--       8 prefix of the waiting lists
 -- ARGV  1 how many at most
 --       2 channel that wakes workers
--- Gives how many were moved, and in how many ms the next one falls due (-1 when none waits). The place of a held job says
--- how many workers went down with it before (H, then the number): that goes back with it. The letter of its lane comes
--- last in its place, if it is not the normal one. A job that waits at a gate is due when it expires.
+-- Returns how many were moved, and in how many ms the next one falls due (-1 when none waits). The place of a held job says
+-- how many workers died with it before (H, then the number): that goes back with it. The letter of its lane comes
+-- last in its place, if it is not the normal one. A job that waits at a limit is due when it expires.
 local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[4]
-local at = keys_of_gates {due = due, held = KEYS[7], room = KEYS[8]}
+local at = use_keys {due = due, held = KEYS[7], prefix = KEYS[8]}
 local streams = {[''] = KEYS[3], h = KEYS[5], l = KEYS[6]}
 local now = now_ms()
 local ids = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[1])
 for _, id in ipairs(ids) do -- bound: ARGV 1
   local envelope, place = redis.call('HGET', waiting, id), redis.call('HGET', jobs, id) or ''
-  local line = string.match(place, '^G%d* (.*)$')
-  if line then
-    step_out(at, id, line)
-    keep(at, id)
+  local list = string.match(place, '^G%d* (.*)$')
+  if list then
+    leave_list(at, id, list)
+    expires_no_more(at, id)
   else
     redis.call('ZREM', due, id)
   end

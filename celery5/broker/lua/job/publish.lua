@@ -3,7 +3,7 @@
 --       2 where its jobs are
 --       3.. result key of each job, in order
 -- ARGV  1.. for each job: its id, its envelope
--- Gives how many were new: a job that is known already, or has ended already, is left alone.
+-- Returns how many were new: a job that is known already, or has ended already, is left alone.
 -- What can be asked and written for all jobs at once is: that takes half of the time.
 local stream, jobs = KEYS[1], KEYS[2]
 local ids, places, met = {}, {}, {}

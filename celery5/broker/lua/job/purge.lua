@@ -2,18 +2,18 @@
 -- KEYS  1 dead-letter queue
 --       2 where the queue's jobs are
 -- ARGV  1.. for each job: its entry in the dead-letter queue, its id ('' when the caller could not read it)
--- Gives for each job: 1 purged; 0 it was not in its grave any more. Safe to repeat.
+-- Returns for each job: 1 purged; 0 it was not in the dead-letter queue any more. Safe to repeat.
 local dead, jobs = KEYS[1], KEYS[2]
-local told = {}
+local results = {}
 -- What a caller cannot read may still have an id here: recovery is less strict.
-local function id_of(grave)
-  return as_text(decode_message(fields_of(redis.call('XRANGE', dead, grave, grave)[1]).job).id)
+local function id_of(dead_entry)
+  return as_text(decode_message(fields_of(redis.call('XRANGE', dead, dead_entry, dead_entry)[1]).job).id)
 end
 for n = 1, #ARGV, 2 do -- bound: the jobs of this call
-  local grave, id = ARGV[n], ARGV[n + 1]
-  if id == '' then id = id_of(grave) end
-  told[#told + 1] = redis.call('XDEL', dead, grave)
-  if id ~= '' and redis.call('HGET', jobs, id) == 'X' .. grave then redis.call('HDEL', jobs, id) end
+  local dead_entry, id = ARGV[n], ARGV[n + 1]
+  if id == '' then id = id_of(dead_entry) end
+  results[#results + 1] = redis.call('XDEL', dead, dead_entry)
+  if id ~= '' and redis.call('HGET', jobs, id) == 'X' .. dead_entry then redis.call('HDEL', jobs, id) end
 end
 if redis.call('XLEN', dead) == 0 then redis.call('DEL', dead) end
-return told
+return results

@@ -4,7 +4,7 @@
 --       2 the worker
 --       3 how many jobs at most
 --       4.. share of each lane, in jobs
--- Gives what it took, lane by lane, as XREADGROUP does.
+-- Returns what it took, lane by lane, as XREADGROUP does.
 local group, me, left = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local found, taken, full = {}, {}, {}
 local function take(n, most)

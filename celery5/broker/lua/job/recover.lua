@@ -1,4 +1,4 @@
--- Put back what a dead worker held. First its lease goes, so that it can settle nothing any more (I4); then its jobs
+-- Put back what a dead worker held. First its lease goes, so that it can settle nothing any more; then its jobs
 -- move, with their delivery count, in portions; last the worker itself is forgotten. Safe to repeat.
 -- KEYS  1 stream of the normal lane
 --       2 where its jobs are
@@ -13,7 +13,7 @@
 --       11.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
 --       2 name of the worker, or '' for the first whose lease has lapsed or who holds jobs without one
---       3 deliveries after which a job counts as poisonous (I5)
+--       3 deliveries after which a job counts as poisonous
 --       4 how many jobs at most
 --       5 ttl of a document in ms
 --       6 '*' when all that it held is counted as having taken it down, '-' when only these are:
@@ -23,7 +23,7 @@
 --       10 lease of that worker in ms
 --       11 bytes from which a message is not decoded: only its id is read
 --       12.. stream entries that it had begun, each with the letter of its lane
--- Gives the worker's name ('' when there is none to recover), how many jobs were put back, how many were buried, and
+-- Returns the worker's name ('' when there is none to recover), how many jobs were put back, how many were dead-lettered, and
 -- 1 when there is more to do. Only a worker is recovered whose lease had lapsed by the heartbeat already, and nobody by
 -- a worker whose own lease has lapsed since, or that means itself: this script may run long after it was sent, when the
 -- server was frozen, and then all leases have lapsed. A job that was revoked while the worker had it (its place says V) ends as REVOKED. A place
@@ -31,7 +31,7 @@
 -- ended, goes.
 local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local streams = {[''] = KEYS[1], h = KEYS[11], l = KEYS[12], g = KEYS[13]}
-local at, freed = keys_of_gates {slots = KEYS[8], taken = KEYS[9], room = KEYS[10]}, {}
+local at, freed = use_keys {slots = KEYS[8], taken = KEYS[9], prefix = KEYS[10]}, {}
 local group, name, judge = ARGV[1], ARGV[2], ARGV[8]
 local now = now_ms()
 local lapsed_by = now
@@ -78,13 +78,13 @@ if name == '' then
   end
 end
 -- Who has no lease begins no job, so what it was given all the same has taken nobody down; nor has what was left behind
--- by who left in order, with a lease of 0 (I9). Portions that follow know both by the fence.
+-- by who left in order, with a lease of 0. Portions that follow know both by the fence.
 local lease = redis.call('ZSCORE', leases, name)
 if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
-local back, buried, begun = 0, 0, {}
+local back, dead_lettered, begun = 0, 0, {}
 for n = 12, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
--- Put back, or bury, one entry of a lane's pending list.
+-- Put back, or dead-letter, one entry of a lane's pending list.
 local function undo(one, lane)
   local stream = streams[lane]
   local entry = redis.call('XRANGE', stream, one[1], one[1])[1]
@@ -107,14 +107,14 @@ local function undo(one, lane)
     document.state, document.reason = 'DEAD', 'poisoned'
     document.failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name}
     local words = cjson.encode(document)
-    local grave = redis.call('XADD', dead, '*', 'job', fields.job or '', 'document', words)
+    local dead_entry = redis.call('XADD', dead, '*', 'job', fields.job or '', 'document', words)
     if id ~= '' and (here or place == '') then
-      redis.call('HSET', jobs, id, 'X' .. grave)
+      redis.call('HSET', jobs, id, 'X' .. dead_entry)
       end_job(id, lock, words, 'DEAD', task)
     end
-    buried = buried + 1
+    dead_lettered = dead_lettered + 1
   else
-    -- What was handed to the dead worker goes to the lane of its priority.
+    -- What was given to the dead worker goes to the lane of its priority.
     if lane == 'g' then lane = ({high = 'h', low = 'l'})[as_text(envelope.priority)] or '' end
     local again = redis.call('XADD', streams[lane], '*', 'job', fields.job or '', 'deliveries', deliveries)
     if id ~= '' and (here or place == '') then redis.call('HSET', jobs, id, 'S' .. again .. lane) end
@@ -127,9 +127,9 @@ local function take_off(entries, lane)
   redis.call('XDEL', streams[lane], unpack(entries))
   local slots = {}
   for n, entry in ipairs(entries) do slots[n] = entry .. lane end -- bound: ARGV 4
-  for _, gate in ipairs(free_slots(at, slots)) do -- bound: ARGV 4
-    unpark(at, gate[1], gate[2])
-    freed[gate[1]] = true
+  for _, limit in ipairs(free_slots(at, slots)) do -- bound: ARGV 4
+    unpark(at, limit[1], limit[2])
+    freed[limit[1]] = true
   end
 end
 local left = tonumber(ARGV[4])
@@ -143,8 +143,8 @@ for _, lane in ipairs({'h', '', 'l', 'g'}) do -- bound: the four lanes
   left = left - #entries
 end
 write(at)
-for at_gate in pairs(freed) do redis.call('PUBLISH', ARGV[7], at_gate) end -- bound: ARGV 4
-if left == 0 then return {name, back, buried, 1} end
+for task in pairs(freed) do redis.call('PUBLISH', ARGV[7], task) end -- bound: ARGV 4
+if left == 0 then return {name, back, dead_lettered, 1} end
 for _, stream in pairs(streams) do redis.pcall('XGROUP', 'DELCONSUMER', stream, group, name) end -- bound: the four lanes
 redis.call('ZREM', leases, name)
-return {name, back, buried, 0}
+return {name, back, dead_lettered, 0}

@@ -1,4 +1,4 @@
--- Put dead jobs back on their queue, each by itself: whoever finds it in its grave is the one who replays it.
+-- Put dead jobs back on their queue, each by itself: whoever finds it in the dead-letter queue is the one who replays it.
 -- KEYS  1 stream of the jobs' lane
 --       2 where its jobs are
 --       3 dead-letter queue
@@ -8,30 +8,30 @@
 --       2 letter of the lane, '' for the normal one
 --       3.. for each job: its entry in the dead-letter queue, its id, its fresh message, what its key is remembered
 --           under or ''
--- Gives for each job: 1 replayed; 0 it was not in its grave any more; -1 another live job has its key; -2 a job of its
+-- Returns for each job: 1 replayed; 0 it was not in the dead-letter queue any more; -1 another live job has its key; -2 a job of its
 -- id is alive. A job that is not replayed stays dead. Safe to repeat. A replayed job's old document goes, so that nobody
 -- is given it for the new run.
 local stream, jobs, dead, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local told, lane = {}, ARGV[2]
+local results, lane = {}, ARGV[2]
 local is_new = is_new_lane(stream, lane)
 for n = 5, #KEYS do -- bound: the jobs of this call
   local at = 4 * (n - 5) + 3
-  local grave, id, message, lock = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local dead_entry, id, message, lock = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local place, holder = redis.call('HGET', jobs, id), lock ~= '' and find_holder(unique, jobs, lock)
   if place and string.sub(place, 1, 1) ~= 'X' then
-    told[#told + 1] = #redis.call('XRANGE', dead, grave, grave) == 1 and -2 or 0
+    results[#results + 1] = #redis.call('XRANGE', dead, dead_entry, dead_entry) == 1 and -2 or 0
   elseif holder and holder ~= id then
-    told[#told + 1] = #redis.call('XRANGE', dead, grave, grave) == 1 and -1 or 0
-  elseif redis.call('XDEL', dead, grave) == 0 then
-    told[#told + 1] = 0
+    results[#results + 1] = #redis.call('XRANGE', dead, dead_entry, dead_entry) == 1 and -1 or 0
+  elseif redis.call('XDEL', dead, dead_entry) == 0 then
+    results[#results + 1] = 0
   else
     send(stream, jobs, lane, id, message)
     if is_new then redis.call('PUBLISH', ARGV[1], 'lane') end
     is_new = false
     redis.call('DEL', KEYS[n])
     if lock ~= '' then redis.call('HSET', unique, lock, id) end
-    told[#told + 1] = 1
+    results[#results + 1] = 1
   end
 end
 if redis.call('XLEN', dead) == 0 then redis.call('DEL', dead) end
-return told
+return results

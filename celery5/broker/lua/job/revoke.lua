@@ -1,4 +1,4 @@
--- Revoke jobs. What waits ends here; what a worker has is marked, and its worker is told.
+-- Revoke jobs. What waits ends here; what a worker has is marked, and its worker is notified.
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3 scheduled jobs by time
@@ -8,20 +8,20 @@
 --       7 stream of its lane `low`
 --       8 stream of its lane `handed`
 --       9 which sinks take which documents; a sink's stream is named after it
---       10 how many jobs wait at gates
---       11 prefix of the waiting room
+--       10 how many jobs wait at limits
+--       11 prefix of the waiting lists
 --       12.. result key of each job, in order
 -- ARGV  1 consumer group
 --       2 channel that tells the workers of the queue
 --       3 ttl of a document in ms, unless the job says otherwise
 --       4 the least ttl in ms
 --       5.. each job's id
--- Gives for each job what was found: REVOKED (it will not run, and did not before this), EXECUTING (a worker has it and
--- is told), the state of one that had ended before, or UNKNOWN. The mark on a job that a worker has (its place says V)
+-- Returns for each job what was found: REVOKED (it will not run, and did not before this), EXECUTING (a worker has it and
+-- is notified), the state of one that had ended before, or UNKNOWN. The mark on a job that a worker has (its place says V)
 -- lasts: it is never tried again, given back or recovered. Repeating the call gives the same again.
 local jobs, due, waiting, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local streams = {[''] = KEYS[1], h = KEYS[6], l = KEYS[7], g = KEYS[8]}
-local at = keys_of_gates {due = due, held = KEYS[10], room = KEYS[11]}
+local at = use_keys {due = due, held = KEYS[10], prefix = KEYS[11]}
 local group = ARGV[1]
 local now = now_ms()
 local function as_number(value, least) return type(value) == 'number' and value >= least and value < 1e12 and value or least end
@@ -71,8 +71,8 @@ for n = 12, #KEYS do -- bound: the jobs of this call
     redis.call('HDEL', waiting, id)
   elseif kind == 'G' then
     found[#found + 1] = withdraw(id, redis.call('HGET', waiting, id), result)
-    step_out(at, id, string.match(where, '^%d* (.*)$'))
-    keep(at, id)
+    leave_list(at, id, string.match(where, '^%d* (.*)$'))
+    expires_no_more(at, id)
     redis.call('HDEL', waiting, id)
   elseif kind == 'S' or kind == 'V' then
     local entry, lane = string.match(where, '^([%d-]*)(%a?)')

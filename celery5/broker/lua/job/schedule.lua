@@ -5,7 +5,7 @@
 --       4.. result key of each job, in order
 -- ARGV  1 channel that wakes workers
 --       2.. for each job: its id, its envelope, its time in ms since 1970, or '+' and ms from now
--- Gives how many were new. Workers are woken when one of them is now the first to fall due.
+-- Returns how many were new. Workers are woken when one of them is now the first to fall due.
 local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,4 +1,4 @@
--- Settle a batch of outcomes: result, state, next attempt or dead letter, and acknowledgement, in one step (I2).
+-- Settle a batch of outcomes: result, state, next attempt or dead letter, and acknowledgement, in one step.
 -- KEYS  1 stream of the lane that the outcomes' entries are on
 --       2 where its jobs are
 --       3 leases of its workers
@@ -20,9 +20,9 @@
 --           hold:     envelope, delay in ms, ttl of a document in ms: waits as it is, with the deliveries that it had
 --           drop:     envelope, deliveries and this one, ttl of a document in ms: takes the entry off the stream and
 --                     touches nothing else; but if the job's place is this very entry, it is a release
---           and after all of them, for each document that sinks are given: its stream entry, the names of the sinks, the
+--           and after all of them, for each document that sinks get: its stream entry, the names of the sinks, the
 --           document, or '' for the outcome's own
--- Gives how many outcomes this worker still owned, or -1 when it has lost its lease: then nothing was done.
+-- Returns how many outcomes this worker still owned, or -1 when it has lost its lease: then nothing was done.
 -- An entry that is not pending any more was settled before; it is left alone, so the call may be repeated. A job that
 -- was revoked meanwhile (its place says V) is not tried again, given back or dead-lettered: it ends as REVOKED. An entry is
 -- the job when it is where `jobs` has it; where `jobs` knows nothing of it, when it has not ended. Any other is a copy: it
@@ -83,7 +83,7 @@ local function make_other_verbs()
     end_as_revoked(id, message, result, ttl)
     return false
   end
-  -- The lane that a job comes back to when it is due: its own. One that was handed to this worker has that of its priority.
+  -- The lane that a job comes back to when it is due: its own. One that was given to this worker has that of its priority.
   local function home_of(message)
     if lane ~= 'g' then return lane end
     return ({high = 'h', low = 'l'})[as_text(decode_message(message).priority)] or ''
@@ -122,7 +122,7 @@ local function make_other_verbs()
     unlock(unique, lock_of(decode_message(message)), id)
   end
   function verbs.release(id, entry, result, message, deliveries, ttl)
-    -- Nobody reads what was handed to a worker and comes back on that lane.
+    -- Nobody reads what was given to a worker and comes back on that lane.
     if lane == 'g' then return verbs.hold(id, entry, result, message, 0, ttl) end
     if not goes_on(id, entry, result, message, ttl) then return end
     local again = redis.call('XADD', stream, '*', 'job', message, 'deliveries', deliveries)

@@ -1,10 +1,11 @@
--- Gates: who may run, who waits, and whose turn it is. A part of the scripts that have to do with gates: they begin with it.
--- Every function takes `at`, which `keys_of_gates` makes of a table of the queue's keys by what they hold:
+-- Admission: which jobs may run within their limits, which wait, and whose turn it is. A part of the scripts that have to
+-- do with limits: they begin with it. A limit holds for a task, or for a task and a key (its token).
+-- Every function takes `at`, which `use_keys` makes of a table of the queue's keys by what they hold:
 --   jobs, waiting, due   as everywhere
---   slots    stream entry (with its lane's letter) -> the gate and the worker of the job that has a slot: `task token worker`
---   taken    how many slots are taken, by gate (`task token`), and by gate and worker (`task token worker`)
+--   slots    stream entry (with its lane's letter) -> the limit and the worker of the job that has a slot: `task token worker`
+--   taken    how many slots are taken, by limit (`task token`), and by limit and worker (`task token worker`)
 --   held     how many jobs wait, by task; under ' expires' how many of them are in `due`, to expire in time
---   room     prefix of the waiting lists: `line <task> <fair> <token>` ZSET of job ids, first come first, in the order of
+--   prefix   prefix of the waiting lists: `line <task> <fair> <token>` ZSET of job ids, first come first, in the order of
 --            priorities; `tokens <task> <fair>` and `turns <task>` ZSETs of the tokens and the fair keys that have an open
 --            list, by whose turn it is; `parked <task> <token>` ZSET of the fair keys whose lists with that token are
 --            parked, and `full <task>` ZSET of the tokens that have a parked list, by the limit at which they were full;
@@ -13,10 +14,10 @@
 --   handed   stream of the lane `handed`
 -- Every word (task, token, fair key) has its spaces quoted: protocol/limits.py.
 --
--- A waiting list is open or parked. A script looks only at open lists. When it finds the gate of an open list full, it
--- parks the list; a script that frees a slot of that gate opens one parked list of it again. So a script never looks twice
--- at what cannot move, however many keys there are. What holds after every script: a gate with parked lists is full, at
--- the limit that stands in `full`, or one of its lists is open. `pull` opens what a higher limit lets through. Lists are not
+-- A waiting list is open or parked. A script looks only at open lists. When it finds the limit of an open list full, it
+-- parks the list; a script that frees a slot of that limit opens one parked list of it again. So a script never looks twice
+-- at what cannot move, however many keys there are. What holds after every script: a limit with parked lists is full, at
+-- the limit that stands in `full`, or one of its lists is open. `admit_next` opens what a higher limit lets through. Lists are not
 -- parked for a limit per worker: another worker may have a free slot.
 --
 -- Writes are collected and made at the end, by `write`: one command for many jobs. A script that calls any function of
@@ -25,8 +26,8 @@ local WORDS = 500 -- words of one command
 local LOOKS = 32 -- lists that one script parks or opens for one rule; then it asks to be called again
 local PAGE = 250 -- lists that are read at once where they are not parked
 local PAGES = 4 -- so many pages of them
-local NET = 8 -- parked lists that are chosen at random and checked, in one pull
-local function keys_of_gates(at)
+local NET = 8 -- parked lists that are chosen at random and checked, in one call
+local function use_keys(at)
   at.later, at.sums, at.read, at.ends, at.looks, at.unfinished = {}, {}, {}, {}, LOOKS, false
   return at
 end
@@ -54,32 +55,32 @@ local function write_sums(at, key)
   at.sums[key] = nil
 end
 -- A job that waited does not expire where it was: take those that this script moved out of `due`.
-local function write_kept(at, words)
+local function write_not_due(at, words)
   for first = 1, #words, WORDS do -- bound: the jobs of this script
     local gone = redis.call('ZREM', at.due, unpack(words, first, math.min(first + WORDS - 1, #words)))
     if gone > 0 then count(at, at.held, ' expires', -gone) end
   end
 end
--- Read how many slots of gates are taken, all at once.
-local function read_taken(at, gates)
-  for first = 1, #gates, WORDS do -- bound: two gates for each job of this call
-    local last = math.min(first + WORDS - 1, #gates)
-    for n, taken in ipairs(redis.call('HMGET', at.taken, unpack(gates, first, last))) do -- bound: WORDS
-      at.read[gates[first + n - 1]] = tonumber(taken or 0)
+-- Read how many slots of limits are taken, all at once.
+local function read_taken(at, limits)
+  for first = 1, #limits, WORDS do -- bound: two limits for each job of this call
+    local last = math.min(first + WORDS - 1, #limits)
+    for n, taken in ipairs(redis.call('HMGET', at.taken, unpack(limits, first, last))) do -- bound: WORDS
+      at.read[limits[first + n - 1]] = tonumber(taken or 0)
     end
   end
 end
 -- Collect the changes of how many slots are taken: what is not read yet is read now.
 local function write_taken(at)
   local changed, unread = {}, {}
-  for gate, by in pairs(at.sums[at.taken] or {}) do -- bound: two gates for each job of this script
-    if by ~= 0 then changed[#changed + 1] = gate end
-    if by ~= 0 and not at.read[gate] then unread[#unread + 1] = gate end
+  for limit, by in pairs(at.sums[at.taken] or {}) do -- bound: two limits for each job of this script
+    if by ~= 0 then changed[#changed + 1] = limit end
+    if by ~= 0 and not at.read[limit] then unread[#unread + 1] = limit end
   end
   if unread[1] then read_taken(at, unread) end
-  for _, gate in ipairs(changed) do -- bound: as above
-    local sum = at.read[gate] + at.sums[at.taken][gate]
-    if sum > 0 then later(at, 'HSET', at.taken, gate, sum) else later(at, 'HDEL', at.taken, gate) end
+  for _, limit in ipairs(changed) do -- bound: as above
+    local sum = at.read[limit] + at.sums[at.taken][limit]
+    if sum > 0 then later(at, 'HSET', at.taken, limit, sum) else later(at, 'HDEL', at.taken, limit) end
   end
   at.sums[at.taken] = nil
 end
@@ -91,29 +92,29 @@ local function write(at)
       redis.call(words[1], words[2], unpack(words, first, math.min(first + WORDS - 1, #words)))
     end
   end
-  if at.kept then write_kept(at, at.kept) end
+  if at.not_due then write_not_due(at, at.not_due) end
   if at.held then write_sums(at, at.held) end
-  at.later, at.kept, at.read = {}, nil, {}
+  at.later, at.not_due, at.read = {}, nil, {}
 end
-local function take_slot(at, entry, gate, worker)
-  later(at, 'HSET', at.slots, entry, gate .. ' ' .. worker)
-  count(at, at.taken, gate, 1)
-  count(at, at.taken, gate .. ' ' .. worker, 1)
+local function take_slot(at, entry, limit, worker)
+  later(at, 'HSET', at.slots, entry, limit .. ' ' .. worker)
+  count(at, at.taken, limit, 1)
+  count(at, at.taken, limit .. ' ' .. worker, 1)
 end
--- How many slots of a gate are taken, with those that this script has taken and freed.
-local function slots_taken(at, gate)
-  if not at.read[gate] then at.read[gate] = tonumber(redis.call('HGET', at.taken, gate) or 0) end
-  return at.read[gate] + ((at.sums[at.taken] or {})[gate] or 0)
+-- How many slots of a limit are taken, with those that this script has taken and freed.
+local function slots_taken(at, limit)
+  if not at.read[limit] then at.read[limit] = tonumber(redis.call('HGET', at.taken, limit) or 0) end
+  return at.read[limit] + ((at.sums[at.taken] or {})[limit] or 0)
 end
 -- How many more may run at once.
 local function slots_left(at, rule, token, worker)
   if rule.most < 0 then return math.huge end
-  local gate = rule.task .. ' ' .. token
-  if rule.per_worker then gate = gate .. ' ' .. worker end
-  return rule.most - slots_taken(at, gate)
+  local limit = rule.task .. ' ' .. token
+  if rule.per_worker then limit = limit .. ' ' .. worker end
+  return rule.most - slots_taken(at, limit)
 end
 local function starts_key(at, rule, worker)
-  return at.room .. 'starts ' .. rule.task .. (rule.rate_per_worker and ' ' .. worker or '')
+  return at.prefix .. 'starts ' .. rule.task .. (rule.rate_per_worker and ' ' .. worker or '')
 end
 -- The time in ms since 1970.
 local function now_of(at)
@@ -136,7 +137,7 @@ local function note_start(at, rule, worker)
 end
 -- Whether a job of a task waits in any list.
 local function somebody_waits(at, task)
-  return redis.call('EXISTS', at.room .. 'turns ' .. task, at.room .. 'full ' .. task) > 0
+  return redis.call('EXISTS', at.prefix .. 'turns ' .. task, at.prefix .. 'full ' .. task) > 0
 end
 -- The score that stands behind all others of a turn order.
 local function end_of(at, key)
@@ -150,7 +151,7 @@ local function to_the_end(at, key, member)
 end
 -- Put lists of one fair key into the turn order, at its end, unless they are there.
 local function open(at, task, fair, found)
-  local tokens, turns = at.room .. 'tokens ' .. task .. ' ' .. fair, at.room .. 'turns ' .. task
+  local tokens, turns = at.prefix .. 'tokens ' .. task .. ' ' .. fair, at.prefix .. 'turns ' .. task
   local scored = {}
   at.nobody_open = false
   for _, token in ipairs(found) do -- bound: the lists of this call
@@ -161,37 +162,37 @@ local function open(at, task, fair, found)
 end
 -- Take a list out of the turn order. Returns whether it was there.
 local function close(at, task, fair, token)
-  local tokens = at.room .. 'tokens ' .. task .. ' ' .. fair
+  local tokens = at.prefix .. 'tokens ' .. task .. ' ' .. fair
   if redis.call('ZREM', tokens, token) == 0 then return false end
-  if redis.call('EXISTS', tokens) == 0 then redis.call('ZREM', at.room .. 'turns ' .. task, fair) end
+  if redis.call('EXISTS', tokens) == 0 then redis.call('ZREM', at.prefix .. 'turns ' .. task, fair) end
   return true
 end
--- Park open lists of one fair key whose gates are full at the limit `most`.
+-- Park open lists of one fair key whose limits are full at the limit `most`.
 local function park(at, task, fair, found, most)
-  local tokens, full = at.room .. 'tokens ' .. task .. ' ' .. fair, {}
+  local tokens, full = at.prefix .. 'tokens ' .. task .. ' ' .. fair, {}
   redis.call('ZREM', tokens, unpack(found))
-  if redis.call('EXISTS', tokens) == 0 then redis.call('ZREM', at.room .. 'turns ' .. task, fair) end
+  if redis.call('EXISTS', tokens) == 0 then redis.call('ZREM', at.prefix .. 'turns ' .. task, fair) end
   for _, token in ipairs(found) do -- bound: LOOKS
-    local parked = at.room .. 'parked ' .. task .. ' ' .. token
-    -- Without fair keys there is one list for each gate.
+    local parked = at.prefix .. 'parked ' .. task .. ' ' .. token
+    -- Without fair keys there is one list for each limit.
     if fair == '' then redis.call('ZADD', parked, 0, fair) else to_the_end(at, parked, fair) end
     full[#full + 1], full[#full + 2] = most, token
   end
-  redis.call('ZADD', at.room .. 'full ' .. task, unpack(full))
+  redis.call('ZADD', at.prefix .. 'full ' .. task, unpack(full))
 end
--- Open the list of a gate that was parked first, if any. Returns whether another one of it is parked.
+-- Open the list of a limit that was parked first, if any. Returns whether another one of it is parked.
 local function unpark(at, task, token)
-  local parked = at.room .. 'parked ' .. task .. ' ' .. token
+  local parked = at.prefix .. 'parked ' .. task .. ' ' .. token
   local fair = redis.call('ZPOPMIN', parked)[1]
   if not fair then return false end
   open(at, task, fair, {token})
   local more = redis.call('EXISTS', parked) == 1
-  if not more then redis.call('ZREM', at.room .. 'full ' .. task, token) end
+  if not more then redis.call('ZREM', at.prefix .. 'full ' .. task, token) end
   return more
 end
 -- Free the slots of entries. Returns for each that had one its task and its token.
 local function free_slots(at, entries)
-  local found, gates = {}, {}
+  local found, limits = {}, {}
   for first = 1, #entries, WORDS do -- bound: the entries of this call
     local last = math.min(first + WORDS - 1, #entries)
     for n, slot in ipairs(redis.call('HMGET', at.slots, unpack(entries, first, last))) do -- bound: WORDS
@@ -200,15 +201,15 @@ local function free_slots(at, entries)
         later(at, 'HDEL', at.slots, entries[first + n - 1])
         count(at, at.taken, task .. ' ' .. token, -1)
         count(at, at.taken, slot, -1)
-        gates[#gates + 1], gates[#gates + 2] = task .. ' ' .. token, slot
+        limits[#limits + 1], limits[#limits + 2] = task .. ' ' .. token, slot
         found[#found + 1] = {task, token}
       end
     end
   end
-  if gates[1] then read_taken(at, gates) end
+  if limits[1] then read_taken(at, limits) end
   return found
 end
--- Free the slot of an entry, and let a parked list of its gate go on. Returns its task, or nothing where it had none.
+-- Free the slot of an entry, and let a parked list of its limit go on. Returns its task, or nothing where it had none.
 local function free_slot(at, entry)
   local freed = free_slots(at, {entry})[1]
   if not freed then return end
@@ -216,18 +217,18 @@ local function free_slot(at, entry)
   return freed[1]
 end
 -- Put jobs into their lists. `lists` has the names of the lists, and under each name its jobs, each with its score before
--- it. A new list of a gate that has parked ones is parked behind them.
-local function line_up(at, lists)
+-- it. A new list of a limit that has parked ones is parked behind them.
+local function add_to_lists(at, lists)
   local keys, any_full, opened = {}, {}, {}
-  for n, line in ipairs(lists) do keys[n] = at.room .. 'line ' .. line end -- bound: the jobs of this call
+  for n, list in ipairs(lists) do keys[n] = at.prefix .. 'line ' .. list end -- bound: the jobs of this call
   local all_new = keys[1] and redis.call('EXISTS', unpack(keys)) == 0
-  for n, line in ipairs(lists) do -- bound: the jobs of this call
-    local task, fair, token = string.match(line, '^([^ ]*) ([^ ]*) ([^ ]*)$')
+  for n, list in ipairs(lists) do -- bound: the jobs of this call
+    local task, fair, token = string.match(list, '^([^ ]*) ([^ ]*) ([^ ]*)$')
     local is_new = all_new or redis.call('EXISTS', keys[n]) == 0
-    count(at, at.held, task, redis.call('ZADD', keys[n], unpack(lists[line])))
+    count(at, at.held, task, redis.call('ZADD', keys[n], unpack(lists[list])))
     if is_new then
-      local parked, order = at.room .. 'parked ' .. task .. ' ' .. token, task .. ' ' .. fair
-      if any_full[task] == nil then any_full[task] = redis.call('EXISTS', at.room .. 'full ' .. task) == 1 end
+      local parked, order = at.prefix .. 'parked ' .. task .. ' ' .. token, task .. ' ' .. fair
+      if any_full[task] == nil then any_full[task] = redis.call('EXISTS', at.prefix .. 'full ' .. task) == 1 end
       if any_full[task] and redis.call('EXISTS', parked) == 1 then
         to_the_end(at, parked, fair)
       elseif opened[order] then
@@ -241,52 +242,52 @@ local function line_up(at, lists)
   for _, one in ipairs(opened) do open(at, one[1], one[2], one[3]) end -- bound: the jobs of this call
 end
 -- A job that waited does not expire where it was.
-local function keep(at, id)
-  at.kept = at.kept or {}
-  at.kept[#at.kept + 1] = id
+local function expires_no_more(at, id)
+  at.not_due = at.not_due or {}
+  at.not_due[#at.not_due + 1] = id
 end
 -- Take a list out of those that are parked. Returns whether it was there.
-local function take_out(at, task, fair, token)
-  local parked = at.room .. 'parked ' .. task .. ' ' .. token
+local function unpark_list(at, task, fair, token)
+  local parked = at.prefix .. 'parked ' .. task .. ' ' .. token
   if redis.call('ZREM', parked, fair) == 0 then return false end
-  if redis.call('EXISTS', parked) == 0 then redis.call('ZREM', at.room .. 'full ' .. task, token) end
+  if redis.call('EXISTS', parked) == 0 then redis.call('ZREM', at.prefix .. 'full ' .. task, token) end
   return true
 end
--- The last job has left a list: it has no turn any more. If it was open, the next one of its gate is.
-local function drop_list(at, task, fair, token, is_open)
-  if not is_open and take_out(at, task, fair, token) then return end
+-- The last job has left a list: it has no turn any more. If it was open, the next one of its limit is.
+local function forget_list(at, task, fair, token, is_open)
+  if not is_open and unpark_list(at, task, fair, token) then return end
   if close(at, task, fair, token) then
     unpark(at, task, token)
   end
 end
 -- Take a job out of its list.
-local function step_out(at, id, line)
-  local task, fair, token = string.match(line, '^([^ ]*) ([^ ]*) ([^ ]*)$')
-  local key = at.room .. 'line ' .. line
+local function leave_list(at, id, list)
+  local task, fair, token = string.match(list, '^([^ ]*) ([^ ]*) ([^ ]*)$')
+  local key = at.prefix .. 'line ' .. list
   if redis.call('ZREM', key, id) == 0 then return end
   count(at, at.held, task, -1)
-  if redis.call('EXISTS', key) == 0 then drop_list(at, task, fair, token, false) end
+  if redis.call('EXISTS', key) == 0 then forget_list(at, task, fair, token, false) end
 end
--- Hand the first job of a list to a worker: it goes on the lane `handed`, and has a slot. Returns whether it did, and
+-- Give the first job of a list to a worker: it goes on the lane `handed`, and has a slot. Returns whether it did, and
 -- whether others are left in the list.
-local function hand_first(at, rule, fair, token, worker, is_open)
-  local line = at.room .. 'line ' .. rule.task .. ' ' .. fair .. ' ' .. token
-  local id = redis.call('ZPOPMIN', line)[1]
+local function admit_first(at, rule, fair, token, worker, is_open)
+  local list = at.prefix .. 'line ' .. rule.task .. ' ' .. fair .. ' ' .. token
+  local id = redis.call('ZPOPMIN', list)[1]
   if not id then return false, false end
   local place, message = redis.call('HGET', at.jobs, id) or '', redis.call('HGET', at.waiting, id)
   local deaths = string.match(place, '^G(%d*) ')
   count(at, at.held, rule.task, -1)
   -- 2 for the list, 1 for the turn order, in one command.
-  local there = redis.call('EXISTS', line, line, at.room .. 'turns ' .. rule.task)
+  local there = redis.call('EXISTS', list, list, at.prefix .. 'turns ' .. rule.task)
   local others = there >= 2
   at.nobody_open = there % 2 == 0
-  if not others then drop_list(at, rule.task, fair, token, is_open) end
+  if not others then forget_list(at, rule.task, fair, token, is_open) end
   if not deaths or not message then -- the job is elsewhere, or has ended: it came twice
     if place == '' then redis.call('HDEL', at.waiting, id) end
     return false, others
   end
   -- Nearly all messages say nothing of when they expire; then the job is not in `due`.
-  if string.find(message, 'expires', 1, true) or string.find(message, '\\u', 1, true) then keep(at, id) end
+  if string.find(message, 'expires', 1, true) or string.find(message, '\\u', 1, true) then expires_no_more(at, id) end
   local entry
   if tonumber(deaths) then
     entry = redis.call('XADD', at.handed, '*', 'job', message, 'deliveries', deaths)
@@ -299,29 +300,29 @@ local function hand_first(at, rule, fair, token, worker, is_open)
   note_start(at, rule, worker)
   return true, others
 end
--- The tokens at the head of a fair key's turn order whose gates are full, `most` of them at most.
+-- The tokens at the head of a fair key's turn order whose limits are full, `most` of them at most.
 local function leading_full(at, rule, fair, most)
-  local tokens = redis.call('ZRANGE', at.room .. 'tokens ' .. rule.task .. ' ' .. fair, 0, most - 1)
-  local gates, found = {}, {}
-  for n, token in ipairs(tokens) do gates[n] = rule.task .. ' ' .. token end -- bound: LOOKS
-  local taken = redis.call('HMGET', at.taken, unpack(gates))
+  local tokens = redis.call('ZRANGE', at.prefix .. 'tokens ' .. rule.task .. ' ' .. fair, 0, most - 1)
+  local limits, found = {}, {}
+  for n, token in ipairs(tokens) do limits[n] = rule.task .. ' ' .. token end -- bound: LOOKS
+  local taken = redis.call('HMGET', at.taken, unpack(limits))
   for n, token in ipairs(tokens) do -- bound: LOOKS
-    at.read[gates[n]] = tonumber(taken[n] or 0)
+    at.read[limits[n]] = tonumber(taken[n] or 0)
     if slots_left(at, rule, token, '') > 0 then break end
     found[n] = token
   end
   return found
 end
--- The first open list with a free slot at its gate: its fair key, its token, and whether other lists stand beside it in
--- either order. Parks those before it whose gates are full. Nothing when there is none.
+-- The first open list with a free slot at its limit: its fair key, its token, and whether other lists stand beside it in
+-- either order. Parks those before it whose limits are full. Nothing when there is none.
 local function first_open(at, rule, worker)
-  local turns = at.room .. 'turns ' .. rule.task
+  local turns = at.prefix .. 'turns ' .. rule.task
   if at.nobody_open then return end
-  if not rule.keyed and slots_left(at, rule, '', worker) <= 0 then return end -- there is only this gate
+  if not rule.keyed and slots_left(at, rule, '', worker) <= 0 then return end -- there is only this limit
   while at.looks > 0 do -- bound: LOOKS, and each of them parks a list
     local fairs = redis.call('ZRANGE', turns, 0, 1)
     if not fairs[1] then return end
-    local tokens = redis.call('ZRANGE', at.room .. 'tokens ' .. rule.task .. ' ' .. fairs[1], 0, 1)
+    local tokens = redis.call('ZRANGE', at.prefix .. 'tokens ' .. rule.task .. ' ' .. fairs[1], 0, 1)
     if not tokens[1] then
       redis.call('ZREM', turns, fairs[1])
     elseif slots_left(at, rule, tokens[1], worker) > 0 then
@@ -335,22 +336,22 @@ local function first_open(at, rule, worker)
   end
   at.unfinished = true
 end
--- The same for a limit per worker: lists whose gates are full for this worker stay where they are. Should there be more of
+-- The same for a limit per worker: lists whose limits are full for this worker stay where they are. Should there be more of
 -- them than are looked at, they go to the end, and others are looked at the next time.
 local function first_open_here(at, rule, worker)
-  local turns, pages, skip = at.room .. 'turns ' .. rule.task, 0, at.skip
+  local turns, pages, skip = at.prefix .. 'turns ' .. rule.task, 0, at.skip
   if not rule.keyed and slots_left(at, rule, '', worker) <= 0 then return end
   local fairs = redis.call('ZRANGE', turns, 0, PAGE - 1)
   for _, fair in ipairs(fairs) do -- bound: PAGES
-    local key, from = at.room .. 'tokens ' .. rule.task .. ' ' .. fair, skip[fair] or 0
+    local key, from = at.prefix .. 'tokens ' .. rule.task .. ' ' .. fair, skip[fair] or 0
     repeat -- bound: PAGES, of all fair keys together
       if pages == PAGES then return end
       pages = pages + 1
-      local tokens, gates = redis.call('ZRANGE', key, from, from + PAGE - 1), {}
-      for n, token in ipairs(tokens) do gates[n] = rule.task .. ' ' .. token .. ' ' .. worker end -- bound: PAGE
-      local taken = tokens[1] and redis.call('HMGET', at.taken, unpack(gates)) or {}
+      local tokens, limits = redis.call('ZRANGE', key, from, from + PAGE - 1), {}
+      for n, token in ipairs(tokens) do limits[n] = rule.task .. ' ' .. token .. ' ' .. worker end -- bound: PAGE
+      local taken = tokens[1] and redis.call('HMGET', at.taken, unpack(limits)) or {}
       for n, token in ipairs(tokens) do -- bound: PAGE
-        at.read[gates[n]] = tonumber(taken[n] or 0)
+        at.read[limits[n]] = tonumber(taken[n] or 0)
         if slots_left(at, rule, token, worker) > 0 then
           skip[fair] = from + n - 1
           return fair, token, #fairs > 1, from > 0 or #tokens > 1
@@ -372,30 +373,30 @@ end
 -- Open lists that this rule's limit lets through though they were parked at another one. A few more are chosen at random:
 -- should a slot have been freed by a version that does not know parked lists, their jobs still run.
 local function reopen(at, rule)
-  local full = at.room .. 'full ' .. rule.task
+  local full = at.prefix .. 'full ' .. rule.task
   local any = rule.most < 0 or rule.per_worker
   local tokens = redis.call('ZRANGEBYSCORE', full, '-inf', any and '+inf' or '(' .. rule.most, 'LIMIT', 0, LOOKS)
   for _, token in ipairs(tokens) do -- bound: LOOKS
     if unpark(at, rule.task, token) and not any then redis.call('ZADD', full, rule.most, token) end
   end
   if any or #tokens == LOOKS then at.unfinished = at.unfinished or #tokens > 0 end
-  local drawn, gates = any and {} or redis.call('ZRANDMEMBER', full, NET), {}
-  for n, token in ipairs(drawn) do gates[n] = rule.task .. ' ' .. token end -- bound: NET
-  for n, taken in ipairs(drawn[1] and redis.call('HMGET', at.taken, unpack(gates)) or {}) do -- bound: NET
+  local drawn, limits = any and {} or redis.call('ZRANDMEMBER', full, NET), {}
+  for n, token in ipairs(drawn) do limits[n] = rule.task .. ' ' .. token end -- bound: NET
+  for n, taken in ipairs(drawn[1] and redis.call('HMGET', at.taken, unpack(limits)) or {}) do -- bound: NET
     if tonumber(taken or 0) < rule.most then unpark(at, rule.task, drawn[n]) end
   end
 end
--- Hand up to `rule.want` jobs of one task to a worker: first of the gates that have just become free (`free`: how many
+-- Give up to `rule.want` jobs of one task to a worker: first of the limits that have just become free (`free`: how many
 -- slots, by token), then in turn. Returns how many, in how many ms the rate lets the next one through or this is to be
 -- called again, and whether others could go on at once.
-local function hand_over(at, rule, free, worker)
+local function admit_next(at, rule, free, worker)
   local given, wait = 0, begins_in(at, rule, worker)
   local first = rule.per_worker and first_open_here or first_open
   at.looks, at.unfinished, at.skip, at.nobody_open = LOOKS, false, {}, false
   local function may() return given < rule.want and wait == 0 end
-  -- Hand the first job of a list. Returns whether others are left in it, and whether they may go on, too.
+  -- Give the first job of a list. Returns whether others are left in it, and whether they may go on, too.
   local function hand(fair, token, is_open)
-    local done, others = hand_first(at, rule, fair, token, worker, is_open)
+    local done, others = admit_first(at, rule, fair, token, worker, is_open)
     if done then given, wait = given + 1, begins_in(at, rule, worker) else at.looks = at.looks - 1 end
     return others, slots_left(at, rule, token, worker) > 0
   end
@@ -418,12 +419,12 @@ local function hand_over(at, rule, free, worker)
     if others and not left and not rule.per_worker then
       park(at, rule.task, fair, {token}, rule.most)
     elseif others and more_tokens then
-      to_the_end(at, at.room .. 'tokens ' .. rule.task .. ' ' .. fair, token)
+      to_the_end(at, at.prefix .. 'tokens ' .. rule.task .. ' ' .. fair, token)
     end
-    -- Lists of one gate that stand behind this one are not passed over while it has free slots.
+    -- Lists of one limit that stand behind this one are not passed over while it has free slots.
     if left and rule.fair and rule.keyed then unpark(at, rule.task, token) end
-    if more_fairs and redis.call('ZSCORE', at.room .. 'turns ' .. rule.task, fair) then
-      to_the_end(at, at.room .. 'turns ' .. rule.task, fair)
+    if more_fairs and redis.call('ZSCORE', at.prefix .. 'turns ' .. rule.task, fair) then
+      to_the_end(at, at.prefix .. 'turns ' .. rule.task, fair)
     end
   end
   local more = false
@@ -436,8 +437,8 @@ local function hand_over(at, rule, free, worker)
   end
   return given, wait, more
 end
--- Take what was just handed over, `given` jobs, as the worker's own.
-local function take_handed(at, group, worker, given)
+-- Take what was just given to this worker, `given` jobs, as the worker's own.
+local function read_admitted(at, group, worker, given)
   if given == 0 then return {} end
   local taken = redis.pcall('XREADGROUP', 'GROUP', group, worker, 'COUNT', given, 'STREAMS', at.handed, '>')
   if not taken.err then return taken end

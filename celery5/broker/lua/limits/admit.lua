@@ -1,4 +1,4 @@
--- Ask for jobs that a worker has read whether they may run: each takes a slot at its gate, or goes to its waiting room.
+-- Ask for jobs that a worker has read whether they may run: each takes a slot of its limit, or goes to its waiting list.
 -- KEYS  1 stream of the normal lane
 --       2 stream of its lane `high`
 --       3 stream of its lane `low`
@@ -10,25 +10,25 @@
 --       9 slots
 --       10 how many are taken
 --       11 how many jobs wait
---       12 prefix of the waiting room
+--       12 prefix of the waiting lists
 --       13.. result key of each job, in order
 -- ARGV  1 consumer group
 --       2 this worker's name in it
 --       3 channel that tells workers of free slots
 --       4 rules: JSON, a list of those that the jobs go by
---       5.. for each job: its entry with its lane's letter, its id, its line, how many workers died with it, when it
+--       5.. for each job: its entry with its lane's letter, its id, its waiting list, how many workers died with it, when it
 --           expires (ms since 1970, or ''), and what is asked: `run` it if it may; `wait`, whether it may or not; `count`
 --           it, for it has begun
--- Gives -1 when the worker has lost its lease (then nothing was done), else for each job: 1 it may run; 0 it waits; -1 it
+-- Returns -1 when the worker has lost its lease (then nothing was done), else for each job: 1 it may run; 0 it waits; -1 it
 -- was revoked; -2 it is not this worker's, or was a copy of one that is elsewhere: it is gone. After that, for each rule,
 -- in how many ms its rate lets the next one through (0: it does not wait for that). Repeating the call gives the same.
 local streams = {[''] = KEYS[1], h = KEYS[2], l = KEYS[3], g = KEYS[4]}
-local at = keys_of_gates {jobs = KEYS[6], waiting = KEYS[7], due = KEYS[8], slots = KEYS[9], taken = KEYS[10], held = KEYS[11],
-  room = KEYS[12], handed = KEYS[4]}
+local at = use_keys {jobs = KEYS[6], waiting = KEYS[7], due = KEYS[8], slots = KEYS[9], taken = KEYS[10], held = KEYS[11],
+  prefix = KEYS[12], handed = KEYS[4]}
 local group, me = ARGV[1], ARGV[2]
 local lease = redis.call('ZSCORE', KEYS[5], me)
 if not lease or tonumber(lease) < 0 then return -1 end
-local rules, told, open = {}, {}, {}
+local rules, results, open = {}, {}, {}
 for _, rule in ipairs(cjson.decode(ARGV[4])) do rules[rule.task] = rule end -- bound: the tasks of these jobs
 -- What is asked for all jobs at once: their places and slots, and the messages of each lane.
 local entries, ids, spans, messages = {}, {}, {}, {}
@@ -46,12 +46,12 @@ for n = 1, #KEYS - 12 do -- bound: the jobs of this call
   if is_before(span.last, on_stream) then span.last = on_stream end
   span.count, spans[lane] = span.count + 1, span
 end
-local gates = {}
+local limits = {}
 for n = 1, #KEYS - 12 do -- bound: the jobs of this call
   local task, _, token = string.match(ARGV[6 * n + 1], '^([^ ]*) ([^ ]*) ([^ ]*)$')
-  gates[2 * n - 1], gates[2 * n] = task .. ' ' .. token, task .. ' ' .. token .. ' ' .. me
+  limits[2 * n - 1], limits[2 * n] = task .. ' ' .. token, task .. ' ' .. token .. ' ' .. me
 end
-if gates[1] then read_taken(at, gates) end
+if limits[1] then read_taken(at, limits) end
 local places, has_slot = {}, {}
 for n, place in ipairs(ids[1] and redis.call('HMGET', at.jobs, unpack(ids)) or {}) do places[ids[n]] = place or '' end -- bound: as above
 for n, slot in ipairs(ids[1] and redis.call('HMGET', at.slots, unpack(entries)) or {}) do has_slot[entries[n]] = slot end -- bound: as above
@@ -87,15 +87,15 @@ local function message_of(entry, lane, on_stream)
   if not messages[entry] then read(on_stream, on_stream, 1) end
   return messages[entry]
 end
--- Where an entry stands in its line: by its age, the urgent ones first. Exact: it is below 2^53.
+-- Where an entry stands in its waiting list: by its age, the urgent ones first. Exact: it is below 2^53.
 local function score(entry, lane)
   local ms, seq = string.match(entry, '^(%d+)-(%d+)')
   local level = ({h = 0, l = 2})[lane] or 1
   return string.format('%.0f', ms * 1000 + math.min(tonumber(seq), 999) + level * 2e15)
 end
--- Move an entry of ours from its stream to its line.
-local lines = {}
-local function to_the_line(n, entry, lane, on_stream, id, line, place)
+-- Move an entry of ours from its stream to its waiting list.
+local lists = {}
+local function move_to_list(n, entry, lane, on_stream, id, list, place)
   local message = message_of(entry, lane, on_stream)
   if not is_pending(entry, lane, on_stream) then return string.sub(place, 1, 1) == 'G' and 0 or -2 end
   spans[lane].gone[#spans[lane].gone + 1] = on_stream
@@ -105,13 +105,13 @@ local function to_the_line(n, entry, lane, on_stream, id, line, place)
   if place ~= '' and string.sub(place, 2) ~= entry then return -2 end
   if place == '' and redis.call('EXISTS', KEYS[12 + n]) == 1 then return -2 end
   local deaths, expires = ARGV[6 * n + 2], ARGV[6 * n + 3]
-  if not lines[line] then
-    lines[line] = {}
-    lines[#lines + 1] = line
+  if not lists[list] then
+    lists[list] = {}
+    lists[#lists + 1] = list
   end
-  local scored = lines[line]
+  local scored = lists[list]
   scored[#scored + 1], scored[#scored + 2] = score(on_stream, lane), id
-  places[id] = 'G' .. (deaths == '0' and '' or deaths) .. ' ' .. line
+  places[id] = 'G' .. (deaths == '0' and '' or deaths) .. ' ' .. list
   later(at, 'HSET', at.waiting, id, message)
   later(at, 'HSET', at.jobs, id, places[id])
   if expires ~= '' then
@@ -122,29 +122,29 @@ local function to_the_line(n, entry, lane, on_stream, id, line, place)
 end
 for n = 1, #KEYS - 12 do -- bound: the jobs of this call
   local first = 6 * n - 1
-  local entry, id, line, asked = ARGV[first], ARGV[first + 1], ARGV[first + 2], ARGV[first + 5]
+  local entry, id, list, asked = ARGV[first], ARGV[first + 1], ARGV[first + 2], ARGV[first + 5]
   local on_stream, lane = string.match(entry, '^([%d-]*)(%a?)')
-  local task, fair, token = string.match(line, '^([^ ]*) ([^ ]*) ([^ ]*)$')
+  local task, fair, token = string.match(list, '^([^ ]*) ([^ ]*) ([^ ]*)$')
   local rule, may, place = rules[task], false, places[id]
   if asked == 'run' then
     may = slots_left(at, rule, token, me) > 0 and begins_in(at, rule, me) == 0
-      and not lines[line] and redis.call('EXISTS', at.room .. 'line ' .. line) == 0
+      and not lists[list] and redis.call('EXISTS', at.prefix .. 'line ' .. list) == 0
   elseif asked == 'count' then
     may = redis.call('XPENDING', streams[lane], group, on_stream, on_stream, 1)[1] ~= nil
   end
   if string.sub(place, 1, 1) == 'V' and string.sub(place, 2) == entry and asked ~= 'count' then
-    told[n] = -1
+    results[n] = -1
   elseif asked ~= 'wait' and has_slot[entry] then
-    told[n] = 1
+    results[n] = 1
   elseif may then
     take_slot(at, entry, task .. ' ' .. token, me)
     if asked == 'run' then note_start(at, rule, me) end
-    told[n] = 1
+    results[n] = 1
   elseif asked == 'count' then
-    told[n] = -2
+    results[n] = -2
   else
-    told[n] = to_the_line(n, entry, lane, on_stream, id, line, place)
-    if told[n] == 0 and slots_left(at, rule, token, me) > 0 then open[task] = true end
+    results[n] = move_to_list(n, entry, lane, on_stream, id, list, place)
+    if results[n] == 0 and slots_left(at, rule, token, me) > 0 then open[task] = true end
   end
 end
 for lane, span in pairs(spans) do -- bound: the four lanes
@@ -153,14 +153,14 @@ for lane, span in pairs(spans) do -- bound: the four lanes
     redis.call('XDEL', streams[lane], unpack(span.gone))
   end
 end
-line_up(at, lines)
--- Where somebody waits who need not, whoever has room is told.
-local waits = #told
+add_to_lists(at, lists)
+-- Where somebody waits who need not, whoever has capacity is notified.
+local waits = #results
 for n, rule in ipairs(cjson.decode(ARGV[4])) do -- bound: the tasks of these jobs
   local wait = begins_in(at, rule, me)
   if wait > 0 and not somebody_waits(at, rule.task) then wait = 0 end
-  told[waits + n] = wait
+  results[waits + n] = wait
   if open[rule.task] and wait == 0 and not rule.suspended then redis.call('PUBLISH', ARGV[3], rule.task) end
 end
 write(at)
-return told
+return results

@@ -1,4 +1,4 @@
--- Take jobs out of the waiting room for a worker that has room for them.
+-- Take jobs out of the waiting lists for a worker that has capacity for them.
 -- KEYS  1 stream of the lane `handed`
 --       2 leases of the queue's workers
 --       3 where its jobs are
@@ -7,22 +7,22 @@
 --       6 slots
 --       7 how many are taken
 --       8 how many jobs wait
---       9 prefix of the waiting room
+--       9 prefix of the waiting lists
 -- ARGV  1 consumer group
 --       2 this worker's name in it
 --       3 rules: JSON, a list of those whose jobs it wants
--- Gives -1 when the worker has lost its lease (then nothing was done), else the jobs, as XREADGROUP does, and for each
--- rule how many were handed over, and in how many ms its rate lets the next one through, or there is more to
+-- Returns -1 when the worker has lost its lease (then nothing was done), else the jobs, as XREADGROUP does, and for each
+-- rule how many were given to this worker, and in how many ms its rate lets the next one through, or there is more to
 -- look at (0: neither).
-local at = keys_of_gates {handed = KEYS[1], jobs = KEYS[3], waiting = KEYS[4], due = KEYS[5], slots = KEYS[6], taken = KEYS[7],
-  held = KEYS[8], room = KEYS[9]}
+local at = use_keys {handed = KEYS[1], jobs = KEYS[3], waiting = KEYS[4], due = KEYS[5], slots = KEYS[6], taken = KEYS[7],
+  held = KEYS[8], prefix = KEYS[9]}
 local lease = redis.call('ZSCORE', KEYS[2], ARGV[2])
 if not lease or tonumber(lease) < 0 then return -1 end
-local total, told = 0, {}
+local total, results = 0, {}
 for n, rule in ipairs(cjson.decode(ARGV[3])) do -- bound: the rules of this call, 32 at most
-  local given, wait = hand_over(at, rule, {}, ARGV[2])
+  local given, wait = admit_next(at, rule, {}, ARGV[2])
   total = total + given
-  told[n] = {given, wait}
+  results[n] = {given, wait}
 end
 write(at)
-return {take_handed(at, ARGV[1], ARGV[2], total), told}
+return {read_admitted(at, ARGV[1], ARGV[2], total), results}

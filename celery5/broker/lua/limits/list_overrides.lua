@@ -1,5 +1,5 @@
--- Tell what is imposed on tasks.
+-- Return what is imposed on tasks.
 -- KEYS  1 limits and rates, by task
 --       2 suspended tasks
--- Gives both, each a list of tasks and what is imposed on them.
+-- Returns both, each a list of tasks and what is imposed on them.
 return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2])}

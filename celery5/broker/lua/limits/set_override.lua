@@ -4,7 +4,7 @@
 --       2 the task
 --       3 what, as JSON; '' takes back what there is
 --       4 what is taken back or replaced: only this; '' for anything, '-' for nothing
--- Gives 1 when something has changed, else 0.
+-- Returns 1 when something has changed, else 0.
 local before = redis.call('HGET', KEYS[1], ARGV[2]) or ''
 local only = ARGV[4] == '-' and '' or ARGV[4]
 if before == ARGV[3] or (ARGV[4] ~= '' and before ~= only) then return 0 end

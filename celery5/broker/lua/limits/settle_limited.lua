@@ -1,5 +1,5 @@
 -- Settle a batch in which jobs have slots: as settle.lua, which is a part of this script. Then their slots are free, and
--- whoever waits for them is handed to this worker, as far as it has room.
+-- whoever waits for them is given to this worker, as far as it has capacity.
 -- KEYS  1 stream of the lane `handed`
 --       2 where the queue's jobs are
 --       3 envelopes of waiting jobs
@@ -13,28 +13,28 @@
 --       2 rules: JSON, a list of those of the batch's jobs
 --       3 entries that have slots: JSON, a list
 --       4.. what settle.lua takes
--- Gives what settle.lua does, the jobs that were handed over, as XREADGROUP does, and for each rule how many of them are
+-- Returns what settle.lua does, the jobs that were given to this worker, as XREADGROUP does, and for each rule how many of them are
 -- its, and in how many ms its rate lets the next one through, or there is more to look at (0: neither). An entry that is settled has no
 -- slot any more, so the call may be repeated; what the answer to the first one carried is this worker's all the same.
-local at = keys_of_gates {settles = true, handed = KEYS[1], jobs = KEYS[2], waiting = KEYS[3], due = KEYS[4], slots = KEYS[5], taken = KEYS[6],
-  held = KEYS[7], room = KEYS[8]}
+local at = use_keys {settles = true, handed = KEYS[1], jobs = KEYS[2], waiting = KEYS[3], due = KEYS[4], slots = KEYS[5], taken = KEYS[6],
+  held = KEYS[7], prefix = KEYS[8]}
 local keys, argv = {}, {}
 for n = 9, #KEYS do keys[n - 8] = KEYS[n] end -- bound: the words of this call
 for n = 4, #ARGV do argv[n - 3] = ARGV[n] end -- bound: the words of this call
 local owned = settle(keys, argv)
 if owned < 0 then return {owned, {}, {}} end
-local freed, total, told = {}, 0, {}
-for _, gate in ipairs(free_slots(at, cjson.decode(ARGV[3]))) do -- bound: the outcomes of this call, 32 at most
-  local task, token = gate[1], gate[2]
+local freed, total, results = {}, 0, {}
+for _, limit in ipairs(free_slots(at, cjson.decode(ARGV[3]))) do -- bound: the outcomes of this call, 32 at most
+  local task, token = limit[1], limit[2]
   freed[task] = freed[task] or {}
   freed[task][token] = (freed[task][token] or 0) + 1
 end
 for n, rule in ipairs(cjson.decode(ARGV[2])) do -- bound: the tasks of these outcomes
-  local given, wait, more = hand_over(at, rule, freed[rule.task] or {}, argv[2])
+  local given, wait, more = admit_next(at, rule, freed[rule.task] or {}, argv[2])
   if more and not rule.suspended then redis.call('PUBLISH', ARGV[1], rule.task) end
   freed[rule.task] = nil
   total = total + given
-  told[n] = {given, wait}
+  results[n] = {given, wait}
 end
 -- Of a task whose rule this worker does not know any more, others may.
 for task, tokens in pairs(freed) do -- bound: the tasks of these outcomes
@@ -43,7 +43,7 @@ for task, tokens in pairs(freed) do -- bound: the tasks of these outcomes
       if not unpark(at, task, token) then break end
     end
   end
-  if redis.call('EXISTS', at.room .. 'turns ' .. task) == 1 then redis.call('PUBLISH', ARGV[1], task) end
+  if redis.call('EXISTS', at.prefix .. 'turns ' .. task) == 1 then redis.call('PUBLISH', ARGV[1], task) end
 end
 write(at)
-return {owned, take_handed(at, argv[1], argv[2], total), told}
+return {owned, read_admitted(at, argv[1], argv[2], total), results}

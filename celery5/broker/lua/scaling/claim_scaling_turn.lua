@@ -3,7 +3,7 @@
 --       2 where the scaling is
 -- ARGV  1 this Scheduler's name
 --       2 ms that the turn lasts; 0 gives it up
--- Gives whether it is this one's turn, where the scaling is ('' when it has not begun), and the time in ms.
+-- Returns whether it is this one's turn, where the scaling is ('' when it has not begun), and the time in ms.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local whose = redis.call('GET', KEYS[1])

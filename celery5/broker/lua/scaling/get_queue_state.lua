@@ -1,15 +1,15 @@
--- Tell what is in a queue and who works on it.
+-- Return what is in a queue and who works on it.
 -- KEYS  1 scheduled jobs by time
 --       2 dead-letter queue
 --       3 leases of its workers
 --       4 the live job of each key
---       5 how many jobs wait at gates
+--       5 how many jobs wait at limits
 --       6.. streams of its lanes
 -- ARGV  1 consumer group
--- Gives for each lane how many jobs wait on it, how many jobs of all lanes a worker has, how many wait for their time, in how many ms
+-- Returns for each lane how many jobs wait on it, how many jobs of all lanes a worker has, how many wait for their time, in how many ms
 -- the next of them falls due (-1 when none waits), how many are dead, for how many ms the oldest of them has been (-1
 -- when none is), how many keys live jobs have, and the workers, each with its name, its lease's ms to come (0 when it has
--- lapsed) and how many jobs it has; each task whose jobs wait at gates, and how many do. Last, for how many ms the oldest
+-- lapsed) and how many jobs it has; each task whose jobs wait at limits, and how many do. Last, for how many ms the oldest
 -- job that waits on a lane has (-1 when none does).
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
@@ -36,12 +36,12 @@ for name, count in pairs(held) do -- bound: the workers of the queue; jobs of no
   if count > 0 then workers[#workers + 1] = {name, 0, count} end
 end
 local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
-local due_count, gated, at_gates = redis.call('ZCARD', due), {}, redis.call('HGETALL', KEYS[5])
-for n = 1, #at_gates, 2 do -- bound: the tasks whose jobs wait at gates
-  if at_gates[n] == ' expires' then
-    due_count = due_count - at_gates[n + 1]
+local due_count, gated, at_limits = redis.call('ZCARD', due), {}, redis.call('HGETALL', KEYS[5])
+for n = 1, #at_limits, 2 do -- bound: the tasks whose jobs wait at limits
+  if at_limits[n] == ' expires' then
+    due_count = due_count - at_limits[n + 1]
   else
-    gated[#gated + 1] = {at_gates[n], tonumber(at_gates[n + 1])}
+    gated[#gated + 1] = {at_limits[n], tonumber(at_limits[n + 1])}
   end
 end
 return {

@@ -1,11 +1,11 @@
 -- Count the jobs of a queue, and return the age of the oldest job that waits.
 -- KEYS  1 scheduled jobs by time
 --       2 dead-letter queue
---       3 how many jobs wait at gates
+--       3 how many jobs wait at limits
 --       4.. streams of its lanes
 -- ARGV  1 consumer group
--- Gives how many jobs are on the streams, how many of those a worker has, how many wait for their time, how many are
--- dead, how many wait at gates, and for how many ms the oldest job of those on the streams that no worker has was there,
+-- Returns how many jobs are on the streams, how many of those a worker has, how many wait for their time, how many are
+-- dead, how many wait at limits, and for how many ms the oldest job of those on the streams that no worker has was there,
 -- -1 when there is none.
 local there, held, oldest = 0, 0, -1
 local time = redis.call('TIME')
@@ -15,8 +15,8 @@ for n = 4, #KEYS do -- bound: the four lanes
   held, oldest = held + pending, math.max(oldest, age)
   there = there + redis.call('XLEN', KEYS[n])
 end
-local due, gated, at_gates = redis.call('ZCARD', KEYS[1]), 0, redis.call('HGETALL', KEYS[3])
-for n = 1, #at_gates, 2 do -- bound: the tasks whose jobs wait at gates
-  if at_gates[n] == ' expires' then due = due - at_gates[n + 1] else gated = gated + at_gates[n + 1] end
+local due, gated, at_limits = redis.call('ZCARD', KEYS[1]), 0, redis.call('HGETALL', KEYS[3])
+for n = 1, #at_limits, 2 do -- bound: the tasks whose jobs wait at limits
+  if at_limits[n] == ' expires' then due = due - at_limits[n + 1] else gated = gated + at_limits[n + 1] end
 end
 return {there, held, due, redis.call('XLEN', KEYS[2]), gated, oldest}

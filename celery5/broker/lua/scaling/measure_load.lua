@@ -2,14 +2,14 @@
 -- KEYS  1 leases of its workers
 --       2 schedules whose jobs go to the queue
 --       3 when to look at each of them
---       4 how many jobs wait at gates, by task
+--       4 how many jobs wait at limits, by task
 --       5.. the streams of the queue
 -- ARGV  1 consumer group
 --       2 jobs to look at on each stream, at both of its ends
 --       3 bytes after which no more of them are looked at
 --       4 ms in which the jobs of schedules count
--- Gives how many jobs wait, how many workers have, the tasks of those that were looked at (one of them as often as it was seen), the workers that
--- live, the tasks of schedules that fire soon, and how many jobs wait at gates, by task. Of a message only what stands right after "task" is read.
+-- Returns how many jobs wait, how many workers have, the tasks of those that were looked at (one of them as often as it was seen), the workers that
+-- live, the tasks of schedules that fire soon, and how many jobs wait at limits, by task. Of a message only what stands right after "task" is read.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local waiting, held, seen, left = 0, 0, {}, tonumber(ARGV[3])

@@ -10,12 +10,12 @@
 --       2 its state as it was expected ('' for none)
 --       3 its state from now on ('' for none); the same when only the time to look at it is another
 --       4 when to look at it next, in ms since 1970 ('' for never)
---       5 channel on which Schedulers are told ('' for none)
+--       5 channel on which Schedulers are notified ('' for none)
 --       6 channel that wakes workers
 --       7 letter of the lane, '' for the normal one
 --       8.. for each job: its id, its envelope, what its key is remembered under ('' for none), its `unique_for` in ms
 --           (0 for none)
--- Gives 1 when it was done, now or at an earlier try of the same, and 0 when the state was another. A job that is known
+-- Returns 1 when it was done, now or at an earlier try of the same, and 0 when the state was another. A job that is known
 -- already is left alone, and one whose key another job holds is not sent.
 local schedules, times, stream, jobs, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local name, expected, new, look, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]

@@ -1,9 +1,9 @@
--- Tell which schedules of a queue are due, and when the next one is.
+-- Return which schedules of a queue are due, and when the next one is.
 -- KEYS  1 schedules of the queue
 --       2 when to look at each of them
 --       3 where its jobs are
 -- ARGV  1 how many to tell of at most
--- Gives the time in ms since 1970, in how many ms the next one is due that is not told of (-1 when none is), and those
+-- Returns the time in ms since 1970, in how many ms the next one is due that is not told of (-1 when none is), and those
 -- that are due, each with its state and whether its last job has not ended.
 local schedules, times, jobs = KEYS[1], KEYS[2], KEYS[3]
 local time = redis.call('TIME')
