@@ -338,7 +338,7 @@ def test_who_has_lost_his_lease_gets_nothing(gate: Gated) -> None:
     gate.client.zadd(gate.keys.leases, {"w": -1})
     before = gate.contents()
     assert gate(limits.admit_waiting(gate.keys, "w", [(gate.rule, 9)])).owned == limits.LEASE_LOST
-    assert gate(limits.admit(gate.keys, "w", [], [(gate.rule, 0)])).fates is None
+    assert gate(limits.admit(gate.keys, "w", [], [(gate.rule, 0)])).outcomes is None
     assert gate.contents() == before
 
 
@@ -435,8 +435,8 @@ def test_what_runs_when_a_limit_is_imposed_is_counted(gate: Gated) -> None:
 def test_it_is_told_who_waits_and_where(gate: Gated) -> None:
     gate.come("w", *"abc")
     sighting = gate(job_details.inspect_job(gate.keys, "c"))
-    assert (sighting.place, sighting.before) == ("G shop.t  ", 1)
-    assert gate(jobs_calls.renew_lease(gate.keys, "w", lease=30)).gated == ("shop.t",)
+    assert (sighting.place, sighting.jobs_ahead) == ("G shop.t  ", 1)
+    assert gate(jobs_calls.renew_lease(gate.keys, "w", lease=30)).limited_tasks == ("shop.t",)
     assert gate(job_details.get_queue_state(gate.keys)).held == 2
 
 

@@ -36,8 +36,12 @@ local settled, ended, earliest, has_documents = {}, {}, nil, false
 -- Where the jobs are: asked for all at once, and kept up to date, for two entries of one batch may have one id.
 local ids, places = {}, {}
 for n = 9, #KEYS do ids[n - 8] = ARGV[6 * n - 47] end -- bound: the outcomes of this call, 256 at most
-local found = ids[1] and redis.call('HMGET', jobs, unpack(ids))
-for n = 1, #ids do places[ids[n]] = found[n] end -- bound: as above
+local function read_places()
+  local found = ids[1] and redis.call('HMGET', jobs, unpack(ids))
+  for n = 1, #ids do places[ids[n]] = found[n] end -- bound: as above
+end
+-- Only a waiting list gives jobs to the lane `handed`, each once: what completes there is the job, which saves a command.
+if lane ~= 'g' then read_places() end
 -- For each entry, where the words for its sinks begin.
 local for_sinks = {}
 for at = 5 + 6 * (#KEYS - 8), #ARGV, 3 do for_sinks[ARGV[at]] = at end -- bound: the documents of this call
@@ -51,7 +55,7 @@ local function send_document(at, document)
   has_documents = send_to_sinks(documents, sinks, own ~= '' and own or document) or has_documents
 end
 local function complete(id, entry, result, document, ttl, lock)
-  if not is_job(id, entry, result) then return end
+  if lane ~= 'g' and not is_job(id, entry, result) then return end
   store_document(result, document, ttl)
   if for_sinks[entry] then send_document(for_sinks[entry], document) end
   places[id], ended[#ended + 1] = false, id
@@ -60,6 +64,7 @@ end
 -- The other verbs are rare. Their functions are made when the first of them comes: that costs as much as to settle a job.
 local function make_other_verbs()
   local verbs, clock = {}, now_ms()
+  if lane == 'g' then read_places() end
   local function move(id, place)
     places[id] = place
     redis.call('HSET', jobs, id, place)
