@@ -15,7 +15,7 @@ nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "floors", "tests", "package", "docs"]
+nox.options.sessions = ["lint", "types", "imports", "tests", "package", "docs"]
 
 HERE = Path(__file__).parent
 GROUPS = nox.project.load_toml(HERE / "pyproject.toml")
@@ -102,7 +102,7 @@ def _passes(session: nox.Session, *command: str) -> bool:
     return True
 
 
-# What an application imports. The rooms below it are for the two checkers above.
+# What an application imports. The layers below it are for the two checkers above.
 PUBLIC = ("app", "control", "errors", "event", "publisher", "result", "settings", "task")
 
 
@@ -135,9 +135,9 @@ def _public_types(session: nox.Session) -> bool:
 
 
 @nox.session
-def floors(session: nox.Session) -> None:
+def imports(session: nox.Session) -> None:
     """Who may import whom."""
-    _install(session, "floors", project=True)
+    _install(session, "imports", project=True)
     session.run("lint-imports")
 
 
@@ -153,7 +153,7 @@ def compatibility(session: nox.Session) -> None:
 
     What looks at the source, or at whole processes from outside, is the same on every Python.
     """
-    files = sorted(str(each.relative_to(HERE)) for each in (HERE / "tests").glob("*/test_*.py"))
+    files = sorted(str(each.relative_to(HERE)) for each in (HERE / "tests").glob("*/**/test_*.py"))
     served = [each for each in files if each.startswith(("tests/redis/", "tests/faults/"))]
     share = served[OTHERS.index(str(session.python)) :: len(OTHERS)]
     _test(session, *(session.posargs or ("-m", "not nemesis", "tests/pure", "tests/trio", *share)))
