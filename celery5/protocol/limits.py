@@ -1,7 +1,7 @@
 """Limits: how many jobs of a task may run at once, how many may begin in a span of time, and whose turn it is.
 
-What a task declares is its `Gate`; what an operator or a Scheduler imposes on it, at any time, is `Imposed`. The two
-make the `Rule` that holds now (CEP rows C94 to C98). A task with no rule passes no gate and pays nothing.
+What a task declares is its `DeclaredLimits`; what an operator or a Scheduler sets at any time is a `LimitOverride`. The
+two make the `AdmissionRule` that holds now. A task without a rule is not limited and pays nothing.
 """
 
 import math
@@ -27,7 +27,7 @@ _RATE = re.compile(r"([1-9][0-9]{0,6})/([0-9]{1,4})?(s|m|h|d)")
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """At most `most` jobs of a task run at once, of all workers or `per` worker; 0 rejects every job (C94, C96)."""
+    """At most `most` jobs of a task run at once, of all workers or `per` worker; 0 rejects every job."""
 
     most: int
     per: Per = "all"
@@ -40,9 +40,9 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """A limit that is computed: what `compute()` gives, but `least` at least and `most` at most (C94).
+    """A limit that is computed: what `compute()` gives, but `least` at least and `most` at most.
 
-    Each worker calls it at each beat of its heart, a few times in ten seconds; so it must be quick. What it computes is
+    Each worker calls it at each heartbeat, a few times in ten seconds; so it must be quick. What it computes is
     the same on each if it goes by something that they share. Should it raise, the last value holds, which is
     logged once for each fault.
     """
@@ -78,7 +78,7 @@ class Range(msgspec.Struct, frozen=True):
 
 class Rate(msgspec.Struct, frozen=True):
     """At most so many jobs of a task begin in any span of that length, of all workers or `per` worker: `200/m`, `5/s`,
-    `1000/h`, `10/d`, `3/10s` (C101)."""
+    `1000/h`, `10/d`, `3/10s`."""
 
     text: str
     per: Per = "all"
@@ -115,7 +115,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 class DeclaredLimits(msgspec.Struct, frozen=True):
     """What a task declares. `keyed`: its limit holds for each concurrency key by itself. `fair`: the jobs of each fair
-    key stand in a line of their own, and the lines take turns."""
+    key stand in a waiting list of their own, and the lists take turns."""
 
     limit: Limit | Range | None = None
     rate: Rate | None = None
@@ -142,7 +142,7 @@ class LimitOverride(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Suspension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """That a task is suspended, `why` and `by` whom, `since` when and `until` when: seconds since 1970, 0 for until it
+    """That a task is suspended, `why` and `by` what, `since` when and `until` when: seconds since 1970, 0 for until it
     is resumed."""
 
     why: str = ""
@@ -164,11 +164,11 @@ class AdmissionRule(msgspec.Struct, frozen=True):
 
     @property
     def rejects_all(self) -> bool:
-        """Whether the jobs are rejected (C96). Those of a suspended task are held instead."""
+        """Whether the jobs are rejected. Those of a suspended task are held instead."""
         return self.max_running == 0 and not self.suspended
 
     def to_script_arguments(self, job_count: int) -> dict[str, Any]:
-        """The rule as the scripts take it, for a worker that has room for `want` jobs. Who rejects takes any number."""
+        """The rule as the scripts take it, for a worker that has capacity for `job_count` jobs. Who rejects takes any number."""
         most = -1 if self.max_running is None or self.rejects_all else self.max_running
         rate = None if self.rejects_all else self.rate
         return {
@@ -193,11 +193,11 @@ def make_admission_rule(
     override: LimitOverride | None,
     suspended: bool,
 ) -> AdmissionRule | None:
-    """What holds for a task now; None when its jobs pass no gate. `computed` is the value of a Range.
+    """What holds for a task now; None when they are not limited. `computed` is the value of a Range.
 
-    What is imposed beats what the task declares (C97). A declared limit does not count where there is a rate (C95); a
+    What is imposed beats what the task declares. A declared limit does not count where there is a rate; a
     limit that is imposed holds beside it. Where nothing may run, it makes a difference why: jobs of a suspended task
-    are held, those of a task with the limit 0 are rejected (C96).
+    are held, those of a task with the limit 0 are rejected.
     """
     declared = declared or DeclaredLimits()
     rate = Rate(override.rate) if override and override.rate else declared.rate
@@ -237,13 +237,13 @@ def unescape_word(word: str) -> str:
 
 
 def get_waiting_list(rule: AdmissionRule, concurrency_key: str, fair_key: str) -> str:
-    """The line in which a job waits, in three words: its task, its fair key, its concurrency key."""
+    """Return the waiting list of a job, in three words: its task, its fair key, its concurrency key."""
     fair = escape_word(fair_key) if rule.fair else ""
     return f"{escape_word(rule.task)} {fair} {escape_word(concurrency_key) if rule.keyed else ''}"
 
 
 def format_expiry(expires: float | None) -> str:
-    """When a job leaves its line because it has expired, as the scripts take it: ms since 1970, '' for never."""
+    """When a job leaves its waiting list because it has expired, as the scripts take it: ms since 1970, '' for never."""
     return "" if expires is None else str(min(int(expires * 1000), MAX_EXPIRY_MS))
 
 

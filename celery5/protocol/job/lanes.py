@@ -1,7 +1,7 @@
 """Lanes: the streams that a queue has beside its normal one, by their letters: one for each other priority, and one for
-jobs that a gate has handed to a worker.
+jobs that the waiting list of a limit has given to a worker.
 
-Wherever it is said where a job stands (its place in Redis, the entry of a delivery), the letter of its lane follows the
+Wherever the place of a job is written (its place in Redis, the entry of a delivery), the letter of its lane follows the
 entry's id on the stream: `1700000000000-0h`. On the normal lane nothing follows.
 """
 
@@ -19,10 +19,10 @@ LANES: Mapping[str, str] = {"high": HIGH, "normal": NORMAL, "low": LOW}
 
 
 def get_lane(priority: object) -> str:
-    """The lane of a job whose message says that `priority`: the normal one for what is none."""
+    """Return the lane of a job whose message has that `priority`: the normal one for any other value."""
     return LANES.get(priority, NORMAL) if isinstance(priority, str) else NORMAL
 
 
 def get_stream_id(entry: bytes) -> bytes:
-    """The id on its stream of an entry, without the letter of its lane."""
+    """Return the id of an entry on its stream, without the letter of its lane."""
     return entry if entry[-1:].isdigit() else entry[:-1]
