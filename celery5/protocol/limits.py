@@ -168,7 +168,7 @@ class AdmissionRule(msgspec.Struct, frozen=True):
         return self.max_running == 0 and not self.suspended
 
     def to_script_arguments(self, job_count: int) -> dict[str, Any]:
-        """The rule as the scripts take it, for a worker that has capacity for `job_count` jobs. Who rejects takes any number."""
+        """Return the rule as the scripts take it, for a worker with capacity for `job_count` jobs."""
         most = -1 if self.max_running is None or self.rejects_all else self.max_running
         rate = None if self.rejects_all else self.rate
         return {
@@ -243,7 +243,7 @@ def get_waiting_list(rule: AdmissionRule, concurrency_key: str, fair_key: str) -
 
 
 def format_expiry(expires: float | None) -> str:
-    """When a job leaves its waiting list because it has expired, as the scripts take it: ms since 1970, '' for never."""
+    """Return when a waiting job expires, as the scripts take it: ms since 1970, '' for never."""
     return "" if expires is None else str(min(int(expires * 1000), MAX_EXPIRY_MS))
 
 
