@@ -44,7 +44,6 @@ from celery5.protocol.job.story import JobDetails
 from celery5.protocol.scaling.budget import Budget, check_budgets
 from celery5.results.async_result import ANY_RESULT, AsyncResult
 from celery5.results.job_details import AppState, find_job, read_app_state
-from celery5.results.waiting import AsyncCheckingResultWaiter
 from celery5.scheduling.schedules import Schedules
 from celery5.sending.memory_backlog import Backlog
 from celery5.sending.sender import (
@@ -346,10 +345,6 @@ class App:
     async def aperform(self, call: Call[T]) -> T:
         """Make one trip to the broker, from Trio or asyncio."""
         return await (await self.connections.get_async_driver()).perform(call)
-
-    async def aresult_waiter(self) -> AsyncCheckingResultWaiter:
-        """What waits for results in this event loop."""
-        return AsyncCheckingResultWaiter(self, await self.connections.get_async_result_waiter())
 
     def close(self) -> None:
         """Close the connections of plain Python. They open again when needed."""

@@ -5,20 +5,22 @@ In plain Python such a coroutine runs through without ever waiting for a loop: w
 
 import time
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from celery5.broker.call import Call
 from celery5.broker.colour import current_colour
 
 if TYPE_CHECKING:
-    from celery5.broker.driver import BlockingDriver
+    from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
+    from celery5.broker.waiting.waits import StopCondition
+    from celery5.connections.broker_connections import Connections
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
 class BlockingDriverAdapter:
-    """The blocking driver, dressed as one that is awaited."""
+    """The blocking driver, in the shape of one that is awaited."""
 
     def __init__(self, redis: "BlockingDriver") -> None:
         self._redis = redis
@@ -32,8 +34,51 @@ class BlockingDriverAdapter:
         return self._redis.perform_all(calls)
 
 
+class BlockingWaiterAdapter:
+    """The waiter for results of plain Python, in the shape of one that is awaited."""
+
+    def __init__(self, waiter: "ResultWaiter") -> None:
+        self._waiter = waiter
+
+    async def wait(
+        self, keys: Sequence[str], *, timeout: float | None, enough: "StopCondition | None" = None
+    ) -> dict[str, bytes]:
+        """Wait like `ResultWaiter.wait`."""
+        return self._waiter.wait(keys, timeout=timeout, enough=enough)
+
+
+class AwaitableConnections(Protocol):
+    """What code that is written once needs of the connections of an application. `Connections` is one."""
+
+    async def get_async_driver(self) -> "AsyncDriver":
+        """Return what performs calls."""
+        ...
+
+    async def get_async_result_waiter(self) -> "AsyncResultWaiter":
+        """Return what waits for results."""
+        ...
+
+
+class BlockingConnections:
+    """The connections of an application for a coroutine that runs in plain Python, by `run_blocking`.
+
+    Both methods raise BlockingInEventLoop inside an event loop.
+    """
+
+    def __init__(self, connections: "Connections") -> None:
+        self._connections = connections
+
+    async def get_async_driver(self) -> "AsyncDriver":
+        """Return the blocking driver."""
+        return BlockingDriverAdapter(self._connections.get_blocking_driver())
+
+    async def get_async_result_waiter(self) -> "AsyncResultWaiter":
+        """Return the blocking waiter."""
+        return BlockingWaiterAdapter(self._connections.get_result_waiter())
+
+
 def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
-    """What the coroutine returns, in plain Python."""
+    """Run a coroutine in plain Python and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:

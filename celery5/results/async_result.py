@@ -11,7 +11,7 @@ from celery5.broker.calls import commands, job_details, jobs, limits
 from celery5.broker.calls import revocation as revocation_calls
 from celery5.broker.calls.jobs import LocatedJob
 from celery5.broker.driver import AsyncDriver
-from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
+from celery5.connections.coroutines import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.errors import (
     BadResult,
     BrokerError,
@@ -29,8 +29,6 @@ from celery5.protocol.job.arguments import ResultType
 from celery5.protocol.job.envelope import RESULT_IGNORED, Document, Failure, read_document
 from celery5.protocol.job.states import JobState
 from celery5.results.job_location import (
-    alocate_unknown,
-    await_documents,
     locate_jobs,
     locate_unknown,
     wait_for_documents,
@@ -100,50 +98,56 @@ class AsyncResult(Generic[R_co]):
         return self.app.queue(self.queue).result(self.id)
 
     def status(self) -> JobState:
-        """The job's state now; UNKNOWN when nothing is known of it."""
-        redis = BlockingDriverAdapter(self.app.connections.get_blocking_driver())
-        return get_job_state(run_blocking(locate_jobs(redis, [self]))[0], self.app.settings.message_limit)
+        """Return the job's state now; UNKNOWN when nothing is known of it. For plain Python."""
+        return run_blocking(self._status(BlockingConnections(self.app.connections)))
 
     async def astatus(self) -> JobState:
         """`status`, from Trio or asyncio."""
-        place = (await locate_jobs(await self.app.connections.get_async_driver(), [self]))[0]
+        return await self._status(self.app.connections)
+
+    async def _status(self, connections: AwaitableConnections) -> JobState:
+        place = (await locate_jobs(await connections.get_async_driver(), [self]))[0]
         return get_job_state(place, self.app.settings.message_limit)
 
     def get(self, timeout: float | None = 10.0) -> R_co:
-        """Wait for the job to end and give its result.
+        """Wait for the job to end and return its result. For plain Python.
 
-        `timeout` is in seconds, None waits for ever; the job itself is not limited by it. Raises TaskFailed for a job
-        that failed for good, ResultTimeout, BadResult when what it returned does not fit the task's annotation, and
-        ResultsDisabled for a job sent with `ignore_result`.
+        Args:
+            timeout: Seconds; None waits for ever. The job itself is not limited by it.
+
+        Raises:
+            TaskFailed: The job failed for good.
+            ResultTimeout: It has not ended in time.
+            BadResult: What it returned does not fit the task's annotation.
+            ResultsDisabled: It was sent with `ignore_result`.
         """
-        if self._value is _MISSING:
-            self._refuse_ignored()
-            found = wait_for_documents(self.app, [self], timeout=_limit(timeout))
-            if self.key not in found:
-                redis = BlockingDriverAdapter(self.app.connections.get_blocking_driver())
-                raise run_blocking(self._too_late(redis, timeout))
-            self._value = self._unpack(found[self.key])
-        return cast("R_co", self._value)
+        return run_blocking(self._get(BlockingConnections(self.app.connections), timeout))
 
     async def aget(self, timeout: float | None = 10.0) -> R_co:
         """`get`, from Trio or asyncio."""
+        return await self._get(self.app.connections, timeout)
+
+    async def _get(self, connections: AwaitableConnections, timeout: float | None) -> R_co:
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = await await_documents(self.app, [self], timeout=_limit(timeout))
+            found = await wait_for_documents(self.app, connections, [self], timeout=_limit(timeout))
             if self.key not in found:
-                raise await self._too_late(await self.app.connections.get_async_driver(), timeout)
+                raise await self._too_late(await connections.get_async_driver(), timeout)
             self._value = self._unpack(found[self.key])
         return cast("R_co", self._value)
 
     def forget(self) -> None:
-        """Delete the stored result. `get` will not find it any more."""
-        locate_unknown([self])
-        self.app.perform(jobs.delete_results(self.app.queue(self.queue), [self.id]))
+        """Delete the stored result. `get` will not find it any more. For plain Python."""
+        run_blocking(self._forget(BlockingConnections(self.app.connections)))
 
     async def aforget(self) -> None:
         """`forget`, from Trio or asyncio."""
-        await alocate_unknown([self])
-        await self.app.aperform(jobs.delete_results(self.app.queue(self.queue), [self.id]))
+        await self._forget(self.app.connections)
+
+    async def _forget(self, connections: AwaitableConnections) -> None:
+        redis = await connections.get_async_driver()
+        await locate_unknown(connections, [self])
+        await redis.perform(jobs.delete_results(self.app.queue(self.queue), [self.id]))
 
     def revoke(self) -> bool:
         """Have the job not run, or stop if it runs (C107). It holds, whatever workers there are now or later.
@@ -263,8 +267,8 @@ def gather(
     listed = _handles(results, "gather")
     if not listed:
         return []
-    found = wait_for_documents(_app_of(listed), listed, timeout=_limit(timeout))
-    return _in_order(listed, found, timeout, return_exceptions)
+    connections = BlockingConnections(_app_of(listed).connections)
+    return run_blocking(_gather(connections, listed, timeout, return_exceptions))
 
 
 async def agather(
@@ -277,7 +281,16 @@ async def agather(
     listed = _handles(results, "agather")
     if not listed:
         return []
-    found = await await_documents(_app_of(listed), listed, timeout=_limit(timeout))
+    return await _gather(_app_of(listed).connections, listed, timeout, return_exceptions)
+
+
+async def _gather(
+    connections: AwaitableConnections,
+    listed: list[AsyncResult[R]],
+    timeout: float | None,
+    return_exceptions: bool,
+) -> "list[R | Exception]":
+    found = await wait_for_documents(_app_of(listed), connections, listed, timeout=_limit(timeout))
     return _in_order(listed, found, timeout, return_exceptions)
 
 
@@ -291,10 +304,8 @@ def wait(
     listed = _handles(results, "wait")
     if not listed:
         return set(), set()
-    app = _app_of(listed)
-    enough = _enough(return_when, app.settings.message_limit)
-    found = wait_for_documents(app, listed, timeout=_limit(timeout), enough=enough)
-    return _parted(listed, found)
+    connections = BlockingConnections(_app_of(listed).connections)
+    return run_blocking(_wait(connections, listed, timeout, return_when))
 
 
 async def wait_async(
@@ -307,9 +318,18 @@ async def wait_async(
     listed = _handles(results, "wait_async")
     if not listed:
         return set(), set()
+    return await _wait(_app_of(listed).connections, listed, timeout, return_when)
+
+
+async def _wait(
+    connections: AwaitableConnections,
+    listed: list[AsyncResult[Any]],
+    timeout: float | None,
+    return_when: ReturnWhen,
+) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
     app = _app_of(listed)
     enough = _enough(return_when, app.settings.message_limit)
-    found = await await_documents(app, listed, timeout=_limit(timeout), enough=enough)
+    found = await wait_for_documents(app, connections, listed, timeout=_limit(timeout), enough=enough)
     return _parted(listed, found)
 
 
@@ -318,10 +338,7 @@ def revoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     listed = _handles(results, "revoke")
     if not listed:
         return []
-    redis = _app_of(listed).connections.get_blocking_driver()
-    locate_unknown(listed)
-    trips = _revocations(listed)
-    return _revoked(listed, redis.perform_all([call for call, _ in trips]), trips)
+    return run_blocking(_revoke(BlockingConnections(_app_of(listed).connections), listed))
 
 
 async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
@@ -329,8 +346,12 @@ async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     listed = _handles(results, "arevoke")
     if not listed:
         return []
-    redis = await _app_of(listed).connections.get_async_driver()
-    await alocate_unknown(listed)
+    return await _revoke(_app_of(listed).connections, listed)
+
+
+async def _revoke(connections: AwaitableConnections, listed: list[AsyncResult[Any]]) -> list[bool]:
+    redis = await connections.get_async_driver()
+    await locate_unknown(connections, listed)
     trips = _revocations(listed)
     return _revoked(listed, await redis.perform_all([call for call, _ in trips]), trips)
 

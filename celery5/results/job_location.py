@@ -14,10 +14,10 @@ from celery5.broker.calls.jobs import LocatedJob
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import retry_without_unreachable, skip_unreachable
 from celery5.broker.timing import OUTAGE_LIMIT
-from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking, sleep
+from celery5.connections.coroutines import AwaitableConnections, sleep
 from celery5.errors import BrokerUnavailable
 from celery5.protocol.job.states import JobState
-from celery5.results.waiting import AsyncCheckingResultWaiter, CheckingResultWaiter
+from celery5.results.waiting import wait_for_results
 
 if TYPE_CHECKING:
     from celery5.application import Application
@@ -92,54 +92,38 @@ def _home(handle: "JobHandle") -> str:
     return handle.app.brokers.broker_of_queue(handle.queue)
 
 
-def locate_unknown(handles: "Sequence[JobHandle]") -> None:
-    """Look for the jobs of those handles that do not know their queue. For plain Python."""
-    lost = [each for each in handles if not each.is_located]
-    if lost:
-        run_blocking(locate_jobs(BlockingDriverAdapter(lost[0].app.connections.get_blocking_driver()), lost))
+async def locate_unknown(connections: AwaitableConnections, handles: "Sequence[JobHandle]") -> None:
+    """Look for the jobs of those handles that do not know their queue."""
+    unknown = [handle for handle in handles if not handle.is_located]
+    if unknown:
+        await locate_jobs(await connections.get_async_driver(), unknown)
 
 
-async def alocate_unknown(handles: "Sequence[JobHandle]") -> None:
-    """`find`, from Trio or asyncio."""
-    lost = [each for each in handles if not each.is_located]
-    if lost:
-        await locate_jobs(await lost[0].app.connections.get_async_driver(), lost)
-
-
-def wait_for_documents(
+async def wait_for_documents(
     app: "Application",
+    connections: AwaitableConnections,
     handles: "Sequence[JobHandle]",
     *,
     timeout: float | None,
     enough: StopCondition | None = None,
 ) -> Documents:
-    """What has arrived of the jobs' documents, by the handles' keys: all, enough, or what is there at the time-out, in
-    seconds. For plain Python; `instead` names what to await inside an event loop."""
-    waiter = CheckingResultWaiter(app, app.connections.get_result_waiter())
-    if all(each.is_located for each in handles):
-        return waiter.wait([each.key for each in handles], timeout=timeout, enough=enough)
+    """Wait for the documents of jobs.
 
-    async def reach() -> AsyncDriver:
-        return BlockingDriverAdapter(app.connections.get_blocking_driver())
+    Args:
+        timeout: Seconds; None to wait without a limit.
+        enough: Called with the documents so far; the wait ends when it returns true.
 
-    search = run_blocking(_Search(app, handles, timeout).begun(reach))
-    return search.ended(waiter.wait(search.keys, timeout=search.rest, enough=search.enough(enough)))
-
-
-async def await_documents(
-    app: "Application",
-    handles: "Sequence[JobHandle]",
-    *,
-    timeout: float | None,
-    enough: StopCondition | None = None,
-) -> Documents:
-    """`documents`, from Trio or asyncio."""
-    if all(each.is_located for each in handles):
-        waiter = AsyncCheckingResultWaiter(app, await app.connections.get_async_result_waiter())
-        return await waiter.wait([each.key for each in handles], timeout=timeout, enough=enough)
-    search = await _Search(app, handles, timeout).begun(app.connections.get_async_driver)
-    waiter = AsyncCheckingResultWaiter(app, await app.connections.get_async_result_waiter())
-    return search.ended(await waiter.wait(search.keys, timeout=search.rest, enough=search.enough(enough)))
+    Returns:
+        The documents that have arrived, by the keys of the handles.
+    """
+    if all(handle.is_located for handle in handles):
+        keys = [handle.key for handle in handles]
+        return await wait_for_results(app, connections, keys, timeout=timeout, enough=enough)
+    search = await _Search(app, handles, timeout).begun(connections.get_async_driver)
+    found = await wait_for_results(
+        app, connections, search.keys, timeout=search.rest, enough=search.enough(enough)
+    )
+    return search.ended(found)
 
 
 class _Search:

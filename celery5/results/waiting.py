@@ -1,7 +1,7 @@
-"""Patience: waiting for results, with a look into the graves on behalf of those who have waited for a while.
+"""Wait for results, and look into the dead-letter queues for those that have not come after a while.
 
-The document of a job that died goes after its time like any other, and nobody will announce it again; but its job stays
-dead, and whoever waits for it wants to hear of that and not to wait until the end of the time.
+The document of a dead job expires like any other, and nobody announces it again. Its job stays dead, and whoever waits
+for it should hear of that at once and not at the time-out.
 """
 
 import math
@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, ResultWaiter
-from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
+from celery5.connections.coroutines import AwaitableConnections
 from celery5.dead_letters.reading import find_dead_documents
 from celery5.errors import BrokerUnavailable
 
@@ -19,63 +18,35 @@ if TYPE_CHECKING:
     from celery5.application import Application
 
 DEAD_LETTER_CHECK_DELAY = 1.0
-"""Seconds that one waits before somebody looks into the graves. Most results have come by then."""
+"""Seconds that one waits before somebody looks into the dead-letter queues. Most results have come by then."""
 
 StopCondition = Callable[[Mapping[str, bytes]], bool]
 
 
-class CheckingResultWaiter:
-    """Waits for results in plain Python."""
-
-    def __init__(self, app: "Application", results: ResultWaiter) -> None:
-        self._app = app
-        self._results = results
-
-    def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
-    ) -> dict[str, bytes]:
-        """What has arrived of the documents under `keys`: all, enough, or what is there at the time-out (seconds)."""
-        wait, reached = _Wait(keys, timeout, enough), False
-        try:
-            wait.add(self._results.wait(keys, timeout=wait.first, enough=enough))
-            reached = True
-        except BrokerUnavailable:  # an outage may pass; who waits hears of it at the end, below
-            if wait.rest == 0:
-                raise
-        if reached and not wait.over():
-            with suppress(BrokerUnavailable):
-                redis = BlockingDriverAdapter(self._app.connections.get_blocking_driver())
-                wait.add(run_blocking(find_dead_documents(self._app, redis, wait.missing)))
-        if not wait.over() and wait.rest != 0:
-            wait.add(self._results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))
-        return wait.found
-
-
-class AsyncCheckingResultWaiter:
-    """Waits for results in an event loop."""
-
-    def __init__(self, app: "Application", results: AsyncResultWaiter) -> None:
-        self._app = app
-        self._results = results
-
-    async def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
-    ) -> dict[str, bytes]:
-        """As Patient.wait."""
-        wait, reached = _Wait(keys, timeout, enough), False
-        try:
-            wait.add(await self._results.wait(keys, timeout=wait.first, enough=enough))
-            reached = True
-        except BrokerUnavailable:
-            if wait.rest == 0:
-                raise
-        if reached and not wait.over():
-            with suppress(BrokerUnavailable):
-                redis: AsyncDriver = await self._app.connections.get_async_driver()
-                wait.add(await find_dead_documents(self._app, redis, wait.missing))
-        if not wait.over() and wait.rest != 0:
-            wait.add(await self._results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))
-        return wait.found
+async def wait_for_results(
+    app: "Application",
+    connections: AwaitableConnections,
+    keys: Sequence[str],
+    *,
+    timeout: float | None,
+    enough: StopCondition | None = None,
+) -> dict[str, bytes]:
+    """Wait for documents of jobs like `ResultWaiter.wait`, and look into the dead-letter queues after a while."""
+    results = await connections.get_async_result_waiter()
+    wait, reached = _Wait(keys, timeout, enough), False
+    try:
+        wait.add(await results.wait(keys, timeout=wait.first, enough=enough))
+        reached = True
+    except BrokerUnavailable:  # an outage may pass; if it does not, the last wait raises
+        if wait.rest == 0:
+            raise
+    if reached and not wait.over():
+        with suppress(BrokerUnavailable):
+            redis = await connections.get_async_driver()
+            wait.add(await find_dead_documents(app, redis, wait.missing))
+    if not wait.over() and wait.rest != 0:
+        wait.add(await results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))
+    return wait.found
 
 
 class _Wait:

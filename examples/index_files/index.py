@@ -16,6 +16,7 @@ from celery5.broker.calls import jobs as jobs_calls
 from celery5.examples.index_files import tasks
 from celery5.examples.index_files.folder import Folder, Totals, digest_of_all
 from celery5.protocol.job.envelope import Document, read_document
+from celery5.results.waiting import wait_for_results
 from celery5.tasks import Signature, Task
 
 PORTION = 100
@@ -97,9 +98,8 @@ class Index:
         results: list[AsyncResult[Any]] = await self._app.asend_many(signatures)
         ids = [each.id for each in results]
         self.under_way.update(ids)
-        documents = await (await self._app.aresult_waiter()).wait(
-            [each.key for each in results], timeout=None
-        )
+        keys = [each.key for each in results]
+        documents = await wait_for_results(self._app, self._app.connections, keys, timeout=None)
         values = [self._take(each, documents[each.key]) for each in results]
         await self._app.aperform(jobs_calls.delete_results(self._app.queue(results[0].queue), ids))
         self.under_way.difference_update(ids)

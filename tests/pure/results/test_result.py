@@ -8,10 +8,11 @@ from msgspec import Raw
 
 from celery5 import App, AsyncResult, JobState, Misconfigured, ResultTimeout, TaskFailed
 from celery5.broker.calls.jobs import LocatedJob
-from celery5.connections.coroutines import run_blocking
+from celery5.connections.coroutines import BlockingConnections, run_blocking
 from celery5.errors import BadResult, Corrupt
 from celery5.protocol.job.arguments import ResultType
 from celery5.protocol.job.envelope import Document, Failure, encode
+from celery5.results import job_location
 from celery5.results.async_result import (
     _enough,
     _in_order,
@@ -169,36 +170,18 @@ def test_when_enough_have_ended() -> None:
         _enough("SOME")  # type: ignore[arg-type]
 
 
-class Limits:
-    """Stands where results are waited for: tells at once, and remembers for how long it might have been."""
-
-    def __init__(self) -> None:
-        self.seen: list[float | None] = []
-
-    def wait(self, keys: Sequence[str], *, timeout: float | None, enough: Any = None) -> dict[str, bytes]:
-        self.seen.append(timeout)
-        return dict.fromkeys(keys, document("a"))
-
-
-class AwaitedLimits(Limits):
-    """The same, for those who await."""
-
-    async def wait(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, keys: Sequence[str], *, timeout: float | None, enough: Any = None
-    ) -> dict[str, bytes]:
-        return super().wait(keys, timeout=timeout, enough=enough)
-
-
 def test_the_limit_of_a_wait_is_the_one_that_was_given_and_none_is_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limits, awaited = Limits(), AwaitedLimits()
+    plain, awaited = list[float | None](), list[float | None]()
 
-    async def aresults() -> AwaitedLimits:
-        return awaited
+    async def wait_for_results(
+        _app: object, connections: object, keys: Sequence[str], *, timeout: float | None, enough: object
+    ) -> dict[str, bytes]:
+        (plain if isinstance(connections, BlockingConnections) else awaited).append(timeout)
+        return dict.fromkeys(keys, document("a"))
 
-    monkeypatch.setattr(APP, "results", lambda: limits)
-    monkeypatch.setattr(APP, "aresults", aresults)
+    monkeypatch.setattr(job_location, "wait_for_results", wait_for_results)
     for limit in (None, 0, 0.5, 7, 86_400):
         handle("a").get(limit)
         gather([handle("a")], timeout=limit)
@@ -206,13 +189,13 @@ def test_the_limit_of_a_wait_is_the_one_that_was_given_and_none_is_for_ever(
         run_blocking(handle("a").aget(limit))
         run_blocking(agather([handle("a")], timeout=limit))
         run_blocking(wait_async([handle("a")], timeout=limit))
-        assert (limits.seen, awaited.seen) == ([limit] * 3, [limit] * 3)
-        limits.seen.clear()
-        awaited.seen.clear()
+        assert (plain, awaited) == ([limit] * 3, [limit] * 3)
+        plain.clear()
+        awaited.clear()
     handle("a").get()
     gather([handle("a")])
     wait([handle("a")])
     run_blocking(handle("a").aget())
     run_blocking(agather([handle("a")]))
     run_blocking(wait_async([handle("a")]))
-    assert limits.seen == awaited.seen == [10.0, 10.0, None], "what is usual: only wait waits for ever"
+    assert plain == awaited == [10.0, 10.0, None], "what is usual: only wait waits for ever"
