@@ -50,16 +50,16 @@ class ProcessEvents:
 
 
 PROCESS_EVENTS: Mapping[str, ProcessEvents] = {
-    "worker": ProcessEvents("worker:ready", "worker:reloading", "worker:again", "worker:stopped"),
-    "router": ProcessEvents("router:ready", "router:reloading", "router:again", "router:stopped"),
+    "worker": ProcessEvents("worker:ready", "worker:reloading", "worker:restarted", "worker:stopped"),
+    "router": ProcessEvents("router:ready", "router:reloading", "router:restarted", "router:stopped"),
     "scheduler": ProcessEvents(
-        "scheduler:ready", "scheduler:reloading", "scheduler:again", "scheduler:stopped"
+        "scheduler:ready", "scheduler:reloading", "scheduler:restarted", "scheduler:stopped"
     ),
     "publisher": ProcessEvents(
-        "publisher:ready", "publisher:reloading", "publisher:again", "publisher:stopped"
+        "publisher:ready", "publisher:reloading", "publisher:restarted", "publisher:stopped"
     ),
     "controller": ProcessEvents(
-        "controller:ready", "controller:reloading", "controller:again", "controller:stopped"
+        "controller:ready", "controller:reloading", "controller:restarted", "controller:stopped"
     ),
 }
 
