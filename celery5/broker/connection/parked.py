@@ -1,9 +1,8 @@
-"""Park: a connection for blocking reads, on which one read at a time waits at the server.
+"""A connection for blocking reads, on which one read at a time waits at the server.
 
-A blocking read that is abandoned can take messages with it: the server has delivered them to a connection
-that nobody listens to. So a read that was sent is never abandoned. Cancellation asks the server, over another
-connection, to end the wait (CLIENT UNBLOCK), and then waits for the reply. If messages had come first, the
-caller gets them and decides.
+An abandoned blocking read can lose messages: the server has delivered them to a connection that nobody reads. So a read
+that was sent is never abandoned. Cancellation asks the server over another connection to end the wait (CLIENT
+UNBLOCK), and then waits for the reply. If messages have come first, the caller gets them.
 """
 
 from collections.abc import Callable
@@ -36,9 +35,9 @@ UNBLOCK_TIMEOUT = 1.0
 class ParkedRedis:
     """One connection for blocking reads (XREADGROUP BLOCK and its like), one at a time.
 
-    `control` is the connection that carries CLIENT UNBLOCK. `on_connected` is called after each handshake,
-    before any read: what was delivered into a connection that died is in this consumer's pending list. The
-    rest is as in `TrioRedis`.
+    `control` is the connection for CLIENT UNBLOCK. `on_connected` is called after each handshake, before any read:
+    what was delivered to a lost connection is in this consumer's pending list. The other arguments are those of
+    `TrioRedis`.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class ParkedRedis:
         self._control = control
         self._turn = trio.Lock()
         self._leaving: PendingRequest | None = None
-        self._asked = trio.Event()
+        self._unblock_requested = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep connected until cancelled; as `TrioRedis.run`."""
@@ -81,32 +80,32 @@ class ParkedRedis:
             raise failure
 
     async def perform(self, call: Call[T], on_reply: Callable[[T], None] | None = None) -> T:
-        """Make one call, blocking or not, and give its decoded reply; others wait for their turn.
+        """Perform one call, blocking or not, and return its decoded reply; others wait for their turn.
 
-        `take` is given the reply, unless it is empty, in the very step in which it comes: a turn of the loop before
-        the caller, and whatever becomes of that one.
+        `on_reply` is called with a reply that is not empty in the step in which it comes: a turn of the loop before the
+        caller continues, and whatever happens to the caller.
 
-        The reply is due `call.blocks` seconds plus `timing.reply` after sending. When cancelled before
-        sending, it never runs. When cancelled afterwards the server is asked to end the wait: a reply that
-        carries something is returned all the same, and the cancellation is raised at the caller's next
-        checkpoint; an empty one raises it here.
+        The reply must come `call.blocks` seconds plus `timing.reply` after sending. If the call is cancelled before
+        sending, it never runs. If it is cancelled later, the server is asked to end the wait: a reply that is not empty
+        is returned all the same, and the cancellation is raised at the caller's next checkpoint; an empty one raises
+        Cancelled here.
         """
         await checkpoint_if_cancelled()
         decoded: list[T] = []
 
-        def heard(raw: Any) -> None:
+        def on_raw_reply(raw: Any) -> None:
             if type(raw) is not ReplyError and not _is_empty(raw):
                 try:
                     decoded.append(call.decode(raw))
                 except Exception:
-                    return  # the caller reads it again and raises: an error here would end the connection
+                    return  # the caller decodes it again and raises: an error here would end the connection
                 if on_reply is not None:
                     on_reply(decoded[0])
 
         async with self._turn:
-            ticket = await self._read(call, pack_command(call.words), heard)
+            ticket = await self._read(call, pack_command(call.words), on_raw_reply)
             if type(ticket.reply) is ReplyError and str(ticket.reply).startswith("NOSCRIPT") and call.script:
-                ticket = await self._read(call, pack_command(call.with_script_text), heard)
+                ticket = await self._read(call, pack_command(call.with_script_text), on_raw_reply)
         if ticket.error is not None or type(ticket.reply) is ReplyError or _is_empty(ticket.reply):
             await checkpoint_if_cancelled()
         if ticket.error is not None:
@@ -118,12 +117,14 @@ class ParkedRedis:
             raise error
         return decoded[0] if decoded else read_reply(call, ticket.reply, where=self._where)
 
-    async def _read(self, call: Call[Any], data: bytes, heard: Callable[[Any], None]) -> PendingRequest:
+    async def _read(
+        self, call: Call[Any], data: bytes, on_raw_reply: Callable[[Any], None]
+    ) -> PendingRequest:
         link = self._link
         if not link.is_accepting:
             await link.wait_until_accepting()
         ticket = PendingRequest(data, link.deadline(call.blocks), call.repeatable)
-        ticket.on_reply = heard
+        ticket.on_reply = on_raw_reply
 
         def leave(_raise_cancel: object) -> Abort:
             if not ticket.sent:
@@ -133,7 +134,7 @@ class ParkedRedis:
             ticket.repeatable = False
             if call.blocks:
                 self._leaving = ticket
-                self._asked.set()
+                self._unblock_requested.set()
             return Abort.FAILED
 
         link.pipeline.submit(ticket)
@@ -144,15 +145,14 @@ class ParkedRedis:
     async def _release(self) -> None:
         """Ask the server to end the wait of a read whose caller was cancelled, until it is over."""
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
+            await self._unblock_requested.wait()
+            self._unblock_requested = trio.Event()
             ticket = self._leaving
             while ticket is not None and ticket.task is not None and self._link.greeting is not None:
                 unblock: Call[int] = Call(
                     ("CLIENT", "UNBLOCK", self._link.greeting.client_id), int, repeatable=True
                 )
-                # Without the control connection the read ends by itself, when its own time at the server is
-                # over.
+                # Without the control connection the read ends by itself, when its time at the server is over.
                 with suppress(BrokerError), trio.move_on_after(UNBLOCK_TIMEOUT):
                     await self._control.perform(unblock)
                 await trio.sleep(UNBLOCK_INTERVAL)
@@ -169,7 +169,7 @@ class ParkedRedis:
 
     @property
     def client_id(self) -> int | None:
-        """The server's handle for this connection, from the last handshake."""
+        """The server's id of this connection, from the last handshake."""
         return self._link.greeting.client_id if self._link.greeting else None
 
     @property

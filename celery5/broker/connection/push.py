@@ -1,12 +1,10 @@
-"""Push: a connection on which the server pushes what is published on channels.
+"""A connection on which the server pushes messages that are published on channels.
 
-Publishing is lossy: what is published while the connection is down is gone. So subscriptions are renewed
-after each reconnect and then `on_connected` is called: that is when users look again at what the messages
-would have told them.
+Messages that are published while the connection is down are lost. So subscriptions are renewed after each reconnect,
+and then `on_connected` is called: subscribers must read again what the messages would have announced.
 
-A SUBSCRIBE has no reply of its own, only pushed frames or an error. It is sent together with a PING: the
-PING's answer comes after the frames and so confirms them, and an error is one reply more, which the ticket
-takes patiently.
+A SUBSCRIBE has no reply of its own, only pushed frames or an error. It is sent together with a PING, whose reply comes
+after the frames and so confirms them. An error is one more reply, which the request allows.
 """
 
 from collections.abc import Callable
@@ -30,8 +28,8 @@ class PushRedis:
     """One connection that listens to channels.
 
     `on_message(channel, payload)` is called for each message, in order, from the reader: it must be quick and
-    must not block. Nothing is queued here, so nothing can grow. `on_connected` is called after each
-    handshake, once the subscriptions of that moment are confirmed. The rest is as in `TrioRedis`.
+    must not block. No message is queued, so no queue can grow. `on_connected` is called after each handshake, when
+    the current subscriptions are confirmed. The other arguments are those of `TrioRedis`.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class PushRedis:
         names = [_name(channel) for channel in channels]
         if not names:
             return
-        # Noted when the outcome is known: a renewal in between must not carry a channel that may be
+        # Kept only when the outcome is known: a renewal in between must not send a channel that may be
         # forbidden.
         try:
             await self._send("SUBSCRIBE", names)
@@ -94,10 +92,7 @@ class PushRedis:
         self._channels.update(names)
 
     async def unsubscribe(self, *channels: str | bytes) -> None:
-        """Listen to these channels no more.
-
-        Does nothing when the connection is down: they will not be renewed.
-        """
+        """Unsubscribe from these channels. Nothing is sent if the connection is down: they will not be renewed."""
         names = [_name(channel) for channel in channels]
         self._channels.difference_update(names)
         if names and self._link.connected:
@@ -125,7 +120,7 @@ class PushRedis:
                 if self._channels:
                     await self._send("SUBSCRIBE", sorted(self._channels))
             except BrokerUnavailable:
-                continue  # lost again: the next handshake renews
+                continue  # lost again: the next handshake renews them
             except BrokerError as error:
                 self._link.fail(error)
                 return
@@ -137,7 +132,7 @@ class PushRedis:
 
     @property
     def channels(self) -> frozenset[bytes]:
-        """What is listened to."""
+        """The channels that are subscribed."""
         return frozenset(self._channels)
 
     @property

@@ -1,8 +1,7 @@
-"""Transport: bytes to and from the broker, over TCP, a unix socket, TLS, or any Trio stream.
+"""Transports: bytes to and from the broker over TCP, a unix socket, TLS, or any Trio stream.
 
-TCP and unix sockets are driven directly: a non-blocking socket and Trio's `wait_readable` and
-`wait_writable`. That costs a third less time per trip than a `SocketStream`, and allows a send without a
-schedule point. TLS needs a stream.
+TCP and unix sockets are used directly, with Trio's `wait_readable` and `wait_writable`. That takes a third less time
+for a call than a `SocketStream`, and allows a send without a schedule point. TLS needs a stream.
 """
 
 import socket
@@ -13,7 +12,7 @@ import trio
 
 from celery5.broker.endpoint import Endpoint
 
-# About a thousand small replies, resolved in about a millisecond: more at a time would hold up other tasks.
+# About a thousand small replies, handled in about a millisecond: more at once would delay other tasks.
 CHUNK = 65536
 
 
@@ -26,7 +25,7 @@ class Transport(Protocol):
         ...
 
     def send_now(self, data: bytes) -> int:
-        """Send what fits at once and say how many bytes that was. When it raises, nothing was sent."""
+        """Send what fits at once and return how many bytes that was. If it raises, nothing was sent."""
         ...
 
     async def send(self, data: bytes | memoryview) -> None:
@@ -34,11 +33,11 @@ class Transport(Protocol):
         ...
 
     async def receive(self) -> bytes:
-        """The next bytes; empty when the other side has closed."""
+        """Return the next bytes; empty if the other side has closed."""
         ...
 
     async def aclose(self) -> None:
-        """Close at once, with no farewell."""
+        """Close at once, without a closing handshake."""
         ...
 
 
@@ -65,11 +64,11 @@ class SocketTransport:
             return 0
 
     async def send(self, data: bytes | memoryview) -> None:
-        rest = memoryview(data)
-        while rest:
+        remaining = memoryview(data)
+        while remaining:
             await trio.lowlevel.wait_writable(self._sock)
             try:
-                rest = rest[self._send(rest) :]
+                remaining = remaining[self._send(remaining) :]
             except (BlockingIOError, InterruptedError):
                 continue
 
@@ -111,10 +110,7 @@ class StreamTransport:
 
 
 async def connect(endpoint: Endpoint) -> Transport:
-    """Open the transport an endpoint asks for.
-
-    Raises OSError, or Trio's BrokenResourceError when TLS fails.
-    """
+    """Open the transport of an endpoint. Raises OSError, or Trio's BrokenResourceError if TLS fails."""
     if endpoint.kind == "unix":
         return SocketTransport(_plain(await trio.open_unix_socket(endpoint.path)))
     context = endpoint.ssl_context()
@@ -131,5 +127,5 @@ async def connect(endpoint: Endpoint) -> Transport:
 
 
 def _plain(stream: trio.SocketStream) -> socket.socket:
-    """The operating system's socket under a Trio stream, which gives it up."""
+    """Detach and return the operating system's socket of a Trio stream."""
     return socket.socket(fileno=stream.socket.detach())

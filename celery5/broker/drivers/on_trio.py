@@ -1,4 +1,4 @@
-"""Trio Redis: one connection to the broker, shared by every task of a Trio program."""
+"""The Trio driver: one connection to the broker, shared by all tasks of a Trio program."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
@@ -25,7 +25,7 @@ from celery5.protocol.health.breaker import BreakerState
 
 T = TypeVar("T")
 
-# These would hold up, or change the state of, a connection that others use too.
+# These would block a shared connection, or change its state.
 _REFUSED: Final = {
     *(
         "BLPOP",
@@ -48,9 +48,14 @@ _REFUSED_SUBCOMMANDS: Final = {"REPLY", "TRACKING"}
 class TrioRedis:
     """One connection on which all tasks of a process perform their calls at the same time.
 
-    `endpoint`: where. `timing`: every limit. `name`: how the server lists this connection. `watch` is called
-    with each `LinkEvent`. `connect` opens the transport (tests pass memory streams). It works while `run`
-    runs.
+    It works while `run` runs.
+
+    Args:
+        endpoint: The broker.
+        timing: All time limits.
+        name: How the server lists this connection.
+        watch: Called with each LinkEvent.
+        connect: Opens the transport; tests pass memory streams.
     """
 
     def __init__(
@@ -65,23 +70,22 @@ class TrioRedis:
         self._link = Link(endpoint=endpoint, timing=timing, name=name, watch=watch, connect=connect)
         self._where = endpoint.masked_url
         self._reply_within = timing.reply
-        # Words that were looked at and found harmless; a set look-up is all that most calls cost.
+        # Commands that were checked and are harmless: most calls only cost a look-up in this set.
         self._allowed: set[Any] = set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep connected until cancelled; `started()` after the first handshake.
 
-        Raises BrokerUnavailable when there is no first connection within `timing.first_connect` seconds, and
-        BrokerDenied or BrokerTooOld when the server refuses us. After the first success it reconnects for
-        ever.
+        Raises BrokerUnavailable if there is no first connection within `timing.first_connect` seconds, and
+        BrokerDenied or BrokerTooOld if the server refuses us. After the first success it reconnects for ever.
         """
         await self._link.run(task_status=task_status)
 
     async def perform(self, call: Call[T]) -> T:
-        """Make one call and give its decoded reply.
+        """Perform one call and return its decoded reply.
 
-        Cancelled before it was sent, it never runs; cancelled later, it may have run and its reply is
-        dropped. Raises BrokerUnavailable (`maybe_done` when the connection was lost after sending),
+        If it is cancelled before it was sent, it never runs; if later, it may have run and its reply is
+        dropped. Raises BrokerUnavailable (`maybe_done` if the connection was lost after sending),
         CircuitOpen, BrokerLoading, BrokerReadOnly, BrokerDenied, BrokerReplied.
         """
         ticket = self._ticket(call)
@@ -89,21 +93,23 @@ class TrioRedis:
         return await self._decoded(call, ticket)
 
     def begin(self, call: Call[Any]) -> PendingRequest | None:
-        """Send a call at once, for `finish`, which is awaited soon. None, and nothing was sent, unless nothing else is
-        under way."""
+        """Send a call at once if nothing else is under way, for `finish`, which must be awaited soon.
+
+        Returns None if nothing was sent.
+        """
         ticket = self._ticket(call)
         return ticket if self._link.begin(ticket) else None
 
     async def finish(self, call: Call[T], ticket: PendingRequest) -> T:
-        """Give the decoded reply to a call that was begun. Raises as `perform` does."""
+        """Return the decoded reply to a call that was begun. Raises as `perform`."""
         await self._link.finish(ticket)
         return await self._decoded(call, ticket)
 
     async def _decoded(self, call: Call[T], ticket: PendingRequest) -> T:
         reply = ticket.reply
         if type(reply) is ReplyError:
-            reply = await self._second_answer(call, reply, maybe_done=ticket.sent_before)
-        try:  # in place, not by read_reply: this is done for each call
+            reply = await self._handle_error_reply(call, reply, maybe_done=ticket.sent_before)
+        try:  # inline, not by read_reply: the hot path
             return call.decode(reply)
         except Exception as error:
             raise unreadable_reply(call, error, where=self._where) from error
@@ -116,10 +122,10 @@ class TrioRedis:
         )
 
     async def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
-        """Make several calls in one write, adjacent on the wire, and give their decoded replies in order.
+        """Perform several calls in one write, adjacent on the wire, and return their decoded replies in order.
 
-        All of them run even if one fails; the first error is raised when all replies are in. They are sent
-        again after a lost connection only if every one of them is repeatable.
+        All of them run even if one fails; the first error is raised when all replies have come. After a lost
+        connection they are sent again only if every one of them is repeatable.
         """
         if not calls:
             return []
@@ -136,7 +142,9 @@ class TrioRedis:
             if type(reply) is ReplyError:
                 maybe_done = ticket.sent_before or any_succeeded(replies)
                 try:
-                    replies[index] = await self._second_answer(calls[index], reply, maybe_done=maybe_done)
+                    replies[index] = await self._handle_error_reply(
+                        calls[index], reply, maybe_done=maybe_done
+                    )
                 except BrokerError as error:
                     failure = failure or error
         if failure is not None:
@@ -145,15 +153,15 @@ class TrioRedis:
             read_reply(call, reply, where=self._where) for call, reply in zip(calls, replies, strict=True)
         ]
 
-    async def _second_answer(self, call: Call[Any], first: ReplyError, *, maybe_done: bool) -> Any:
-        """An error reply: send a script in full that the server did not know, or raise what the error means.
+    async def _handle_error_reply(self, call: Call[Any], first: ReplyError, *, maybe_done: bool) -> Any:
+        """Handle an error reply: send a script that the server did not know, or raise the error.
 
-        `maybe_done`: an earlier attempt may have run; the error then has `maybe_done`.
+        With `maybe_done` an earlier attempt may have run: the error then has `maybe_done`.
         """
         answer: Any = first
         try:
             if is_script_missing(call, first):
-                # It did not run, so sending it again is no repetition.
+                # It did not run, so this does not repeat it.
                 ticket = PendingRequest(
                     pack_command(call.with_script_text), self._link.deadline(), call.repeatable
                 )
@@ -196,7 +204,7 @@ class TrioRedis:
 
     @property
     def client_id(self) -> int | None:
-        """The server's handle for this connection, from the last handshake."""
+        """The server's id of this connection, from the last handshake."""
         return self._link.greeting.client_id if self._link.greeting else None
 
     @property
