@@ -52,7 +52,7 @@ class ModuleConfiguration:
     """
 
     def __init__(self, module: str) -> None:
-        self.where = f"module {module}"
+        self.where: str = f"module {module}"
         self._module = module
         self._seen: object = None
 
@@ -93,7 +93,7 @@ class TomlConfiguration:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self.where = f"file {self._path}"
+        self.where: str = f"file {self._path}"
         self._seen: object = None
 
     def load(self) -> Mapping[str, Any]:
@@ -122,7 +122,7 @@ class RedisConfiguration:
     up to a bound."""
 
     def __init__(self, endpoint: Endpoint, key: str) -> None:
-        self.where = f"hash {key}"
+        self.where: str = f"hash {key}"
         self._endpoint = endpoint
         self._key = key
         self._seen: object = None

@@ -95,7 +95,7 @@ class BrokerPing(HealthCheck):
             try:
                 await ground.perform(jobs.PING)
             except BrokerError as error:
-                self.why = str(error)
+                self.why: str = str(error)
                 return "unhealthy"
         took = trio.current_time() - began
         self.why = f"an answer of Redis took {took:.3g} s or longer; the limit is {self._most:g} s"
@@ -122,7 +122,7 @@ class EventLoopLag(HealthCheck):
             lag = max(lag, await measure_lateness(SLEEP))
             if lag >= self._most:
                 break
-        self.why = f"the event loop was {lag:.3g} s late; the limit is {self._most:g} s"
+        self.why: str = f"the event loop was {lag:.3g} s late; the limit is {self._most:g} s"
         return grade_usage(lag, self._most)
 
     def get_state_after(self, block: "LoopBlock") -> str:
@@ -150,7 +150,7 @@ class Memory(HealthCheck):
     async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
         """Some small files that the kernel writes."""
         available, used = available_memory(), used_memory()
-        self.why = f"{_mib(available)} of memory are available, {_mib(self._needed)} are needed"
+        self.why: str = f"{_mib(available)} of memory are available, {_mib(self._needed)} are needed"
         seen = [grade_free_space(available, self._needed)]
         if self._most is None:
             return seen
@@ -172,7 +172,9 @@ class Disk(HealthCheck):
     ) -> None:
         def look() -> str:
             free = shutil.disk_usage(path).free
-            self.why = f"{_mib(free)} are free on the disk of {os.fspath(path)}, {_mib(needed)} are needed"
+            self.why: str = (
+                f"{_mib(free)} are free on the disk of {os.fspath(path)}, {_mib(needed)} are needed"
+            )
             return grade_free_space(free, needed)
 
         super().__init__(name, look, period=period, **more)
@@ -190,7 +192,7 @@ class QueueLength(HealthCheck):
         """One short question."""
         size = await ground.perform(jobs.measure_queue(ground.get_queue_keys(self._queue)))
         waiting = max(size.stream - size.in_workers, 0)
-        self.why = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._most}"
+        self.why: str = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._most}"
         return grade_usage(waiting, self._most)
 
 
@@ -220,7 +222,7 @@ class UnpublishedMessages(HealthCheck):
     async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
         """Compare one number of this process' memory."""
         size = self._backlog.size
-        self.why = f"{size} messages wait that Redis has not got; the limit is {self._most}"
+        self.why: str = f"{size} messages wait that Redis has not got; the limit is {self._most}"
         return grade_usage(size, self._most)
 
 
@@ -274,7 +276,7 @@ class HttpEndpoint(HealthCheck):
             )
         states = self._states_of(answer, is_call=False)
         said = f"the answer was {answer.status}, after {answer.seconds:.3g} s; the limit is {self.limit:g} s"
-        self.why = "the network is not secure" if self._is_compromised else answer.why or said
+        self.why: str = "the network is not secure" if self._is_compromised else answer.why or said
         return states
 
     def _asked(self) -> EndpointResponse:

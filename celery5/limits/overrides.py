@@ -59,7 +59,7 @@ class TaskLimits(msgspec.Struct, frozen=True):
 
 class Limits:
     """Limits from outside. A task is given as itself, or by its name; an unknown name raises UnknownTask. What is
-    imposed may be taken back by any name that `told` gives, though the application has no such task any more."""
+    imposed may be taken back by any name that `list` returns, though the application has no such task any more."""
 
     REACHED_AS: ClassVar[str] = "app.limits."
 
@@ -69,11 +69,11 @@ class Limits:
     def set(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
         """Impose a limit (a number; 0 rejects its jobs) or a rate (`200/m`) on a task, in place of what was imposed
         before. Gives whether that changes anything. Raises Misconfigured, UnknownTask and BrokerError."""
-        return self._app.perform(self._impose(task, limit, by))
+        return self._app.perform(self._set_override(task, limit, by))
 
     async def aset(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
-        """`impose`, from Trio or asyncio."""
-        return await self._app.aperform(self._impose(task, limit, by))
+        """`set`, from Trio or asyncio."""
+        return await self._app.aperform(self._set_override(task, limit, by))
 
     def lift(self, task: "str | Task[..., Any]") -> bool:
         """Take back what was imposed: the task's own limit holds again. Gives whether anything was imposed."""
@@ -103,13 +103,13 @@ class Limits:
 
     def list(self) -> dict[str, TaskLimits]:
         """What is imposed on tasks now, by their names."""
-        return _told(self._app.perform(limits.list_overrides(self._app.keys)))
+        return _list_limits(self._app.perform(limits.list_overrides(self._app.keys)))
 
     async def alist(self) -> dict[str, TaskLimits]:
-        """`told`, from Trio or asyncio."""
-        return _told(await self._app.aperform(limits.list_overrides(self._app.keys)))
+        """`list`, from Trio or asyncio."""
+        return _list_limits(await self._app.aperform(limits.list_overrides(self._app.keys)))
 
-    def _impose(self, task: "str | Task[..., Any]", limit: int | str, by: str) -> Call[bool]:
+    def _set_override(self, task: "str | Task[..., Any]", limit: int | str, by: str) -> Call[bool]:
         name = self._name(task)
         if isinstance(limit, str):
             what = LimitOverride(rate=limit, by=by or _me(), since=_now())
@@ -147,22 +147,22 @@ def _said(task: "str | Task[..., Any]") -> str:
     return task if isinstance(task, str) else task.name
 
 
-def _told(found: StoredOverrides) -> dict[str, TaskLimits]:
-    told: dict[str, TaskLimits] = {}
+def _list_limits(found: StoredOverrides) -> dict[str, TaskLimits]:
+    listed: dict[str, TaskLimits] = {}
     for task in sorted(found.limits.keys() | found.suspended.keys()):
         limit, suspended = found.limits.get(task) or LimitOverride(), found.suspended.get(task)
-        so_far = TaskLimits(task, limit.limit, limit.rate, limit.by)
+        entry = TaskLimits(task, limit.limit, limit.rate, limit.by)
         if suspended is not None and not 0 < suspended.until <= time.time():
-            so_far = msgspec.structs.replace(
-                so_far,
+            entry = msgspec.structs.replace(
+                entry,
                 suspended=True,
                 why=suspended.why,
                 suspended_by=suspended.by,
                 until=suspended.until,
                 suspended_since=suspended.since,
             )
-        told[task] = so_far
-    return told
+        listed[task] = entry
+    return listed
 
 
 def _now() -> float:
