@@ -22,6 +22,7 @@ from celery5.protocol.job.states import JobState
 from celery5.protocol.job.verdict import Reason
 from celery5.results.job_details import AppState
 from celery5.tasks.declaration import TaskOptions
+from tests.house.log_events import PROCESSES, collect_events
 from tests.house.sources import HERE, files
 from tests.house.test_parity import exists
 
@@ -164,10 +165,7 @@ def test_every_public_name_is_in_the_reference_and_nothing_else() -> None:
 
 def test_the_log_messages_of_the_guide_are_written_somewhere() -> None:
     named = re.findall(r"`celery5:([a-z:-]+)`", (DOCS / "guide" / "logging.md").read_text())
-    sources = "\n".join(path.read_text() for path in files("celery5", "services", "bootsteps"))
-    written = set(re.findall(r'"(?:celery5:)?([a-z]+(?::[a-z-]+)*)"', sources))
-    of_any = re.findall(r'f"\{[a-z._]*word\}:([a-z-]+)"', sources)  # what a process of each kind says
-    written |= {f"{word}:{each}" for word in ("worker", "router", "scheduler") for each in of_any}
+    written = {*collect_events(HERE), *PROCESSES}  # the line that begins a process has its kind alone
     assert named
     assert [each for each in named if each not in written] == []
 

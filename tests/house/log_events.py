@@ -1,0 +1,176 @@
+"""Collect the log events and the metrics that the code names, by its syntax trees."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LEVELS = ("debug", "info", "warning", "error")
+VARIES = "varies"
+"""The level of an event that is computed where it is logged."""
+EVENT_NAME = re.compile(r"[a-z][a-z-]*:[a-z][a-z-]*\Z")
+PROCESSES = ("controller", "publisher", "router", "scheduler", "worker")
+MORE = "..."
+"""Stands for fields that are computed where the event is logged."""
+NOT_EVENTS = frozenset(
+    ("module:function", "module:name", "module:class", "living:controller", "living:publisher", "module:app")
+)
+"""Texts in the code that look like the name of an event."""
+COMPUTED = {
+    "schedule:{}": ("added", "changed", "declared"),
+}
+"""What stands for `{}` in names that the code puts together."""
+WRAPPER_FIELDS = {
+    "celery5/tasks/sections.py": ("job", "task", "attempt", "trace", "section", "error"),
+    "services/controller/remote_host.py": ("host",),
+    "services/publisher/message_publisher.py": ("broker", "why"),
+    "bootsteps/supervised.py": ("step", "why", "hint", "traceback"),
+}
+"""Fields that the `_tell` of a module adds to each event."""
+
+
+@dataclass
+class LoggedEvent:
+    """One event as the code logs it, at all places together."""
+
+    name: str
+    levels: set[str] = field(default_factory=set)
+    fields: set[str] = field(default_factory=set)
+
+    def format_levels(self) -> str:
+        return ", ".join(level for level in (*LEVELS, VARIES) if level in self.levels) or VARIES
+
+    def format_fields(self) -> str:
+        named = [f"`{name}`" for name in sorted(self.fields - {MORE})]
+        return ", ".join([*named, *([MORE] if MORE in self.fields else [])])
+
+
+def find_sources(root: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Yield each module of the code, by its path."""
+    for folder in ("celery5", "services", "bootsteps"):
+        for path in sorted((root / folder).rglob("*.py")):
+            yield path.relative_to(root).as_posix(), ast.parse(path.read_text())
+
+
+def collect_events(root: Path) -> dict[str, LoggedEvent]:
+    """Return the events that the code logs, by name."""
+    events: dict[str, LoggedEvent] = {}
+    for path, tree in find_sources(root):
+        assigned = _list_assigned(tree)
+        for node in ast.walk(tree):
+            for name in _list_names(node):
+                events.setdefault(name, LoggedEvent(name))
+            if isinstance(node, ast.Call):
+                _add_call(events, path, node, assigned)
+            elif isinstance(node, ast.Dict):
+                _add_message(events, node)
+            elif isinstance(node, ast.FunctionDef) and node.name == "log_job_end" and node.args.kwonlyargs:
+                job = events.setdefault("job", LoggedEvent("job"))
+                job.fields |= {each.arg for each in node.args.kwonlyargs}
+            elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
+                for name in _list_names(node.elts[0]):
+                    events[name] = events.get(name) or LoggedEvent(name)
+                    events[name].levels |= {one for one in _list_levels(node.elts[1]) if one != VARIES}
+    return events
+
+
+def collect_metrics(root: Path) -> dict[str, tuple[str, str]]:
+    """Return the kind and the help of each metric that the code exposes, by name."""
+    metrics: dict[str, tuple[str, str]] = {}
+    for _, tree in find_sources(root):
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
+                continue
+            name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+            if not isinstance(name, str):
+                continue
+            if node.func.id in ("make_gauge", "make_counter"):
+                metrics[name] = node.func.id.removeprefix("make_"), ast.literal_eval(node.args[1])
+            elif node.func.id == "MetricFamily":
+                metrics[name] = ast.literal_eval(node.args[1]), ast.literal_eval(node.args[2])
+    return metrics
+
+
+def _list_assigned(tree: ast.Module) -> dict[str, list[str]]:
+    """Return the names of events that local variables of a module hold."""
+    assigned: dict[str, list[str]] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        values = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
+        for value in values:
+            target = node.targets[0]
+            pairs = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = list(zip(target.elts, value.elts, strict=False))
+            for variable, one in pairs:
+                if isinstance(variable, ast.Name):
+                    assigned.setdefault(variable.id, []).extend(_list_names(one))
+    return assigned
+
+
+def _add_call(
+    events: dict[str, LoggedEvent], path: str, call: ast.Call, assigned: dict[str, list[str]]
+) -> None:
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if function == "OutageLog":
+        for argument, level, extra in zip(call.args[1:], ("warning", "info"), ("why", "after"), strict=False):
+            for each in _list_names(argument):
+                events.setdefault(each, LoggedEvent(each)).levels.add(level)
+                events[each].fields |= {extra, *_list_fields(call)}
+        return
+    if not call.args or isinstance(call.args[0], ast.Starred):
+        return
+    added = WRAPPER_FIELDS.get(path, ()) if function == "_tell" else ()
+    names = (
+        assigned.get(call.args[0].id, [])
+        if isinstance(call.args[0], ast.Name) and function in ("event", "_tell")
+        else _list_names(call.args[0], deep=True)
+    )
+    for name in names:
+        one = events.setdefault(name, LoggedEvent(name))
+        one.levels |= _list_levels(call.args[1]) if len(call.args) > 1 else {"info"}
+        one.fields |= {*added, *_list_fields(call)}
+
+
+def _add_message(events: dict[str, LoggedEvent], message: ast.Dict) -> None:
+    """Add a message that is written as a dictionary, not by `event`."""
+    pairs = {
+        str(key.value) if isinstance(key, ast.Constant) else MORE: value
+        for key, value in zip(message.keys, message.values, strict=True)
+    }
+    if "message_type" in pairs:
+        for name in _list_names(pairs.pop("message_type")):
+            one = events.setdefault(name, LoggedEvent(name))
+            one.levels |= _list_levels(pairs.pop("level")) if "level" in pairs else set()
+            one.fields |= set(pairs)
+
+
+def _list_fields(call: ast.Call) -> set[str]:
+    return {keyword.arg or MORE for keyword in call.keywords}
+
+
+def _list_names(node: ast.AST, *, deep: bool = False) -> list[str]:
+    """Return the names of events that an expression stands for."""
+    if deep and isinstance(node, ast.IfExp):
+        return [*_list_names(node.body), *_list_names(node.orelse)]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        own = node.value.startswith("celery5:")
+        name = node.value.removeprefix("celery5:")
+        found = EVENT_NAME.match(name) or (own and name in ("job", "log"))
+        return [name] if found and name not in NOT_EVENTS else []
+    if deep and isinstance(node, ast.Attribute) and node.attr in ("ready", "stopped", "reloading", "again"):
+        return [f"{kind}:{node.attr}" for kind in PROCESSES]  # a field of `ProcessEvents`
+    if isinstance(node, ast.JoinedStr):
+        pattern = "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
+        return [pattern.format(part) for part in COMPUTED.get(pattern, ())]
+    return []
+
+
+def _list_levels(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.IfExp):
+        return _list_levels(node.body) | _list_levels(node.orelse)
+    if isinstance(node, ast.Constant) and node.value in LEVELS:
+        return {str(node.value)}
+    return {VARIES}

@@ -1,0 +1,48 @@
+"""The tables of log events and metrics in the docs have exactly what the code logs and exposes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.house.log_events import collect_events, collect_metrics
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/reference/logs-and-metrics.md"
+
+
+def rows(heading: str) -> list[tuple[str, ...]]:
+    section = PAGE.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+
+
+def test_the_docs_list_each_log_event_with_its_levels_and_fields() -> None:
+    expected = {
+        (f"`{one.name}`", one.format_levels(), one.format_fields()) for one in collect_events(ROOT).values()
+    }
+    listed = [row[:3] for row in rows("Log events")]
+    assert sorted(listed) == sorted(expected)
+
+
+def test_each_log_event_in_the_docs_has_a_meaning() -> None:
+    assert [row for row in rows("Log events") if len(row) != 4 or not row[3]] == []
+
+
+def test_the_docs_list_each_metric_with_its_kind_and_help() -> None:
+    expected = [(f"`{name}`", *about) for name, about in collect_metrics(ROOT).items()]
+    assert sorted(rows("Metrics")) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("code", "levels", "fields"),
+    [
+        ('log.event("a:failed", why=1)', "info", "`why`"),
+        ('log.event("a:failed", "debug" if x else "error", b=1, **c)', "debug, error", "`b`, ..."),
+        ('name = "a:failed" if x else "b:failed"\nlog.event(name, level)', "varies", ""),
+    ],
+)
+def test_events_are_found_in_the_code(tmp_path: Path, code: str, levels: str, fields: str) -> None:
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services/one.py").write_text(code)
+    one = collect_events(tmp_path)["a:failed"]
+    assert (one.format_levels(), one.format_fields()) == (levels, fields)
