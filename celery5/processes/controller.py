@@ -66,8 +66,7 @@ from celery5.scaling.strategies import get_autoscale
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry
-from celery5.services.controller.cluster_ready import ClusterReady
-from celery5.services.controller.foreman import Foreman, get_end_limit
+from celery5.services.controller.foreman import ClusterReady, Foreman, get_end_limit
 from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.leadership import Leadership
 from celery5.services.health.queue_depths import QueueDepths

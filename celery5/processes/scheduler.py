@@ -49,8 +49,7 @@ from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.autoscaler import Autoscaler
 from celery5.services.scaling.observer import ClusterObserver, TimeLimitedDriver
 from celery5.services.scaling.scaling_commands import CommandSender, ScalingCommands, SigningKeys
-from celery5.services.scheduling.declarations import ScheduleDeclarations
-from celery5.services.scheduling.remote_schedules import RemoteBrokerSchedules
+from celery5.services.scheduling.declarations import RemoteBrokerSchedules, ScheduleDeclarations
 from celery5.services.scheduling.timetable import Timetable
 from celery5.wiring import BootTable, build, made_by, step
 

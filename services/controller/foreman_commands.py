@@ -53,10 +53,10 @@ class ForemanCommands:
     ) -> None:
         self._foreman = foreman
         self._leads = leader
-        self._describe = load_cluster
+        self._load_cluster = load_cluster
         self._autoscale = autoscale
         self._configuration = configuration
-        self._bell = reload_signal
+        self._reload_signal = reload_signal
         self._log = log
         self._scaled: Mapping[str, int] = {}
 
@@ -74,7 +74,7 @@ class ForemanCommands:
         """Reload at each SIGHUP, until cancelled."""
         task_status.started()
         while True:
-            await self._bell.wait()
+            await self._reload_signal.wait()
             try:
                 await self.reload()
             except CommandRefused as error:
@@ -83,11 +83,11 @@ class ForemanCommands:
     async def reload(self) -> dict[str, Any]:
         """Read the description again. What has changed is brought about; nothing when it is wrong. Raises
         CommandRefused."""
-        posts = self._foreman.cluster_state.members
-        before = {name: post.member for name, post in posts.items() if post.is_wanted}
+        states = self._foreman.cluster_state.members
+        before = {name: state.member for name, state in states.items() if state.is_wanted}
         try:
             with trio.fail_after(DESCRIPTION_READ_LIMIT):
-                cluster = await trio.to_thread.run_sync(self._describe, abandon_on_cancel=True)
+                cluster = await trio.to_thread.run_sync(self._load_cluster, abandon_on_cancel=True)
         except trio.TooSlowError:
             raise CommandRefused(
                 f"the description could not be read in {DESCRIPTION_READ_LIMIT:g} s: the old one stays"
@@ -103,11 +103,11 @@ class ForemanCommands:
             raise CommandRefused(
                 "the old description stays: another [broker] needs a Controller that is started anew"
             )
-        settings = _others(self._foreman.cluster, cluster)
+        settings = _find_changed_settings(self._foreman.cluster, cluster)
         self._foreman.apply_description(cluster)
-        after = {name: post.member for name, post in posts.items() if post.is_wanted}
+        after = {name: state.member for name, state in states.items() if state.is_wanted}
         found = (
-            {**_compared(before, posts), "settings": settings}
+            {**_compare_members(before, states), "settings": settings}
             if self._leads.is_leader
             else {"stands_by": True}
         )
@@ -118,19 +118,21 @@ class ForemanCommands:
 
     async def _members(self, parameters: Mapping[str, Any]) -> object:
         MEMBERS.check_parameters(parameters)
-        crew, now = self._foreman.cluster_state, trio.current_time()
+        cluster_state, now = self._foreman.cluster_state, trio.current_time()
         return {
             "platform": self._foreman.cluster.platform,
             "runs_broker": self._foreman.cluster.broker is not None,
             "whole": self._foreman.is_complete,
             "line": self._foreman.status_line,
-            "pending": crew.pending_names,
+            "pending": cluster_state.pending_names,
             "leads": self._leads.is_leader,
             "leader": msgspec.structs.asdict(self._leads.record),
             "members": [
-                _shown(name, post, now, self._foreman.pid_of(name) if post.phase.is_running else None)
-                for name, post in sorted(crew.members.items())
-                if self._leads.is_leader or post.phase.is_running
+                _format_member(
+                    name, state, now, self._foreman.pid_of(name) if state.phase.is_running else None
+                )
+                for name, state in sorted(cluster_state.members.items())
+                if self._leads.is_leader or state.phase.is_running
             ],
         }
 
@@ -147,9 +149,11 @@ class ForemanCommands:
             names = cast("list[Any]", said) if isinstance(said, list) else []
             if not names:
                 raise CommandRefused(f"members is {said!r}: give a list of their names")
-            strange = [each for each in names if each not in known]
-            if strange:
-                raise CommandRefused(f"no member {strange[0]!r} here; there are: {', '.join(sorted(known))}")
+            unknown_names = [each for each in names if each not in known]
+            if unknown_names:
+                raise CommandRefused(
+                    f"no member {unknown_names[0]!r} here; there are: {', '.join(sorted(known))}"
+                )
         return {"restarted": self._foreman.restart(names) if self._leads.is_leader else ()}
 
     async def _scale(self, parameters: Mapping[str, Any]) -> object:
@@ -166,39 +170,39 @@ class ForemanCommands:
         return {"workers": wanted, "groups": scale}
 
 
-def _others(before: Cluster, after: Cluster) -> list[str]:
+def _find_changed_settings(before: Cluster, after: Cluster) -> list[str]:
     """What has changed of a description beside its members, by name."""
     names = ("restart_limit", "restart_period", "hung_after", "start_limit")
     return [name for name in names if getattr(before, name) != getattr(after, name)]
 
 
-def _compared(before: Mapping[str, Member], posts: Mapping[str, MemberState]) -> dict[str, Any]:
+def _compare_members(before: Mapping[str, Member], states: Mapping[str, MemberState]) -> dict[str, Any]:
     """What becomes of whom after a reload, when these members were wanted `before`. Who is as it runs goes on; who has
     changed and does not run is started as it is now."""
-    wanted = {name for name, post in posts.items() if post.is_wanted}
-    changed = {name for name in wanted & before.keys() if posts[name].member != before[name]}
-    runs = {name for name in changed if posts[name].started_as is not None}
+    wanted = {name for name, state in states.items() if state.is_wanted}
+    changed = {name for name in wanted & before.keys() if states[name].member != before[name]}
+    runs = {name for name in changed if states[name].started_as is not None}
     return {
         "started": sorted((wanted - before.keys()) | (changed - runs)),
         "stopped": sorted(before.keys() - wanted),
-        "restarted": sorted(name for name in runs if posts[name].started_as != posts[name].member),
+        "restarted": sorted(name for name in runs if states[name].started_as != states[name].member),
     }
 
 
-def _shown(name: str, post: MemberState, now: float, pid: int | None) -> dict[str, Any]:
+def _format_member(name: str, state: MemberState, now: float, pid: int | None) -> dict[str, Any]:
     """One member, for people and programs."""
     return {
         "name": name,
-        "kind": post.member.kind,
-        "group": post.member.group,
-        "host": post.member.host,
-        "phase": post.phase.value,
+        "kind": state.member.kind,
+        "group": state.member.group,
+        "host": state.member.host,
+        "phase": state.phase.value,
         "pid": pid,
-        "wanted": post.is_wanted,
-        "for": round(max(0.0, now - post.phase_since), 3) if post.phase is not Phase.DOWN else None,
-        "deaths": post.death_count,
-        "restarts": post.restart_count,
-        "status": post.status,
-        "status_age": round(max(0.0, now - post.status_at), 3) if post.status else None,
-        "trouble": post.problem,
+        "wanted": state.is_wanted,
+        "for": round(max(0.0, now - state.phase_since), 3) if state.phase is not Phase.DOWN else None,
+        "deaths": state.death_count,
+        "restarts": state.restart_count,
+        "status": state.status,
+        "status_age": round(max(0.0, now - state.status_at), 3) if state.status else None,
+        "trouble": state.problem,
     }

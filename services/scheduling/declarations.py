@@ -1,8 +1,8 @@
-"""Declarations: brings the schedules in AsyncDriver in line with what the code of this Scheduler declares.
+"""Declarations: bring the schedules in Redis in line with what the code of this Scheduler declares.
 
-During a deployment old code and new code run beside each other. The newer one is believed: the higher
-`schedules_version`, and of equal ones the Scheduler that began later. A schedule is retired when the code of no live
-Scheduler declares it and has not for a while, by somebody who is newer than whoever declared it last.
+During a deployment old and new code run side by side. The newer one counts: the higher `schedules_version`, and of
+equal ones the Scheduler that began later. A schedule is retired when the code of no live Scheduler has declared it for a
+while, by a Scheduler that is newer than the one that declared it last.
 """
 
 from collections.abc import Mapping
@@ -30,6 +30,7 @@ from celery5.scheduling.schedules import (
     replace_schedule,
 )
 from celery5.services.scheduling.queue_moves import ScheduleMoveBlocked, ScheduleMover, ScheduleNotOwned
+from celery5.services.scheduling.timetable import Timetable
 
 DECLARATION_LEASES = 3
 """Leases for which it is kept what a Scheduler declares."""
@@ -38,7 +39,9 @@ RETIREMENT_GRACE_LEASES = 2.0
 PAUSE = 30.0
 """Seconds between two looks at what nobody declares, while the same Schedulers live."""
 LEAVE_LIMIT = 2.0
-"""Seconds that leaving may take."""
+"""Seconds that withdrawing the declaration may take at the end."""
+REMOTE_RETRY_DELAY = 1.0
+"""Seconds until another attempt while a further broker is unreachable."""
 
 
 class ScheduleDeclarations:
@@ -74,7 +77,7 @@ class ScheduleDeclarations:
         self._held: dict[str, Schedule] = {}
 
     def set_live_schedulers(self, living: tuple[str, ...]) -> None:
-        """These Schedulers live."""
+        """Take the names of the Schedulers that are alive."""
         now = trio.current_time()
         self._heartbeats = self._heartbeats.with_answer(now, at=now)
         if living != self._living:
@@ -101,7 +104,7 @@ class ScheduleDeclarations:
                 await self._leave()
 
     async def declare(self) -> None:
-        """Put all that the code declares for queues on this broker into AsyncDriver."""
+        """Store every schedule that the code declares for queues on this broker."""
         declared, home = (
             dict[str, tuple[DeclaredSchedule, ScheduleDefinition]](),
             self._app.brokers.broker_of_queue,
@@ -129,7 +132,7 @@ class ScheduleDeclarations:
             await self._settle(new, now)
 
     async def renew_declaration(self) -> None:
-        """Say what the code declares, for some leases."""
+        """Renew for some leases which schedules the code declares."""
         names = msgspec.json.encode(self._names)
         await self._redis.perform(
             scheduling_calls.declare_schedules(
@@ -144,11 +147,14 @@ class ScheduleDeclarations:
         )  # the answers below may come after an outage, and tell of the time before it
         self._due = looked + PAUSE
         living = self._living or (self._name,)
-        said = await self._redis.perform(scheduling_calls.get_declarations(self._keys, living))
-        if None in said:
-            return  # one of them has not said yet
-        known = {
-            name for each in said if each is not None for name in msgspec.json.decode(each, type=list[str])
+        declarations = await self._redis.perform(scheduling_calls.get_declarations(self._keys, living))
+        if None in declarations:
+            return  # one of them has not declared yet
+        declared_names = {
+            name
+            for names in declarations
+            if names is not None
+            for name in msgspec.json.decode(names, type=list[str])
         }
         now = await get_broker_time(self._app, self._redis, self._app.settings.default_queue)
         orphans: dict[str, float] = {}
@@ -156,7 +162,7 @@ class ScheduleDeclarations:
             if schedule.retired is not None and now - schedule.retired > RETIRED_TTL_MS:
                 await self._put(schedule, record, None, now)
             gone = periodic.retire_schedule(schedule, now, stamp=self._stamp)
-            if schedule.name in known or gone is None:
+            if schedule.name in declared_names or gone is None:
                 continue
             # In an outage all leases lapse, so the time until then does not count as time without a declaration.
             since = max(self._orphans.get(schedule.name, looked), self._heartbeats.steady_since)
@@ -173,28 +179,28 @@ class ScheduleDeclarations:
         try:
             old = await self._moving.apply(new, now)
         except ScheduleNotOwned as error:
-            self._tell_shadowed(error.schedule)
+            self._log_overridden(error.schedule)
         except ScheduleMoveBlocked as error:
             if new.name not in self._held:
                 self._log.event("schedule:delayed", "warning", schedule=new.name, why=str(error), hint=_HELD)
             self._held[new.name] = new
             return
         else:
-            self._tell(old, new)
+            self._log_change(old, new)
         self._held.pop(new.name, None)
 
     async def _settle_held(self) -> None:
-        """Those that could not be settled, since a broker was away."""
+        """Settle the schedules that could not be settled while a broker was unreachable."""
         if self._held:
             now = await get_broker_time(self._app, self._redis, self._app.settings.default_queue)
             for new in list(self._held.values()):
                 await self._settle(new, now)
 
-    def _tell(self, old: Schedule | None, new: Schedule) -> None:
+    def _log_change(self, old: Schedule | None, new: Schedule) -> None:
         what = "added" if old is None else "changed" if old.of != new.of else "declared"
         self._log.event(f"schedule:{what}", "debug" if what == "declared" else "info", schedule=new.name)
 
-    def _tell_shadowed(self, old: Schedule | None) -> None:
+    def _log_overridden(self, old: Schedule | None) -> None:
         if old is not None and old.origin == "runtime":
             self._log.event("schedule:overridden", "warning", schedule=old.name, hint=_SHADOWED)
 
@@ -207,6 +213,46 @@ class ScheduleDeclarations:
             await self._redis.perform(scheduling_calls.withdraw_declaration(self._keys, self._name))
         except BrokerError as error:
             self._log.event("declarations:leave-failed", "debug", why=str(error))
+
+
+class RemoteBrokerSchedules:
+    """Declares and fires the schedules whose queues are on one further broker, whenever that is reachable.
+
+    A schedule is stored beside its queue, so that firing it is one atomic step on every broker. An unreachable broker
+    holds up no schedule of another one.
+    """
+
+    def __init__(
+        self, *, broker: str, declarations: ScheduleDeclarations, timetable: Timetable, log: Log
+    ) -> None:
+        self._broker = broker
+        self._declarations = declarations
+        self._timetable = timetable
+        self._log = log
+        self._is_interrupted = False
+
+    def set_live_schedulers(self, living: tuple[str, ...]) -> None:
+        """Take the names of the Schedulers that are alive."""
+        self._declarations.set_live_schedulers(living)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Declare and fire until cancelled."""
+        task_status.started()
+        while True:
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._timetable.run)
+                    await nursery.start(self._declarations.run)
+                    self._is_interrupted = False
+            except* (BrokerUnavailable, BrokerReplied) as errors:
+                self._log.event(
+                    "schedules:interrupted",
+                    "debug" if self._is_interrupted else "warning",
+                    broker=self._broker,
+                    why=str(errors.exceptions[0]),
+                )
+                self._is_interrupted = True
+            await trio.sleep(REMOTE_RETRY_DELAY)
 
 
 _HELD = "it fires when that is known, so that it does not on two brokers"

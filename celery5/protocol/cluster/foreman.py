@@ -1,8 +1,8 @@
-"""Foreman: what each member of a cluster is, and what is to be done next about it, decided from what was heard (C89).
+"""Decide which members of a cluster to start, stop and kill, from the events that their platform reports.
 
-A `Crew` hears words and is told what is wanted; asked to `decide`, it compares what is with what should be, and says
-what to do. It says a thing once, and nothing is done twice: a member is started only when its former process has ended,
-asked to end once, and killed when that takes too long.
+`ClusterState.decide` compares what runs with what should run, and returns the difference as actions. No action is
+returned twice: a member is started only when its former process has ended, asked to stop once, and killed when that
+takes too long.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,376 +31,391 @@ from celery5.protocol.process.liveness import get_silence_limit
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE
 
 STOP_ORDER: Sequence[Kind] = ("scheduler", "router", "worker", "publisher")
-"""Who ends before whom: first what makes jobs, then what runs them, last what takes them in for others."""
+"""The order of shutdown: first what makes jobs, then what runs them, last what accepts them for others."""
 OVERLAPPING_KINDS: frozenset[Kind] = frozenset({"worker", "router"})
-"""Who has a successor before it goes, so that there is no pause. Two publishers would want one socket."""
+"""Kinds whose successor starts before they stop, so that there is no pause. Two publishers would want one socket."""
 RESTART_DELAY = 0.05
 MAX_RESTART_DELAY = 10.0
-"""Seconds: the longest wait after the first death, doubled with each, and its cap."""
+"""Seconds: the longest wait after the first death, doubled with each further one, and its cap."""
 KILL_RETRY_DELAY = 5.0
-"""Seconds after which somebody is killed again who should be dead."""
+"""Seconds after which a process that survived a kill is killed again."""
 STALL_LIMIT = 5.0
-"""Seconds without a decision after which we are the ones who were away: nobody is blamed for silence meanwhile."""
+"""Seconds without a decision after which this process was frozen itself: silence meanwhile is held against nobody."""
 
 
 class ClusterState:
-    """All members of a cluster. `chance` gives numbers from 0 up to 1."""
+    """The state of all members of a cluster. `random` returns numbers from 0 up to 1."""
 
     def __init__(self, cluster: Cluster, *, random: Callable[[], float]) -> None:
         self._cluster = cluster
-        self._chance = random
-        self._posts: dict[str, MemberState] = {}
+        self._random = random
+        self._states: dict[str, MemberState] = {}
         self._spares: Mapping[tuple[Kind, str], Member] = {}
-        self._looked = -inf
-        self._again: set[str] = set()
+        self._decided_at = -inf
+        self._to_restart: set[str] = set()
         self.draining = False
 
     @property
     def members(self) -> Mapping[str, MemberState]:
         """The members, by name."""
-        return self._posts
+        return self._states
 
     def set_desired(self, cluster: Cluster, members: Iterable[Member], spares: Iterable[Member] = ()) -> None:
-        """These are the members that there should be. Those that are another than they were started as are restarted,
-        one of a group at a time; `spares` step in for a group's only one meanwhile. Who is not wanted any more goes
-        when those that change have come up: should they not, it stays. Who was given up is tried again when it has
-        changed."""
+        """Set the members that should run.
+
+        Members that differ from how they were started are restarted, one of a group at a time; a spare runs in place
+        of a group's only member meanwhile. Members that are no longer wanted stop when the changed ones are up: should
+        those fail, they stay. A member that was given up is tried again when it has changed.
+        """
         self._cluster = cluster
-        wanted = {each.name: each for each in members}
-        new = [each for name, each in wanted.items() if name not in self._posts or self._is_another(each)]
-        self._spares = {(each.kind, each.group): each for each in spares}
-        for post in self._posts.values():
-            post.is_wanted = post.member.name in wanted
-            post.is_spare = post.is_spare and not post.is_wanted
+        wanted = {member.name: member for member in members}
+        new = [member for name, member in wanted.items() if name not in self._states or self._differs(member)]
+        self._spares = {(spare.kind, spare.group): spare for spare in spares}
+        for state in self._states.values():
+            state.is_wanted = state.member.name in wanted
+            state.is_spare = state.is_spare and not state.is_wanted
         for name, member in wanted.items():
-            post = self._posts.setdefault(name, MemberState(member))
-            if post.member != member:
-                post.member = member
-                _forgive(post)
-        for post in self._posts.values():
-            before = {each.name for each in new if _follows(each, post)} | post.waits_for
-            post.waits_for = frozenset() if post.is_wanted else frozenset(before & wanted.keys())
+            state = self._states.setdefault(name, MemberState(member))
+            if state.member != member:
+                state.member = member
+                _reset_failures(state)
+        for state in self._states.values():
+            before = {member.name for member in new if _follows(member, state)} | state.waits_for
+            state.waits_for = frozenset() if state.is_wanted else frozenset(before & wanted.keys())
 
     def adopt(self, running: Mapping[str, State], now: float) -> None:
-        """These run already. They are taken for what they should be; who should not be is to end."""
-        for name, state in running.items():
-            post = self._posts.get(name)
-            if post is None:
+        """Take over members that run already, as if started with this description; unwanted ones will stop."""
+        for name, reported in running.items():
+            state = self._states.get(name)
+            if state is None:
                 kind: Kind = "worker"
-                for each in STOP_ORDER:
-                    kind = each if name.startswith(each) else kind
-                post = self._posts[name] = MemberState(
+                for prefix in STOP_ORDER:
+                    kind = prefix if name.startswith(prefix) else kind
+                state = self._states[name] = MemberState(
                     Member(name=name, kind=kind, arguments=()), is_wanted=False
                 )
-            post.phase, post.started_as = Phase(state), post.member
-            post.phase_since = post.last_heard_at = now
-            post.stop_requested = post.stopping_by_itself = post.phase is Phase.STOPPING
+            state.phase, state.started_as = Phase(reported), state.member
+            state.phase_since = state.last_heard_at = now
+            state.stop_requested = state.stopping_by_itself = state.phase is Phase.STOPPING
 
     def release(self, names: Iterable[str]) -> None:
-        """These are another Controller's from now on: nothing is done to them, or heard of them."""
-        for post in [self._posts[name] for name in names]:
-            post.phase, post.started_as = Phase.DOWN, None
-            post.stop_requested = post.stopping_by_itself = False
-            post.killed_at = -inf
+        """Leave these to another Controller: no action is taken on them, and their events are ignored."""
+        for state in [self._states[name] for name in names]:
+            state.phase, state.started_as = Phase.DOWN, None
+            state.stop_requested = state.stopping_by_itself = False
+            state.killed_at = -inf
 
     def restart(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
-        """Have these restarted, or all, one of a group at a time; gives who will be. Whoever was given up is tried
-        again at once."""
+        """Restart these members, or all, one of a group at a time; return the names. Members that were given up are
+        tried again at once."""
         chosen = [
-            self._posts[name] for name in (self._posts if names is None else names) if name in self._posts
+            self._states[name] for name in (self._states if names is None else names) if name in self._states
         ]
-        for post in chosen:
-            _forgive(post)
-            if post.phase.is_running and post.is_wanted:
-                self._again.add(post.member.name)
-        return tuple(sorted(post.member.name for post in chosen if post.is_wanted))
+        for state in chosen:
+            _reset_failures(state)
+            if state.phase.is_running and state.is_wanted:
+                self._to_restart.add(state.member.name)
+        return tuple(sorted(state.member.name for state in chosen if state.is_wanted))
 
     @property
     def pending_names(self) -> tuple[str, ...]:
-        """Who is not yet what it should be, and will be without anybody's help: who starts or ends, or is to be
-        restarted when its turn comes."""
+        """The members that are on their way: they start, stop, or wait for their turn to be restarted."""
         return tuple(
             sorted(
                 name
-                for name, post in self._posts.items()
-                if post.phase is not Phase.GIVEN_UP
-                and (not self._is_settled(post) if post.is_wanted else post.phase.is_running)
+                for name, state in self._states.items()
+                if state.phase is not Phase.GIVEN_UP
+                and (not self._is_settled(state) if state.is_wanted else state.phase.is_running)
             )
         )
 
     def drain(self) -> None:
-        """Everybody is to end, in order."""
+        """Stop all members, in order, from the next decision on."""
         self.draining = True
 
     def resume(self) -> None:
-        """Everybody is to be there again."""
+        """Run the wanted members again."""
         self.draining = False
 
     def handle_event(self, event: MemberEvent, now: float, *, is_excused: bool = False) -> None:
-        """What a platform says. A death that is `excused`, since nobody could live now, does not count."""
-        post = self._posts.get(event.name)
-        if post is None or not post.phase.is_running:
+        """Apply an event of the platform. An excused death (the broker is unreachable) does not count."""
+        state = self._states.get(event.name)
+        if state is None or not state.phase.is_running:
             return
         if isinstance(event, Beat) and not event.loop_alive:
-            post.status, post.status_at = event.status, now
+            state.status, state.status_at = event.status, now
             return
-        post.last_heard_at = now
-        post.unknown_reason = event.why if isinstance(event, Unknown) else ""
+        state.last_heard_at = now
+        state.unknown_reason = event.why if isinstance(event, Unknown) else ""
         if isinstance(event, Ended):
-            self._ended(post, event, now, excused=is_excused)
+            self._handle_end(state, event, now, excused=is_excused)
             return
         if isinstance(event, Beat) and event.status:
-            post.status, post.status_at = event.status, now
-        phase = TRANSITIONS[post.phase, type(event)]
-        if phase is not post.phase:
-            post.phase, post.phase_since = phase, now
-            post.stopping_by_itself = post.stopping_by_itself or phase is Phase.STOPPING
-        if post.unknown_reason and (
+            state.status, state.status_at = event.status, now
+        phase = TRANSITIONS[state.phase, type(event)]
+        if phase is not state.phase:
+            state.phase, state.phase_since = phase, now
+            state.stopping_by_itself = state.stopping_by_itself or phase is Phase.STOPPING
+        if state.unknown_reason and (
             phase is Phase.STARTING or (phase is Phase.STOPPING and not self.draining)
         ):
-            post.phase_since = now  # it cannot be late where nobody can start it, or ask it to end
+            state.phase_since = now  # it cannot be late where nobody can start it, or ask it to end
         elif phase is Phase.UP:
-            post.failures = 0
+            state.failures = 0
 
     def mark_start_failed(self, name: str, reason: str, now: float, *, is_excused: bool = False) -> None:
-        """The platform could not start it."""
+        """Record that the platform could not start a member."""
         self.handle_event(Ended(name, reason), now, is_excused=is_excused)
 
     def mark_stop_failed(self, name: str, now: float) -> None:
-        """The platform could not ask it to end: it has not been asked, and will be."""
-        post = self._posts.get(name)
+        """Record that the platform could not ask a member to stop: it will be asked again."""
+        state = self._states.get(name)
         if (
-            post is not None
-            and post.phase is Phase.STOPPING
-            and post.stop_requested
-            and post.killed_at == -inf
+            state is not None
+            and state.phase is Phase.STOPPING
+            and state.stop_requested
+            and state.killed_at == -inf
         ):
-            post.stop_requested = False
-            if not post.stopping_by_itself:
-                post.phase, post.phase_since, post.last_heard_at = Phase.UP, now, now
+            state.stop_requested = False
+            if not state.stopping_by_itself:
+                state.phase, state.phase_since, state.last_heard_at = Phase.UP, now, now
 
-    def _ended(self, post: MemberState, word: Ended, now: float, *, excused: bool) -> None:
+    def _handle_end(self, state: MemberState, event: Ended, now: float, *, excused: bool) -> None:
         recycled = (
-            word.code == RESTART_EXIT_CODE and post.phase is not Phase.STARTING
+            event.code == RESTART_EXIT_CODE and state.phase is not Phase.STARTING
         )  # else it never did anything
-        in_order = post.stop_requested or (post.stopping_by_itself and word.code == 0) or recycled
-        why = post.end_reason if post.killed_at > -inf and not post.stop_requested else word.how
-        post.phase, post.phase_since, post.started_as, post.status = Phase.DOWN, now, None, ""
-        post.stop_requested = post.stopping_by_itself = False
-        post.killed_at = -inf
-        self._again.discard(post.member.name)
-        post.end_reason = why
+        in_order = state.stop_requested or (state.stopping_by_itself and event.code == 0) or recycled
+        why = state.end_reason if state.killed_at > -inf and not state.stop_requested else event.how
+        state.phase, state.phase_since, state.started_as, state.status = Phase.DOWN, now, None, ""
+        state.stop_requested = state.stopping_by_itself = False
+        state.killed_at = -inf
+        self._to_restart.discard(state.member.name)
+        state.end_reason = why
         if in_order:
-            post.restart_at, post.failures = -inf, 0
+            state.restart_at, state.failures = -inf, 0
             return
-        post.failures += 1
-        post.death_count += word.code != EXIT_ALREADY_IN_USE
-        post.restart_at = now + full_jitter(
-            post.failures - 1, start=RESTART_DELAY, cap=MAX_RESTART_DELAY, random=self._chance
+        state.failures += 1
+        state.death_count += event.code != EXIT_ALREADY_IN_USE
+        state.restart_at = now + full_jitter(
+            state.failures - 1, start=RESTART_DELAY, cap=MAX_RESTART_DELAY, random=self._random
         )
         if (
-            excused or word.code == EXIT_ALREADY_IN_USE
+            excused or event.code == EXIT_ALREADY_IN_USE
         ):  # a former one, or another Controller's, has not ended yet
             return
-        post.recent_deaths = [
-            each for each in post.recent_deaths if now - each < self._cluster.restart_period
+        state.recent_deaths = [
+            died_at for died_at in state.recent_deaths if now - died_at < self._cluster.restart_period
         ] + [now]
-        post.failures = max(post.failures, len(post.recent_deaths))
-        if len(post.recent_deaths) >= self._cluster.restart_limit:
-            post.phase = Phase.GIVEN_UP
-            post.end_reason = f"it has died {len(post.recent_deaths)} times within "
+        state.failures = max(state.failures, len(state.recent_deaths))
+        if len(state.recent_deaths) >= self._cluster.restart_limit:
+            state.phase = Phase.GIVEN_UP
+            state.end_reason = f"it has died {len(state.recent_deaths)} times within "
             f"{self._cluster.restart_period:g} s: {why}"
 
     def decide(self, now: float) -> list[Action]:
-        """What is to be done. Each action counts as done: whoever cannot do it says so with `not_started`."""
-        if now - self._looked > STALL_LIMIT:
-            for post in self._posts.values():
-                post.last_heard_at = max(post.last_heard_at, now)
-                if post.phase is Phase.STARTING:
-                    post.phase_since = now
-        self._looked = now
-        actions: list[Action] = list(self._kills(now))
+        """Return what to do now. An action counts as done unless `mark_start_failed` or `mark_stop_failed` follows."""
+        if now - self._decided_at > STALL_LIMIT:
+            for state in self._states.values():
+                state.last_heard_at = max(state.last_heard_at, now)
+                if state.phase is Phase.STARTING:
+                    state.phase_since = now
+        self._decided_at = now
+        actions: list[Action] = list(self._plan_kills(now))
         if self.draining:
-            return [*actions, *self._stops_in_order(now)]
+            return [*actions, *self._plan_shutdown(now)]
         self._settle_spares()
         for name in [
-            name for name, post in self._posts.items() if not post.is_wanted and not post.phase.is_running
+            name for name, state in self._states.items() if not state.is_wanted and not state.phase.is_running
         ]:
-            del self._posts[name]
-        actions += self._stops(now)
-        return [*actions, *self._starts(now)]
+            del self._states[name]
+        actions += self._plan_stops(now)
+        return [*actions, *self._plan_starts(now)]
 
-    def _kills(self, now: float) -> Iterable[Kill]:
-        """Who does not end, does not come up, or says nothing."""
-        for post in self._posts.values():
-            why = self._fault(post, now) if post.phase.is_running else ""
-            if why and now - post.killed_at >= KILL_RETRY_DELAY:
-                if post.killed_at == -inf:
-                    post.end_reason = why
-                post.killed_at, post.phase = now, Phase.STOPPING
-                yield Kill(post.member.name, why)
+    def _plan_kills(self, now: float) -> Iterable[Kill]:
+        """Kill members that do not stop, do not become ready, or are silent."""
+        for state in self._states.values():
+            why = self._find_fault(state, now) if state.phase.is_running else ""
+            if why and now - state.killed_at >= KILL_RETRY_DELAY:
+                if state.killed_at == -inf:
+                    state.end_reason = why
+                state.killed_at, state.phase = now, Phase.STOPPING
+                yield Kill(state.member.name, why)
 
-    def _fault(self, post: MemberState, now: float) -> str:
-        silent, limit = now - post.last_heard_at, self._cluster.hung_after
-        if post.killed_at > -inf:
-            return post.end_reason
-        if post.phase is Phase.STOPPING and now - post.phase_since >= _patience(post):
-            return f"it had not ended {_patience(post):g} s after it was asked to"
-        if post.phase is Phase.STARTING and now - post.phase_since >= self._cluster.start_limit:
+    def _find_fault(self, state: MemberState, now: float) -> str:
+        silent, limit = now - state.last_heard_at, self._cluster.hung_after
+        if state.killed_at > -inf:
+            return state.end_reason
+        if state.phase is Phase.STOPPING and now - state.phase_since >= _get_stop_limit(state):
+            return f"it had not ended {_get_stop_limit(state):g} s after it was asked to"
+        if state.phase is Phase.STARTING and now - state.phase_since >= self._cluster.start_limit:
             return f"it was not ready {self._cluster.start_limit:g} s after its start"
-        if post.phase is Phase.UP and limit and silent >= get_silence_limit(limit):
+        if state.phase is Phase.UP and limit and silent >= get_silence_limit(limit):
             return f"its event loop has said nothing for {limit:g} s"
         return ""
 
-    def _stops_in_order(self, now: float) -> Iterable[Stop]:
+    def _plan_shutdown(self, now: float) -> Iterable[Stop]:
         for kind in STOP_ORDER:
             running = [
-                post for post in self._posts.values() if post.member.kind == kind and post.phase.is_running
+                state
+                for state in self._states.values()
+                if state.member.kind == kind and state.phase.is_running
             ]
-            for post in running:
-                yield from _asked(post, now)
+            for state in running:
+                yield from _request_stop(state, now)
             if running:
                 return
 
-    def _stops(self, now: float) -> list[Action]:
-        """Who is not wanted any more, once those who are have come; and who is to be another, in its turn."""
-        found: list[Action] = []
-        coming = {post.member.kind for post in self._wanted() if post.phase in (Phase.DOWN, Phase.STARTING)}
-        for post in self._posts.values():
-            awaits = post.member.kind in coming & OVERLAPPING_KINDS or self._awaited(post)
-            if not post.is_wanted and post.phase.is_running and not (awaits and post.phase is Phase.UP):
-                found += _asked(post, now)
-        for group in {post.group for post in self._wanted() if self._is_stale(post)}:
-            found += self._roll(group, now)
-        return found
+    def _plan_stops(self, now: float) -> list[Action]:
+        """Stop unwanted members, once the wanted ones are up, and the next stale member of each group."""
+        actions: list[Action] = []
+        coming = {
+            state.member.kind for state in self._wanted() if state.phase in (Phase.DOWN, Phase.STARTING)
+        }
+        for state in self._states.values():
+            must_wait = state.member.kind in coming & OVERLAPPING_KINDS or self._get_pending_waits(state)
+            if not state.is_wanted and state.phase.is_running and not (must_wait and state.phase is Phase.UP):
+                actions += _request_stop(state, now)
+        for group in {state.group for state in self._wanted() if self._is_stale(state)}:
+            actions += self._roll_group(group, now)
+        return actions
 
-    def _awaited(self, post: MemberState) -> frozenset[str]:
-        """Whom a member that is to go still waits for. Once they have come up, whatever becomes of them later is no
-        matter of it."""
-        up = {name for name in post.waits_for if self._is_settled(self._posts.get(name))}
-        post.waits_for -= up
-        return post.waits_for
+    def _get_pending_waits(self, state: MemberState) -> frozenset[str]:
+        """Return the members that an unwanted one still waits for. It forgets each as soon as that has come up."""
+        up = {name for name in state.waits_for if self._is_settled(self._states.get(name))}
+        state.waits_for -= up
+        return state.waits_for
 
-    def _is_settled(self, post: MemberState | None) -> bool:
-        return post is None or (post.phase is Phase.UP and not self._is_stale(post))
+    def _is_settled(self, state: MemberState | None) -> bool:
+        return state is None or (state.phase is Phase.UP and not self._is_stale(state))
 
-    def _roll(self, group: tuple[Kind, str], now: float) -> Iterable[Stop]:
-        """The next one of a group that is to be restarted. One that does not work holds up nobody; all others wait
-        until the whole group is up, so a new version that cannot live ends with its first member."""
-        posts = [post for post in self._wanted() if post.group == group]
-        stale = [post for post in posts if self._is_stale(post)]
-        idle = [post for post in stale if post.phase is Phase.STARTING]
+    def _roll_group(self, group: tuple[Kind, str], now: float) -> Iterable[Stop]:
+        """Stop the next member of a group that must be restarted.
+
+        One that does not work holds up nobody. All others wait until the whole group is up, so a new version that
+        cannot run ends with its first member.
+        """
+        states = [state for state in self._wanted() if state.group == group]
+        stale = [state for state in states if self._is_stale(state)]
+        idle = [state for state in stale if state.phase is Phase.STARTING]
         if idle:
-            return [stop for post in idle for stop in _asked(post, now)]
-        if any(post.phase is not Phase.UP for post in posts):
+            return [stop for state in idle for stop in _request_stop(state, now)]
+        if any(state.phase is not Phase.UP for state in states):
             return []
         spare = self._spares.get(group)
         if (
-            len(posts) == 1
+            len(states) == 1
             and group[0] in OVERLAPPING_KINDS
             and spare is not None
-            and spare.name not in self._posts
+            and spare.name not in self._states
         ):
-            self._posts[spare.name] = MemberState(spare, is_spare=True)
+            self._states[spare.name] = MemberState(spare, is_spare=True)
             return []
-        return _asked(stale[0], now)
+        return _request_stop(stale[0], now)
 
     def _settle_spares(self) -> None:
-        """A spare goes when the others of its group are what they should be."""
-        for post in self._posts.values():
-            if post.is_spare and post.is_wanted:
-                others = [each for each in self._wanted() if each.group == post.group and not each.is_spare]
-                post.is_wanted = any(each.phase is not Phase.UP or self._is_stale(each) for each in others)
+        """Mark spares as unwanted when the others of their group are up and current."""
+        for state in self._states.values():
+            if state.is_spare and state.is_wanted:
+                others = [
+                    other for other in self._wanted() if other.group == state.group and not other.is_spare
+                ]
+                state.is_wanted = any(
+                    other.phase is not Phase.UP or self._is_stale(other) for other in others
+                )
 
-    def _starts(self, now: float) -> list[Action]:
-        found: list[Action] = []
-        for post in self._wanted():
-            if post.phase is Phase.DOWN and post.restart_at <= now:
-                post.phase, post.started_as = Phase.STARTING, post.member
-                post.phase_since = post.last_heard_at = now
-                post.restart_count += bool(post.end_reason and not post.failures)
-                found.append(Start(post.member))
-        return found
+    def _plan_starts(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for state in self._wanted():
+            if state.phase is Phase.DOWN and state.restart_at <= now:
+                state.phase, state.started_as = Phase.STARTING, state.member
+                state.phase_since = state.last_heard_at = now
+                state.restart_count += bool(state.end_reason and not state.failures)
+                actions.append(Start(state.member))
+        return actions
 
-    def _is_another(self, member: Member) -> bool:
-        """Whether what is under this name, or was to be, is another than this `member`."""
-        post = self._posts[member.name]
-        return post.member != member or (post.started_as or member) != member
+    def _differs(self, member: Member) -> bool:
+        """Return whether this name stands for another description, wanted or running, than `member`."""
+        state = self._states[member.name]
+        return state.member != member or (state.started_as or member) != member
 
-    def _is_stale(self, post: MemberState) -> bool:
-        if post.phase not in (Phase.STARTING, Phase.UP):
+    def _is_stale(self, state: MemberState) -> bool:
+        if state.phase not in (Phase.STARTING, Phase.UP):
             return False
-        return post.started_as != post.member or post.member.name in self._again
+        return state.started_as != state.member or state.member.name in self._to_restart
 
     def _wanted(self) -> list[MemberState]:
-        return [post for post in self._posts.values() if post.is_wanted]
+        return [state for state in self._states.values() if state.is_wanted]
 
     @property
     def next_start_at(self) -> float:
-        """When somebody is to be started again, at the earliest."""
+        """The earliest time at which a member is started again."""
         if self.draining:
             return inf
-        return min((post.restart_at for post in self._wanted() if post.phase is Phase.DOWN), default=inf)
+        return min((state.restart_at for state in self._wanted() if state.phase is Phase.DOWN), default=inf)
 
     @property
     def is_complete(self) -> bool:
-        """Whether everybody is up who should be, and is what it should be."""
-        return all(post.phase is Phase.UP and not self._is_stale(post) for post in self._wanted())
+        """Whether all wanted members are up and current."""
+        return all(state.phase is Phase.UP and not self._is_stale(state) for state in self._wanted())
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nobody runs."""
-        return not any(post.phase.is_running for post in self._posts.values())
+        """Whether no member runs."""
+        return not any(state.phase.is_running for state in self._states.values())
 
     @property
     def problem(self) -> str:
         """What is wrong with the members, in one line; '' when nothing is."""
-        troubled = {post.member.name: post.problem for post in self._wanted() if post.problem}
-        stay = [post.member.name for post in self.retained if post.waits_for & troubled.keys()]
-        told = [f"{name}: {why}" for name, why in troubled.items()]
-        if stay:
-            told.append(f"{', '.join(stay)}: not wanted any more, and kept until the changed members are up")
-        return "; ".join(told)
+        problem_by_name = {state.member.name: state.problem for state in self._wanted() if state.problem}
+        kept_names = [
+            state.member.name for state in self.retained if state.waits_for & problem_by_name.keys()
+        ]
+        problems = [f"{name}: {why}" for name, why in problem_by_name.items()]
+        if kept_names:
+            problems.append(
+                f"{', '.join(kept_names)}: not wanted any more, and kept until the changed members are up"
+            )
+        return "; ".join(problems)
 
     @property
     def retained(self) -> list[MemberState]:
-        """Who is not wanted any more, and goes only when those that have changed are up."""
-        return [post for post in self._posts.values() if post.waits_for and post.phase is Phase.UP]
+        """The unwanted members that stop only when the changed ones are up."""
+        return [state for state in self._states.values() if state.waits_for and state.phase is Phase.UP]
 
     @property
     def status_line(self) -> str:
         """How many are up, and what is wrong, in one line."""
         wanted = self._wanted()
-        up = sum(post.phase is Phase.UP and not post.unknown_reason for post in wanted)
+        up = sum(state.phase is Phase.UP and not state.unknown_reason for state in wanted)
         wrong = self.problem
         return f"{up} of {len(wanted)} members up" + (f"; {wrong}" if wrong else "")
 
 
-def _patience(post: MemberState) -> float:
-    return (post.started_as or post.member).stop_after
+def _get_stop_limit(state: MemberState) -> float:
+    return (state.started_as or state.member).stop_after
 
 
-def _follows(member: Member, post: MemberState) -> bool:
-    """Whether `member`, which is new or changes, is to be up before the one of this `post` goes. One of another group
-    might want what that one holds, as a socket, unless they are of a kind that overlaps."""
-    return member.kind == post.member.kind and (
-        member.group == post.member.group or member.kind in OVERLAPPING_KINDS
+def _follows(member: Member, state: MemberState) -> bool:
+    """Return whether `member`, which is new or changes, must be up before an unwanted one stops. One of another group
+    might need what that one holds, such as a socket, unless their kind overlaps."""
+    return member.kind == state.member.kind and (
+        member.group == state.member.group or member.kind in OVERLAPPING_KINDS
     )
 
 
-def _forgive(post: MemberState) -> None:
-    post.recent_deaths, post.failures, post.restart_at = [], 0, -inf
-    if post.phase is Phase.GIVEN_UP:
-        post.phase = Phase.DOWN
+def _reset_failures(state: MemberState) -> None:
+    state.recent_deaths, state.failures, state.restart_at = [], 0, -inf
+    if state.phase is Phase.GIVEN_UP:
+        state.phase = Phase.DOWN
 
 
-def _asked(post: MemberState, now: float) -> list[Stop]:
-    """Have it end, if it was not asked before. Who is about to end by itself need not be asked: a second signal would
-    have it end at once."""
-    if post.stop_requested:
+def _request_stop(state: MemberState, now: float) -> list[Stop]:
+    """Stop a member that was not asked before. One that stops by itself is not asked: a second signal would end it at
+    once."""
+    if state.stop_requested:
         return []
-    post.stop_requested = True
-    if post.phase is Phase.STOPPING:
+    state.stop_requested = True
+    if state.phase is Phase.STOPPING:
         return []
-    post.phase, post.phase_since = Phase.STOPPING, now
-    return [Stop(post.member.name)]
+    state.phase, state.phase_since = Phase.STOPPING, now
+    return [Stop(state.member.name)]

@@ -1,8 +1,8 @@
-"""Members: the processes of a cluster, as values, and the words that a platform says of them.
+"""Members: the processes of a cluster, the events that a platform reports of them, and their states.
 
-A member is one process: what it is called, how it is started, how long it may take to end. A platform starts and ends
-members, and tells the Foreman what becomes of them in five words. It says them in the order in which things happened,
-and `Ended` is the last word on a process: whatever is said of that name later is about another one.
+A member is one process: its name, how it is started, how long it may take to stop. A platform starts and stops members,
+and reports what happens to them as five kinds of event, in order. `Ended` is the last event of a process: a later
+event of the same name is about its successor.
 """
 
 from collections.abc import Mapping
@@ -15,70 +15,74 @@ import msgspec
 
 Kind = Literal["worker", "router", "scheduler", "publisher"]
 State = Literal["starting", "up", "stopping"]
-"""How a process that runs is: it has not said that it is ready, it has, or it is about to end."""
+"""The state of a running process: not ready yet, ready, or about to end."""
 
 PARENT_VARIABLE = "CELERY5_PARENT"
-"""The variable in which a member finds the id of the process without which it must not live."""
+"""The environment variable with the id of the process that a member must not outlive."""
 FAILURE_PREFIX = "failed: "
-"""How the status begins that a member reports last, before it ends with an error; the error follows."""
+"""The prefix of the last status of a member that ends with an error; the error follows."""
 MAX_REASON_LENGTH = 300
-"""Characters of an error that are kept."""
+"""Characters of an error that are kept, at most."""
 KINDS: tuple[Kind, ...] = ("worker", "router", "scheduler", "publisher")
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a cluster.
+    """One process of a cluster, as it should run."""
 
-    `name` is its own in the cluster and the first part of its name in logs and for commands. It is of a `kind` and a
-    `group`. `host` is the name of the host that it runs on, '' for here. `arguments` are what follows `celery5` on its
-    command line. `environment` is what it gets beside the surroundings. `stop_after`: seconds that it gets to end after
-    it was asked to; then it is killed.
-    """
-
+    # Unique in the cluster; the first part of its name in logs and for commands.
     name: str
     kind: Kind
     group: str = "default"
+    # The name of its host; "" for this one.
     host: str = ""
+    # What follows `celery5` on its command line.
     arguments: tuple[str, ...]
+    # Variables beside those that all members get.
     environment: Mapping[str, str] = {}
+    # Seconds from the request to stop until it is killed.
     stop_after: float = 80.0
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """It works."""
+    """It is ready."""
 
     name: str
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """Its process is gone, and `how`, for people. The exit `code`, if it is known; below zero the signal that ended it.
-    A `code` of 0 means that it ended as it was asked to."""
+    """Its process is gone."""
 
     name: str
+    # How it ended, for people.
     how: str
+    # Its exit code if it is known: 0 when it stopped in order, below zero for the signal that ended it.
     code: int | None = None
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """Its event loop turns. `status` is its last status, one line; '' when there is no new one.
-    With `turns` false it is only a status: a thread sends it for a loop that is blocked."""
+    """A heartbeat of its event loop, with its status."""
 
     name: str
+    # Its last status, one line; "" when there is no new one.
     status: str = ""
+    # False when a thread sends the status for a loop that is blocked: then it is no heartbeat.
     loop_alive: bool = True
 
 
 class Stopping(msgspec.Struct, frozen=True):
-    """It has begun to end."""
+    """It has begun to stop."""
 
     name: str
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """Nobody can tell how it is, and `why`, for people: its host is away. It counts as it was, however long that is;
-    told several times in `hung_after` seconds, as a `Beat` is."""
+    """Its state is unknown, because its host is unreachable. It counts as it was, however long that lasts.
+
+    Reported several times in `hung_after` seconds, like a `Beat`.
+    """
 
     name: str
+    # Why, for people.
     why: str
 
 
@@ -91,8 +95,7 @@ def format_failure_status(error: str) -> str:
 
 
 def parse_failure_reason(status: str) -> str:
-    """Return the error in a member's last status; '' when it is an ordinary status. It came from outside, so
-    control characters are removed."""
+    """Return the error in a member's last status, without control characters; '' when it is an ordinary status."""
     return _one_line(status.removeprefix(FAILURE_PREFIX)) if status.startswith(FAILURE_PREFIX) else ""
 
 
@@ -102,12 +105,12 @@ def format_end_reason(how: str, reason: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    printable = "".join(each if each.isprintable() else " " for each in text)
+    printable = "".join(char if char.isprintable() else " " for char in text)
     return " ".join(printable.split())[:MAX_REASON_LENGTH]
 
 
 class Phase(Enum):
-    """How a member is."""
+    """The phases of a member."""
 
     DOWN = "down"
     STARTING = "starting"
@@ -121,8 +124,8 @@ class Phase(Enum):
         return self in (Phase.STARTING, Phase.UP, Phase.STOPPING)
 
 
-# What a word makes of a member whose process runs; `Ended` makes it DOWN, or GIVEN_UP. Of one that does not run nobody
-# can say anything. Whoever beats is ready: the word that it is may have been lost while we were away.
+# The next phase of a running member, by event; `Ended` makes it DOWN or GIVEN_UP. Events of a member that does not run
+# are ignored. A heartbeat means ready: the event that said so may have been lost while this process was frozen.
 TRANSITIONS: Mapping[tuple[Phase, type[MemberEvent]], Phase] = {
     (Phase.STARTING, Ready): Phase.UP,
     (Phase.STARTING, Beat): Phase.UP,
@@ -148,16 +151,17 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ask it to end."""
+    """Ask a member to stop."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End it at once: `why`."""
+    """Kill a member."""
 
     name: str
+    # The reason, for people.
     why: str
 
 
@@ -166,44 +170,51 @@ Action = Start | Stop | Kill
 
 @dataclass(slots=True)
 class MemberState:
-    """One member's place: the `member` as it is to be, whether it is `wanted`, and what `running` was started as.
+    """The state of one member. Changed by `ClusterState` alone."""
 
-    `since` when it is in its `phase`; when it was `heard` last; whether it was `asked` to end by us, and when `killed`;
-    when it may be started again (`due`); when it has died of late, and `how` it ended last; how often it `died` and how
-    often it was started again after an end in order (`restarts`), in all; what it says of itself (`status`), and when
-    it has `told` that; why nobody knows how it is (`unknown`). One that is not wanted any more stays until those whom
-    it `awaits` have come up.
-    """
-
+    # The member as it should be.
     member: Member
     is_wanted: bool = True
+    # Runs in place of the only member of a group while that is restarted.
     is_spare: bool = False
     phase: Phase = Phase.DOWN
+    # The member as its process was started.
     started_as: Member | None = None
     phase_since: float = 0.0
     last_heard_at: float = 0.0
+    # We asked it to stop.
     stop_requested: bool = False
+    # It reported that it stops, without a request.
     stopping_by_itself: bool = False
     killed_at: float = -inf
+    # The earliest time of the next start.
     restart_at: float = -inf
+    # The times of the deaths that count towards giving it up.
     recent_deaths: list[float] = field(default_factory=list[float])
+    # Deaths since it was last up; sets the delay of the next start.
     failures: int = 0
+    # Deaths in all.
     death_count: int = 0
+    # Starts after an end in order.
     restart_count: int = 0
+    # An unwanted member stays until these are up.
     waits_for: frozenset[str] = frozenset()
+    # How it ended last.
     end_reason: str = ""
+    # What it reports of itself, and when it did.
     status: str = ""
     status_at: float = 0.0
+    # Why its state is unknown; "" when it is known.
     unknown_reason: str = ""
 
     @property
     def group(self) -> tuple[Kind, str]:
-        """Whom it is like."""
+        """Its kind and group."""
         return self.member.kind, self.member.group
 
     @property
     def problem(self) -> str:
-        """What is wrong with it; '' when it is up, or on its way for the first time or on purpose."""
+        """What is wrong with it; '' when it is up, or starts for the first time or on purpose."""
         if self.phase is Phase.GIVEN_UP:
             return f"given up: {self.end_reason}"
         if self.unknown_reason and self.phase.is_running:

@@ -17,8 +17,7 @@ from celery5.protocol.cluster.foreman import ClusterState
 from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.cluster.members import Phase
 from celery5.protocol.scaling.autoscale import Autoscale
-from celery5.services.controller.cluster_ready import ClusterReady
-from celery5.services.controller.foreman import Foreman
+from celery5.services.controller.foreman import ClusterReady, Foreman
 from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.sub_processes import SubProcesses, describe_exit
 from celery5.services.process.reloader import ReloadSignal

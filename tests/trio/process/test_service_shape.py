@@ -41,7 +41,7 @@ from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.reloader import NextIncarnation
 from celery5.services.process.step_status import StepStatus
-from celery5.services.scheduling.remote_schedules import RemoteBrokerSchedules
+from celery5.services.scheduling.declarations import RemoteBrokerSchedules
 from celery5.wiring import build
 
 NO_SERVICES = ("celery5.runners.boxes.box_process", "celery5.services.controller.systemd_bus")
