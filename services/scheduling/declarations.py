@@ -1,8 +1,8 @@
 """Declarations: bring the schedules in Redis in line with what the code of this Scheduler declares.
 
 During a deployment old and new code run side by side. The newer one counts: the higher `schedules_version`, and of
-equal ones the Scheduler that began later. A schedule is retired when the code of no live Scheduler has declared it for a
-while, by a Scheduler that is newer than the one that declared it last.
+equal ones the Scheduler that began later. A schedule is retired when the code of no live Scheduler has declared it for
+a while, by a Scheduler that is newer than the one that declared it last.
 """
 
 from collections.abc import Mapping

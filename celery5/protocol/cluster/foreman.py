@@ -209,8 +209,10 @@ class ClusterState:
         state.failures = max(state.failures, len(state.recent_deaths))
         if len(state.recent_deaths) >= self._cluster.restart_limit:
             state.phase = Phase.GIVEN_UP
-            state.end_reason = f"it has died {len(state.recent_deaths)} times within "
-            f"{self._cluster.restart_period:g} s: {why}"
+            state.end_reason = (
+                f"it has died {len(state.recent_deaths)} times within "
+                f"{self._cluster.restart_period:g} s: {why}"
+            )
 
     def decide(self, now: float) -> list[Action]:
         """Return what to do now. An action counts as done unless `mark_start_failed` or `mark_stop_failed` follows."""

@@ -193,10 +193,10 @@ def test_every_flag_that_starts_such_a_process_can_be_said_of_a_group(kind: Kind
 class Strict(ValueChecker):
     """Finds fault with all."""
 
-    def flag(self, kind: Kind, name: str, value: object) -> str:
+    def check_flag(self, kind: Kind, name: str, value: object) -> str:
         return f"of a {kind} is bad: {name} {value}"
 
-    def variable(self, name: str, value: str) -> str:
+    def check_variable(self, name: str, value: str) -> str:
         return f"is bad: {value}"
 
 

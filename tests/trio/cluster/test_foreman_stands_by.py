@@ -150,7 +150,7 @@ async def test_a_lead_that_was_lost_and_won_again_between_two_looks_is_taken_up_
         stage = house.stage
         stage.there["worker-default-9"] = stage.there["worker-default-1"]  # the other one's
         stage.before = dict.fromkeys(stage.there, "up")
-        monkeypatch.setattr(house.lead, "stamp", lambda: {"EPOCH": "9"})
+        monkeypatch.setattr(house.lead, "get_epoch_environment", lambda: {"EPOCH": "9"})
         house.lead.tell()
         await trio.sleep(30)
         assert ("stop", "worker-default-9") in stage.did
