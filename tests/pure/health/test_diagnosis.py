@@ -161,7 +161,7 @@ CASES: list[tuple[Finding, str, str]] = [
     ),
     (
         host_diagnosis.diagnose_units(
-            [unit(is_users=False, enabled=False)], version="252", is_lingering=False, user="u"
+            [unit(is_user_unit=False, enabled=False)], version="252", is_lingering=False, user="u"
         ),
         "warn",
         "not started at boot",
