@@ -1,6 +1,6 @@
 """Overview: what is known of a job, and what is in an application's queues.
 
-Fennel counted by going through all keys of the server, and failed before the first worker came (F13, F61).
+Fennel counted by going through all keys of the server, and failed before the first worker came.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Whereabouts: on which queue a job is, for a handle that was made of an id alone.
+"""Locate a job: find the queue that it is on, for a handle that was made of an id alone.
 
 A handle that came from sending knows its queue, and costs nothing here. One that does not has a guess; when nothing is
 known of the job there, it is looked for on all queues, as `App.find` does, and a wait is for whichever it will be on.

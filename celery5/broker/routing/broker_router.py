@@ -1,7 +1,7 @@
-"""Junction: one driver over those of several brokers; each call goes where its key is at home.
+"""Broker router: one driver over those of several brokers; each call goes to the broker of its key.
 
-A queue's keys carry its name, so every trip tells by itself where it belongs. What is an application's own is on the
-default broker, but for what each broker has for its own queues: that is asked and told everywhere.
+The keys of a queue carry its name, so every call shows by itself where it belongs. The keys of an application are on
+the default broker, except those that each broker has for its own queues: calls of these go to all brokers.
 """
 
 import threading
@@ -42,7 +42,7 @@ def run_all(functions: Sequence[Callable[[], T]]) -> list[T | BrokerError]:
 
 
 async def run_all_async(functions: Sequence[Callable[[], Awaitable[T]]]) -> list[T | BrokerError]:
-    """`together`, from Trio or asyncio."""
+    """`run_all`, from Trio or asyncio."""
     found: dict[int, T | Exception] = {}
 
     async def do(at: int) -> None:
@@ -174,7 +174,7 @@ class _Trips:
 
 
 class BrokerRouter:
-    """Several brokers, in plain Python. `reach` gives the driver of one of them."""
+    """Several brokers, in plain Python. `get_driver` returns the driver of one of them."""
 
     def __init__(self, broker_map: BrokerMap, get_driver: Callable[[str], BlockingDriver]) -> None:
         self._map = broker_map
@@ -189,7 +189,7 @@ class BrokerRouter:
 
     def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
         """Make many trips, those to one broker as one, to all of them at the same time. All are asked, though one of
-        them is away, and the first error is raised then; within `leaving_out` that one is left out."""
+        them is away, and the first error is raised then; within `skip_unreachable` that one is left out."""
         trips = _Trips(self._map, calls)
         if trips.parts:
             trips.came(run_all([partial(self._asked, *each) for each in trips.parts.items()]))
@@ -207,7 +207,7 @@ class AsyncBrokerRouter:
         self._reach = get_driver
 
     async def perform(self, call: Call[T]) -> T:
-        """As Junction.perform."""
+        """Perform a call like `BrokerRouter.perform`."""
         broker = self._map.find_broker_of_call(call)
         if broker is None or get_unreachable() is not None:
             return (await self.perform_all([call]))[0]
@@ -215,7 +215,7 @@ class AsyncBrokerRouter:
         return await redis.perform(call)
 
     async def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
-        """As Junction.perform_all."""
+        """Perform calls like `BrokerRouter.perform_all`."""
         trips = _Trips(self._map, calls)
         if trips.parts:
             trips.came(await run_all_async([partial(self._asked, *each) for each in trips.parts.items()]))

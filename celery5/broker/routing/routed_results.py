@@ -1,4 +1,4 @@
-"""Junction results: waits for documents on several brokers at once, one connection for each."""
+"""Routed results: waits for documents on several brokers at once, one connection for each."""
 
 import math
 import time

@@ -1,7 +1,7 @@
-"""Absent: which brokers are left out of what all of them are asked, since they are away.
+"""Which brokers are left out of calls that go to all brokers, since they cannot be reached.
 
-Usually a broker that is away is an error for whoever asks all of them: what it has is not known. Within `leaving_out`
-the others' answers are given, and it is remembered who is not among them; nobody waits for it a second time.
+Usually an unreachable broker is an error for a call to all of them: what it has is not known. Within
+`skip_unreachable` the replies of the others are returned, and no call waits for the unreachable one a second time.
 """
 
 from collections.abc import Awaitable, Callable, Generator, Mapping
@@ -21,8 +21,8 @@ _absent: ContextVar[dict[str, BrokerError] | None] = ContextVar("celery5_absent"
 
 @contextmanager
 def skip_unreachable() -> Generator[Mapping[str, BrokerError], None, None]:
-    """Within this block brokers that are away are left out. Gives which these are, by name, with why; it grows as they
-    are found to be. A block inside another one is part of it."""
+    """Leave out unreachable brokers within this block. Yields these by name, with their errors; the mapping grows as
+    more are found. A block inside another one is part of it."""
     outer = _absent.get()
     if outer is not None:
         yield outer
