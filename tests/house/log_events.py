@@ -120,8 +120,8 @@ def _add_call(
                 events.setdefault(each, LoggedEvent(each)).levels.add(level)
                 events[each].fields |= {extra, *_list_fields(call)}
         return
-    if not call.args or isinstance(call.args[0], ast.Starred):
-        return
+    if not call.args or isinstance(call.args[0], ast.Starred) or function[:1].isupper():
+        return  # a class, such as `ProcessEvents`, logs nothing by itself
     added = WRAPPER_FIELDS.get(path, ()) if function == "_tell" else ()
     names = (
         assigned.get(call.args[0].id, [])
