@@ -176,8 +176,10 @@ class AdmissionState:
     def _why_not(self, delivery: Delivery, rule: AdmissionRule) -> str:
         if rule.rejects_all:
             return f"the limit of {rule.task} is 0"
-        return f"the limit of {rule.task} is counted on queue {self.get_queue(rule.task)!r}, and "
-        f"this is {delivery.queue!r}"
+        return (
+            f"the limit of {rule.task} is counted on queue {self.get_queue(rule.task)!r}, and "
+            f"this is {delivery.queue!r}"
+        )
 
     def _is_home(self, delivery: Delivery, rule: AdmissionRule) -> bool:
         """Whether a job is where its limit is counted. One that was imposed is counted on each queue by itself."""
