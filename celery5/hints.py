@@ -8,6 +8,7 @@ have the whole of it; a test sees that what is said here is there, too.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 NameKind = Literal["module", "task", "signature", "result", "app", "control", "option", "setting", "command"]
@@ -216,8 +217,21 @@ def make_attribute_error(thing: NameKind, of: Any, name: str) -> AttributeError:
 
 def make_import_error(name: str) -> Exception:
     """The error of a name that celery5 does not have. `from celery5 import` shows the text of an ImportError only."""
-    said = f"module 'celery5' has no attribute {name!r}{find_hint('module', name)}"
-    return ImportError(said, name="celery5") if find_hint("module", name) else AttributeError(said, name=name)
+    hint = find_hint("module", name) or _find_package(name)
+    text = f"module 'celery5' has no attribute {name!r}{hint}"
+    return ImportError(text, name="celery5") if hint else AttributeError(text, name=name)
+
+
+def _find_package(name: str) -> str:
+    """Return which package offers a name that `celery5` itself does not, '' when none does."""
+    for package in SUBJECTS:
+        if name in getattr(import_module(f"celery5.{package}"), "__all__", ()):
+            return f": from celery5.{package} import {name}"
+    return ""
+
+
+SUBJECTS = ("tasks", "events", "scheduling", "limits", "scaling", "health", "results", "dead_letters", "logs")
+"""The packages that offer names beside those of `celery5`. To import one loads nothing but its list of names."""
 
 
 def refuse_old_module(name: str) -> None:
