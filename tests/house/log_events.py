@@ -160,7 +160,11 @@ def _list_names(node: ast.AST, *, deep: bool = False) -> list[str]:
         name = node.value.removeprefix("celery5:")
         found = EVENT_NAME.match(name) or (own and name in ("job", "log"))
         return [name] if found and name not in NOT_EVENTS else []
-    if deep and isinstance(node, ast.Attribute) and node.attr in ("ready", "stopped", "reloading", "restarted"):
+    if (
+        deep
+        and isinstance(node, ast.Attribute)
+        and node.attr in ("ready", "stopped", "reloading", "restarted")
+    ):
         return [f"{kind}:{node.attr}" for kind in PROCESSES]  # a field of `ProcessEvents`
     if isinstance(node, ast.JoinedStr):
         pattern = "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
