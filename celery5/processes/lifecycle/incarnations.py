@@ -45,7 +45,7 @@ class ProcessEvents:
 
     ready: str
     reloading: str
-    again: str
+    restarted: str
     stopped: str
 
 
@@ -113,7 +113,7 @@ async def run_incarnations(
                 raise final from None
             reason = _format_first(errors)
             hint = {"hint": _CORRUPT_KEY} if any(map(is_key_corrupt, _leaves(errors))) else {}
-            log.event(events.again, "error", name=own_name, why=reason, **hint)
+            log.event(events.restarted, "error", name=own_name, why=reason, **hint)
             if on_unreachable is not None and not status.is_started:
                 on_unreachable(BrokerUnavailable(reason))
                 on_unreachable = _ignore

@@ -1,8 +1,8 @@
-"""Several: a worker of several brokers: a life for each of them, in one process.
+"""Multi-broker: a worker of several brokers has incarnations on each of them, in one process.
 
-Each life is a whole worker on its broker: with connections, leases, an inbox and recovery of its own, so that a broker
-that is away or slow is felt by nobody but its own jobs. They share the slots of the process. The first of them, on the
-default broker if that has any of the queues, runs the application's own steps, and is the one that systemd hears.
+Each is a whole worker on its broker, with connections, leases, an inbox and recovery of its own, so that a broker that
+is unreachable or slow delays only its own jobs. They share the slots of the process. The first of them, on the default
+broker if that has any of the queues, runs the application's own steps and speaks to systemd.
 """
 
 import os
@@ -25,16 +25,16 @@ T = TypeVar("T")
 
 
 def group_by_broker(app: App, queues: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The queues of each broker that has any of them, the default one first. Raises Misconfigured."""
-    homes: dict[str, list[str]] = {}
+    """Return the queues of each broker that has any of them, the default one first. Raises Misconfigured."""
+    queues_by_broker: dict[str, list[str]] = {}
     for queue in queues:
-        homes.setdefault(app.brokers.broker_of_queue(queue), []).append(queue)
-    order = sorted(homes, key=lambda name: name != DEFAULT_BROKER)
-    return {name: tuple(homes[name]) for name in order}
+        queues_by_broker.setdefault(app.brokers.broker_of_queue(queue), []).append(queue)
+    order = sorted(queues_by_broker, key=lambda name: name != DEFAULT_BROKER)
+    return {name: tuple(queues_by_broker[name]) for name in order}
 
 
 def name_for_broker(broker: str, name: str) -> str:
-    """What a process that is called `name`, if it is, is called on a broker: commands find it by that."""
+    """Return what a process of this name is called on a broker: commands find it by that."""
     if broker == DEFAULT_BROKER:
         return name
     return f"{name or f'{socket.gethostname()}:{os.getpid()}'}@{broker}"
@@ -49,7 +49,7 @@ def check_worker_name(app: App, name: str) -> None:
 
 @dataclass
 class StartupStatus:
-    """Which lives are up. `answered` when each of them has come up, or has found that its broker is away."""
+    """On which brokers the worker is up. `answered` is set when it is up on each, or the broker is unreachable."""
 
     pending: set[str]
     up: set[str] = field(default_factory=set[str])
@@ -58,60 +58,62 @@ class StartupStatus:
     first_answered: trio.Event = field(default_factory=trio.Event)
 
     def mark_up(self, broker: str) -> None:
-        """This one is."""
+        """It is up on this broker."""
         self.up.add(broker)
-        self._heard(broker)
+        self._mark_answered(broker)
 
     def mark_unreachable(self, broker: str, error: Exception) -> None:
-        """This one is not, for now."""
+        """This broker is unreachable for now."""
         self.errors.append(error)
-        self._heard(broker)
+        self._mark_answered(broker)
 
-    def _heard(self, broker: str) -> None:
+    def _mark_answered(self, broker: str) -> None:
         self.pending.discard(broker)
         self.first_answered.set()
         if not self.pending:
             self.answered.set()
 
 
-class _Up(trio.TaskStatus[None]):
-    """Tells the roll of one life."""
+class _BrokerStarted(trio.TaskStatus[None]):
+    """Marks one broker as up."""
 
-    def __init__(self, told: Callable[[], None]) -> None:
-        self._told = told
+    def __init__(self, mark_up: Callable[[], None]) -> None:
+        self._mark_up = mark_up
 
     def started(self, value: None = None) -> None:
-        self._told()
+        self._mark_up()
 
 
 RunOnBroker = Callable[[trio.TaskStatus[None], Callable[[Exception], None]], Awaitable[None]]
-"""One life: says when it is up, and with which error its broker was away before that."""
+"""Runs the worker on one broker; reports when it is up, and the error when the broker is unreachable before that."""
 
 
 async def run_on_each_broker(
     incarnations: Mapping[str, RunOnBroker], log: Log, task_status: trio.TaskStatus[None], *, one_first: bool
 ) -> None:
-    """Live on all brokers until cancelled; started as soon as each has answered or is known to be away. With
-    `one_first` the others begin when the first is up, and it must be. Raises the BrokerError when all are away."""
-    roll = StartupStatus(set(incarnations))
+    """Run on all brokers until cancelled; started as soon as each has answered or is known to be unreachable.
+
+    With `one_first` the others begin when the first is up, and it must be. Raises BrokerError when all are unreachable.
+    """
+    startup = StartupStatus(set(incarnations))
     async with trio.open_nursery() as nursery:
         for number, (broker, run) in enumerate(incarnations.items()):
-            nursery.start_soon(_one, broker, run, roll, log)
+            nursery.start_soon(_run_on, broker, run, startup, log)
             if one_first and number == 0:
-                await roll.first_answered.wait()
-                if not roll.up:
-                    raise roll.errors[0]
-        await roll.answered.wait()
-        if not roll.up:
-            raise roll.errors[0]
+                await startup.first_answered.wait()
+                if not startup.up:
+                    raise startup.errors[0]
+        await startup.answered.wait()
+        if not startup.up:
+            raise startup.errors[0]
         task_status.started()
 
 
-async def _one(broker: str, run: RunOnBroker, roll: StartupStatus, log: Log) -> None:
-    def up() -> None:
-        roll.mark_up(broker)
+async def _run_on(broker: str, run: RunOnBroker, startup: StartupStatus, log: Log) -> None:
+    def mark_up() -> None:
+        startup.mark_up(broker)
 
-    def missed(error: Exception) -> None:
+    def mark_unreachable(error: Exception) -> None:
         log.event(
             "broker:connect-failed",
             "warning",
@@ -119,26 +121,26 @@ async def _one(broker: str, run: RunOnBroker, roll: StartupStatus, log: Log) -> 
             why=str(error),
             hint="the others are served meanwhile",
         )
-        roll.mark_unreachable(broker, error)
+        startup.mark_unreachable(broker, error)
 
-    await run(_Up(up), missed)
+    await run(_BrokerStarted(mark_up), mark_unreachable)
 
 
 class RemoteRedis:
-    """One broker, for what has no life there. Without one: that of each call."""
+    """A connection to one broker, for what runs on another; without a name to the broker of each call."""
 
     def __init__(self, app: App, broker: str = "") -> None:
         self._app = app
         self._broker = broker
 
     async def perform(self, call: Call[T], /) -> T:
-        """Make one trip there."""
-        return await (await self._reach()).perform(call)
+        """Perform one call there."""
+        return await (await self._connect()).perform(call)
 
     async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
-        """Make several trips there, in one write."""
-        return await (await self._reach()).perform_all(calls)
+        """Perform several calls there, in one write."""
+        return await (await self._connect()).perform_all(calls)
 
-    async def _reach(self) -> AsyncDriver:
+    async def _connect(self) -> AsyncDriver:
         app = self._app
         return await (app.brokers.get(self._broker) if self._broker else app.connections).get_async_driver()

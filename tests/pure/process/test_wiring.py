@@ -142,6 +142,6 @@ def test_the_log_events_of_a_process_begin_with_its_kind() -> None:
         assert {getattr(events, field.name) for field in fields(events)} == {
             f"{kind}:ready",
             f"{kind}:reloading",
-            f"{kind}:again",
+            f"{kind}:restarted",
             f"{kind}:stopped",
         }
