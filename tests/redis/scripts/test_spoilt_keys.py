@@ -38,7 +38,7 @@ def _is_ready(one: Employee, kind: str) -> bool:
 
 def _has_met_it(one: Employee, kind: str) -> bool:
     """Return whether it tries again and again to begin, or does without the keys."""
-    return len(one.lines(f"{kind}:again")) >= 2 or bool(one.lines(f"{kind}:ready"))
+    return len(one.lines(f"{kind}:restarted")) >= 2 or bool(one.lines(f"{kind}:ready"))
 
 
 def _assert_alive(processes: Iterable[Employee]) -> None:
