@@ -199,7 +199,7 @@ async def test_a_process_tells_of_each_broker_whether_it_is_there(
     app: App, own_server: EmbeddedServer
 ) -> None:
     vitals = ProcessStatus(app=app.name)
-    async with working(app, vitals=vitals):
+    async with working(app, process_status=vitals):
         assert vitals.get_readiness().ok
         assert await (await app.tasks["post"].adelay(1)).aget(timeout=30) == -1
         await until(lambda: sum(vitals.jobs.count_jobs().values()) == 1, within=30)

@@ -42,7 +42,7 @@ async def watched(
     async with trio.open_nursery() as nursery:
         await nursery.start(status.run)
         await nursery.start(watch.run)
-        async with working(app, vitals=vitals):
+        async with working(app, process_status=vitals):
             yield vitals
         nursery.cancel_scope.cancel()
 
