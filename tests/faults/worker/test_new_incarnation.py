@@ -226,10 +226,12 @@ async def test_a_worker_and_a_router_that_lost_their_leases_wait_for_a_real_serv
                     )
                     await app.aperform(call)
             end = refuse(client, code)
+
+            def refused(event: str) -> bool:
+                return any(code in each["why"] for each in lines.of(event))
+
             for word in ("worker", "router"):
-                await until(
-                    lambda word=word: any(code in each["why"] for each in lines.of(f"{word}:restarted"))
-                )  # type: ignore[misc]
+                await until(partial(refused, f"{word}:restarted"))
             end()
             for word in ("worker", "router"):
                 await until(lambda word=word: bool(lines.of(f"{word}:ready")))  # type: ignore[misc]

@@ -339,9 +339,9 @@ async def test_what_is_wanted_is_among_the_numbers_of_the_scheduler_that_has_the
     app, go = scaled(app_name, url)
     vitals = [ProcessStatus(app=app_name), ProcessStatus(app=app_name)]
     async with working(app, name="w"), trio.open_nursery() as nursery:
-        one = await start(nursery, app, page=scheduler.SCHEDULER, vitals=vitals[0])
+        one = await start(nursery, app, page=scheduler.SCHEDULER, process_status=vitals[0])
         await until_async(lambda: seen(app, workers=1))
-        two = await start(nursery, app, page=scheduler.SCHEDULER, vitals=vitals[1])
+        two = await start(nursery, app, page=scheduler.SCHEDULER, process_status=vitals[1])
         jobs = await app.asend_many([app.tasks["wait"].s() for _ in range(30)])
         await until_async(lambda: wanted(app, 8))
         await until(lambda: numbers(vitals[0]).get("celery5_scaling_workers_desired") == 8)

@@ -271,7 +271,7 @@ async def test_metrics_tell_how_many_brokers_are_not_seen(shop: Shop, own_server
         return found.get("celery5_scaling_brokers_unreachable")
 
     async with trio.open_nursery() as nursery:
-        one = await start(nursery, shop.app, page=SCHEDULER, vitals=vitals)
+        one = await start(nursery, shop.app, page=SCHEDULER, process_status=vitals)
         await until(lambda: unseen() == 0)
         await trio.to_thread.run_sync(own_server.kill)
         await until(lambda: unseen() == 1)
