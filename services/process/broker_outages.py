@@ -1,9 +1,14 @@
 """Passing: which troubles with Redis pass by themselves, so that a worker waits instead of ending."""
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 import trio
 
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
+
+T = TypeVar("T")
 
 _CODES = frozenset({"OOM", "MISCONF", "NOREPLICAS", "UNBLOCKED"})
 """Memory is full; the disk is full; too few replicas; a blocked read was ended, by a failover or a lost key."""
@@ -56,3 +61,31 @@ class OutageLog:
         if self._since is not None:
             away, self._since = round(trio.current_time() - self._since, 1), None
             self._log.event(self._resumed, "info", after=away, **self._about)
+
+
+async def retry_until_available(
+    attempt: Callable[[], Awaitable[T]], outages: OutageLog, interval: float
+) -> T:
+    """Await `attempt()` until the broker serves it, and return its result.
+
+    Whoever has to forget something after a lost answer does so in `attempt`, and lets the error through.
+
+    Args:
+        attempt: One try. It is made again from the beginning, so what it did before the error must bear repeating.
+        outages: Logs the first error of an outage and the recovery.
+        interval: Seconds between two tries.
+
+    Raises:
+        BrokerReplied: An error that trying again later does not cure.
+    """
+    while True:
+        try:
+            result = await attempt()
+        except (BrokerUnavailable, BrokerReplied) as error:
+            if not is_recoverable(error):
+                raise
+            outages.record_error(error)
+            await trio.sleep(interval)
+        else:
+            outages.record_recovery()
+            return result
