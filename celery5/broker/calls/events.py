@@ -151,7 +151,9 @@ def _registry(raw: Any) -> SubscriptionRegistry:
     entries = {name: value for name, value in pairs if value}
     back = tuple(name for name, value in pairs if not value)
     retired = tuple(decode_text(each) for each in gone)
-    return SubscriptionRegistry(state, entries if flat or state == b"0" else None, retired, back)
+    return SubscriptionRegistry(
+        msgspec.convert(state, bytes), entries if flat or state == b"0" else None, retired, back
+    )
 
 
 def _verdicts(raw: Any) -> list[int]:

@@ -97,7 +97,9 @@ def get_declarations(keys: Keys, schedulers: Sequence[str]) -> Call[tuple[bytes 
 def _upcoming(raw: Any) -> DueSchedules:
     now, rest, found = raw
     return DueSchedules(
-        now, None if rest < 0 else rest / 1000, tuple((state, busy == 1) for state, busy in found)
+        msgspec.convert(now, int),
+        None if rest < 0 else rest / 1000,
+        tuple((state, busy == 1) for state, busy in found),
     )
 
 

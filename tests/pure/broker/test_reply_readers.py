@@ -1,6 +1,6 @@
 """Reply readers: what each call makes of replies that no version of celery5 has written.
 
-The calls are found in the modules of celery5.broker, by their annotations, so a new one is tried without being listed.
+The calls are found in the modules of celery5.broker.calls, by their annotations, so a new one is tried without being listed.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import msgspec
 import pytest
 
-import celery5.broker
+import celery5.broker.calls
 from celery5.broker.call import Call
 from celery5.broker.connection.exchange import exchange_all, exchange_one
 from celery5.broker.keys import Keys, QueueKeys
@@ -27,7 +27,14 @@ from celery5.protocol.limits import AdmissionRule, LimitOverride, Suspension
 SHOP = Keys("shop")
 MAIL = SHOP.for_queue("mail")
 SEEDS = 100
-HOT = {"calls.read", "calls.pick", "calls.mine", "gating.pull", "gating.settle_gated", "gating.admit"}
+HOT = {
+    "jobs.read_jobs",
+    "jobs.read_by_lane",
+    "jobs.read_pending",
+    "limits.admit_waiting",
+    "limits.settle_limited",
+    "limits.admit",
+}
 """Read for each job: what is in an entry is looked at by whoever uses it, not by the reader."""
 
 
@@ -80,12 +87,12 @@ def _defaults(kind: Any) -> Collection[str]:
 
 def _found() -> Iterator[tuple[str, Any, Call[Any]]]:
     """Yield each call with its name and the type of what it gives."""
-    for module in pkgutil.iter_modules(celery5.broker.__path__):
-        of = importlib.import_module(f"celery5.broker.{module.name}")
+    for module in pkgutil.iter_modules(celery5.broker.calls.__path__):
+        of = importlib.import_module(f"celery5.broker.calls.{module.name}")
         for name, thing in vars(of).items():
             if isinstance(thing, Call):
                 yield f"{module.name}.{name}", Any, thing
-            if not inspect.isfunction(thing) or thing.__module__ != of.__name__ or name == "scripted":
+            if not inspect.isfunction(thing) or thing.__module__ != of.__name__:
                 continue
             if "Call[" not in str(thing.__annotations__.get("return")):
                 continue
@@ -151,7 +158,7 @@ def _fits(value: Any, kind: Any) -> bool:
 def test_calls_are_found_in_every_module_that_makes_some() -> None:
     modules = {name.partition(".")[0] for name, _, _ in CALLS}
     assert len(CALLS) > 80
-    assert {"calls", "leading", "scaling", "events", "dead_letters", "gating", "waiting_talk"} <= modules
+    assert {"jobs", "cluster", "scaling", "events", "dead_letters", "limits", "commands"} <= modules
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in CALLS}))
@@ -182,7 +189,7 @@ def _outcome(call: Call[Any], raw: Any) -> tuple[Any, UnreadableReply | None]:
 
 
 def test_of_several_replies_in_one_write_one_that_cannot_be_read_is_the_same_error() -> None:
-    _name, _, call = next(each for each in CALLS if each[0] == "calls.measure")
+    _name, _, call = next(each for each in CALLS if each[0] == "jobs.measure_queue")
     steps = exchange_all([call, call], reply_within=1, where="redis://there")
     next(steps)
     with pytest.raises(UnreadableReply, match="the reply to measure about celery5:"):
