@@ -95,7 +95,7 @@ class InboxAddress:
 
 class SelfCommandQueue:
     """Posts commands to this very process: through its inbox when its name lasts, so that they outlive it; directly
-    when it has no such inbox, or AsyncDriver is away."""
+    when it has no such inbox, or Redis is away."""
 
     def __init__(
         self, *, redis: AsyncDriver, keys: Keys, keyring: InboxKeyring, address: InboxAddress
@@ -247,7 +247,7 @@ class Inbox:
         self._own.wake()
 
     async def _read(self, nursery: trio.Nursery) -> bool:
-        """Take what is there; False when AsyncDriver does not serve just now."""
+        """Take what is there; False when Redis does not serve just now."""
         call = trips.read_commands(self._keys, self._address.name, count=AT_ONCE, max_bytes=MAX_COMMAND_SIZE)
         try:
             while found := await self._redis.perform(call):
@@ -312,7 +312,7 @@ class Inbox:
             ) from None
 
     def _is_first(self, order: ControlCommand) -> bool:
-        """Whoever can write to AsyncDriver may remove a nonce there: we remember what was done here, too."""
+        """Whoever can write to Redis may remove a nonce there: we remember what was done here, too."""
         now = time.time()
         for each in [each for each, expires in self._done.items() if expires <= now]:
             del self._done[each]
@@ -325,7 +325,7 @@ class Inbox:
         """Record on the disk that this command is about to be done, for the next process of this name; return the
         reason if it must not be done."""
         if not self._address.is_signed:
-            return None  # without signatures anyone who can write to AsyncDriver can send commands anyway
+            return None  # without signatures anyone who can write to Redis can send commands anyway
         definition = COMMAND_DEFINITIONS.get(order.command)
         if definition is not None and definition.is_idempotent:
             return None

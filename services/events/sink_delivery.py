@@ -1,6 +1,6 @@
 """Sink Delivery: gives Data Sinks the documents of results, each sink by itself (C86).
 
-Each sink has a task of its own here, its own documents in AsyncDriver and its own retries, so one that fails or
+Each sink has a task of its own here, its own documents in Redis and its own retries, so one that fails or
 hangs holds
 up no other. A Router has documents for a while, which it renews while they are being written: when it dies, another
 takes them. So a sink is given each at least once.

@@ -1,4 +1,4 @@
-"""Subscriptions: tells AsyncDriver which events the tasks of this worker are subscribed to, and keeps that current
+"""Subscriptions: tells Redis which events the tasks of this worker are subscribed to, and keeps that current
 (C5).
 
 Routers make jobs for whoever is in the registry, whether a worker lives or not. What no worker declares any more is
@@ -19,7 +19,7 @@ from celery5.logs.log import Log
 from celery5.protocol.events.messages import Subscription, encode
 
 OFTEN = 60.0
-"""Seconds between two declarations at most: after that long the registry is whole again, should AsyncDriver lose it."""
+"""Seconds between two declarations at most: after that long the registry is whole again, should Redis lose it."""
 AGAIN = 1.0
 """Seconds until another attempt, when AsyncDriver does not serve."""
 PORTION = 200
@@ -57,7 +57,7 @@ class Subscriptions:
         task_status.started()
         while True:
             await trio.sleep(min(self._lasts / 3, OFTEN))
-            while not await self._declared():  # noqa: ASYNC110  it is AsyncDriver that changes
+            while not await self._declared():  # noqa: ASYNC110  it is Redis that changes
                 await trio.sleep(min(self._lasts / 3, AGAIN))
 
     async def declare(self) -> None:

@@ -1,6 +1,6 @@
-"""Gates: asks TrioRedis who may pass, and takes out of the waiting rooms whom there is room for (C94, C101, I8).
+"""Gates: asks Redis who may pass, and takes out of the waiting rooms whom there is room for (C94, C101, I8).
 
-What may not run now waits in TrioRedis, so this worker asks for it only when it could run: when a slot has become
+What may not run now waits in Redis, so this worker asks for it only when it could run: when a slot has become
 free, or
 room in the worker, or when the next one may begin by its rate. Who frees a slot is handed the next job in the same trip
 (`settle_limited.lua`); this service is for all other cases.
@@ -32,7 +32,7 @@ from celery5.services.worker.task_execution import TaskExecution
 from celery5.tasks.task import Task
 
 ADMISSION_BATCH = 64
-"""The most jobs in one trip to the gates: TrioRedis does nothing else meanwhile."""
+"""The most jobs in one trip to the gates: Redis does nothing else meanwhile."""
 AGAIN = 0.1
 """Seconds between attempts while TrioRedis is away."""
 MAX_RULES_PER_CALL = 32
@@ -155,7 +155,7 @@ class AdmissionControl:
     def receive_jobs(
         self, queue: str, rules: Iterable[AdmissionRule], handed: AdmittedJobs, asked: float
     ) -> None:
-        """TrioRedis has handed jobs to this worker, which it asked for at that time (seconds since 1970)."""
+        """Redis has handed jobs to this worker, which it asked for at that time (seconds since 1970)."""
         self._note_waits(queue, rules, handed.delays)
         if handed.entries:
             self._turnstile.asked_at = asked

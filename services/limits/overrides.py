@@ -1,7 +1,7 @@
 """Impositions: keeps this worker at what was imposed on its tasks from outside, and has a task suspended for all
 workers when its circuit breaker opens (C97, C98).
 
-What is imposed lies in AsyncDriver and outlives workers: one that begins, or whose connection was away, asks for
+What is imposed lies in Redis and outlives workers: one that begins, or whose connection was away, asks for
 it; so does
 every worker at each third beat of its heart: an idle one sends less than a command in a second.
 """

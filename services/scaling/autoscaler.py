@@ -1,7 +1,7 @@
 """Autoscaler: looks at all queues and workers, and tells workers how far to read ahead and what to prefer, and Foremen
 how many workers there should be (C99, C103, C104).
 
-Any number of Schedulers have one, and one at a time has the turn. Where the scaling is lies in AsyncDriver, on the
+Any number of Schedulers have one, and one at a time has the turn. Where the scaling is lies in Redis, on the
 default
 broker, so the next one goes on from there. Nothing is sent when neither scaling nor priorities are asked for.
 """

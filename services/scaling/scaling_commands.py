@@ -64,7 +64,7 @@ class CommandSender:
         expires: float = MAX_COMMAND_LIFETIME,
     ) -> bool:
         """Have the process of that inbox do it soon, within `expires` seconds (60 at most). False when it could not be
-        posted: its inbox is full, AsyncDriver is away, or there are no keys to sign with."""
+        posted: its inbox is full, Redis is away, or there are no keys to sign with."""
         now = time.time()
         try:
             order = ControlCommand(

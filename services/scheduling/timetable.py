@@ -1,8 +1,8 @@
 """Timetable: fires the schedules when their time has come (C93, C102).
 
 Any number of Schedulers may do the same at the same time. Each looks what is due, works out what is to be done, and
-asks AsyncDriver to do that if the schedule is still as it was: one of them succeeds (I6). What time it is
-AsyncDriver says.
+asks Redis to do that if the schedule is still as it was: one of them succeeds (I6). What time it is
+Redis says.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

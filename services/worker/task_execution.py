@@ -53,7 +53,7 @@ CANCEL_TIMEOUT = 5.0
 PING_TIMEOUT = 1.0
 """Seconds that TrioRedis gets to show that it is there, when a job says that it is not."""
 STABLE_CONNECTION = 2.0
-"""Seconds after its return in which a job may still say that TrioRedis is away: a breaker of the job's own is open."""
+"""Seconds after its return in which a job may still say that Redis is away: a breaker of the job's own is open."""
 
 
 class Runner(Protocol):
@@ -319,7 +319,7 @@ class TaskExecution:
                 self._deadlines.stop(hand)
 
     async def _redis_is_here(self) -> bool:
-        """Whether this worker reaches TrioRedis, and has for a while: a job that does not has failed by itself then."""
+        """Whether this worker reaches Redis, and has for a while: a job that does not has failed by itself then."""
         with trio.move_on_after(PING_TIMEOUT):
             try:
                 await self._redis.perform(jobs.PING)
