@@ -1,6 +1,7 @@
 """Reply readers: what each call makes of replies that no version of celery5 has written.
 
-The calls are found in the modules of celery5.broker.calls, by their annotations, so a new one is tried without being listed.
+The calls are found in the modules of celery5.broker.calls, by their annotations, so a new one is tried
+without being listed.
 """
 
 import importlib
