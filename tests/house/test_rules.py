@@ -169,7 +169,7 @@ def test_the_sockets_of_tests_lie_in_a_folder_with_a_short_name() -> None:
 
 
 KNOWN_ASSIGNMENTS = {
-    "celery5/runners/boxes/box_process.py self._voice.pid",
+    "celery5/runners/boxes/box_process.py self._output.pid",
     "services/limits/admission_control.py admission.on_jobs_received",
     "services/limits/overrides.py circuit_breakers.on_tripped",
     "services/worker/consumer.py admission.is_queue_closed",
