@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 
-class _NeedData:
+class _Incomplete:
     def __repr__(self) -> str:
         return "NEED_DATA"
 
 
-NEED_DATA: Final = _NeedData()
+NEED_DATA: Final = _Incomplete()
 """What the parser returns when it needs more bytes."""
 
 # hiredis declares its argument as a tuple of one element.

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -274,29 +274,11 @@ async def serve_in_process(
             await around.start(StackDump(log).run)
             await around.start(port.run)
             await around.start(_watch(app, vitals, port, log, own=not options.shares_process).run)
-            async with trio.open_nursery() as nursery:
-                interruption.on_stop(_asking(nursery.cancel_scope, log, vitals))
-                interruption.on_reload(_make_reloader(options.reload_signal))
-
-                def tell() -> None:
-                    interruption.start_deadline()
-                    if not options.restart_mode.is_due:
-                        on_retire()
-
-                nursery.start_soon(_stop_when, done, nursery.cancel_scope, vitals, tell)
-                for each in companions:
-                    await nursery.start(
-                        partial(
-                            run_companion,
-                            each,
-                            app,
-                            options.log_writer,
-                            tell,
-                            reload_signal=options.reload_signal,
-                        )
-                    )
-                ready = _Ready(log, on_ready, kind.name)
-                await kind.run(app, options, log=log, done=done, task_status=ready)
+            ready = _Ready(log, on_ready, kind.name)
+            work = partial(kind.run, app, options, log=log, done=done, task_status=ready)
+            await _run_until_stopped(
+                app, options, vitals, interruption, log, done, on_retire, companions, work
+            )
             around.cancel_scope.cancel()
     except BaseException as error:
         log.event(PROCESS_EVENTS[kind.name].stopped)
@@ -304,6 +286,36 @@ async def serve_in_process(
         raise
     log.event(PROCESS_EVENTS[kind.name].stopped)
     log.finish()
+
+
+async def _run_until_stopped(
+    app: App,
+    options: ProcessOptions,
+    status: ProcessStatus,
+    interruption: Interruption,
+    log: Log,
+    done: trio.Event,
+    on_retire: Callable[[], None],
+    companions: Sequence[ProcessKind],
+    work: Callable[[], Awaitable[None]],
+) -> None:
+    """Run `work`, and its companions beside it, until a signal stops them or `done` is set."""
+    async with trio.open_nursery() as nursery:
+        interruption.on_stop(_asking(nursery.cancel_scope, log, status))
+        interruption.on_reload(_make_reloader(options.reload_signal))
+
+        def retire() -> None:
+            interruption.start_deadline()
+            if not options.restart_mode.is_due:
+                on_retire()
+
+        nursery.start_soon(_stop_when, done, nursery.cancel_scope, status, retire)
+        for companion in companions:
+            signal = options.reload_signal
+            await nursery.start(
+                partial(run_companion, companion, app, options.log_writer, retire, reload_signal=signal)
+            )
+        await work()
 
 
 def _watch(app: App, process_status: ProcessStatus, port: StatusPort, log: Log, *, own: bool) -> LoopWatchdog:
