@@ -39,21 +39,21 @@ END_MARGIN = 20.0
 
 
 class LeadershipStatus(Protocol):
-    """Knows whether this Controller leads."""
+    """The part of the leadership that the Foreman needs."""
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads, as far as it knows."""
+        """Return whether this Controller leads, as far as it knows."""
         ...
 
     @property
     def has_valid_lease(self) -> bool:
-        """Whether it leads for certain at this moment."""
+        """Return whether this Controller holds a valid lease at this moment."""
         ...
 
     @property
     def status_line(self) -> str:
-        """Why it does not lead, for people; '' when it does."""
+        """Return why this Controller does not lead, for people; '' when it does."""
         ...
 
     def get_epoch_environment(self) -> Mapping[str, str]:
@@ -61,7 +61,7 @@ class LeadershipStatus(Protocol):
         ...
 
     def add_listener(self, callback: Callable[[], object], /) -> None:
-        """Call this whenever it begins or ceases to lead."""
+        """Call `callback` whenever this Controller begins or ceases to lead."""
         ...
 
     async def resign(self) -> None:
@@ -70,7 +70,7 @@ class LeadershipStatus(Protocol):
 
 
 class BrokerConnectivity(Protocol):
-    """Knows whether Redis can be reached."""
+    """Whether Redis can be reached."""
 
     @property
     def connected(self) -> bool: ...
@@ -119,7 +119,7 @@ class Foreman:
         """Set when all members have been up."""
         self._is_running = False
         self._actions: trio.Nursery | None = None
-        leader.add_listener(lambda: self._changed.set())  # looked up then: each turn has another event
+        leader.add_listener(lambda: self._changed.set())  # each turn has a new event
         platforms.set_fence(platform, lambda: leader.has_valid_lease)
         self.apply_description(cluster)
 
@@ -131,7 +131,7 @@ class Foreman:
             try:
                 await nursery.start(self._work, scope)
                 await trio.lowlevel.checkpoint_if_cancelled()  # see Boot
-                scope.shield = True  # it is needed to end the members in order
+                scope.shield = True  # keep the platform running while the members stop in order
                 await self._follow_leadership()
                 task_status.started()
                 while True:
@@ -191,7 +191,7 @@ class Foreman:
 
     @property
     def status_line(self) -> str:
-        """The state of the cluster, in one line."""
+        """Return the state of the cluster, in one line."""
         stands = self._leads.status_line
         if not stands or self.cluster_state.is_stopped:
             return stands or self.cluster_state.status_line
@@ -239,7 +239,7 @@ class Foreman:
         self._changed = trio.Event()
         try:
             await self._follow_leadership()
-        except PlatformError as error:  # it is tried again at each turn, and told of once
+        except PlatformError as error:  # tried again at each turn, and logged once
             if self._last_adopt_error != str(error):
                 self._log.event("cluster:adopt-failed", "warning", why=str(error))
             self._last_adopt_error = str(error)
@@ -266,7 +266,7 @@ class Foreman:
         stamp = self._leads.get_epoch_environment()
         if (
             self._is_acting and self._leads.is_leader and stamp != self._stamp
-        ):  # another one led between two looks
+        ):  # another Controller led between two decisions
             self._release_members()
             self._is_acting = False
         if self._leads.has_valid_lease and not self._is_acting:
@@ -357,8 +357,10 @@ class Foreman:
             self._on_status(line)
 
     async def _end(self) -> None:
-        """End all members, in order, as long as there is somebody who can. Another Controller may begin at once, unless
-        it would adopt what is ended here."""
+        """Stop all members in order, while something can stop them.
+
+        Another Controller may lead at once, unless it would adopt the members that stop here.
+        """
         self.cluster_state.drain()
         if not self._leads.has_valid_lease:
             self._release_members()
@@ -381,12 +383,12 @@ class Foreman:
 
     @property
     def end_limit(self) -> float:
-        """Seconds that the end of all members may take."""
+        """Return the seconds that stopping all members may take."""
         return get_end_limit(state.member for state in self.cluster_state.members.values())
 
 
 def get_end_limit(members: Iterable[Member]) -> float:
-    """Seconds that the end of all these members, in order, may take."""
+    """Return the seconds that stopping all these members, in order, may take."""
     longest: dict[Kind, float] = dict.fromkeys(STOP_ORDER, 0.0)
     for each in members:
         longest[each.kind] = max(longest[each.kind], each.stop_after)
@@ -394,7 +396,7 @@ def get_end_limit(members: Iterable[Member]) -> float:
 
 
 class ClusterReady:
-    """A boot step that is up when all members have been up once: systemd is told READY no earlier."""
+    """A boot step that is up once all members have been up: systemd gets READY no earlier."""
 
     def __init__(self, *, foreman: Foreman) -> None:
         self._foreman = foreman

@@ -1,7 +1,7 @@
-"""Foreman Commands: what a Controller does when it is told to, by command or by SIGHUP (C89).
+"""Foreman commands: run the control commands about a cluster's members, and reload on SIGHUP.
 
-`members` tells how each member is, `restart` has them restarted, `scale` says how many workers there are to be, and
-`reload` reads the description again. A wrong description changes nothing.
+`members` reports the state of each member, `restart` restarts members, `scale` sets the number of workers, and
+`reload` reads the cluster description again. A wrong description changes nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ DESCRIPTION_READ_LIMIT = 30.0
 
 
 class LeaderLookup(Protocol):
-    """Knows whether this Controller leads, and who does."""
+    """Whether this Controller leads, and which one does."""
 
     @property
     def is_leader(self) -> bool: ...
@@ -36,9 +36,13 @@ class LeaderLookup(Protocol):
 
 
 class ForemanCommands:
-    """The commands about a cluster's members. `describe` reads the description and may block; when the application
-    is scaled, `autoscale` says between which limits. When it has a `configuration`, members that go on are told to read
-    that again, too, each by itself."""
+    """The control commands about a cluster's members.
+
+    Args:
+        load_cluster: reads the cluster description; may block.
+        autoscale: the limits for the number of workers, when the application is scaled.
+        configuration: when there is one, members that keep running are told to reload it, too.
+    """
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class ForemanCommands:
 
     @property
     def handlers(self) -> dict[str, CommandHandler]:
-        """Each command by its name."""
+        """Return the handler of each command, by the command's name."""
         return {
             MEMBERS.name: self._members,
             RELOAD.name: self._reload,
@@ -81,8 +85,9 @@ class ForemanCommands:
                 self._log.event("cluster:rejected", "error", why=str(error))
 
     async def reload(self) -> dict[str, Any]:
-        """Read the description again. What has changed is brought about; nothing when it is wrong. Raises
-        CommandRefused."""
+        """Read the description again and apply what has changed. Raises CommandRefused for a wrong one, and
+        changes nothing.
+        """
         states = self._foreman.cluster_state.members
         before = {name: state.member for name, state in states.items() if state.is_wanted}
         try:
@@ -164,21 +169,23 @@ class ForemanCommands:
         if self._autoscale is not None:
             wanted = min(max(wanted, self._autoscale.minimum), self._autoscale.maximum)
         scale = self._foreman.set_worker_count(wanted)
-        if scale != self._scaled:  # it is told again from time to time
+        if scale != self._scaled:  # Schedulers repeat the command from time to time
             self._scaled = scale
             self._log.event("cluster:scaled", workers=wanted)
         return {"workers": wanted, "groups": scale}
 
 
 def _find_changed_settings(before: Cluster, after: Cluster) -> list[str]:
-    """What has changed of a description beside its members, by name."""
+    """Return the names of the settings that changed, apart from the members."""
     names = ("restart_limit", "restart_period", "hung_after", "start_limit")
     return [name for name in names if getattr(before, name) != getattr(after, name)]
 
 
 def _compare_members(before: Mapping[str, Member], states: Mapping[str, MemberState]) -> dict[str, Any]:
-    """What becomes of whom after a reload, when these members were wanted `before`. Who is as it runs goes on; who has
-    changed and does not run is started as it is now."""
+    """Return what a reload does with each member, compared with the members wanted `before`.
+
+    Unchanged members keep running. A changed member that does not run is started with its new settings.
+    """
     wanted = {name for name, state in states.items() if state.is_wanted}
     changed = {name for name in wanted & before.keys() if states[name].member != before[name]}
     runs = {name for name in changed if states[name].started_as is not None}
@@ -190,7 +197,7 @@ def _compare_members(before: Mapping[str, Member], states: Mapping[str, MemberSt
 
 
 def _format_member(name: str, state: MemberState, now: float, pid: int | None) -> dict[str, Any]:
-    """One member, for people and programs."""
+    """Return one member as a value for people and programs."""
     return {
         "name": name,
         "kind": state.member.kind,

@@ -1,8 +1,8 @@
-"""Leadership: whether this Controller is the one that acts, while any number of them run for one application.
+"""Leadership: elect the one Controller of an application that may act.
 
-`sure` is the question before each act: it is answered by this process' own clock, without a trip. A leader that
-hears nothing from Redis so stops acting before another one may begin; one that was frozen finds out when it goes on,
-before it does anything else. What it had begun to start by then is refused where it starts, by its epoch
+Ask `has_valid_lease` before each act: the process' own clock answers it, without a round trip. So a leader that
+hears nothing from Redis stops acting before another one may begin, and one that was frozen finds out before it
+acts again. Members that it was starting meanwhile refuse to start, by their epoch
 (`processes/lifecycle/foreground.py`).
 """
 
@@ -27,13 +27,18 @@ from celery5.services.process.broker_outages import is_recoverable
 from celery5.services.worker.lease import now as clock
 
 REQUEST_LIMIT = 1.0
-"""Seconds that one trip may take; then it is made again."""
+"""Seconds that one round trip may take before it is tried again."""
 RESIGN_LIMIT = 2.0
-"""Seconds that giving up the lead may take at the end; else the others wait until the lease has lapsed."""
+"""Seconds that resigning may take at the end. After that the others wait until the lease has lapsed."""
 
 
 class Leadership:
-    """The standing of one Controller, `worker` by name. `now` is its clock, whose seconds go on during a suspend."""
+    """The leadership as one Controller sees it.
+
+    Args:
+        worker: the name of this Controller.
+        clock: a clock in seconds that goes on during a suspend.
+    """
 
     def __init__(
         self, *, redis: AsyncDriver, keys: Keys, worker: str, log: Log, clock: Callable[[], float] = clock
@@ -49,27 +54,27 @@ class Leadership:
 
     @property
     def epoch(self) -> int:
-        """The epoch that it leads in, surely or not; 0 when it stands by."""
+        """Return the epoch in which it leads, with or without a valid lease; 0 when it stands by."""
         return self._standing.epoch
 
     @property
     def record(self) -> LeaderRecord:
-        """Who leads, as far as is known here."""
+        """Return the last known record of the leader."""
         return self._standing.last_record or LeaderRecord()
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads, as far as it knows: surely or not."""
+        """Return whether it leads as far as it knows, with or without a valid lease."""
         return self._standing.epoch != 0
 
     @property
     def has_valid_lease(self) -> bool:
-        """Whether it may act, at this moment. Ask before each act."""
+        """Return whether it may act at this moment. Ask before each act."""
         return self._standing.has_valid_lease(self._now())
 
     @property
     def status_line(self) -> str:
-        """Where it stands, for people; '' when it leads."""
+        """Return its standing, for people; '' when it leads."""
         if self.is_leader:
             return "" if self.has_valid_lease else _UNSURE
         if self._resigned:
@@ -77,15 +82,15 @@ class Leadership:
         return f"stands by: {self.record.leader} leads" if self.record.leader else _NOBODY
 
     def get_epoch_environment(self) -> Mapping[str, str]:
-        """What a process is given that is started now."""
+        """Return the environment variables for a process that is started now."""
         return {EPOCH_VARIABLE: str(self._standing.epoch)}
 
     def add_listener(self, callback: Callable[[], object]) -> None:
-        """Have `tell` called when it begins to lead, or does so no more."""
+        """Call `callback` whenever it begins or ceases to lead."""
         self._followers.append(callback)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Lead or stand by until cancelled; then others may lead at once."""
+        """Lead or stand by until cancelled, then resign."""
         self._resigned = False
         try:
             await self.refresh()
@@ -101,7 +106,9 @@ class Leadership:
                 await self.resign()
 
     async def refresh(self) -> None:
-        """One trip: keep the lead, or try to have it. Raises BrokerUnavailable, and so when no answer comes."""
+        """Renew the lease or try to get it, in one round trip. Raises BrokerUnavailable, also when no answer
+        comes.
+        """
         if self._resigned:
             return
         asked, standing = self._now(), self._standing
@@ -114,7 +121,9 @@ class Leadership:
         raise BrokerUnavailable(f"no answer within {REQUEST_LIMIT:g} s")
 
     async def resign(self) -> None:
-        """Lead no more: another one may at once. This one does not try again before it is run again."""
+        """Stop leading, so that another Controller may lead at once. This one does not try again until `run` is
+        called again.
+        """
         epoch, self._resigned = self._standing.epoch, True
         self._stand(LeadershipState(name=self._standing.name))
         if not epoch:
@@ -127,11 +136,11 @@ class Leadership:
             self._log.event("leadership:resigned", epoch=epoch)
 
     def conditions(self) -> Mapping[str, str]:
-        """Whether it leads or stands by, it is ready, as long as it knows which."""
+        """Report ready while it knows whether it leads or stands by."""
         return {"leadership": _UNSURE if self.is_leader and not self.has_valid_lease else ""}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """Whether it leads, as numbers."""
+        """Yield whether it leads, as a metric."""
         yield make_gauge(
             "celery5_controller_is_leader", "1 while this Controller acts.", self.has_valid_lease
         )
@@ -140,7 +149,7 @@ class Leadership:
         )
 
     async def _look_safely(self) -> None:
-        """Look; Redis that is away, or says what passes, is told of once."""
+        """Refresh the lease. Log once that Redis is unreachable or has a transient error."""
         try:
             await self.refresh()
         except (BrokerUnavailable, BrokerReplied) as error:
@@ -153,7 +162,7 @@ class Leadership:
             self._told = ""
 
     def _heard(self, record: LeaderRecord, asked: float) -> None:
-        if self._resigned:  # an answer that was under way
+        if self._resigned:  # the answer to a request from before it resigned
             return
         led = self._standing.epoch
         standing, news = self._standing.apply_record(record, asked_at=asked, now=self._now())

@@ -1,4 +1,4 @@
-"""Own Server: has the broker that a Controller runs itself go on, whatever becomes of it (C92)."""
+"""Own server: keep the broker running that a Controller starts itself."""
 
 import random
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from celery5.logs.log import Log
 from celery5.protocol.job.retry_policy import full_jitter
 
 POLL_PERIOD = 0.1
-"""Seconds between two looks whether it is there."""
+"""Seconds between two checks whether the process runs."""
 PING_PERIOD = 5.0
-"""Seconds between two questions whether it answers."""
+"""Seconds between two pings."""
 MAX_RESTART_DELAY = 10.0
-"""Seconds between two attempts to start it, at most."""
+"""The most seconds between two attempts to start it."""
 STABLE_AFTER = 60.0
-"""Seconds after which one that died again is started at once again."""
+"""Seconds of running after which a server that dies is restarted without delay."""
 
 
 class BrokerServer(Protocol):
-    """A server, whose methods may block."""
+    """A broker server as a process. Its methods may block."""
 
     pid: int
 
@@ -36,8 +36,11 @@ class BrokerServer(Protocol):
 
 
 class BrokerSupervisor:
-    """The server, from when it was started first: one that has died is started again, over its data, and one that has
-    not answered for `hung_after` seconds (0: never) is killed."""
+    """Keeps a broker server running that has been started before.
+
+    A server that died is started again with its data. One that has not answered for `hung_after` seconds is
+    killed; 0 means never.
+    """
 
     def __init__(self, *, server: BrokerServer, hung_after: float, log: Log) -> None:
         self._server = server
@@ -46,14 +49,14 @@ class BrokerSupervisor:
         self._thread = trio.CapacityLimiter(1)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look after it until cancelled."""
+        """Supervise the server until cancelled."""
         task_status.started()
         attempt, begun = 0, trio.current_time()
         async with trio.open_nursery() as nursery:
             if self._hung_after:
                 nursery.start_soon(self._ask)
             while True:
-                while self._server.is_running:  # noqa: ASYNC110  it is a process that changes
+                while self._server.is_running:  # noqa: ASYNC110  a process has no event to wait for
                     await trio.sleep(POLL_PERIOD)
                 attempt = 0 if trio.current_time() - begun > STABLE_AFTER else attempt + 1
                 self._log.event("broker:ended", "error", pid=self._server.pid)
@@ -92,6 +95,6 @@ class BrokerSupervisor:
 
 
 def _is_over() -> bool:
-    """In the thread: raises Cancelled when nobody waits for it any more."""
+    """Raise Cancelled, in a worker thread, when the caller has been cancelled."""
     trio.from_thread.check_cancelled()
     return False

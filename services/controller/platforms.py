@@ -1,4 +1,4 @@
-"""Hosts: the platform of a cluster on several machines: it gives each member to the one that it belongs on (C91)."""
+"""Platforms: run the members of one cluster on several hosts."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,33 +10,33 @@ from celery5.protocol.cluster.members import Member, MemberEvent, State
 
 
 def outlives(platform: Platform, name: str) -> bool:
-    """Whether this member goes on without the Controller that has started it."""
+    """Return whether this member survives the Controller that started it."""
     tells: Callable[[str], bool] | None = getattr(platform, "outlives", None)
     return tells is not None and tells(name)
 
 
 def pid_of(platform: Platform, name: str) -> int | None:
-    """Return the process id of a member, on the host that it runs on; None when it is not known."""
+    """Return the process id of a member on its host; None when it is not known."""
     tells: Callable[[str], int | None] | None = getattr(platform, "pid_of", None)
     return None if tells is None else tells(name)
 
 
 def set_fence(platform: Platform, may_act: Callable[[], bool]) -> None:
-    """What it does later than it was asked, it does only when this Controller still `may`."""
+    """Make the platform ask `may_act` before it performs postponed actions."""
     fences: Callable[[Callable[[], bool]], None] | None = getattr(platform, "fence", None)
     if fences is not None:
         fences(may_act)
 
 
 def release_members(platform: Platform) -> None:
-    """Another Controller looks after its members from now on."""
+    """Leave the members of this platform to another Controller."""
     leaves: Callable[[], None] | None = getattr(platform, "leave", None)
     if leaves is not None:
         leaves()
 
 
 class MultiHostPlatform:
-    """A Platform made of several: `here`, and one for each host, by its name."""
+    """A platform made of several: the `local` one, and one for each remote host, by its name."""
 
     def __init__(self, *, local: Platform, remote: Mapping[str, Platform]) -> None:
         self._here = local
@@ -50,14 +50,14 @@ class MultiHostPlatform:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """All of them, together."""
+        """Run all platforms together."""
         async with trio.open_nursery() as nursery:
             for each in self._all:
                 await nursery.start(each.live, heard)
             task_status.started()
 
     async def start(self, member: Member) -> None:
-        """On its host, or here when it has none."""
+        """Start the member on its host, or on this one when it names none."""
         platform = self._there.get(member.host) if member.host else self._here
         if platform is None:
             known = ", ".join(sorted(self._there)) or "none"
@@ -68,37 +68,37 @@ class MultiHostPlatform:
         await platform.start(member)
 
     async def stop(self, name: str) -> None:
-        """Where it was started."""
+        """Stop the member where it was started."""
         await self._where(name).stop(name)
 
     async def kill(self, name: str) -> None:
-        """Where it was started."""
+        """Kill the member where it was started."""
         await self._where(name).kill(name)
 
     async def reload(self, name: str) -> None:
-        """Where it was started."""
+        """Reload the member where it was started."""
         await self._where(name).reload(name)
 
     def pid_of(self, name: str) -> int | None:
-        """The process id of a member, on the host that it runs on."""
+        """Return the process id of a member on its host."""
         return pid_of(self._where(name), name)
 
     def outlives(self, name: str) -> bool:
-        """Whether it goes on when this process has died."""
+        """Return whether this member survives this process."""
         return outlives(self._where(name), name)
 
     def fence(self, may: Callable[[], bool]) -> None:
-        """Each of those that do later what they are asked for asks first whether it still `may`."""
+        """Make each platform ask `may` before it performs postponed actions."""
         for each in self._all:
             set_fence(each, may)
 
     def leave(self) -> None:
-        """What outlives this process is another Controller's from now on."""
+        """Leave the members that survive this process to another Controller."""
         for each in self._all:
             release_members(each)
 
     async def living(self) -> Mapping[str, State]:
-        """What runs anywhere. All are asked at once: one that is away is waited for, not one after the other."""
+        """Return what runs on all hosts. All are asked at once, so unreachable hosts are waited for together."""
         found: dict[str, State] = {}
 
         async def ask(platform: Platform) -> None:

@@ -1,9 +1,9 @@
-"""Remote Host: the members of a cluster on one other machine, as units of the user's systemd there (C91).
+"""Remote host: run members on one other machine, as units of the user's systemd there.
 
-How the units are is told at an interval, by one ssh that stays. What is asked for is noted, and done by one call for
-all that has gathered. While the host is away nobody knows how its members are: they count as they were and are told to
-be unknown, and why; what is asked for waits, and the host is tried again with backoff. Members take no notice of that:
-they hang on the systemd of their host, not on the connection.
+One ssh process stays connected and reports the units at an interval. Actions are collected and performed in one
+call. While the host is unreachable, the state of its members is unknown: they count as they were, and the
+reason is reported. Actions wait, and the connection is tried again with backoff. The members keep running: they
+depend on the systemd of their host, not on the connection.
 """
 
 import random
@@ -42,17 +42,17 @@ from celery5.protocol.job.retry_policy import full_jitter
 from celery5.services.controller.ssh_line import HostUnreachable, OutputLines, SSHConnection
 
 POLL_PERIOD = 2.0
-"""Seconds between two looks at the units there."""
+"""Seconds between two reports of the units there."""
 FIRST_STATUS_LIMIT = 20.0
-"""Seconds for which a Controller that begins waits to hear what runs there already."""
+"""Seconds for which a starting Controller waits for the first report."""
 MISSES_UNTIL_GONE = 2
-"""Looks in which a unit that ran is not to be seen, after which it has ended: one may have been under way."""
+"""Reports without a unit after which it has ended. The first such report may have been made before it started."""
 _ANY = "any"
 """The invocation of a unit that may have been started."""
 _LONGEST_LOOK = 100_000
-"""Lines."""
+"""The most lines in one report."""
 _LARGEST_LOOK = 16 * 1024 * 1024
-"""The most characters of all its lines."""
+"""The most characters in one report."""
 _TOO_LARGE = (
     "the list of units there is too long to be read: look at `systemctl --user list-units 'celery5.*'` there"
 )
@@ -67,18 +67,23 @@ _LINGERS_NOT = "ends its users' processes when they log out: run `loginctl enabl
 
 @dataclass(slots=True)
 class _There:
-    """A member as it was last seen. It has no `invocation` until systemd there has begun to start it; `tried` is
-    whether that was asked of it, though no answer may have come."""
+    """A member as it was last reported."""
 
     state: State = "starting"
-    invocation: str = ""
-    tried: bool = False
-    missing: int = 0
+    invocation: str = ""  # '' until systemd there begins to start it
+    tried: bool = False  # whether its start was requested, even if no answer came
+    missing: int = 0  # reports in a row without it
     text: str = ""
 
 
 class RemoteHost:
-    """A Platform: one host. `place` is how members live there, `line` how it is reached."""
+    """A platform on one remote host.
+
+    Args:
+        setup: how members run there.
+        connection: how the host is reached.
+        interval: seconds between two reports.
+    """
 
     def __init__(
         self,
@@ -112,7 +117,9 @@ class RemoteHost:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Keep connected, and tell what happens there. It is up at once: a host that is away holds up no cluster."""
+        """Stay connected and report events. It is up at once, so that an unreachable host does not hold up the
+        cluster.
+        """
         self._heard = heard
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_connected)
@@ -120,13 +127,13 @@ class RemoteHost:
             task_status.started()
 
     async def start(self, member: Member) -> None:
-        """It is started as soon as the host can be reached; one that runs there already is adopted."""
+        """Start the member as soon as the host can be reached, or adopt it if it runs there already."""
         self._members[member.name] = _There()
         self._ask(UnitCommand(verb="start", name=member.name, member=member))
         await trio.lowlevel.checkpoint()
 
     async def stop(self, name: str) -> None:
-        """SIGTERM by systemd, which kills it after `stop_after`."""
+        """Stop the member: systemd sends SIGTERM, and kills it after `stop_after`."""
         there = self._members.get(name)
         if there is not None:
             self._asked = [each for each in self._asked if each.name != name]
@@ -138,8 +145,12 @@ class RemoteHost:
         await trio.lowlevel.checkpoint()
 
     async def kill(self, name: str) -> None:
-        """SIGKILL. On a host that is away it is done when it is back; that nobody knows is told at once. Who was not
-        yet asked to end is asked then, and has its time: systemd there kills who takes longer."""
+        """Kill the member with SIGKILL.
+
+        On an unreachable host this happens when the host is back; until then its state is reported as unknown.
+        A member that was not asked to stop before is then stopped instead, and systemd there kills it when its
+        time is over.
+        """
         if name in self._members:
             unasked = bool(self._away) and UnitCommand(verb="stop", name=name) in self._asked
             self._asked = [each for each in self._asked if each.name != name]
@@ -149,31 +160,31 @@ class RemoteHost:
         await trio.lowlevel.checkpoint()
 
     async def reload(self, name: str) -> None:
-        """SIGHUP."""
+        """Reload the member: send SIGHUP."""
         if name in self._members:
             self._ask(UnitCommand(verb="reload", name=name))
         await trio.lowlevel.checkpoint()
 
     def pid_of(self, name: str) -> int | None:
-        """The process id of a member on that host, as of the last look; None when it is not known."""
+        """Return the process id of a member on that host, as last reported; None when it is not known."""
         unit = None if self._away else self._last.get(name)
         return (unit.pid or None) if unit is not None else None
 
     def outlives(self, _name: str) -> bool:
-        """What runs on another host goes on when a Controller has died."""
+        """Return True: members on another host survive the Controller."""
         return True
 
     def fence(self, may: Callable[[], bool]) -> None:
-        """What was asked for while the host was away is done only when this Controller still `may`."""
+        """Ask `may` before performing actions that waited for the host."""
         self._may = may
 
     def leave(self) -> None:
-        """Another Controller looks after these from now on: what has not been done is not done any more."""
+        """Leave the members to another Controller and drop the actions that still wait."""
         self._asked, self._members = [], {}
         self._terms += 1
 
     async def living(self) -> Mapping[str, State]:
-        """What runs there in the name of this application; nothing when the host is away."""
+        """Return the members of this application that run there; none when the host is unreachable."""
         with trio.move_on_after(FIRST_STATUS_LIMIT):
             await self._tried.wait()
         for name, unit in self._last.items():
@@ -197,7 +208,7 @@ class RemoteHost:
             await trio.sleep(full_jitter(attempt, start=1.0, cap=30.0, random=random.random))
 
     async def _hear_out(self, lines: OutputLines, nursery: trio.Nursery) -> None:
-        """Until the connection ends. What waits is done from the first look on."""
+        """Read reports until the connection ends. Waiting actions are performed from the first report on."""
         look, lines_seen, size = list[str](), 0, 0
         self._refusal = ""
         while (line := await lines.read_line()) is not None:
@@ -220,7 +231,9 @@ class RemoteHost:
                     look.append(line)
 
     def _ignore_look(self) -> None:
-        """Use nothing of a look that is too large: a member that is not in the part that was read may run."""
+        """Ignore a report that is too large: a member that is missing from the part that was read may still
+        run.
+        """
         if not self._ignoring:
             self._tell("host:status-ignored", "warning", hint=_TOO_LARGE)
         self._ignoring = True
@@ -238,11 +251,11 @@ class RemoteHost:
 
     def _say_unknown(self, why: str) -> None:
         for name, there in list(self._members.items()):
-            there.text = ""  # it is told again when it is known
+            there.text = ""  # report its status again when the host is back
             self._heard(Unknown(name, why))
 
     async def _speak_of_the_unknown(self) -> None:
-        """As often as the units are looked at: silence would mean that they hang."""
+        """Report unknown members at the reporting interval: without any event they would count as hung."""
         while True:
             await trio.sleep(self._interval)
             if self._away:
@@ -269,7 +282,7 @@ class RemoteHost:
                 name, format_end_reason(how, parse_failure_reason(unit.status_text)) if code else how, code
             )
             return
-        there.invocation = unit.invocation  # somebody may have restarted it by hand
+        there.invocation = unit.invocation  # it may have been restarted by hand
         if state != there.state and state != "starting":
             self._heard(Ready(name) if state == "up" else Stopping(name))
         there.state = state
@@ -291,7 +304,7 @@ class RemoteHost:
             if not self._asked:
                 self._something = trio.Event()
                 await self._something.wait()
-            while self._asked and not self._may():  # noqa: ASYNC110  it is a clock that decides
+            while self._asked and not self._may():  # noqa: ASYNC110  the answer depends on a clock
                 await trio.sleep(self._interval)
             acts, self._asked, term = self._asked, [], self._terms
             try:
@@ -305,7 +318,7 @@ class RemoteHost:
                     self._could_not(act, str(error))
 
     def _again(self, acts: list[UnitCommand], term: int) -> None:
-        """Have these done later, unless another Controller looks after this host since that `term`."""
+        """Queue these actions again, unless another Controller took over this host after `term`."""
         if term == self._terms:
             self._asked = acts + self._asked
 
@@ -323,7 +336,7 @@ class RemoteHost:
         try:
             said = await self._line.run_script(make_command_script(self._place, acts))
         except trio.Cancelled:
-            self._again(acts, term)  # the connection was lost meanwhile: all of it may be done twice
+            self._again(acts, term)  # the connection was lost: all of it may happen twice
             raise
         for name, (word, more) in parse_start_replies(self._place.app, said).items():
             there = self._members.get(name)
@@ -348,4 +361,4 @@ def _always() -> bool:
 
 
 def _nobody(_word: MemberEvent) -> None:
-    """Nothing is told before it lives."""
+    """Ignore an event: nothing listens before `live` is called."""

@@ -1,9 +1,9 @@
-"""SSH Line: one host, reached by the user's own ssh (C91).
+"""SSH connection: run scripts on one host, by the user's own ssh.
 
-One ssh stays and listens to the host; what is done there meanwhile goes through its connection (ControlMaster). It is a
-child with a pipe, not one in the background: when this process goes, however it does, the pipe closes, the script there
-ends and ssh with it. Nothing is asked (BatchMode) and no key is believed that the user has not (StrictHostKeyChecking).
-A cancelled call ends here and there.
+One ssh process stays and streams reports from the host; other calls share its connection (ControlMaster). It is
+a child with a pipe, not a background process: when this process ends for any reason, the pipe closes, and the
+script there and ssh end, too. ssh asks no questions (BatchMode) and trusts only known host keys
+(StrictHostKeyChecking). A cancelled call ends on both sides.
 """
 
 import subprocess
@@ -18,16 +18,16 @@ from celery5.protocol.cluster.remote_units import BOOTSTRAP_SCRIPT
 from celery5.services.process.own_folder import temporary_folder
 
 SILENCE_LIMIT = 30.0
-"""Seconds for which a host may say nothing, from the first word on: that it is gone ssh notices sooner."""
+"""Seconds without output after which a host counts as unreachable. ssh itself usually notices sooner."""
 CALL_LIMIT = 25.0
-"""Seconds for a call. The script there is ended after as many."""
+"""Seconds for a call. The script there is ended after the same time."""
 MAX_LINE_BYTES = 1_048_576
-"""Bytes that are read of an answer."""
+"""The most bytes of an answer that are read."""
 _TEXT = 4096
 _LEAVE = 2.0
-"""Seconds that ssh gets to end before it is killed."""
+"""Seconds that ssh has to end before it is killed."""
 _TRANSPORT = 255
-"""The exit code of ssh when it is ssh that has failed."""
+"""The exit code of ssh when ssh itself failed."""
 _TOO_LONG = 124
 """The exit code of timeout(1)."""
 _OPTIONS = (
@@ -61,15 +61,21 @@ _TROUBLE = (
     ),
     ("Could not resolve hostname", "nobody knows a host of that name"),
 )
-"""What ssh says, and what to do: the first that fits."""
+"""What ssh prints, and what to do about it. The first match counts."""
 
 
 class HostUnreachable(PlatformError):
-    """A host cannot be reached, or its connection was lost. How its members are nobody knows."""
+    """The host cannot be reached, or its connection was lost: the state of its members is unknown."""
 
 
 class SSHConnection:
-    """One host. `name` is what the cluster calls it, `destination` what ssh does; `program` is ssh itself."""
+    """The connection to one host.
+
+    Args:
+        name: what the cluster calls the host.
+        destination: what ssh calls it.
+        program: the ssh command.
+    """
 
     def __init__(self, *, name: str, destination: str, program: Sequence[str] = ("ssh",)) -> None:
         self._name = name
@@ -79,8 +85,11 @@ class SSHConnection:
 
     @asynccontextmanager
     async def stream_lines(self, script: bytes) -> AsyncGenerator["OutputLines"]:
-        """Connect, have the script run there, and hear its lines, until there is none. Calls are possible meanwhile.
-        Raises HostAway, or PlatformError for a script that failed, when it is left after the lines have ended."""
+        """Connect, run the script there, and yield its lines until it ends. Other calls are possible meanwhile.
+
+        Raises HostUnreachable, or PlatformError for a script that failed, when the context is left after the
+        lines ended.
+        """
         with temporary_folder("celery5-ssh") as folder:
             path = f"{folder}/line"  # short: a socket's path has 100 characters
             options = ("ControlMaster=yes", f"ControlPath={path}")
@@ -99,7 +108,9 @@ class SSHConnection:
             raise self._failed(code, trouble)
 
     async def run_script(self, script: bytes) -> list[str]:
-        """Have a script run there, and give what it said. Raises HostAway; PlatformError for a script that failed."""
+        """Run a script there and return its lines. Raises HostUnreachable; PlatformError for a script that
+        failed.
+        """
         if not self._socket:
             raise HostUnreachable(f"host {self._name} is away")
         options = ("ControlMaster=no", f"ControlPath={self._socket}")
@@ -119,7 +130,7 @@ class SSHConnection:
     async def _running(
         self, options: tuple[str, ...], script: bytes, limit: float
     ) -> AsyncGenerator[tuple[trio.Process, bytearray]]:
-        """An ssh that runs a script there. What it complains of is gathered beside it."""
+        """Run ssh with a script, and collect its stderr."""
         flags = [flag for each in (*_OPTIONS, *options) for flag in ("-o", each)]
         there = f"exec sh -c '{BOOTSTRAP_SCRIPT}' sh {limit:g}"
         command = [*self._program, *flags, "-T", "--", self._destination, there]
@@ -129,7 +140,7 @@ class SSHConnection:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # no Ctrl-C of the Controller's terminal ends it before its time
+                start_new_session=True,  # Ctrl-C in the Controller's terminal must not end it early
             )
         except OSError as error:
             raise PlatformError(
@@ -161,8 +172,10 @@ class SSHConnection:
 
 
 class OutputLines:
-    """What a process says on stdout, line by line. `limit`: seconds for which it may say nothing; `ended` when there is
-    no more, `silent` when that was for the limit."""
+    """The lines that a process writes to stdout.
+
+    It ends after `limit` seconds without output; `silent` is true then, and `ended` in any case.
+    """
 
     def __init__(self, process: trio.Process, limit: float) -> None:
         assert process.stdout is not None
@@ -174,7 +187,7 @@ class OutputLines:
         self.is_timed_out = False
 
     async def read_line(self) -> str | None:
-        """The next line; None when there is none."""
+        """Return the next line; None at the end."""
         while not self._ready and not self.is_ended:
             piece: bytes | bytearray = b""
             with trio.move_on_after(self.limit) as scope:
@@ -188,7 +201,7 @@ class OutputLines:
 
 
 async def _send(process: trio.Process, script: bytes) -> None:
-    """And leave the pipe open: its end is how the script there knows that this end has gone."""
+    """Send the script and leave the pipe open: its end tells the script that this process is gone."""
     assert process.stdin is not None
     try:
         await process.stdin.send_all(script)
@@ -197,7 +210,7 @@ async def _send(process: trio.Process, script: bytes) -> None:
 
 
 async def _gather(process: trio.Process, trouble: bytearray) -> None:
-    """The end of what it says on stderr."""
+    """Collect the end of stderr."""
     assert process.stderr is not None
     async for piece in process.stderr:
         trouble += piece
@@ -205,14 +218,14 @@ async def _gather(process: trio.Process, trouble: bytearray) -> None:
 
 
 async def _code(process: trio.Process) -> int | None:
-    """The exit code of one that has nothing more to say; None for one that stays all the same."""
+    """Return the exit code of a process that closed its output; None when it does not end."""
     with trio.move_on_after(_LEAVE):
         return await process.wait()
     return None
 
 
 async def _end(process: trio.Process) -> None:
-    """Not even a cancelled call leaves it running."""
+    """End the process, even when the call was cancelled."""
     with trio.CancelScope(shield=True):
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:

@@ -1,8 +1,8 @@
-"""Sub-processes: the platform that starts members as children of this process (C89).
+"""Sub-processes: the platform that runs members as children of this process.
 
-Each child has a socket where systemd's would be (NOTIFY_SOCKET), and says by sd_notify(3) that it is ready, alive and
-stopping: so members need not know who has started them. Only what comes from the child itself counts, not from what it
-has started. Children are told to end when this process dies, whatever it dies of.
+Each child gets a socket like systemd's (NOTIFY_SOCKET), and reports by sd_notify(3) that it is ready, alive or
+stopping. So members need not know what started them. Only datagrams from the child itself count, not from its
+own children. The kernel ends the children when this process dies, for whatever reason.
 """
 
 import os
@@ -44,18 +44,18 @@ EXCLUDED_VARIABLES = frozenset(
         PARENT_VARIABLE,
     }
 )
-"""Variables that are meant for this process alone."""
+"""Environment variables that are meant for this process alone."""
 MAX_DATAGRAM_BYTES = 4096
-"""Bytes of one thing that is said."""
+"""The most bytes of one notification."""
 END_LIMIT = 3.0
-"""Seconds that children get which are left at the very end, before they are killed."""
+"""Seconds that the remaining children have to end before they are killed."""
 _CREDENTIALS = struct.Struct("3i")
 _ASKS_WHO = getattr(socket, "SO_PASSCRED", None)
 
 
 @dataclass(slots=True)
 class _Child:
-    """A child that runs, and what is known of it."""
+    """A running child and what is known of it."""
 
     member: Member
     process: "subprocess.Popen[bytes]"
@@ -67,7 +67,7 @@ class _Child:
 
 
 class SubProcesses:
-    """Members as children of this process. The socket of each is in a folder that only this user can enter."""
+    """Runs members as children of this process. Their sockets are in a folder that only this user can enter."""
 
     def __init__(self, *, cluster: Cluster, app: str = "") -> None:
         self._watch = cluster.hung_after
@@ -84,7 +84,7 @@ class SubProcesses:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Attend to the children until cancelled; those that are left then are ended."""
+        """Watch the children until cancelled, then end those that remain."""
         self._heard = heard
         with temporary_folder("celery5-controller") as self._folder:
             try:
@@ -119,28 +119,28 @@ class SubProcesses:
         self._nursery.start_soon(self._attend, child)
 
     async def stop(self, name: str) -> None:
-        """SIGTERM."""
+        """Send SIGTERM to the member."""
         self._signal(name, signal.SIGTERM)
 
     async def kill(self, name: str) -> None:
-        """SIGKILL. What it held its understudy puts back."""
+        """Send SIGKILL to the member. Its sidecar puts its jobs back."""
         self._signal(name, signal.SIGKILL)
 
     async def reload(self, name: str) -> None:
-        """SIGHUP."""
+        """Send SIGHUP to the member."""
         self._signal(name, signal.SIGHUP)
 
     async def living(self) -> Mapping[str, State]:
-        """None that this process has not started itself: children do not outlive their parent."""
+        """Return nothing: children do not outlive their parent, so none runs that this process did not start."""
         return {name: child.state for name, child in self._children.items()}
 
     def pid_of(self, name: str) -> int | None:
-        """The process id of a member, while it runs."""
+        """Return the process id of a member while it runs, else None."""
         child = self._children.get(name)
         return None if child is None else child.process.pid
 
     def _begun(self, member: Member, path: str) -> "subprocess.Popen[bytes]":
-        """From this very thread, and without one: a child is told of the end of the thread that has started it."""
+        """Start the process from this thread: the kernel ends a child when the thread ends that started it."""
         surroundings = {name: value for name, value in os.environ.items() if name not in EXCLUDED_VARIABLES}
         watched = {"WATCHDOG_USEC": str(int(self._watch * 1e6))} if self._watch else {}
         return subprocess.Popen(
@@ -159,10 +159,12 @@ class SubProcesses:
     def _signal(self, name: str, number: signal.Signals) -> None:
         child = self._children.get(name)
         if child is not None:
-            child.process.send_signal(number)  # which looks first whether it has ended
+            child.process.send_signal(number)  # checks first whether it has ended
 
     async def _attend(self, child: _Child) -> None:
-        """Tell what it says until it has ended, then that. Who ends with us is attended to until it has."""
+        """Report the events of a child until it has ended, then its end. A child that ends with this process is
+        watched, too.
+        """
         with child.attended, trio.socket.from_stdlib_socket(child.ear) as ear:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, child, ear)
@@ -183,7 +185,7 @@ class SubProcesses:
             self._hear_out(child, child.ear)
 
     def _hear_out(self, child: _Child, ear: socket.socket) -> None:
-        """All that has been said so far."""
+        """Read all notifications that have arrived."""
         while True:
             try:
                 said, creds, _flags, _who = ear.recvmsg(
@@ -198,20 +200,22 @@ class SubProcesses:
                     self._heard(word)
 
     async def _end(self) -> None:
-        """End who is left."""
+        """End the remaining children."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for name in list(self._children):
                 self._signal(name, number)
             with trio.move_on_after(END_LIMIT):
-                while self._children:  # noqa: ASYNC110  it is processes that change
+                while self._children:  # noqa: ASYNC110  processes have no common event to wait for
                     await trio.sleep(0.02)
-        for child in self._children.values():  # whom not even SIGKILL ends: the kernel is busy with it
+        for child in self._children.values():  # not even SIGKILL ends these: the kernel is busy with them
             child.attended.cancel()
 
 
 def parse_notification(name: str, said: bytes) -> Iterator[MemberEvent]:
-    """Return the meaning of a datagram of sd_notify(3) from the member `name`; unknown fields are ignored. A status
-    alone is no sign that the event loop runs: a thread also sends it while the loop is blocked."""
+    """Yield the events in a datagram of sd_notify(3) from the member `name`; ignore unknown fields.
+
+    A status alone is no heartbeat: a thread also sends it while the event loop is blocked.
+    """
     lines = said.decode(errors="replace").splitlines()
     turns = "WATCHDOG=1" in lines or "READY=1" in lines
     for line in lines:
@@ -236,7 +240,7 @@ def parse_error(said: bytes) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Return an exit code in words."""
     if code >= 0:
         return f"it ended with {code}"
     try:
@@ -267,7 +271,7 @@ def _speaker(creds: list[tuple[int, int, bytes]]) -> int:
 
 
 async def _ended(process: "subprocess.Popen[bytes]") -> None:
-    """Wait until it has, and note how."""
+    """Wait until the process has ended and record its exit code."""
     if hasattr(os, "pidfd_open"):
         with suppress(OSError):  # an old kernel, or it has ended
             pidfd = os.pidfd_open(process.pid)
@@ -277,12 +281,12 @@ async def _ended(process: "subprocess.Popen[bytes]") -> None:
                 os.close(pidfd)
             process.wait()
             return
-    while process.poll() is None:  # noqa: ASYNC110  nothing else tells
+    while process.poll() is None:  # noqa: ASYNC110  there is no other way to learn it
         await trio.sleep(0.1)
 
 
 def _nobody(_word: MemberEvent) -> None:
-    """Nobody listens yet."""
+    """Ignore an event: nothing listens yet."""
 
 
 _STATES: Mapping[type[MemberEvent], State] = {Ready: "up", Beat: "up", Stopping: "stopping"}

@@ -1,7 +1,8 @@
-"""Systemd Bus: one connection to systemd's manager, by D-Bus: calls that have an answer, and signals in order.
+"""Systemd bus: one D-Bus connection to systemd's manager, with calls and ordered signals.
 
-jeepney has the messages; it is imported when a bus is first wanted. Its router drops signals that nobody has taken yet,
-and one that is lost here could be the death of a worker: so each signal is heard as it is read.
+jeepney provides the messages; it is imported when a bus is first needed. Its router drops signals that nobody
+has taken yet, and a lost signal could be the death of a worker. So this module handles each signal as it is
+read.
 """
 
 import os
@@ -26,21 +27,21 @@ MANAGER = "org.freedesktop.systemd1.Manager"
 MANAGER_PATH = "/org/freedesktop/systemd1"
 PROPERTIES = "org.freedesktop.DBus.Properties"
 REPLY_LIMIT = 10.0
-"""Seconds that an answer may take."""
+"""Seconds that a reply may take."""
 MAX_PENDING_CALLS = 1000
-"""Calls without an answer, at most."""
+"""The most calls without a reply."""
 _GONE = (trio.BrokenResourceError, trio.EndOfChannel, trio.ClosedResourceError)
 
 SignalHandler = Callable[[str, str, tuple[Any, ...]], None]
-"""Hears one signal: its path, its name, what it says. Never waits."""
+"""Handles one signal: its path, its name, its values. Must not wait."""
 
 
 class SystemdDisconnected(PlatformError):
-    """The connection to systemd is gone, or could not be made."""
+    """The connection to systemd is lost or could not be made."""
 
 
 class SystemdError(PlatformError):
-    """systemd answered with an error; `name` is D-Bus' word for it."""
+    """systemd replied with an error; `name` is its D-Bus name."""
 
     def __init__(self, message: str, *, name: str) -> None:
         self.name = name
@@ -58,8 +59,11 @@ class SystemdBus:
         self._manager = ""
 
     async def run(self, on_signal: SignalHandler, *, task_status: trio.TaskStatus[None]) -> None:
-        """Be connected, and have `hear` told of the signals of systemd's manager and of its units, until cancelled.
-        Raises BusLost when the connection is gone, and when systemd itself leaves the bus, as it does to begin anew."""
+        """Stay connected, and call `on_signal` for the signals of systemd's manager and units, until cancelled.
+
+        Raises SystemdDisconnected when the connection is lost, and when systemd itself leaves the bus, as it
+        does to re-execute.
+        """
         stream = await _connected(self._path)
         from jeepney.io.trio import DBusConnection
 
@@ -81,29 +85,33 @@ class SystemdBus:
 
     @property
     def address(self) -> str:
-        """The socket, for people."""
+        """Return the path of the socket, for people."""
         return self._path.replace("\0", "@", 1)
 
     async def call_manager(
         self, method: str, signature: str = "", *body: Any, on_done: Callable[[], None] | None = None
     ) -> tuple[Any, ...]:
-        """Call a method of systemd's manager. `then` is called as it is done, before later signals are heard.
-        Raises BusLost and Refused."""
+        """Call a method of systemd's manager. `on_done` is called with the reply, before later signals are
+        handled.
+
+        Raises SystemdDisconnected and SystemdError.
+        """
         return await self._call(SYSTEMD, MANAGER_PATH, MANAGER, method, signature, body, on_done)
 
     async def get_property(self, path: str, interface: str, name: str) -> Any:
-        """The value of one property of a unit. Raises BusLost and Refused."""
+        """Return one property of a unit. Raises SystemdDisconnected and SystemdError."""
         answer = await self._call(SYSTEMD, path, PROPERTIES, "Get", "ss", (interface, name))
         return answer[0][1]
 
     async def get_properties(self, path: str, interface: str) -> Mapping[str, Any]:
-        """The values of all properties of a unit. Raises BusLost and Refused."""
+        """Return all properties of a unit. Raises SystemdDisconnected and SystemdError."""
         answer = await self._call(SYSTEMD, path, PROPERTIES, "GetAll", "s", (interface,))
         return strip_types(answer[0])
 
     async def _introduce(self) -> None:
-        """Say hello, and have all signals sent that matter. Who owns systemd's name is asked for last: then nothing can
-        have been missed."""
+        """Say hello and subscribe to the signals. The owner of systemd's name is asked for last, so that no
+        change is missed.
+        """
         await self._of_the_bus("Hello")
         for rule in (
             f"type='signal',sender='{SYSTEMD}',interface='{MANAGER}'",
@@ -162,7 +170,7 @@ class SystemdBus:
             self._answers.pop(serial, None)
 
     async def _read(self, hear: SignalHandler) -> None:
-        """Read until the connection is gone; those who wait for an answer then hear that there will be none."""
+        """Read until the connection is lost, then fail the calls that still wait for a reply."""
         from jeepney import HeaderFields, MessageType
 
         connection = self._connection
@@ -195,18 +203,18 @@ class SystemdBus:
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """The first of the errors in a group of groups."""
+    """Return the first error in nested exception groups."""
     inner: Any = getattr(error, "exceptions", None)
     return error if inner is None else _first_of(inner[0])
 
 
 def strip_types(said: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Properties without the types that D-Bus has with each."""
+    """Return properties without the D-Bus type of each."""
     return {name: value for name, (_, value) in said.items()}
 
 
 async def _connected(path: str) -> trio.SocketStream:
-    """A stream on which messages may be sent. Raises BusLost."""
+    """Connect and return a stream on which messages may be sent. Raises SystemdDisconnected."""
     from jeepney.auth import AuthenticationError, Authenticator
 
     shown = path.replace("\0", "@", 1)
@@ -225,7 +233,7 @@ async def _connected(path: str) -> trio.SocketStream:
 
 
 async def _introduced(stream: trio.SocketStream, login: Any) -> None:
-    """Have the bus know whose process this is; it has that from the kernel."""
+    """Authenticate to the bus, which learns the user of this process from the kernel."""
     from jeepney.auth import BEGIN
 
     await stream.send_all(b"\0")
@@ -242,15 +250,19 @@ SYSTEM_BUS = "/run/dbus/system_bus_socket"
 
 
 def is_service(environ: Mapping[str, str], pid: int) -> bool:
-    """Whether the process `pid` is a service of systemd's that is to say how it does, and not a child of one, which
-    inherits the variables (C91)."""
+    """Return whether the process `pid` is itself a service of systemd, not a child that inherited the
+    variables.
+    """
     ours = environ.get("SYSTEMD_EXEC_PID", str(pid)) == str(pid)  # systemd 248
     return ours and bool(environ.get("INVOCATION_ID")) and bool(environ.get("NOTIFY_SOCKET"))
 
 
 def should_use_systemd(environ: Mapping[str, str], pid: int) -> bool:
-    """Whether a Controller should have systemd start its members, when nobody said otherwise: it is a service itself,
-    and may ask the systemd that has started it. A service of the system's that runs as a user may not."""
+    """Return whether a Controller should start its members by systemd when no platform is configured.
+
+    It should when it is a service itself and may control the systemd that started it. A system service that
+    runs as an ordinary user may not.
+    """
     if not is_service(environ, pid) or (os.geteuid() != 0 and "MANAGERPID" not in environ):
         return False
     try:
@@ -263,15 +275,18 @@ def should_use_systemd(environ: Mapping[str, str], pid: int) -> bool:
 
 
 def find_bus(environ: Mapping[str, str]) -> str:
-    """The socket of the bus on which our systemd is: the system's for root, else the user's; the user's, too, for root
-    in a service of its own systemd. Raises PlatformError for an address that is no unix socket."""
+    """Return the socket of the bus of our systemd.
+
+    That is the system's for root, else the user's; also the user's for root in a service of its own user
+    manager. Raises PlatformError for an address that is no unix socket.
+    """
     if os.geteuid() == 0 and "MANAGERPID" not in environ:
         return _socket_of(environ.get("DBUS_SYSTEM_BUS_ADDRESS", "")) or SYSTEM_BUS
     return _socket_of(environ.get("DBUS_SESSION_BUS_ADDRESS", "")) or f"{_runtime(environ)}/bus"
 
 
 def get_runtime_folder(environ: Mapping[str, str]) -> Path:
-    """A folder for files that are gone when the machine is: systemd's for this service, else one below the user's."""
+    """Return a folder that a reboot empties: systemd's for this service, else one below the user's."""
     given = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     if given:
         return Path(given)
@@ -284,7 +299,7 @@ def _runtime(environ: Mapping[str, str]) -> str:
 
 
 def _socket_of(address: str) -> str:
-    """The path in an address as D-Bus writes it; '' for none."""
+    """Return the path in a D-Bus address; '' for none."""
     if not address:
         return ""
     from jeepney.bus import get_connectable_addresses

@@ -1,8 +1,8 @@
-"""Systemd Units: a platform on which each member of a cluster is a service of systemd, by D-Bus (C91).
+"""Systemd units: a platform that runs each member of a cluster as a service of systemd, by D-Bus.
 
-A member is up when its unit is, which READY=1 makes it; what it says of itself is its unit's status; systemd's watchdog
-ends one that hangs, and when its last beat was is looked at from time to time. Members outlive a Controller that dies:
-the next one finds their units and takes them over.
+A member is up when its unit is active, after READY=1. Its unit's status is what it reports of itself. systemd's
+watchdog ends a member that hangs; the time of its last heartbeat is polled. Members survive a Controller that
+dies, and the next one adopts their units.
 """
 
 import math
@@ -54,21 +54,22 @@ from celery5.services.controller.systemd_bus import (
 )
 
 MAX_RECONNECT_DELAY = 5.0
-"""Seconds between two attempts to reach a bus that is gone, at most."""
+"""The most seconds between two attempts to reconnect to the bus."""
 BEAT_CHECKS = 5
-"""Looks at a member's last beat in the time after which it counts as hung."""
+"""Checks of a member's last heartbeat in the time after which it counts as hung."""
 START_ATTEMPTS = 20
-"""Attempts to start a member whose former unit systemd has not yet forgotten, a tenth of a second apart."""
+"""Attempts, a tenth of a second apart, to start a member whose former unit systemd still remembers."""
 _EXISTS = "org.freedesktop.systemd1.UnitExists"
 _NONE = ("org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.DBus.Error.UnknownObject")
 
 
 class _Known:
-    """What is known of a member that runs: its unit, how it is, the last properties of its service, what it says of
-    itself, the error that it ends with (`reason`), its last beat; whether systemd has `begun` to start it, since what
-    was said before is about a former one. One that is not `ours` is another Controller's, beside which this one stands
-    by: of that there is nothing to say. `files` have the environment of this run, and of former ones: never that of the
-    next one."""
+    """What is known of a running member.
+
+    Before systemd has `begun` to start it, its properties are about the former process. A member that is not
+    `ours` belongs to another Controller while this one stands by; its events are not reported. `files` hold the
+    environment of this run and of former ones, never of the next one.
+    """
 
     def __init__(self, unit: str, now: State, *, begun: bool) -> None:
         self.unit = unit
@@ -83,15 +84,19 @@ class _Known:
         self.beat = 0
 
     def begin(self) -> None:
-        """systemd has taken it on."""
+        """Record that systemd has begun to start it."""
         self.begun = True
 
 
 class SystemdUnits:
-    """Members as services of the user's systemd, or of the system's when run by root.
+    """Runs members as services of the user's systemd, or of the system's when run by root.
 
-    `environ` is what members inherit, beside what is theirs; `bus` the socket of another bus than the usual. Raises
-    PlatformError where there is none.
+    Args:
+        environ: the environment that members inherit.
+        bus: the socket of the bus; '' for the usual one.
+
+    Raises:
+        PlatformError: there is no bus.
     """
 
     def __init__(
@@ -114,8 +119,10 @@ class SystemdUnits:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Live until cancelled; what still runs then goes on, for the next Controller. A bus that is gone is tried
-        again, but for the first time: then PlatformError is raised."""
+        """Run until cancelled. Members that still run then go on, for the next Controller.
+
+        A lost connection is tried again; only the first connection raises PlatformError.
+        """
         self._heard = heard
         begun, attempt = False, 0
 
@@ -135,7 +142,7 @@ class SystemdUnits:
             await trio.sleep(full_jitter(attempt, start=0.1, cap=MAX_RECONNECT_DELAY, random=random.random))
 
     async def start(self, member: Member) -> None:
-        """Begin to start it. Raises PlatformError."""
+        """Begin to start the member. Raises PlatformError."""
         file = self._folder / f"{self._stem(member.name)}.{secrets.token_hex(4)}.env"
         unit = get_unit_name(self._app, member.name)
         told = build_properties(member, self._command(file))
@@ -162,31 +169,33 @@ class SystemdUnits:
             raise PlatformError(f"{member.name}: {error}") from None
 
     async def stop(self, name: str) -> None:
-        """Have systemd end it: SIGTERM."""
+        """Stop the member by systemd: SIGTERM."""
         await self._about(name, "StopUnit", "ss", "replace")
 
     async def kill(self, name: str) -> None:
-        """SIGKILL for its process; its understudy has a moment to put its jobs back, then systemd ends what is left."""
+        """Send SIGKILL to the member's process. Its sidecar has a moment to put its jobs back before systemd
+        kills the rest.
+        """
         try:
             await self._about(name, "KillUnit", "ssi", "main", int(signal.SIGKILL))
-        except SystemdError:  # it has no such process just now
+        except SystemdError:  # it has no main process at the moment
             await self._about(name, "KillUnit", "ssi", "all", int(signal.SIGKILL))
 
     async def reload(self, name: str) -> None:
-        """SIGHUP for its process."""
+        """Send SIGHUP to the member's process."""
         await self._about(name, "KillUnit", "ssi", "main", int(signal.SIGHUP))
 
     def pid_of(self, name: str) -> int | None:
-        """The process id of a member; None when it is not known."""
+        """Return the process id of a member; None when it is not known."""
         known = self._known.get(name)
         return None if known is None else int(known.said.get("MainPID", 0)) or None
 
     def outlives(self, _name: str) -> bool:
-        """Services go on when a Controller has died."""
+        """Return True: services survive the Controller."""
         return True
 
     async def living(self) -> Mapping[str, State]:
-        """What runs in this cluster's name. Raises PlatformError."""
+        """Return the members of this cluster that run. Raises PlatformError."""
         await self._look()
         found = {name: known for name, known in self._known.items() if known.begun}
         for name, known in found.items():
@@ -195,7 +204,7 @@ class SystemdUnits:
         return {name: known.now for name, known in found.items()}
 
     async def _about(self, name: str, method: str, signature: str, *body: Any) -> None:
-        """Ask for something about a member, if it runs."""
+        """Call a method about a member's unit, if it runs."""
         known = self._known.get(name)
         if known is None:
             return
@@ -207,7 +216,7 @@ class SystemdUnits:
             self._tell(name, {"ActiveState": "inactive"})
 
     async def _watch(self, up: Callable[[], None]) -> None:
-        """Be connected and look after members until the bus is gone. Raises BusLost."""
+        """Stay connected and watch members until the bus is lost. Raises SystemdDisconnected."""
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._bus.run, self._hear)
@@ -226,7 +235,7 @@ class SystemdUnits:
             raise SystemdDisconnected(str(lost.exceptions[0])) from None
 
     async def _look(self) -> None:
-        """See what runs: whoever is known and does not has ended, and whoever is not known and does is adopted."""
+        """List what runs: report members that have ended, and adopt unknown ones."""
         live = ["activating", "active", "reloading", "deactivating"]
         (units,) = await self._bus.call_manager(
             "ListUnitsByPatterns", "asas", live, [get_unit_pattern(self._app)]
@@ -241,7 +250,7 @@ class SystemdUnits:
                 self._tell(name, {"ActiveState": active})
             elif now is not None:
                 known = self._know(name, _Known(unit, now, begun=True))
-                with suppress(SystemdError):  # it has just ended, which systemd says
+                with suppress(SystemdError):  # it has just ended, and systemd reports that
                     known.said["MainPID"] = await self._bus.get_property(
                         known.path, SERVICE_INTERFACE, "MainPID"
                     )
@@ -249,7 +258,7 @@ class SystemdUnits:
             await self._look_at(name)
 
     async def _look_at(self, name: str) -> None:
-        """See how one member is that may have ended without a word."""
+        """Check a member that may have ended without a signal."""
         self._doubtful.discard(name)
         known = self._known.get(name)
         if known is None or not known.begun:
@@ -271,11 +280,11 @@ class SystemdUnits:
                 await self._look_at(name)
 
     async def _feel(self, name: str) -> None:
-        """Tell of a beat if there was one since the last look."""
+        """Report a heartbeat if there was one since the last check."""
         known = self._known.get(name)
         if known is None:
             return
-        with suppress(SystemdError):  # it has just ended, and systemd says so
+        with suppress(SystemdError):  # it has just ended, and systemd reports that
             beat = int(
                 await self._bus.get_property(known.path, SERVICE_INTERFACE, "WatchdogTimestampMonotonic")
             )
@@ -284,7 +293,7 @@ class SystemdUnits:
                 self._say(known, Beat(name))
 
     def _hear(self, path: str, what: str, body: tuple[Any, ...]) -> None:
-        """One signal of systemd's. Never waits."""
+        """Handle one signal of systemd. Must not wait."""
         if what == "PropertiesChanged":
             name = self._paths.get(path, "")
             if name and self._known[name].begun:
@@ -297,7 +306,9 @@ class SystemdUnits:
                 self._tell(name, {"ActiveState": "inactive"})
 
     def _hear_change(self, name: str, interface: str, changed: dict[str, Any]) -> None:
-        """The properties of the service come before those of the unit: how it ended before that it has."""
+        """Handle changed properties. Those of the service come first: they say how it ended, those of the unit
+        that it has.
+        """
         if interface == SERVICE_INTERFACE:
             known = self._known[name]
             before, status = known.status, str(changed.pop("StatusText", ""))
@@ -306,7 +317,7 @@ class SystemdUnits:
                 known.reason = parse_failure_reason(status)
             elif (
                 status and status != before
-            ):  # each change tells of the status, also of one that is as it was
+            ):  # each change repeats the status, also an unchanged one
                 known.status = status
                 self._say(known, Beat(name, status))
         elif (
@@ -315,13 +326,13 @@ class SystemdUnits:
             self._tell(name, changed)
 
     def _wonder(self, name: str) -> None:
-        """Something that was to be done with a member was not: see how it is."""
+        """Have a member checked after an action on it failed."""
         if name in self._known:
             self._doubtful.add(name)
             self._doubt.set()
 
     def _tell(self, name: str, changed: Mapping[str, Any]) -> None:
-        """Tell what it means that properties of a unit have changed."""
+        """Report the events that changed properties of a unit mean."""
         known = self._known[name]
         if not known.begun:
             return
@@ -361,15 +372,18 @@ class SystemdUnits:
         )
 
     def _stem(self, name: str) -> str:
-        return get_unit_path(get_unit_name(self._app, name)).rpartition("/")[2]  # a unit's has backslashes
+        return get_unit_path(get_unit_name(self._app, name)).rpartition("/")[2]  # a unit's path has backslashes
 
     def _files(self, name: str) -> list[Path]:
-        """The files that there are by now. Each start has one of its own: another Controller may hear late of an end,
-        and must not take away what the next one begins with."""
+        """Return the environment files of this member.
+
+        Each start has its own file: another Controller may learn late of an end, and must not remove the file
+        of the next start.
+        """
         return [each for each in self._folder.glob("*.env") if each.name.startswith(f"{self._stem(name)}.")]
 
     def _write_environment(self, path: Path, member: Member) -> None:
-        """Raises PlatformError."""
+        """Write the environment file. Raises PlatformError."""
         text = format_environment_file({**self._environ, **member.environment})
         try:
             make_private(self._folder)
@@ -381,4 +395,4 @@ class SystemdUnits:
 
 
 def _nobody(_word: MemberEvent) -> None:
-    """Nobody listens yet."""
+    """Ignore an event: nothing listens yet."""

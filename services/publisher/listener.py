@@ -1,11 +1,11 @@
-"""Listener: takes jobs from producers over a socket, and says that it has them once they are stored (C79, C81).
+"""Listener: accept jobs from producers over a socket, and acknowledge them once they are stored.
 
-What a client may take is bounded: connections, the size of a frame and what is in it, the time from a frame's first
-byte to its last, the time for reading an answer, and the bytes of unfinished frames of all clients together. A client
-that exceeds a limit loses its connection; others do not notice. A connection that has not sent hello yet, and its
-certificate if one is required, is a stranger. Strangers have separate places, so that they cannot keep producers out.
-When all places are taken, the connection that has been idle for longest is closed: its client opens another one when
-it has something to send.
+What a client may use is bounded: connections, the size and contents of a frame, the time from a frame's first
+byte to its last, the time for reading an answer, and the bytes of unfinished frames of all clients together. A
+client that exceeds a limit loses its connection; others do not notice. A connection that has not yet sent
+hello, and its certificate if one is required, is unidentified. Unidentified connections have separate places,
+so that they cannot keep producers out. When all places are taken, the connection that was idle for longest is
+closed; its client reconnects when it has something to send.
 """
 
 import ssl
@@ -41,11 +41,11 @@ from celery5.services.publisher.messages_store import MessagesStore
 from celery5.services.publisher.sockets import PublisherSockets
 
 RETRY_DELAY = 0.1
-"""Seconds until it is tried again."""
+"""Seconds before accepting is tried again."""
 
 
 async def accept_connection(listener: trio.SocketListener) -> trio.SocketStream:
-    """The next connection. That there is no room for one more, or the network has trouble of its own, passes."""
+    """Return the next connection. Wait and try again after transient errors, such as too many open files."""
     while True:
         try:
             return await listener.accept()
@@ -56,60 +56,66 @@ async def accept_connection(listener: trio.SocketListener) -> trio.SocketStream:
 MAX_CLIENTS = 512
 """The most clients at once: connections that have sent hello."""
 MAX_UNIDENTIFIED = 64
-"""The most strangers at once, by TCP and by unix sockets each."""
+"""The most unidentified connections at once, for TCP and for unix sockets each."""
 MESSAGES_PER_TURN = 500
 """Messages that are read before other connections have their turn."""
 LOG_PERIOD = 10.0
-"""Seconds between two log lines about connections that made room for others."""
+"""Seconds between two log lines about connections that were closed to make space."""
 HELLO_LIMIT = 5.0
-"""Seconds from a connection's beginning to the end of its first word, TLS included."""
+"""Seconds from the start of a connection to the end of its first message, TLS included."""
 FRAME_LIMIT = 10.0
 """Seconds from a frame's first byte to its last."""
 ANSWER_LIMIT = 10.0
 """Seconds that a client has to read an answer."""
 STORE_LIMIT = 30.0
-"""Seconds from a whole frame to the end of the answer, after which the client is left without one."""
+"""Seconds from a complete frame to the end of the answer; then the client is left without one."""
 MAX_UNFINISHED_BYTES = 128 * 1024 * 1024
-"""Bytes of frames that are not there as a whole yet, of all clients together."""
+"""The most bytes of unfinished frames, of all clients together."""
 CHUNK_BYTES = 65536
 
 CONNECTION_ERRORS = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
 class _Left(Exception):
-    """This connection is over."""
+    """The connection is over."""
 
 
 class _Places:
-    """The open connections. Each begins as a stranger, of a `kind` (unix or TCP) and from a `host`; it becomes a client
-    when it has sent hello. `dropped` counts those that made room for others."""
+    """The open connections.
+
+    Each begins unidentified, of a `kind` (unix or TCP) and from a `host`, and becomes a client when it has sent
+    hello. `dropped` counts connections that were closed to make space.
+    """
 
     def __init__(self, clients: int, strangers: int) -> None:
         self._most = clients
         self._most_strangers = strangers
         self._clients: set[_Conversation] = set()
-        self._idle: dict[_Conversation, None] = {}  # the one that has been idle for longest first
+        self._idle: dict[_Conversation, None] = {}  # longest idle first
         self._strangers: dict[str, dict[str, dict[_Conversation, None]]] = {}
         self.dropped = 0
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """Return the number of clients."""
         return len(self._clients)
 
     @property
     def strangers(self) -> int:
-        """How many connections have not sent hello yet."""
+        """Return the number of connections that have not sent hello yet."""
         return sum(len(held) for hosts in self._strangers.values() for held in hosts.values())
 
     @property
     def is_crowded(self) -> bool:
-        """Whether there is no place for another client: all are taken, and none is idle."""
+        """Return whether there is no place for another client: all are taken, and none is idle."""
         return len(self._clients) >= self._most and not self._idle
 
     def came(self, who: "_Conversation") -> None:
-        """Give a new connection a place among strangers. When there is none, close the oldest stranger of the host
-        that has most of them: so one host can only displace its own connections."""
+        """Add a new, unidentified connection.
+
+        When there is no place, close the oldest unidentified connection of the host that has most of them: so a
+        host can only displace its own.
+        """
         hosts = self._strangers.setdefault(who.kind, {})
         if sum(map(len, hosts.values())) >= self._most_strangers:
             most = max(hosts.values(), key=lambda held: len(held))
@@ -117,7 +123,7 @@ class _Places:
         hosts.setdefault(who.host, {})[who] = None
 
     def greeted(self, who: "_Conversation") -> bool:
-        """Give a stranger a place among clients; False when there is none."""
+        """Make an unidentified connection a client; return False when there is no place."""
         if self.is_crowded:
             return False
         if len(self._clients) >= self._most:
@@ -127,16 +133,16 @@ class _Places:
         return True
 
     def rests(self, who: "_Conversation") -> None:
-        """A client waits for nothing, and may be dropped."""
+        """Mark a client as idle: it may be closed to make space."""
         if who in self._clients:
             self._idle[who] = None
 
     def works(self, who: "_Conversation") -> None:
-        """A client sends something, or waits for an answer."""
+        """Mark a client as busy: it sends something or waits for an answer."""
         self._idle.pop(who, None)
 
     def left(self, who: "_Conversation") -> None:
-        """A connection has no place any more."""
+        """Remove a connection."""
         self._clients.discard(who)
         self._idle.pop(who, None)
         hosts = self._strangers.get(who.kind, {})
@@ -152,8 +158,13 @@ class _Places:
 
 
 class Listener:
-    """Serves producers of the application named `app` at the `doors`. `broker_of` says to which of the `stores`
-    a queue's messages go."""
+    """Serves the producers of one application.
+
+    Args:
+        sockets: what to listen on.
+        stores: the message store of each broker.
+        broker_of: returns the broker of a queue.
+    """
 
     def __init__(
         self,
@@ -183,7 +194,7 @@ class Listener:
         self._looked = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. What was read as a whole by then is stored and answered."""
+        """Serve until cancelled. Complete frames are then still stored and answered."""
         listeners = await self._doors.open_listeners()
         try:
             context = self._doors.make_tls_context()
@@ -206,7 +217,7 @@ class Listener:
     # ---- one client
 
     async def _serve(self, raw: trio.SocketStream, context: ssl.SSLContext | None) -> None:
-        """One connection, whatever comes on it."""
+        """Serve one connection; never raises because of the client."""
         stream: trio.abc.Stream = raw
         kind = "unix" if raw.socket.family == trio.socket.AF_UNIX else "tcp"
         if context is not None and kind == "tcp":
@@ -224,14 +235,14 @@ class Listener:
             await trio.aclose_forcefully(stream)
 
     def _tell_dropped(self) -> None:
-        """Log at intervals that connections made room for others: strangers can cause that at any rate."""
+        """Log at intervals that connections were closed to make space: clients can cause that at any rate."""
         new, now = self._places.dropped - self._told, trio.current_time()
         if new and now >= self._told_at + LOG_PERIOD:
             self._log.event("listener:overloaded", "warning", dropped=new, clients=self._places.clients)
             self._told, self._told_at = self._places.dropped, now
 
     def check_hello(self, word: ClientHello) -> ConnectionRefusal | None:
-        """Why a client is not taken, if it is not."""
+        """Return why a client is refused; None to accept it."""
         if word.version != VERSION:
             return ConnectionRefusal(
                 "unfit", f"it speaks version {VERSION} of the words, and the client {word.version}"
@@ -243,41 +254,41 @@ class Listener:
         return None
 
     def make_welcome(self) -> Welcome:
-        """The first word to a client that is taken."""
+        """Return the first message to an accepted client."""
         waiting = sum(each.size for each in self._stores.values())
         return Welcome(waiting=waiting, trouble="; ".join(_troubles(self._stores)))
 
     @property
     def frame_limit(self) -> int:
-        """Bytes that a frame of a client may have."""
+        """Return the most bytes of a client's frame."""
         return self._frame_limit
 
     def add_unfinished_bytes(self, more: int) -> bool:
-        """So many bytes of frames more, or less, are kept; gives whether there is room for them."""
+        """Add to the bytes of unfinished frames, or subtract; return whether they are within the limit."""
         self._unfinished += more
         return self._unfinished <= MAX_UNFINISHED_BYTES
 
     def count_refusal(self, why: str) -> None:
-        """A client was sent away."""
+        """Count a refused client."""
         self._refused += 1
         self._log.event("listener:connection-refused", "warning", why=why)
 
     # ---- what is handed over
 
     async def store_groups(self, word: PublishRequest) -> PublishReply:
-        """Store the groups, in their order: those that can be together, so that they share one wait for the disk."""
+        """Store the groups in their order, together where possible, so that they share one write to the disk."""
         self._groups += len(word.groups)
         answers: list[GroupReply | None] = [await self._fault(group) for group in word.groups]
         fit = [n for n, answer in enumerate(answers) if answer is None]
         together = await self._stored([each for n in fit for each in word.groups[n]]) if fit else GroupReply()
         for n in fit:
-            # Where there is no room for all, there may be for some.
+            # where all do not fit, some may
             alone = together.code and len(fit) > 1
             answers[n] = await self._stored(word.groups[n]) if alone else together
         return PublishReply(tuple(answer or GroupReply() for answer in answers))
 
     async def _fault(self, group: Sequence[JobMessage]) -> GroupReply | None:
-        """Why a group cannot be taken, if it cannot."""
+        """Return why a group cannot be accepted; None if it can."""
         for start in range(0, len(group), MESSAGES_PER_TURN):
             part = group[start : start + MESSAGES_PER_TURN]
             await self._yield_after(len(part))
@@ -288,20 +299,19 @@ class Listener:
             try:
                 for each in part:
                     self._broker_of(each.queue)
-            except CeleryError as error:  # what is said of its queue contradicts itself
+            except CeleryError as error:  # its messages contradict each other about their queue
                 return GroupReply("unfit", str(error))
         return None
 
     async def _yield_after(self, messages: int) -> None:
-        """Let other connections have their turn when, with these messages, AT_ONCE have been read since the last
-        time."""
+        """Let other connections have their turn after every MESSAGES_PER_TURN messages."""
         self._looked += messages
         if self._looked >= MESSAGES_PER_TURN:
             self._looked = 0
             await trio.lowlevel.checkpoint()
 
     async def _stored(self, parcels: Sequence[JobMessage]) -> GroupReply:
-        """Store these: where they are for several brokers, what is for one of them is whole, or not there at all."""
+        """Store these messages. Of several brokers, each stores all of its messages or none."""
         group_by_broker: dict[str, list[JobMessage]] = {}
         for start in range(0, len(parcels), MESSAGES_PER_TURN):
             part = parcels[start : start + MESSAGES_PER_TURN]
@@ -321,11 +331,11 @@ class Listener:
     # ---- how it does
 
     def conditions(self) -> Mapping[str, str]:
-        """There is room for clients."""
+        """Return the problem, if there is no place for clients."""
         return {"listener": "too many clients at once" if self._places.is_crowded else ""}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """Clients, and what they did."""
+        """Yield the metrics of clients and of their requests."""
         yield make_gauge(
             "celery5_publisher_clients", "Connections of producers.", float(self._places.clients)
         )
@@ -350,16 +360,16 @@ def _troubles(stores: Mapping[str, MessagesStore]) -> Iterable[str]:
 
 
 def _host_of(raw: trio.SocketStream) -> str:
-    """From where a connection comes, for counting: an address, or a network of IPv6 that one host has to itself."""
+    """Return where a connection comes from, for counting: an address, or the IPv6 network that one host has."""
     try:
         peer = ip_address(raw.socket.getpeername()[0].partition("%")[0])
         return str(peer if peer.version == 4 else ip_network((peer, 64), strict=False))
-    except (OSError, ValueError):  # it has gone
+    except (OSError, ValueError):  # the connection is already closed
         return ""
 
 
 class _Conversation:
-    """One client, from its first byte to its last. Cancelling its `scope` ends it."""
+    """One client connection, from its first byte to its last. Cancelling its `scope` ends it."""
 
     def __init__(
         self, listener: Listener, stream: trio.abc.Stream, places: _Places, *, kind: str, host: str
@@ -370,11 +380,13 @@ class _Conversation:
         self._listener = listener
         self._stream = stream
         self._places = places
-        self._frames = FrameReader(MAX_HELLO_BYTES)  # until it has said hello
+        self._frames = FrameReader(MAX_HELLO_BYTES)  # until it has sent hello
         self._counted = 0
 
     async def go_on(self) -> None:
-        """Until the client has gone, or is sent away. Raises _Left, and what a broken connection raises."""
+        """Serve until the client disconnects or is refused. Raises _Left, and the errors of a broken
+        connection.
+        """
         try:
             with trio.move_on_after(HELLO_LIMIT) as greeting:
                 await self._greet()
@@ -386,7 +398,7 @@ class _Conversation:
                 if isinstance(word, ClientHello):
                     await self._send_away(ConnectionRefusal("unfit", "it has been greeted already"))
                     continue
-                with trio.move_on_after(STORE_LIMIT, shield=True):  # what is stored is answered for
+                with trio.move_on_after(STORE_LIMIT, shield=True):  # what was stored must be answered
                     await self._say(await self._listener.store_groups(word))
                     continue
                 raise _Left
@@ -395,7 +407,7 @@ class _Conversation:
 
     async def _greet(self) -> None:
         handshake: Any = getattr(self._stream, "do_handshake", None)
-        if handshake is not None:  # it speaks TLS
+        if handshake is not None:  # a TLS stream
             await handshake()
         word = await self._word()
         refusal = (
@@ -411,7 +423,7 @@ class _Conversation:
         await self._say(self._listener.make_welcome())
 
     async def _word(self) -> ClientHello | PublishRequest:
-        """The next word. Between two of them a client may be silent; within one it may not."""
+        """Return the next message. A client may be silent between two messages, but not within one."""
         try:
             body = self._frames.next_frame()
             if body is None and not len(self._frames):
@@ -451,7 +463,7 @@ class _Conversation:
         return self._listener.add_unfinished_bytes(more)
 
     async def _send_away(self, refusal: ConnectionRefusal) -> None:
-        """Say why, and end the connection."""
+        """Send the reason and close the connection."""
         self._listener.count_refusal(refusal.why)
         with trio.move_on_after(1.0), suppress(*CONNECTION_ERRORS):
             await self._say(refusal)
@@ -459,7 +471,7 @@ class _Conversation:
                 await self._stream.send_eof()
                 while await self._stream.receive_some(
                     CHUNK_BYTES
-                ):  # else the answer may be thrown away unread
+                ):  # else the client may never read the answer
                     pass
         raise _Left
 

@@ -1,8 +1,9 @@
-"""Message Publisher: publishes what waits for one broker, over as many connections as the pressure asks for (C80).
+"""Message publisher: publish the waiting messages of one broker, over a varying number of connections.
 
-A queue is on one connection at a time, at most 200 messages or 4 MiB of it in one trip: so its order is kept. What
-Redis did not take, or nobody knows whether it took, is published again: it knows the ids. When queues wait although all
-connections are busy there is one more, up to the limit; one that had nothing to do for a while is closed.
+A queue uses one connection at a time, with at most 200 messages or 4 MiB in one trip, so its order is kept.
+Messages that Redis refused, or whose result is unknown, are published again: Redis recognises their ids. When
+queues wait although all connections are busy, another connection is opened, up to the limit; one that is idle
+for a while is closed.
 """
 
 import random
@@ -33,24 +34,26 @@ from celery5.services.publisher.messages_store import MessagesStore
 from celery5.services.publisher.publishing_checks import PublishingChecks
 
 GROW_AFTER = 0.1
-"""Seconds that a queue waits for a connection before there is one more."""
+"""Seconds that a queue waits for a connection before another one is opened."""
 IDLE_LIMIT = 10.0
-"""Seconds without work after which a connection above the least number is closed."""
+"""Seconds without work after which a connection above the minimum is closed."""
 BREAKER_RESET = 1.0
 """Seconds that the breaker of the broker's check stays open."""
 PING_PERIOD = 10.0
 REFUSED_PAUSE = 5.0
-"""Seconds until a broker that lets nobody in is asked again."""
+"""Seconds until a broker that refused authentication is tried again."""
 DRAIN_POLL_PERIOD = 0.1
-"""Seconds between looks at whether the broker takes anything, when the process ends."""
+"""Seconds between checks whether the broker accepts anything while the process stops."""
 MAX_LOGGED_ERRORS = 100
-"""Things that are wrong at the same time of which the log tells."""
+"""The most current errors that are logged."""
 BACKOFF_CAP = 2.0
-"""Seconds between attempts to publish what Redis refuses: a random part of a time that doubles, up to this."""
+"""The most seconds between attempts to publish what Redis refuses. The delay doubles up to this, with full
+jitter.
+"""
 
 
 def make_broker_check(broker: str) -> HealthCheck:
-    """The default check of a broker: whether it answers. Three failures in two minutes trip its breaker (C82)."""
+    """Return the default check of a broker: whether it answers. Three failures in two minutes trip its breaker."""
     return BrokerPing(f"broker-{broker}", limit=5.0, period=PING_PERIOD, allowed={"unhealthy": 2})
 
 
@@ -58,7 +61,7 @@ T = TypeVar("T")
 
 
 class _FirstConnection:
-    """The first of some connections: the broker's health check uses it."""
+    """The first of several connections, for the broker's health check."""
 
     def __init__(self, connections: Sequence[TrioRedis]) -> None:
         self._connections = connections
@@ -78,9 +81,13 @@ class _FirstConnection:
 
 
 class MessagePublisher:
-    """Publishes what `store` has, to the broker at `endpoint`. `connections`: the least and the most. `own_checks` are
-    the application's, which hold up all its brokers. When it ends it goes on until all is published, for `drain`
-    seconds at most and as long as the broker takes it."""
+    """Publishes the messages in `store` to the broker at `endpoint`.
+
+    Args:
+        own_checks: the application's own checks, which hold up all its brokers.
+        connections: the least and the most connections.
+        drain_limit: the most seconds to go on publishing after cancellation, while the broker accepts messages.
+    """
 
     def __init__(
         self,
@@ -118,7 +125,9 @@ class MessagePublisher:
         self._told: set[str] = set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Publish until cancelled, then what is left. What Redis does not take by then stays in the store."""
+        """Publish until cancelled, then publish what is left. What Redis does not accept by then stays in the
+        store.
+        """
         async with trio.open_nursery() as nursery:
             work = trio.CancelScope(shield=True)
             nursery.start_soon(self._work, work)
@@ -142,7 +151,7 @@ class MessagePublisher:
                 await self._grow(nursery)
 
     async def _grow(self, nursery: trio.Nursery) -> None:
-        """One more connection when a queue has waited for one for a while."""
+        """Open another connection when a queue has waited for one for a while."""
         while True:
             await self._store.wait_for_queues()
             await trio.sleep(GROW_AFTER)
@@ -151,7 +160,7 @@ class MessagePublisher:
                 await trio.sleep(GROW_AFTER)
 
     def _opened(self) -> TrioRedis:
-        """One more connection. It counts at once, not when its task gets its turn: there would be more than may be."""
+        """Open another connection. It counts at once, before its task runs, so that the limit holds."""
         redis = TrioRedis(
             endpoint=self._endpoint, timing=self._timing, name=f"{self._name}:publisher", watch=self._watch
         )
@@ -159,7 +168,7 @@ class MessagePublisher:
         return redis
 
     async def _serve(self, redis: TrioRedis) -> None:
-        """Publish over this connection until it has had nothing to do for a while and others remain."""
+        """Publish over this connection until it is idle for a while and others remain."""
         extra = len(self._open) > self._least
         try:
             async with trio.open_nursery() as nursery:
@@ -176,7 +185,7 @@ class MessagePublisher:
             self._open.remove(redis)
 
     async def _keep(self, redis: TrioRedis) -> None:
-        """Keep a connection up, also one that was never there, and one that is let in by nobody yet."""
+        """Keep a connection up, also when the first attempt or the authentication fails."""
         while True:
             try:
                 await redis.run()
@@ -194,11 +203,11 @@ class MessagePublisher:
         return all(each.all_closed for each in self._gates)
 
     def _next(self) -> str | None:
-        """The queue that has waited longest, of those that nobody is busy with and Redis has not just refused."""
+        """Return the queue that has waited longest and is neither in use nor paused after a refusal."""
         return next((each for each in self._store.waiting_queues if each not in self._busy), None)
 
     async def _taken(self) -> str:
-        """Wait until a queue may be published to, and take it."""
+        """Wait until a queue may be published to, and reserve it."""
         while True:
             for gate in self._gates:
                 await gate.wait_until_closed()
@@ -213,8 +222,9 @@ class MessagePublisher:
                 await trio.lowlevel.checkpoint()
 
     async def _publish_first(self, redis: TrioRedis, queue: str, nursery: trio.Nursery) -> None:
-        """One trip with the first messages of a queue. It goes to the end of the line if there may be more; one that
-        did not get through waits first, and lets others have their turn."""
+        """Publish the first messages of a queue in one trip. Then the queue waits behind the others if it may
+        have more; after a failure it pauses first.
+        """
         pause = 0.0
         try:
             kept = await self._read(queue)
@@ -244,16 +254,16 @@ class MessagePublisher:
     async def _read(self, queue: str) -> Sequence[StoredMessage] | None:
         try:
             return await self._store.read_first(queue)
-        except Exception as error:  # the disk's trouble, or a backlog of the user's own
+        except Exception as error:  # an error of the disk, or of the user's own backlog
             self._tell("publisher:read-failed", "error", f"{type(error).__name__}: {error}", queue=queue)
             return None
 
     async def _published(self, redis: TrioRedis, queue: str, kept: Sequence[StoredMessage]) -> float:
-        """One attempt; gives the seconds until the next one if it failed, else 0."""
+        """Make one attempt; return the seconds until the next one if it failed, else 0."""
         self._attempts += 1
         try:
             if any(each.due is not None for each in kept):
-                # What is left of a countdown is reckoned when there is a connection.
+                # compute the rest of a countdown only when there is a connection
                 await redis.perform(jobs_calls.PING)
             jobs = [_now(each) for each in kept]
             answers = await redis.perform_all(self._publisher.plan_calls(jobs))
@@ -261,7 +271,7 @@ class MessagePublisher:
             self._failures += 1
             self._tell("publisher:interrupted", "warning", str(error), queue=queue)
             self._checks.report_failure(self._check.name, str(error))
-        except Exception as error:  # refused: this queue's stay, and hold up no other queue's
+        except Exception as error:  # a refusal concerns this queue alone
             self._failures += 1
             self._tell("publisher:refused", "error", str(error), queue=queue)
         else:
@@ -291,7 +301,7 @@ class MessagePublisher:
             )
 
     def _tell(self, what: str, level: Level, why: str, **fields: str) -> None:
-        """Once for each thing that is wrong."""
+        """Log each problem once."""
         if why not in self._told and len(self._told) < MAX_LOGGED_ERRORS:
             self._told.add(why)
             self._log.event(what, level, broker=self._store.broker, why=why, **fields)
@@ -299,11 +309,11 @@ class MessagePublisher:
     # ---- how it does
 
     def conditions(self) -> Mapping[str, str]:
-        """The broker takes what is published."""
+        """Return the problem, if the broker does not accept messages."""
         return self._checks.conditions()
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """Connections and attempts."""
+        """Yield the metrics of connections and attempts."""
         of = {"broker": self._store.broker}
         yield make_gauge(
             "celery5_publisher_connections", "Connections to the broker.", (float(len(self._open)), of)
@@ -318,7 +328,7 @@ class MessagePublisher:
 
 
 def _now(kept: StoredMessage) -> Job:
-    """The job as it is to be published now: of its countdown, what is left."""
+    """Return the job as it is to be published now, with the rest of its countdown."""
     if kept.due is None:
         return make_job(kept.job, kept.job.at)
     return make_job(kept.job, f"+{max(0, kept.due - int(time.time() * 1000))}")

@@ -1,9 +1,8 @@
-"""Messages Store: what a Publisher has taken for one broker and not published yet: its backlog, and what that would not
-take (C77, C78).
+"""Messages store: the messages that a Publisher has accepted for one broker and not published yet.
 
-When the backlog cannot be written, what came goes on a list in memory, which is bounded, and is published first: before
-the process can go down with it. Whoever sent it is told. So the order of a queue is kept but for such messages, which
-overtake what was written before.
+They are in the backlog. When that cannot be written, new messages go to a bounded list in memory, and the
+sender learns that they are not durable. The list is published first, since the process may go down with it. So
+only these messages break the order of a queue: they overtake what was written before.
 """
 
 import time
@@ -28,19 +27,20 @@ from celery5.sending.messages_backlog import (
 )
 
 MAX_MEMORY_MESSAGES = 1000
-"""Messages on the list in memory, at most."""
+"""The most messages on the list in memory."""
 MAX_MEMORY_BYTES = 64 * 1024 * 1024
 RETRY_DELAY = 1.0
-"""Seconds between attempts to forget what is published, while the backlog cannot be written."""
+"""Seconds between attempts to delete published messages while the backlog cannot be written."""
 FINAL_DELETE_LIMIT = 5.0
-"""Seconds that forgetting may take at the end. What is not forgotten is published again, which does no harm."""
+"""Seconds that deleting may take at the end. What remains is published again, which does no harm."""
 DELETE_BATCH = 5000
-"""Messages that are forgotten in one step."""
+"""Messages that are deleted in one step."""
 
 
 class MessagesStore:
-    """What waits for the broker named `broker`. `waiting` has the queues that may have messages, the one that has
-    waited longest first."""
+    """The messages that wait for one broker. `waiting` holds the queues that may have messages, longest waiting
+    first.
+    """
 
     def __init__(self, *, broker: str, backlog: MessagesBacklog, log: Log) -> None:
         self.broker = broker
@@ -58,22 +58,22 @@ class MessagesStore:
 
     @property
     def size(self) -> int:
-        """How many messages wait, or are not forgotten yet."""
+        """Return how many messages wait or are not deleted yet."""
         return self._backlog.size + len(self._in_memory)
 
     @property
     def is_durable(self) -> bool:
-        """Whether what waits is there when the process is not."""
+        """Return whether waiting messages survive this process."""
         return not self._in_memory and not isinstance(self._backlog, MemoryBacklog)
 
     @property
     def in_memory(self) -> int:
-        """How many of them are on the list in memory."""
+        """Return how many messages are on the list in memory."""
         return len(self._in_memory)
 
     @property
     def problem(self) -> str:
-        """Why the backlog could not be written the last time; '' when it could."""
+        """Return why the last write to the backlog failed; '' when it succeeded."""
         return self._trouble
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -82,7 +82,7 @@ class MessagesStore:
             backlog = trio.CancelScope()
             await nursery.start(self._keep_open, backlog)
             await trio.lowlevel.checkpoint_if_cancelled()  # see Boot
-            backlog.shield = True  # it is closed when all that is published is forgotten
+            backlog.shield = True  # closed only after all published messages are deleted
             try:
                 for queue in await self._backlog.queues():
                     self.add_waiting_queue(queue)
@@ -100,8 +100,9 @@ class MessagesStore:
     # ---- what comes
 
     async def put(self, parcels: Sequence[JobMessage]) -> bool:
-        """Return when they are stored; gives whether firmly, which is not so when they had to go on the list in memory.
-        All or none. Raises BacklogFull."""
+        """Store these messages, all or none; return whether durably, which is False on the list in memory.
+        Raises BacklogFull.
+        """
         now = int(time.time() * 1000)
         pairs = [(each, get_due_time(each, now)) for each in parcels]
         firmly = True
@@ -109,11 +110,11 @@ class MessagesStore:
             await self._backlog.put(pairs)
         except BacklogFull:
             raise
-        except trio.Cancelled:  # it may be written after all: whoever looks waits for that
+        except trio.Cancelled:  # it may be written after all: readers wait for that
             for queue in dict.fromkeys(each.queue for each in parcels):
                 self.add_waiting_queue(queue)
             raise
-        except Exception as error:  # the disk's trouble, or a backlog of the user's own
+        except Exception as error:  # an error of the disk, or of the user's own backlog
             self._failed(error)
             self._put_first(pairs, error)
             firmly = False
@@ -149,30 +150,30 @@ class MessagesStore:
         self._trouble = why
 
     def add_waiting_queue(self, queue: str) -> None:
-        """A queue may have messages."""
+        """Mark a queue as one that may have messages."""
         self.waiting_queues.setdefault(queue)
         self.recheck()
 
     def recheck(self) -> None:
-        """Have whoever waits for queues look again."""
+        """Wake the tasks that wait for queues."""
         news, self._news = self._news, trio.Event()
         news.set()
 
     async def wait_for_queues(self) -> None:
-        """Return when it is time to look at what waits."""
+        """Return when the waiting queues should be checked."""
         await self._news.wait()
 
     # ---- what goes
 
     async def read_first(self, queue: str) -> Sequence[StoredMessage]:
-        """The first messages of a queue, those in memory before all others; they stay until they are `gone`."""
+        """Return the first messages of a queue, those in memory first. They stay until `mark_published`."""
         in_memory = self._in_memory.first(queue, limit=MAX_READ_MESSAGES, max_bytes=MAX_READ_BYTES)
-        if in_memory:  # their numbers are negative here, so that they are none of the backlog's
+        if in_memory:  # negative numbers, to tell them from the backlog's
             return [StoredMessage(-item.number, *item.value) for item in in_memory]
         return await self._backlog.first(queue, self._done.get(queue, 0))
 
     def mark_published(self, queue: str, kept: Sequence[StoredMessage]) -> None:
-        """These are published: they are not given again, and will be forgotten."""
+        """Mark these messages as published: they are not returned again, and will be deleted."""
         self.published += len(kept)
         self._in_memory.remove([-each.number for each in kept if each.number < 0])
         numbers = [each.number for each in kept if each.number > 0]
@@ -203,11 +204,11 @@ class MessagesStore:
     # ---- how it does
 
     def conditions(self) -> Mapping[str, str]:
-        """The backlog can be written."""
+        """Return the problem, if the backlog cannot be written."""
         return {f"backlog {self.broker}": self._trouble}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """How many messages came, went and wait."""
+        """Yield the numbers of messages received, published and waiting."""
         of = {"broker": self.broker}
         yield make_counter(
             "celery5_publisher_received_total", "Messages taken from producers.", (float(self.received), of)

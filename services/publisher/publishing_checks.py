@@ -1,8 +1,8 @@
-"""Publishing Checks: the health checks of a Publisher, each with its circuit breaker (C82, C83).
+"""Publishing checks: the health checks of a Publisher, each with its circuit breaker.
 
-While one of the breakers is open, nothing is published: messages stay in their backlog. When its open period is over
-the check looks again, and the breaker closes if that goes well. There is one for the checks that are the
-application's own, and one for each broker.
+While a breaker is open, nothing is published: messages stay in their backlog. When the open period is over, the
+check runs again, and its success closes the breaker. There is one instance for the application's own checks,
+and one for each broker.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ from celery5.protocol.health.readings import get_worst_state, parse_states
 from celery5.services.health.circuits import CircuitBreaker
 
 MAX_BREAKER_RESET = 30.0
-"""Seconds after which a breaker's check looks again, at most; sooner where its period is shorter."""
+"""The most seconds after which a breaker's check runs again; fewer where its period is shorter."""
 
 
 class _Watched:
-    """One check, and its breaker."""
+    """One check and its breaker."""
 
     def __init__(self, check: HealthCheck, log: Log, reset: float) -> None:
         self.check = check
@@ -33,8 +33,11 @@ class _Watched:
 
 
 class PublishingChecks:
-    """Looks at `checks`, of the broker at `redis` if they ask for one. `reset`: seconds from a breaker's opening to the
-    next look, if it is not to follow from the check's period."""
+    """Runs the `checks`, with the broker at `redis` if they need one.
+
+    `reset` is the seconds from the opening of a breaker to the next check; None derives them from the check's
+    period.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class PublishingChecks:
         self._settle()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look at each check when its period has lapsed, until cancelled."""
+        """Run each check at its period until cancelled."""
         task_status.started()
         async with trio.open_nursery() as nursery:
             for each in self._watched.values():
@@ -65,7 +68,7 @@ class PublishingChecks:
 
     @property
     def all_closed(self) -> bool:
-        """Whether all breakers let messages through."""
+        """Return whether all breakers let messages through."""
         return self._closed.is_set()
 
     async def wait_until_closed(self) -> None:
@@ -73,7 +76,9 @@ class PublishingChecks:
         await self._closed.wait()
 
     def report_failure(self, name: str, reason: str) -> None:
-        """Somebody who did what this check is about has failed: as good as a look. A second look is due."""
+        """Report that an operation covered by this check failed. It counts as a failed check, and a second
+        check is due.
+        """
         each = self._watched[name]
         self._report(each, each.check.states[0], reason)
         self._look_now[name].set()
@@ -81,21 +86,21 @@ class PublishingChecks:
     # ---- looking
 
     async def _keep_looking(self, each: _Watched) -> None:
-        """A check that reports by itself, and is looked at by nobody, is only waited upon to close its breaker."""
+        """Run one check at its period. A check that reports by itself is run only to close its breaker."""
         while True:
-            # Before the look: of whom it is told meanwhile that it fails is looked at again.
+            # cleared before the check runs: a failure reported meanwhile causes another check
             self._look_now[each.check.name] = trio.Event()
             if each.check.is_polled:
                 await self._look(each)
             if each.circuit.is_closed:
                 with trio.move_on_after(each.check.period):
                     await self._look_now[each.check.name].wait()
-                    await trio.sleep(min(1.0, each.check.period))  # not at once again
+                    await trio.sleep(min(1.0, each.check.period))  # not again at once
             else:
                 await trio.sleep_until(each.circuit.breaker.open_until)
 
     async def _look(self, each: _Watched) -> None:
-        each.circuit.begin_probe(each)  # when its breaker is open and due, this look is the probe
+        each.circuit.begin_probe(each)  # when its breaker is open and due, this check is the probe
         found = await self._seen(each)
         well = found == each.check.good_state
         if each.circuit.breaker.state is BreakerState.HALF_OPEN:
@@ -108,8 +113,11 @@ class PublishingChecks:
         self._settle()
 
     async def _seen(self, each: _Watched) -> str | None:
-        """The worst state that one of the check's functions says; the good one where nobody complains; None where all
-        of them failed or hung, which is told of, and teaches nothing (C31)."""
+        """Return the worst state of the check's functions.
+
+        That is the good one when none complains, and None when all failed or timed out, which is logged and
+        decides nothing.
+        """
         check, found, looked = each.check, list[str](), False
         functions: Sequence[CheckFunction | None] = check.functions or [None]
         for function in functions:
@@ -119,7 +127,7 @@ class PublishingChecks:
                     found += parse_states(await check.run_check(function, self._context), check.states)
                     looked = True
                     continue
-            except (Exception, SystemExit) as error:  # the user's code
+            except (Exception, SystemExit) as error:  # user code
                 why = f"{type(error).__name__}: {error}"
             if why != each.fault:
                 self._log.event("health:check-failed", "error", check=check.name, why=why)
@@ -139,11 +147,11 @@ class PublishingChecks:
     # ---- how it does
 
     def conditions(self) -> Mapping[str, str]:
-        """All breakers are closed."""
+        """Return the problem, if a breaker is open."""
         return {each.circuit.name: "" if each.circuit.is_closed else each.circuit.why for each in self._all()}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """The same as numbers."""
+        """Yield the states of the checks and breakers."""
         yield make_gauge(
             "celery5_publisher_check_failing",
             "1 while a health check keeps messages in the backlog.",

@@ -1,4 +1,4 @@
-"""Doors: the sockets that a Publisher listens on: its own, or those that systemd has opened for it (C79, C81)."""
+"""Sockets: what a Publisher listens on, opened by itself or by systemd."""
 
 import fcntl
 import os
@@ -18,27 +18,24 @@ from celery5.errors import AlreadyInUse, Misconfigured
 from celery5.logs.log import Log
 
 ACCEPT_BACKLOG = 128
-"""Clients that may wait to be accepted."""
+"""The backlog of listen(2): clients that may wait to be accepted."""
 FIRST_INHERITED_FD = 3
 
 
 class SocketPlan(msgspec.Struct, frozen=True):
-    """Where to listen. `path` is that of a unix socket, '' for none; `tcp` a host and a port. With a `certificate` (and
-    its `key`, if that is not in the same file) TCP speaks TLS, and with `client_ca` only to clients whose certificate
-    that authority has signed. `inherited` are the numbers of open sockets, which are used instead of a unix socket;
-    those that other hosts reach need a certificate, unless it may be `plain`."""
+    """Where to listen. Sockets that other hosts reach need a certificate, unless `plain` is true."""
 
-    path: str = ""
-    tcp: tuple[str, int] | None = None
-    certificate: str = ""
-    key: str = ""
-    client_ca: str = ""
-    inherited: tuple[int, ...] = ()
+    path: str = ""  # a unix socket; '' for none
+    tcp: tuple[str, int] | None = None  # host and port
+    certificate: str = ""  # makes TCP use TLS
+    key: str = ""  # '' when it is in the certificate's file
+    client_ca: str = ""  # TLS clients must have a certificate signed by this authority
+    inherited: tuple[int, ...] = ()  # file descriptors of open sockets, used instead of a unix socket
     plain: bool = False
 
 
 def get_inherited_sockets(environ: Mapping[str, str], pid: int) -> tuple[int, ...]:
-    """The numbers of the sockets that systemd has opened for the process `pid`, as sd_listen_fds(3) says."""
+    """Return the file descriptors that systemd opened for the process `pid`, as in sd_listen_fds(3)."""
     count = environ.get("LISTEN_FDS", "")
     if environ.get("LISTEN_PID") != str(pid) or not (count.isascii() and count.isdigit()):
         return ()
@@ -46,7 +43,7 @@ def get_inherited_sockets(environ: Mapping[str, str], pid: int) -> tuple[int, ..
 
 
 class PublisherSockets:
-    """Opens what `plan` says, and closes it."""
+    """Opens the sockets of a `plan`, and closes them."""
 
     def __init__(self, *, plan: SocketPlan, log: Log) -> None:
         self._plan = plan
@@ -55,7 +52,7 @@ class PublisherSockets:
         self._bound: tuple[str, int] | None = None
 
     async def open_listeners(self) -> Sequence[trio.SocketListener]:
-        """The sockets, which listen. Raises Misconfigured when one cannot be opened."""
+        """Open the sockets and listen. Raises Misconfigured when one cannot be opened."""
         found: list[trio.SocketListener] = []
         try:
             for number in self._plan.inherited:
@@ -81,7 +78,7 @@ class PublisherSockets:
         return found
 
     def make_tls_context(self) -> ssl.SSLContext | None:
-        """What TCP clients are spoken to with; None for plain TCP. Raises Misconfigured."""
+        """Return the TLS context for TCP clients; None for plain TCP. Raises Misconfigured."""
         plan = self._plan
         if not plan.certificate:
             return None
@@ -99,7 +96,7 @@ class PublisherSockets:
         return context
 
     def close(self) -> None:
-        """Take away the unix socket, if it is our own."""
+        """Remove the unix socket, if it is our own."""
         if self._bound is not None:
             path, inode = self._bound
             with suppress(OSError):
@@ -111,7 +108,7 @@ class PublisherSockets:
             self._lock = None
 
     def _unix(self, path: Path) -> socket.socket:
-        """A socket at `path` that only our user may use. What a daemon that died has left there is taken away."""
+        """Return a socket at `path` that only our user may use. Replace one that a dead daemon left there."""
         try:
             make_private(path.parent)
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -154,14 +151,14 @@ class PublisherSockets:
 
 
 def _is_here(opened: socket.socket) -> bool:
-    """Whether only processes of this host reach it."""
+    """Return whether only processes of this host can reach the socket."""
     if opened.family not in (socket.AF_INET, socket.AF_INET6):
         return opened.family == socket.AF_UNIX
     return ip_address(opened.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def _take_away(path: Path) -> None:
-    """An old socket. Raises Misconfigured for anything else."""
+    """Remove an old socket. Raises Misconfigured for anything else."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
