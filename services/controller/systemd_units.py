@@ -315,9 +315,7 @@ class SystemdUnits:
             known.said.update(changed)
             if parse_failure_reason(status):
                 known.reason = parse_failure_reason(status)
-            elif (
-                status and status != before
-            ):  # each change repeats the status, also an unchanged one
+            elif status and status != before:  # each change repeats the status, also an unchanged one
                 known.status = status
                 self._say(known, Beat(name, status))
         elif (
@@ -372,7 +370,9 @@ class SystemdUnits:
         )
 
     def _stem(self, name: str) -> str:
-        return get_unit_path(get_unit_name(self._app, name)).rpartition("/")[2]  # a unit's path has backslashes
+        return get_unit_path(get_unit_name(self._app, name)).rpartition("/")[
+            2
+        ]  # a unit's path has backslashes
 
     def _files(self, name: str) -> list[Path]:
         """Return the environment files of this member.
