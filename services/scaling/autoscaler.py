@@ -1,9 +1,8 @@
-"""Autoscaler: looks at all queues and workers, and tells workers how far to read ahead and what to prefer, and Foremen
-how many workers there should be (C99, C103, C104).
+"""Autoscaler: decide how many workers there should be, how far they read ahead and what they prefer.
 
-Any number of Schedulers have one, and one at a time has the turn. Where the scaling is lies in Redis, on the
-default
-broker, so the next one goes on from there. Nothing is sent when neither scaling nor priorities are asked for.
+Any number of Schedulers have one, but only one at a time has the turn. The state of the scaling is in Redis, on
+the default broker, so the next one continues from there. Nothing is sent unless scaling or priorities are
+configured.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,17 +35,17 @@ from celery5.services.scaling.observer import ClusterObserver
 from celery5.services.scaling.scaling_commands import ScalingCommands
 
 LOOK = 2.0
-"""Seconds between looks."""
+"""Seconds between two snapshots, at least."""
 A_SECOND = 3
-"""Commands to AsyncDriver in a second, at most, in the mean of a look with many queues and its pause."""
+"""The most Redis commands in a second, on average over a snapshot of many queues and the pause after it."""
 LEAVE_LIMIT = 1.0
-"""Seconds that giving up the turn may take at the end; else it ends by itself."""
+"""Seconds that giving up the turn may take at the end; otherwise it expires."""
 
 T = TypeVar("T")
 
 
 class Autoscaler:
-    """The scaling of one application, while it is this Scheduler's turn."""
+    """Scales one application while this Scheduler has the turn."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class Autoscaler:
         self._found: Scaling | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look until cancelled."""
+        """Decide at intervals until cancelled."""
         task_status.started()
         if self._policy is None and self._strategy is None:
             await trio.sleep_forever()
@@ -88,11 +87,11 @@ class Autoscaler:
                     await self._give_up()
 
     def conditions(self) -> Mapping[str, str]:
-        """Whether it has the turn or not, the Scheduler is ready."""
+        """Return no problem: with or without the turn, the Scheduler is ready."""
         return {}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """What is wanted, as numbers, from the one that has the turn."""
+        """Yield the desired scale as metrics, if this one has the turn."""
         found = self._found
         if found is None:
             return
@@ -115,7 +114,7 @@ class Autoscaler:
             )
 
     async def run_once(self) -> None:
-        """One look: see, decide, keep it, tell. Nobody is told anything that was not kept."""
+        """Take a snapshot, decide, store the decision and send it. Nothing is sent that was not stored."""
         seconds = max(scaling_calls.TURN, 3 * self._pause)
         turn = await self._redis.perform(
             scaling_calls.claim_scaling_turn(self._keys, self._name, seconds=seconds)
@@ -160,7 +159,7 @@ class Autoscaler:
             return found
         try:
             course = get_next_state(before, policy, situation, turn.now)
-        except (Exception, SystemExit) as error:  # the user's strategy
+        except (Exception, SystemExit) as error:  # user code
             self._told_once("autoscale", f"its strategy failed: {error!r}")
             course = before
         else:
@@ -196,7 +195,7 @@ class Autoscaler:
             return Preference()
         try:
             preference = compute_preference(self._strategy, situation)
-        except (Exception, SystemExit) as error:  # the user's strategy
+        except (Exception, SystemExit) as error:  # user code
             self._told_once("prioritise", f"its strategy failed: {error!r}")
             return Preference()
         self._failed.pop("prioritise", None)
@@ -219,7 +218,7 @@ class Autoscaler:
             self._log.event("autoscale:lock-release-failed", "debug", why=str(error))
 
     def _told_once(self, what: str, why: str) -> None:
-        """Warn, once for each reason until it is over."""
+        """Log a warning, once for each reason until it is over."""
         if self._failed.get(what) != why:
             self._failed[what] = why
             self._log.event("autoscale:failed", "warning", of=what, why=why)

@@ -1,7 +1,7 @@
-"""Outlook: sees what waits on all brokers and how the workers there do, for who decides for all of them (C103, C108).
+"""Cluster observer: take snapshots of the waiting jobs and the workers on all brokers.
 
-All brokers are asked at the same time. Without the default one nothing can be decided; any other that does not answer
-is left out, and told of once.
+All brokers are asked at the same time. Without the default broker nothing can be decided. Any other that does
+not answer is left out, and logged once.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -31,15 +31,17 @@ from celery5.protocol.scaling.snapshot import (
 )
 
 REPLY_TIMEOUT = 2.0
-"""Seconds in which it must answer."""
+"""Seconds in which a broker must answer."""
 UNREACHABLE_PAUSE = 1.0
-"""Seconds for which one that did not is left alone."""
+"""Seconds for which a broker that did not answer is not asked again."""
 
 T = TypeVar("T")
 
 
 class TimeLimitedDriver:
-    """One broker, which answers soon or is away. It raises BrokerUnavailable then, as `redis` does."""
+    """A driver of one broker with a time limit. A broker that exceeds it counts as unreachable:
+    BrokerUnavailable is raised.
+    """
 
     def __init__(self, *, redis: AsyncDriver, broker: str) -> None:
         self._redis = redis
@@ -47,11 +49,11 @@ class TimeLimitedDriver:
         self._rests_until = 0.0
 
     async def perform(self, call: Call[T], /) -> T:
-        """Make one trip."""
+        """Perform one call."""
         return await self._in_time(lambda: self._redis.perform(call))
 
     async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
-        """Make several trips in one write."""
+        """Perform several calls in one write."""
         return await self._in_time(lambda: self._redis.perform_all(calls))
 
     async def _in_time(self, trip: Callable[[], Awaitable[T]]) -> T:
@@ -63,14 +65,18 @@ class TimeLimitedDriver:
 
 
 MAX_QUEUES = 64
-"""Queues of one broker that are looked at, at most."""
+"""The most queues of one broker that are read."""
 SETTLE_SECONDS = scaling_calls.REPORT_TTL
-"""Seconds after its return in which a broker still counts as unseen: until then all its workers have reported."""
+"""Seconds after its return for which a broker still counts as unseen: until then all its workers have reported."""
 
 
 class ClusterObserver:
-    """What can be seen of one application. `ways` lead to its brokers, by their names, the default one first; `home`
-    tells on which of them a queue is."""
+    """Observes one application.
+
+    Args:
+        broker_connections: the drivers of the brokers by name, the default one first.
+        find_broker: returns the name of a queue's broker.
+    """
 
     def __init__(
         self,
@@ -97,15 +103,15 @@ class ClusterObserver:
 
     @property
     def max_queues_observed(self) -> int:
-        """How many queues of one broker were looked at, at most."""
+        """Return the largest number of queues read from one broker."""
         return max(self._looked_at.values(), default=0)
 
     def reset(self) -> None:
-        """Somebody else has looked meanwhile."""
+        """Forget what was seen: another Scheduler had the turn meanwhile."""
         self._sight = BrokerVisibility()
 
     async def take_snapshot(self) -> ClusterSnapshot:
-        """The situation now. Raises BrokerError without the default broker."""
+        """Return the snapshot of all brokers. Raises BrokerError without the default broker."""
         found = await run_all_async([partial(self._on, broker) for broker in self._ways])
         parts: list[ClusterSnapshot] = []
         away: dict[str, BrokerError] = {}
@@ -130,7 +136,7 @@ class ClusterObserver:
             self._log.event("autoscale:broker-recovered", "info", broker=broker)
 
     async def _on(self, broker: str) -> ClusterSnapshot:
-        """The situation on one broker."""
+        """Return the snapshot of one broker."""
         redis, keys = self._ways[broker], self._keys
         asked: list[Call[Any]] = [
             jobs.list_queues(keys),
@@ -150,7 +156,9 @@ class ClusterObserver:
         return make_snapshot(censuses, reports, terms)
 
     def _of(self, broker: str, names: Sequence[str]) -> list[str]:
-        """Which of the queues that a broker knows are looked at. One that has moved is served nowhere else."""
+        """Return which of the queues known to a broker are read. A queue that has moved is read only where it
+        is served.
+        """
         here = [name for name in names if self._home(name) == broker]
         looked_at = sorted(here, key=lambda name: name not in self._known)[:MAX_QUEUES]
         if len(here) > MAX_QUEUES and self._too_many.get(broker) != len(here):

@@ -1,6 +1,6 @@
-"""Preferences: which queues and tasks this worker is to prefer just now, because a Scheduler said so (C99).
+"""Preferences: the queues and tasks that this worker prefers at the moment, as a Scheduler decided.
 
-What is preferred ends by itself when nobody says it again, so a Scheduler that is gone leaves no trace.
+A preference expires unless it is repeated, so it ends when the Scheduler is gone.
 """
 
 import math
@@ -17,7 +17,7 @@ from celery5.services.worker.internal_queues import TasksQueue
 
 
 class Preferences:
-    """The weights of queues and tasks; neutral unless something was said lately."""
+    """The weights of queues and tasks; neutral without a recent command."""
 
     def __init__(self, *, queues: Mapping[str, TasksQueue], log: Log) -> None:
         self._log = log
@@ -29,22 +29,27 @@ class Preferences:
 
     @property
     def queues(self) -> Mapping[str, float]:
-        """The weights of queues, up to 1.0, which those have that are not named; empty while none is preferred."""
+        """Return the weights of queues, up to 1.0, which is also that of queues not named; empty while none is
+        preferred.
+        """
         return self._current().queues
 
     @property
     def tasks(self) -> Mapping[str, float]:
-        """The same of tasks."""
+        """Return the weights of tasks, in the same form."""
         return self._current().tasks
 
     def get_weights(self) -> dict[str, dict[str, float]]:
-        """What is preferred now."""
+        """Return all current weights."""
         now = self._current()
         return {"tasks": dict(now.tasks), "queues": dict(now.queues)}
 
     async def handle_command(self, parameters: Mapping[str, Any]) -> object:
-        """The command `prefer`: weights of `tasks` and of `queues`, for so many `seconds`; gives what is preferred now.
-        Raises CommandRefused."""
+        """Run the command `prefer`: set weights of `tasks` and of `queues` for some `seconds`, and return the
+        current ones.
+
+        Raises CommandRefused.
+        """
         try:
             preference, seconds = Preference.parse(parameters)
         except Misconfigured as error:
@@ -58,13 +63,16 @@ class Preferences:
         return self.get_weights()
 
     def get_weight(self, job: Delivery) -> float:
-        """That of a job among those of other lives: its task's or its queue's, whichever is less."""
+        """Return the weight of a job: its task's or its queue's, whichever is less."""
         now = self._current()
         return min(now.tasks.get(_task_of(job), MAX_WEIGHT), now.queues.get(job.queue, MAX_WEIGHT))
 
     def sort_queue(self, queue: TasksQueue) -> None:
-        """Put what waits in `queue` into the order in which it is to begin: tasks take turns by their weights, and none
-        waits for ever. To be done when jobs have come, while something is preferred."""
+        """Sort the jobs that wait in `queue` by when they should start: tasks take turns by their weights, and
+        none starves.
+
+        Call it after jobs were added, while something is preferred.
+        """
         weights, turns = self.tasks, self._turns
         now = min(
             (each.start_order for each in queue.items if each.start_order),

@@ -1,6 +1,6 @@
-"""Reporter: tells how this worker does, for the Scheduler that decides how many there should be (C103).
+"""Reporter: report the state of this worker to the Scheduler that scales the application.
 
-It sends nothing at all unless the application is scaled, or some of its tasks are to go first.
+It sends nothing unless the application is scaled or uses priorities.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ from celery5.services.worker.in_flight import InFlightJobs
 REPORT_INTERVAL = 3.0
 """Seconds between reports."""
 MAX_REPORTED_TASKS = 500
-"""Tasks of which the time is told at most."""
+"""The most tasks whose durations are reported."""
 
 
 class Reporter:
-    """The reports of one worker."""
+    """Sends the reports of one worker."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Reporter:
             await trio.sleep(REPORT_INTERVAL)
 
     def make_report(self) -> WorkerReport:
-        """How it does now."""
+        """Return the current report."""
         told = self._budget.get_counts()
         return WorkerReport(
             queues=self._queues,
@@ -100,7 +100,7 @@ class Reporter:
         return found
 
     def _lately(self) -> dict[str, float]:
-        """How long jobs took: those since the last report count as much as all before."""
+        """Return the mean duration of jobs by task. The jobs since the last report weigh as much as all before."""
         for task, (count, seconds) in self._vitals.jobs.sum_durations().items():
             before = self._seen.get(task, (0, 0.0))
             new = count - before[0]

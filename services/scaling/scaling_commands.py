@@ -1,7 +1,7 @@
-"""Telling: has workers and Controllers know what was decided for them, and no more often than they need to.
+"""Scaling commands: send workers and Controllers what was decided for them, no more often than needed.
 
-What a worker is told holds for some minutes, and is said again before that is over: should all Schedulers be gone,
-workers do as usual. One that works for several brokers is told in each of its lives, by the inbox that it has there.
+A command to a worker holds for some minutes and is repeated before that is over: when all Schedulers are gone,
+workers return to normal. A worker with several brokers gets commands in the inbox of each of its incarnations.
 """
 
 import time
@@ -35,13 +35,15 @@ T = TypeVar("T")
 
 
 class SigningKeys(Protocol):
-    """Who signs here."""
+    """The keys that this process signs with."""
 
     def get_signer(self) -> Signer: ...
 
 
 class CommandSender:
-    """The commands of this process to others. What cannot be posted is logged, once until something can."""
+    """Sends control commands of this process to others. Logs the first failure, until a command can be sent
+    again.
+    """
 
     def __init__(
         self, *, redis: AsyncDriver, keys: Keys, keyring: SigningKeys, address: InboxAddress, log: Log
@@ -63,8 +65,11 @@ class CommandSender:
         *,
         expires: float = MAX_COMMAND_LIFETIME,
     ) -> bool:
-        """Have the process of that inbox do it soon, within `expires` seconds (60 at most). False when it could not be
-        posted: its inbox is full, Redis is away, or there are no keys to sign with."""
+        """Send a command to the process of that inbox, to run within `expires` seconds (60 at most).
+
+        Returns False when it was not sent: the inbox is full, Redis is unreachable, or there are no keys to
+        sign with.
+        """
         now = time.time()
         try:
             order = ControlCommand(
@@ -87,32 +92,32 @@ class CommandSender:
         return not why
 
     def _sealed(self, order: ControlCommand) -> bytes:
-        """In a thread: files are read, and the first time libraries are imported."""
+        """Sign the command. Runs in a thread, since it reads files and imports libraries."""
         signer = self._keyring.get_signer() if self._address.is_signed else None
-        now = time.time()  # a folder of keys that was made just now takes nothing that is older
-        life = order.expires - order.issued  # first: a sum of two times would be rounded
+        now = time.time()  # a folder of keys that was created just now accepts nothing older
+        life = order.expires - order.issued  # computed first: a sum of two times would be rounded
         fresh = msgspec.structs.replace(order, issued=now, expires=now + life)
         return sign_command(fresh, signer)
 
 
 COMMAND_TTL = 300.0
-"""Seconds for which a worker does what it was told."""
+"""Seconds for which a worker follows a command."""
 RENEW_INTERVAL = 120.0
-"""Seconds after which it is told again, and a Controller, too."""
+"""Seconds after which a command is repeated, to Controllers as well."""
 MIN_COMMAND_INTERVAL = 10.0
-"""Seconds between two commands of one kind to one process, at least."""
+"""The least seconds between two commands of one kind to one process."""
 MAX_NAMED_TASKS = 200
-"""Tasks, and queues, that are named in one command at most: the lightest, as the others are preferred anyway."""
+"""The most tasks, and queues, in one command: those of the least weight, as the others are preferred anyway."""
 
 
 class ScalingCommandSender(Protocol):
-    """Posts signed commands."""
+    """Sends signed control commands."""
 
     async def send(self, inbox: str, command: str, parameters: Mapping[str, Any], /) -> bool: ...
 
 
 class ScalingCommands:
-    """Knows what was told to whom, and when."""
+    """Sends the decisions of an autoscaler and remembers what each recipient has."""
 
     def __init__(self, *, command_sender: ScalingCommandSender, log: Log) -> None:
         self._orders = command_sender
@@ -123,7 +128,7 @@ class ScalingCommands:
         self._alone = False
 
     def reset(self) -> None:
-        """Somebody else may have told them other things."""
+        """Forget what was sent: another Scheduler may have sent other commands meanwhile."""
         self._reach.clear()
         self._preferred.clear()
         self._workers.clear()
@@ -135,7 +140,7 @@ class ScalingCommands:
         preference: Preference,
         controllers: Sequence[str],
     ) -> None:
-        """Tell whoever does not know it yet."""
+        """Send each recipient what it does not know yet."""
         lives = [life for each in snapshot.workers for life in each.command_targets]
         names = {each.name for each in lives}
         for known in (self._reach, self._preferred):
@@ -145,7 +150,7 @@ class ScalingCommands:
             if state is not None:
                 await self._tell_reach(life, state.get_prefetch(life.queues))
             await self._tell_preferred(life, preference)
-        # A number that was never decided may be less than there are, where not all can be seen.
+        # where not all workers are seen, a number that was never decided may be too small
         other = state is not None and state.workers != len(snapshot.workers) and not snapshot.unreachable
         if state is not None and (state.at or other):
             await self._tell_workers(state.workers, sorted(controllers))
@@ -174,7 +179,7 @@ class ScalingCommands:
             self._preferred[member.name] = (preference, trio.current_time())
 
     async def _tell_workers(self, workers: int, controllers: Sequence[str]) -> None:
-        """Each Controller gets its share of all workers."""
+        """Send each Controller its share of all workers."""
         if not controllers and not self._alone:
             self._log.event("autoscale:not-applied", "info", workers=workers, hint=_ALONE)
         self._alone = not controllers
@@ -185,7 +190,9 @@ class ScalingCommands:
             await self._tell_controller(name, share, workers)
 
     async def _tell_controller(self, name: str, share: int, workers: int) -> None:
-        """Again from time to time, too: it may have been frozen, or without keys, when it was told."""
+        """Send one Controller its share. Repeat it from time to time: the Controller may have been frozen, or
+        without keys.
+        """
         told, at = self._workers.get(name, (-1, 0.0))
         if told == share and trio.current_time() - at < RENEW_INTERVAL:
             return

@@ -1,9 +1,10 @@
-"""Moving: brings a schedule to the queue that its code says, from any other one, without ever firing on both (C108).
+"""Queue moves: move a schedule to the queue that its code declares, without ever firing on both.
 
-Only a record that is settled fires. Whoever wants it on another queue first writes an arriving one there, then looks
-everywhere, has each other one rest, takes over what it has fired, removes it, and only then settles its own: each step
-for the very record that was seen. Of two who do that at once one at least sees the other, and the newer one wins.
-Whoever dies in between leaves none that fires, and the next one goes on from there.
+Only a settled record fires. A Scheduler that wants the schedule on another queue first writes an arriving
+record there. Then it reads all queues, makes each other record rest, takes over what that has fired, and
+removes it. Only then does it settle its own record. Each step applies only to the very record that was read. Of
+two Schedulers that do this at once, at least one sees the other, and the newer one wins. One that dies in
+between leaves no record that fires, and the next one continues from there.
 """
 
 from collections.abc import Mapping
@@ -24,19 +25,22 @@ from celery5.scheduling.fire_times import get_next_fire_time
 from celery5.scheduling.schedules import replace_schedule
 
 TRIES = 20
-"""Times that a change is tried which others are quicker with."""
+"""Attempts at a change that others make at the same time."""
 UNREACHABLE_RETRY_DELAY = 5.0
-"""Seconds for which a broker that was found away is not asked again: one that does not even refuse takes as long each
-time, and there may be hundreds of schedules that it is asked about."""
+"""Seconds for which an unreachable broker is not asked again. An attempt may last until its time limit, and
+hundreds of schedules may ask.
+"""
 
 
 class ScheduleMoveBlocked(Exception):
-    """A broker is away that may have the schedule, too, or others change it all the time, or a newer version has it: it
-    does not fire here before that is settled."""
+    """The schedule cannot be settled yet, so it does not fire here.
+
+    A broker that may have it is unreachable, others change it all the time, or a newer version has it.
+    """
 
 
 class ScheduleNotOwned(Exception):
-    """The schedule, as it is, is somebody else's: added by hand, or declared by newer code."""
+    """The schedule belongs to somebody else: it was added by hand, or declared by newer code."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -45,7 +49,7 @@ class ScheduleNotOwned(Exception):
 
 @dataclass(slots=True)
 class _Seen:
-    """The record on the queue that is wanted, those on others, and which brokers did not tell."""
+    """The record on the wanted queue, the records on other queues, and the brokers that did not answer."""
 
     here: tuple[Schedule, bytes] | None = None
     others: list[tuple[AsyncDriver, Schedule, bytes]] = field(
@@ -55,7 +59,7 @@ class _Seen:
 
 
 class ScheduleMover:
-    """What settles schedules on one broker, `redis`; `others` are the ways to the others, by name."""
+    """Settles schedules on one broker, `redis`. `other_brokers` are the drivers of the others, by name."""
 
     def __init__(
         self, *, redis: AsyncDriver, other_brokers: Mapping[str, AsyncDriver], app: App, keys: Keys
@@ -67,7 +71,10 @@ class ScheduleMover:
         self._away: dict[str, float] = {}
 
     async def apply(self, new: Schedule, now: int) -> Schedule | None:
-        """Make a schedule what the code says; gives what it was before. Raises Theirs, Held, BrokerError."""
+        """Make a schedule what the code declares; return what it was before.
+
+        Raises ScheduleNotOwned, ScheduleMoveBlocked and BrokerError.
+        """
         await self._redis.perform(scheduling_calls.register_schedule_queue(self._keys, new.of.queue))
         for _ in range(TRIES):
             seen = await self._look(new)
@@ -94,7 +101,9 @@ class ScheduleMover:
         raise ScheduleMoveBlocked(f"others have changed it {TRIES} times meanwhile")
 
     async def _take_over(self, seen: _Seen, here: Schedule, record: bytes, now: int) -> None:
-        """One step towards having the only record; what is newer is taken over before it goes."""
+        """Make one step towards having the only record. What a newer record has fired is taken over before its
+        removal.
+        """
         for redis, other, there in seen.others:
             rests = other.stage == "resting"
             if rests and here.stage != "settled" and other.rev > here.rev:
@@ -111,7 +120,7 @@ class ScheduleMover:
                 raise ScheduleMoveBlocked(f"the broker that it was on is away: {error}") from None
 
     async def _look(self, new: Schedule) -> _Seen:
-        """The records of this name, on all queues of all brokers."""
+        """Read the records of this name on all queues of all brokers."""
         seen = _Seen()
         for schedule, record in await self._records(self._redis, new.name):
             if schedule.of.queue == new.of.queue:
@@ -145,8 +154,9 @@ class ScheduleMover:
 
 
 def _settled(old: Schedule, new: Schedule, now: int) -> Schedule | None:
-    """What becomes of the only record; None when it stays as it is. One that is arriving as it was written here is
-    there now."""
+    """Return what the only record becomes; None when it stays. A record that was written here as arriving has
+    arrived.
+    """
     after = periodic.merge_declaration(old, new, now, get_next_fire_time)
     if after is None and old.stage == "arriving" and old.origin != "runtime" and old.stamp == new.stamp:
         return replace(old, rev=old.rev + 1, stage="settled")
@@ -154,12 +164,12 @@ def _settled(old: Schedule, new: Schedule, now: int) -> Schedule | None:
 
 
 def _resting(found: Schedule) -> Schedule:
-    """What was found, as it does not fire any more."""
+    """Return the record as resting: it does not fire any more."""
     return replace(found, rev=found.rev + 1, stage="resting")
 
 
 def _arriving(found: Schedule, wanted: Schedule) -> Schedule:
-    """What was found, on its way to the queue that is wanted."""
+    """Return the record as arriving at the wanted queue."""
     of, queue = found.of, wanted.of.queue
     stays = of.queue == queue
     return replace(

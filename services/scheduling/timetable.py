@@ -1,8 +1,7 @@
-"""Timetable: fires the schedules when their time has come (C93, C102).
+"""Timetable: fire the schedules that are due.
 
-Any number of Schedulers may do the same at the same time. Each looks what is due, works out what is to be done, and
-asks Redis to do that if the schedule is still as it was: one of them succeeds (I6). What time it is
-Redis says.
+Any number of Schedulers may do this at the same time. Each reads what is due, decides what to do, and asks
+Redis to do it if the schedule is unchanged: one of them succeeds. The time is that of Redis.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,17 +28,17 @@ from celery5.scheduling.schedules import make_fired_job
 from celery5.services.process.broker_outages import is_outage
 
 SCHEDULES_PER_CALL = 100
-"""Schedules of one queue that are looked at in one trip."""
+"""Schedules of one queue that are read in one trip."""
 LOOK_AGAIN = 5.0
-"""Seconds after which it is looked at all of them anyway."""
+"""Seconds after which all schedules are read again in any case."""
 AGAIN = 0.5
-"""Seconds between attempts while AsyncDriver is away."""
+"""Seconds between attempts while Redis is unreachable."""
 STUCK = 1.0
-"""Seconds until a schedule is looked at again with which nothing can be done here."""
+"""Seconds until a schedule that cannot be processed is read again."""
 
 
 class Timetable:
-    """Watches the schedules of all queues of an application."""
+    """Fires the schedules of all queues of an application."""
 
     def __init__(self, *, redis: AsyncDriver, app: App, keys: Keys, worker: str, log: Log) -> None:
         self._redis = redis
@@ -57,23 +56,25 @@ class Timetable:
 
     @property
     def channels(self) -> list[str]:
-        """The channels to listen to."""
+        """Return the channels to subscribe to."""
         return [self._keys.schedule_changes]
 
     def on_message(self, _channel: bytes, _payload: bytes) -> None:
-        """A schedule was added or changed."""
+        """Handle a message: a schedule was added or changed."""
         self._news.set()
 
     def recheck(self) -> None:
-        """The listening connection was made anew: something may have been missed."""
+        """Check all schedules now, since the listening connection was reconnected and messages may have been
+        lost.
+        """
         self._news.set()
 
     def conditions(self) -> Mapping[str, str]:
-        """Whatever schedules there are, it is ready."""
+        """Return no problem: it is always ready."""
         return {}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """What became of fire times here."""
+        """Yield the metrics of fire times."""
         for what, count in self._counts.items():
             yield make_counter(
                 f"celery5_schedules_{what}_total",
@@ -93,7 +94,7 @@ class Timetable:
             self._news = trio.Event()
 
     async def fire_due(self) -> float:
-        """One pass over all queues. Gives in how many seconds the next one is due."""
+        """Make one pass over all queues; return the seconds until the next schedule is due."""
         wait = LOOK_AGAIN
         queues = await self._redis.perform(scheduling_calls.list_schedule_queues(self._keys))
         asked = [
@@ -121,8 +122,9 @@ class Timetable:
         return wait
 
     async def _performed(self, trips: Sequence[Call[Any]]) -> list[Any]:
-        """All trips at once; when the server refuses any of them, one by one, so that one schedule or queue that is
-        refused holds up no other. For one that was refused, a text says why."""
+        """Perform all calls in one trip. When the server refuses any, perform them one by one, so that a
+        refused one does not hold up others. The result of a refused call is a text with the reason.
+        """
         try:
             return await self._redis.perform_all(trips) if trips else []
         except BrokerReplied as error:
@@ -139,7 +141,7 @@ class Timetable:
             return str(error)
 
     async def _fire(self, queue: str, found: DueSchedules) -> float:
-        """Do what is to be done about the schedules of a queue that are due. Gives when the next of them is."""
+        """Process the due schedules of one queue; return when the next one is due."""
         wait, steps, trips = (
             LOOK_AGAIN,
             list[tuple[Schedule, ScheduleStep | None, int | None]](),
@@ -169,7 +171,9 @@ class Timetable:
         return wait
 
     async def _published(self, queue: str, trips: Sequence[Call[bool]]) -> list[Any]:
-        """The trips that fire, the first of them with word that there is this queue: nobody else may publish to it."""
+        """Perform the calls that fire. The first one also registers the queue, since nobody else may publish to
+        it.
+        """
         if not trips or queue in self._announced:
             return await self._performed(trips)
         announced, *done = await self._performed([jobs_calls.register_queue(self._keys, queue), *trips])
@@ -178,7 +182,7 @@ class Timetable:
         return done
 
     def _step(self, schedule: Schedule | None, now: int, *, busy: bool) -> ScheduleStep | str | None:
-        """What is to be done; a text says why that cannot be known."""
+        """Return what to do; a text says why that cannot be decided."""
         if schedule is None:
             return "it was written by a newer version, or is larger than message_limit allows"
         try:
@@ -186,7 +190,7 @@ class Timetable:
                 schedule, now, is_busy=busy, find_next=get_next_fire_time, app=self._app.name, by=self._name
             )
             if step is not None and step.fires:
-                read_envelope(schedule.of.message.encode())  # or there is nothing to send
+                read_envelope(schedule.of.message.encode())  # raises when there is nothing valid to send
         except (Misconfigured, Corrupt, ValueError, OverflowError) as error:
             return str(error)
         return step
@@ -205,7 +209,7 @@ class Timetable:
         )
         after = record if step is None else periodic.encode_schedule(step.new_state)
         if step is not None and schedule.origin == "runtime" and look is None:
-            after = b""  # it will never fire again, and nobody's code declares it
+            after = b""  # it will never fire again, and no code declares it
         keys = self._app.queue(queue).on_lane(schedule.of.lane)
         return scheduling_calls.fire_schedule(
             self._keys, keys, schedule.name, expected_state=record, new_state=after, next_look=look, jobs=jobs

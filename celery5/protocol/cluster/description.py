@@ -1,7 +1,7 @@
-"""Cluster: which processes an application is to have: the cluster description, read and checked (C89).
+"""Cluster description: which processes an application should have, parsed and checked.
 
-A description is a table, as TOML says it: groups of members that are alike, `[workers.mail]`, and the hosts that they
-run on. Everything that is wrong with it is told at once, each with its key.
+A description is a TOML table: groups of equal members, such as `[workers.mail]`, and the hosts that they run
+on. All errors are reported at once, each with its key.
 """
 
 import re
@@ -35,7 +35,7 @@ COMMON_FLAGS = {
     "status_host": str,
     "status_port": int,
 }
-"""Flags that the `start` of each kind knows, by their names. Each further member of a group has the next port."""
+"""The numbered flags of each kind of process, by name. Each further member of a group gets the next port."""
 WORKER_FLAGS = {
     "concurrency": int,
     "cpu_slots": int,
@@ -64,80 +64,74 @@ UNSUPPORTED_FLAGS = {
 
 
 class ValueChecker:
-    """Who knows what values mean to members, and says what is wrong with one, in words that follow its key; '' for
-    nothing. This one lets everything pass."""
+    """Checks values by what they mean to members. A method returns the error, in words that follow the key; ''
+    for none.
+
+    This class accepts everything.
+    """
 
     def check_flag(self, kind: Kind, name: str, value: Any) -> str:
-        """About the flag of a group's members, of the type that it is to be of."""
+        """Return the error in a flag of a group's members. The value has the flag's type."""
         return ""
 
     def check_variable(self, name: str, value: str) -> str:
-        """About a variable of their environment."""
+        """Return the error in a variable of their environment."""
         return ""
 
 
 STOP_MARGIN = 50.0
-"""Seconds beyond the grace period that a member gets to end, as a fleet's children do."""
+"""Seconds beyond the grace period that a member has to end."""
 MAX_GROUP_MEMBERS = 10_000
-"""Members of one group."""
+"""The most members of one group."""
 KINDS_BY_SECTION: Mapping[str, Kind] = {f"{kind}s": kind for kind in KINDS}
 _NAME = re.compile(r"[A-Za-z0-9_.]+(?:-[A-Za-z0-9_.]+)*")
 ENVIRONMENT_KEY = "environment"
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """Another machine that members run on: `ssh` is what the user's ssh calls it, `command` what celery5 is called
-    there. Members run in a `directory`, with an `environment` of the host and what is in an `environment_file` there.
-    `~/` is the user's home."""
+    """Another machine that members run on. `~/` is the user's home there."""
 
     name: str
-    ssh: str
-    command: str = "celery5"
+    ssh: str  # the destination for the user's ssh
+    command: str = "celery5"  # the celery5 program there
     directory: str = "~"
     environment: Mapping[str, str] = {}
-    environment_file: str = ""
+    environment_file: str = ""  # a file there with more variables
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Members that are alike: `count` of them on each of the `hosts` (none: here), with the same flags and
-    environment."""
+    """A group of equal members."""
 
     kind: Kind
     name: str = "default"
-    count: int = 1
+    count: int = 1  # on each host
     flags: Mapping[str, Any] = {}
     environment: Mapping[str, str] = {}
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # none: this host
 
     @property
     def key(self) -> str:
-        """What it is called in a cluster: `worker-default`."""
+        """Return its name in the cluster, such as `worker-default`."""
         return f"{self.kind}-{self.name}"
 
     @property
     def total(self) -> int:
-        """How many members it has on all hosts."""
+        """Return the number of its members on all hosts."""
         return self.count * (len(self.hosts) or 1)
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster description.
+    """A cluster description."""
 
-    `platform` starts the members: auto, processes, systemd, or `module:Class`. A member that has died `restart_limit`
-    times within `restart_period` seconds is given up. One whose event loop says nothing for `hung_after` seconds is
-    replaced (0: never); so is one that is not ready `start_limit` seconds after its start. `environment` is every
-    member's. With a `broker` the Controller runs that itself.
-    """
-
-    platform: str = "auto"
-    restart_limit: int = 10
+    platform: str = "auto"  # auto, processes, systemd, or `module:Class`
+    restart_limit: int = 10  # deaths within `restart_period` seconds after which a member is given up
     restart_period: float = 300.0
-    hung_after: float = 60.0
-    start_limit: float = 90.0
-    environment: Mapping[str, str] = {}
+    hung_after: float = 60.0  # seconds without a heartbeat after which a member is replaced; 0: never
+    start_limit: float = 90.0  # seconds after its start until a member must be ready
+    environment: Mapping[str, str] = {}  # of all members
     groups: tuple[Group, ...] = ()
     hosts: Mapping[str, Host] = {}
-    broker: OwnBroker | None = None
+    broker: OwnBroker | None = None  # run by the Controller itself
 
 
 def build_members(
@@ -147,10 +141,13 @@ def build_members(
     environment: Mapping[str, str] | None = None,
     grace: float = 30.0,
 ) -> tuple[Member, ...]:
-    """All members that there should be. `scale` says how many of a group there are, over all of its hosts, by the
-    group's `key`; without it there are as many as the description says. `environment` is every member's, too, and holds
-    where the description says nothing else; `grace` is the grace period of those that are not told another, in
-    seconds."""
+    """Return all members that should run.
+
+    Args:
+        scale: the number of members by the `key` of a group, over all its hosts. None: as the description says.
+        environment: variables for every member, where the description has no value.
+        grace: the default grace period in seconds.
+    """
     return tuple(
         _member(cluster, group, host, number, dict(environment or {}), grace)
         for group in cluster.groups
@@ -160,14 +157,16 @@ def build_members(
 
 
 def _on_host(group: Group, place: int, total: int) -> int:
-    """How many of `total` members a host has which is at that `place` among the group's."""
+    """Return how many of `total` members run on the host at that `place` in the group's hosts."""
     hosts = len(group.hosts) or 1
     return total // hosts + (place < total % hosts)
 
 
 def distribute_workers(cluster: Cluster, workers: int) -> dict[str, int]:
-    """So many worker processes in all, as a scale: each group has its share, as the counts in the description are to
-    each other. A group that has a count has one worker at least, if there are enough."""
+    """Distribute a total of worker processes over the groups, in proportion to their counts; return the scale.
+
+    A group with a count has at least one worker, if there are enough.
+    """
     groups = [each for each in cluster.groups if each.kind == "worker"]
     weights = {each.key: each.total for each in groups if each.total} or {each.key: 1 for each in groups}
     left = workers
@@ -199,7 +198,7 @@ def _member(
 
 
 def _arguments(flags: Mapping[str, Any], number: int) -> Iterator[str]:
-    """Flags as a command line has them."""
+    """Yield flags as command line arguments."""
     for name, value in sorted(flags.items()):
         flag = name.replace("_", "-")
         if isinstance(value, bool):
@@ -211,8 +210,7 @@ def _arguments(flags: Mapping[str, Any], number: int) -> Iterator[str]:
 
 
 def parse_cluster(description: bytes | Mapping[str, Any], checker: ValueChecker | None = None) -> Cluster:
-    """The cluster that a description means, TOML or a table, where the `judge` finds no fault with its values. Raises
-    Misconfigured, for all that is wrong at once."""
+    """Return the cluster in a description, TOML or a table. Raises Misconfigured with all errors at once."""
     if isinstance(description, bytes):
         try:
             description = tomllib.loads(description.decode())
@@ -226,7 +224,7 @@ def parse_cluster(description: bytes | Mapping[str, Any], checker: ValueChecker 
 
 
 class _Reading:
-    """Reads one description and gathers what is wrong with it."""
+    """Reads one description and collects its errors."""
 
     def __init__(self, judge: ValueChecker) -> None:
         self.errors: list[str] = []
@@ -283,7 +281,7 @@ class _Reading:
         return Host(name=name, ssh=ssh, environment=environment, **texts)
 
     def _text(self, where: str, value: Any) -> str:
-        """Words that a line of a unit can have."""
+        """Return a text that is valid in a line of a unit file."""
         text: str = self._typed(where, value, str, "~")
         try:
             if text.isprintable() and shlex.split(text):
@@ -408,7 +406,7 @@ def _near(name: str, known: Any) -> str:
 
 
 def _means_nothing(name: str, value: Any) -> bool:
-    """Whether a flag says no more than the lack of it."""
+    """Return whether a flag has the same effect as its absence."""
     return value == () or value == "" or (name in ("max_jobs", "max_memory") and not value)
 
 

@@ -40,7 +40,7 @@ MAX_RESTART_DELAY = 10.0
 KILL_RETRY_DELAY = 5.0
 """Seconds after which a process that survived a kill is killed again."""
 STALL_LIMIT = 5.0
-"""Seconds without a decision after which this process was frozen itself: silence meanwhile is held against nobody."""
+"""Seconds without a decision after which this process counts as frozen: silent members are not blamed then."""
 
 
 class ClusterState:
@@ -57,7 +57,7 @@ class ClusterState:
 
     @property
     def members(self) -> Mapping[str, MemberState]:
-        """The members, by name."""
+        """Return the members by name."""
         return self._states
 
     def set_desired(self, cluster: Cluster, members: Iterable[Member], spares: Iterable[Member] = ()) -> None:
@@ -119,7 +119,7 @@ class ClusterState:
 
     @property
     def pending_names(self) -> tuple[str, ...]:
-        """The members that are on their way: they start, stop, or wait for their turn to be restarted."""
+        """Return the members in transition: they start, stop, or wait to be restarted."""
         return tuple(
             sorted(
                 name
@@ -159,7 +159,7 @@ class ClusterState:
         if state.unknown_reason and (
             phase is Phase.STARTING or (phase is Phase.STOPPING and not self.draining)
         ):
-            state.phase_since = now  # it cannot be late where nobody can start it, or ask it to end
+            state.phase_since = now  # it cannot be late while it can neither be started nor stopped
         elif phase is Phase.UP:
             state.failures = 0
 
@@ -201,7 +201,7 @@ class ClusterState:
         )
         if (
             excused or event.code == EXIT_ALREADY_IN_USE
-        ):  # a former one, or another Controller's, has not ended yet
+        ):  # a former process, or another Controller's, has not ended yet
             return
         state.recent_deaths = [
             died_at for died_at in state.recent_deaths if now - died_at < self._cluster.restart_period
@@ -350,24 +350,24 @@ class ClusterState:
 
     @property
     def next_start_at(self) -> float:
-        """The earliest time at which a member is started again."""
+        """Return the earliest time at which a member is started again."""
         if self.draining:
             return inf
         return min((state.restart_at for state in self._wanted() if state.phase is Phase.DOWN), default=inf)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all wanted members are up and current."""
+        """Return whether all wanted members are up and current."""
         return all(state.phase is Phase.UP and not self._is_stale(state) for state in self._wanted())
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no member runs."""
+        """Return whether no member runs."""
         return not any(state.phase.is_running for state in self._states.values())
 
     @property
     def problem(self) -> str:
-        """What is wrong with the members, in one line; '' when nothing is."""
+        """Return the problem of the members, in one line; '' when there is none."""
         problem_by_name = {state.member.name: state.problem for state in self._wanted() if state.problem}
         kept_names = [
             state.member.name for state in self.retained if state.waits_for & problem_by_name.keys()
@@ -381,12 +381,12 @@ class ClusterState:
 
     @property
     def retained(self) -> list[MemberState]:
-        """The unwanted members that stop only when the changed ones are up."""
+        """Return the unwanted members that stop only when the changed ones are up."""
         return [state for state in self._states.values() if state.waits_for and state.phase is Phase.UP]
 
     @property
     def status_line(self) -> str:
-        """How many are up, and what is wrong, in one line."""
+        """Return how many are up and what is wrong, in one line."""
         wanted = self._wanted()
         up = sum(state.phase is Phase.UP and not state.unknown_reason for state in wanted)
         wrong = self.problem
@@ -398,8 +398,11 @@ def _get_stop_limit(state: MemberState) -> float:
 
 
 def _follows(member: Member, state: MemberState) -> bool:
-    """Return whether `member`, which is new or changes, must be up before an unwanted one stops. One of another group
-    might need what that one holds, such as a socket, unless their kind overlaps."""
+    """Return whether `member`, which is new or changes, must be up before an unwanted one stops.
+
+    One of another group need not, unless the kinds overlap: it might need what the unwanted one holds, such as
+    a socket.
+    """
     return member.kind == state.member.kind and (
         member.group == state.member.group or member.kind in OVERLAPPING_KINDS
     )
@@ -412,8 +415,7 @@ def _reset_failures(state: MemberState) -> None:
 
 
 def _request_stop(state: MemberState, now: float) -> list[Stop]:
-    """Stop a member that was not asked before. One that stops by itself is not asked: a second signal would end it at
-    once."""
+    """Ask a member to stop, once. One that stops by itself is not asked: a second signal would end it at once."""
     if state.stop_requested:
         return []
     state.stop_requested = True

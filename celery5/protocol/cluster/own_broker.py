@@ -1,5 +1,4 @@
-"""Own Broker: the broker that a Controller runs itself, as a cluster description says it: the table `[broker]`
-(C92)."""
+"""Own broker: the table `[broker]` of a cluster description, for a broker that the Controller runs itself."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
@@ -17,19 +16,17 @@ SINGLE_HOST_ERROR = (
 
 
 class OwnBroker(msgspec.Struct, frozen=True, kw_only=True):
-    """A server of the cluster's own: its program (`server`: auto, a name on PATH or a path), the `folder` with its
-    data, its unix `socket` ('': in the folder), a TCP `port` on this host besides (0: none), and when the disk is to
-    have what was written (`fsync`: before each answer, every second, or when the system likes)."""
+    """A broker server of the cluster's own."""
 
-    server: str = "auto"
-    folder: str = "broker"
-    socket: str = ""
-    port: int = 0
-    fsync: Fsync = "everysec"
+    server: str = "auto"  # auto, a name on PATH, or a path
+    folder: str = "broker"  # for its data
+    socket: str = ""  # '': in the folder
+    port: int = 0  # an additional TCP port on this host; 0: none
+    fsync: Fsync = "everysec"  # when writes reach the disk: before each answer, every second, or when the system likes
 
 
 def parse_own_broker(value: Any, errors: list[str]) -> OwnBroker | None:
-    """The table as a value; None where there is none. What is wrong is added to `errors`."""
+    """Return the table as a value; None where there is none. Errors are added to `errors`."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -60,7 +57,7 @@ def _wrong(said: Mapping[str, Any]) -> Iterator[str]:
 def find_broker_conflicts(
     where: str, flags: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """What a group says that another broker would be the members': errors. `where` is its place, with a dot."""
+    """Yield the settings of a group that would give its members another broker. `where` is its key, with a dot."""
     if "broker" in flags:
         yield f"{where}broker: [broker] is that of all members: leave one of them out"
     if BROKER_VARIABLE in environment:

@@ -1,8 +1,8 @@
-"""Units: a member of a cluster as a service of systemd: its name, its properties, and what its changes mean.
+"""Units: a member of a cluster as a service of systemd: its name, its properties, and what their changes mean.
 
-Members are transient units (StartTransientUnit): no file need be installed, each has its own command line, and it is
-gone when it has ended. They run as hardened as the unit files in systemd/ say. Their environment comes from a file that
-only they can read, since systemd shows a unit's properties to everybody.
+Members are transient units (StartTransientUnit): no file has to be installed, each has its own command line,
+and it is gone when it has ended. They are hardened like the unit files in systemd/. Their environment comes
+from a file that only they can read, since systemd shows a unit's properties to everybody.
 """
 
 import re
@@ -21,18 +21,20 @@ from celery5.protocol.cluster.members import (
 from celery5.protocol.process.liveness import get_silence_limit
 
 SLICE = "celery5.slice"
-"""Where all members are: `systemctl --user stop celery5.slice` ends them, whoever has started them."""
+"""The slice of all members: `systemctl --user stop celery5.slice` ends them, whatever started them."""
 SERVICE_INTERFACE = "org.freedesktop.systemd1.Service"
 UNIT_INTERFACE = "org.freedesktop.systemd1.Unit"
 UNIT_PATH = "/org/freedesktop/systemd1/unit"
 STOP_MARGIN = 15.0
-"""Seconds beyond `stop_after` that systemd has before it kills: the Foreman is to be first."""
+"""Seconds beyond `stop_after` until systemd kills: the Foreman should act first."""
 SIDECAR_GRACE_COMMANDS = (
     ("ExecStop", 'test -n "$$MAINPID" || sleep 0.5'),
     ("ExecStopPost", 'test "$$SERVICE_RESULT" != watchdog || sleep 0.5'),
 )
-"""What a worker's understudy needs to put its jobs back after it has died: half a second, before all is killed. When
-the watchdog ends a service there is no ExecStop."""
+"""The half second that a dead worker's sidecar needs to put its jobs back, before all is killed.
+
+When the watchdog ends a service there is no ExecStop.
+"""
 SIGNAL_NAMES: Mapping[int, str] = {
     1: "SIGHUP",
     2: "SIGINT",
@@ -48,10 +50,13 @@ SIGNAL_NAMES: Mapping[int, str] = {
     24: "SIGXCPU",
     31: "SIGSYS",
 }
-"""As Linux numbers them: there is no systemd elsewhere."""
+"""Signal numbers of Linux: there is no systemd elsewhere."""
 CRASH_SIGNALS = (4, 6, 7, 8, 9, 11, 31)
-"""Signals that systemd is to take for a success: after a failure it kills at once what is left, and runs no ExecStop.
-What it was is the Foreman's to judge."""
+"""Signals that systemd should take for a success: after a failure it kills the rest at once, and runs no
+ExecStop.
+
+The Foreman judges how the member ended.
+"""
 HARDENING: Mapping[str, tuple[str, Any]] = {
     "LockPersonality": ("b", True),
     "NoNewPrivileges": ("b", True),
@@ -64,19 +69,19 @@ HARDENING: Mapping[str, tuple[str, Any]] = {
     "SystemCallArchitectures": ("as", ["native"]),
     "UMask": ("u", 0o077),
 }
-"""As in the unit files."""
+"""The hardening of the unit files in systemd/."""
 EXCLUDED_VARIABLES = frozenset({
     "CREDENTIALS_DIRECTORY", "FDSTORE", "INVOCATION_ID", "JOURNAL_STREAM", "LISTEN_FDNAMES", "LISTEN_FDS", "LISTEN_PID",
     "MAINPID", "MANAGERPID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "MONITOR_EXIT_CODE", "NOTIFY_SOCKET",
     PARENT_VARIABLE, "PIDFILE", "RUNTIME_DIRECTORY", "SERVICE_RESULT", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC",  # noqa: E501
 })  # fmt: skip
-"""What systemd gives to each service anew, and what is the Controller's alone."""
+"""Variables that systemd sets for each service, and those that are the Controller's alone."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KILLED = (2, 3)
 _OF_SYSTEMD = range(200, 250)
-"""Exit codes of systemd's own, between the fork and the program: see systemd.exec(5)."""
+"""systemd's own exit codes, between the fork and the program: see systemd.exec(5)."""
 _WORDS: Mapping[str, str] = {
     "core-dump": "ended by {signal}, and left a core dump",
     "exit-code": "ended with exit code {code}",
@@ -93,34 +98,36 @@ _WORDS: Mapping[str, str] = {
 
 
 class LaunchCommand(NamedTuple):
-    """How members are started here: the program and what comes before a member's arguments; the folder; the file in
-    which systemd finds the environment; the seconds without a beat after which it kills (0: never), and those that a
-    start may take."""
+    """How members are started on this host."""
 
-    program: tuple[str, ...]
+    program: tuple[str, ...]  # with the arguments before those of the member
     directory: str
-    environment_file: str
-    hung_after: float
+    environment_file: str  # the file in which systemd finds the environment
+    hung_after: float  # seconds without a heartbeat after which systemd kills it; 0: never
     start_limit: float
 
 
 def get_unit_prefix(app: str) -> str:
-    """What the names of a cluster's units begin with. A drop-in in `celery5-shop-.service.d` is for all of them."""
+    """Return the prefix of a cluster's unit names. A drop-in in `celery5-shop-.service.d` applies to all of
+    them.
+    """
     return f"celery5-{_escaped(app)}-"
 
 
 def get_unit_pattern(app: str) -> str:
-    """What matches the names of a cluster's units, as ListUnitsByPatterns wants it."""
+    """Return the pattern of a cluster's unit names, for ListUnitsByPatterns."""
     return get_unit_prefix(app).replace("\\", "\\\\") + "*.service"
 
 
 def get_unit_name(app: str, member: str) -> str:
-    """The name of a member's unit. Dashes in a member's name stay: so drop-ins may be for a group."""
+    """Return the name of a member's unit. Dashes in a member's name stay, so that drop-ins may apply to a
+    group.
+    """
     return f"{get_unit_prefix(app)}{'-'.join(_escaped(each) for each in member.split('-'))}.service"
 
 
 def parse_member_name(app: str, unit: str) -> str:
-    """Whose unit that is; '' for one that is none of this cluster's."""
+    """Return the member of a unit; '' for a unit of another cluster."""
     if not unit.startswith(get_unit_prefix(app)) or not unit.endswith(".service"):
         return ""
     member = unit.removeprefix(get_unit_prefix(app)).removesuffix(".service")
@@ -131,12 +138,12 @@ def parse_member_name(app: str, unit: str) -> str:
 
 
 def get_unit_path(unit: str) -> str:
-    """Where systemd shows a unit on D-Bus."""
+    """Return the D-Bus object path of a unit."""
     return f"{UNIT_PATH}/{''.join(_on_bus(index, each) for index, each in enumerate(unit.encode()))}"
 
 
 def build_properties(member: Member, command: LaunchCommand) -> list[tuple[str, tuple[str, Any]]]:
-    """What StartTransientUnit is told of a member. Times are microseconds, as D-Bus has them."""
+    """Return the properties of a member for StartTransientUnit. Times are microseconds."""
     stop = member.stop_after + STOP_MARGIN
     words = [each.replace("$", "$$") for each in (*command.program, *member.arguments)]
     found: dict[str, tuple[str, Any]] = {
@@ -169,8 +176,9 @@ def build_properties(member: Member, command: LaunchCommand) -> list[tuple[str, 
 
 
 def format_environment_file(environment: Mapping[str, str]) -> str:
-    """An environment as the text of a file for EnvironmentFile=. Names that no shell could have are left out, as
-    systemd would."""
+    """Return an environment as the text of a file for EnvironmentFile=. Like systemd, skip names that no shell
+    could have.
+    """
     return "".join(
         f'{name}="{_QUOTED.sub(_BACKSLASH, value)}"\n'
         for name, value in sorted(environment.items())
@@ -179,7 +187,7 @@ def format_environment_file(environment: Mapping[str, str]) -> str:
 
 
 def make_ended(member: str, unit: str, properties: Mapping[str, Any]) -> Ended:
-    """That it has ended, and how, by the last properties of its unit."""
+    """Return the event that a member has ended, and how, from the last properties of its unit."""
     result = str(properties.get("Result", "success"))
     how, status = properties.get("ExecMainCode"), properties.get("ExecMainStatus")
     if not how or status is None:  # it has never run, or its unit is gone already
@@ -192,19 +200,19 @@ def make_ended(member: str, unit: str, properties: Mapping[str, Any]) -> Ended:
     if result == "exit-code" and code in _OF_SYSTEMD:
         result = "not-started"
     text = _WORDS.get(result, result).format(code=code, signal=by or "a signal", unit=unit)
-    # What ended before it was ready may well say 0; it has not ended as it was asked to.
+    # a member that ended before it was ready may exit with 0, but not because it was asked to
     return Ended(member, text, code or None)
 
 
 def parse_state(active: str) -> State | None:
-    """How a member is, by the ActiveState of its unit; None when it does not run."""
+    """Return a member's state from the ActiveState of its unit; None when it does not run."""
     return _STATES.get(active)
 
 
 def get_member_events(
     member: str, unit: str, properties: Mapping[str, Any], previous: State | None
 ) -> Sequence[MemberEvent]:
-    """What properties that have changed mean for a member that was in the state `before`."""
+    """Return the events that changed properties mean for a member that was in the state `previous`."""
     now = parse_state(str(properties["ActiveState"])) if "ActiveState" in properties else previous
     if now is None:
         return () if previous is None else (make_ended(member, unit, properties),)
@@ -217,7 +225,7 @@ def get_member_events(
 
 
 def _escaped(name: str) -> str:
-    """As systemd-escape does it, with dashes escaped, too."""
+    """Return the name as systemd-escape has it, with dashes escaped, too."""
     return "".join(
         each if _PLAIN.fullmatch(each) else "".join(f"\\x{byte:02x}" for byte in each.encode())
         for each in name
