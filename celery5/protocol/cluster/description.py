@@ -54,7 +54,7 @@ FLAG_TYPES: Mapping[Kind, Mapping[str, Any]] = {
     "scheduler": COMMON_FLAGS,
     "publisher": {**COMMON_FLAGS, **PUBLISHER_FLAGS},
 }
-"""What can be said of a group, by its kind: flags of `celery5 KIND start`, with the type of each."""
+"""The flags that a group may set, by kind: flags of `celery5 KIND start`, with the type of each."""
 UNSUPPORTED_FLAGS = {
     "processes": "each member is one process: say count = N",
     "name": "each member has a name of its own, made of its group's",

@@ -120,7 +120,7 @@ class Phase(Enum):
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process."""
+        """Return whether there is a process."""
         return self in (Phase.STARTING, Phase.UP, Phase.STOPPING)
 
 
@@ -209,12 +209,12 @@ class MemberState:
 
     @property
     def group(self) -> tuple[Kind, str]:
-        """Its kind and group."""
+        """Return its kind and group."""
         return self.member.kind, self.member.group
 
     @property
     def problem(self) -> str:
-        """What is wrong with it; '' when it is up, or starts for the first time or on purpose."""
+        """Return the problem of the member; '' when it is up, or starts for the first time or on purpose."""
         if self.phase is Phase.GIVEN_UP:
             return f"given up: {self.end_reason}"
         if self.unknown_reason and self.phase.is_running:

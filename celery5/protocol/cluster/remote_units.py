@@ -1,9 +1,9 @@
-"""Remote Units: members on another host, as units of its systemd and as what is said to it and by it (C91).
+"""Remote units: members on another host as units of its systemd, and the scripts and replies about them.
 
-Each member is a unit of the user's own service manager there, in its runtime folder, so nothing outlives the next boot
-and nothing depends on the connection. All goes over in one script on standard input, none of it on a command line that
-others can see. The script is one group in braces: half of one is a syntax error, and does nothing. What is secret is in
-an environment file that only the user can read.
+Each member is a unit of the user's own service manager there, in its runtime folder: so nothing survives the
+next boot, and nothing depends on the connection. All goes in one script on standard input, none of it on a
+command line that others can see. The script is one group in braces: half of one is a syntax error, and does
+nothing. Secrets are in an environment file that only the user can read.
 """
 
 import shlex
@@ -18,15 +18,16 @@ from celery5.protocol.process.liveness import get_silence_limit
 UnitVerb = Literal["start", "stop", "kill", "reload"]
 
 LINE_PREFIX = "celery5:"
-"""What our lines begin with: a login shell may say other things."""
+"""The prefix of our lines: a login shell may print other things."""
 BOOTSTRAP_SCRIPT = (
     'exec 3<&0; read -r n; s=$(head -c "$n" <&3); '
     'printf %s "$s" | timeout -k 2 "$1" sh & m=$!; '
     '{ cat <&3; kill "$m"; } >/dev/null 2>&1 & w=$!; '
     'wait "$m"; r=$?; kill "$w" 2>/dev/null; exit "$r"'
 )
-"""What the shell there does: read a script, run it for so long at most, and end it when this end goes away, since sshd
-would leave it running."""
+"""The command for the shell there: read a script, run it with a time limit, and end it when the connection
+ends, since sshd would leave it running.
+"""
 NO_LINGER_REPORT = "no-linger"
 _EXITED, _KILLED, _DUMPED = "1", "2", "3"
 """How a main process ended: ExecMainCode is a code of waitid(2)."""
@@ -100,46 +101,47 @@ UMask=0077
 
 
 class RemoteSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """How members live on a host: what `celery5` is called there, in which directory they run, with which environment
-    beside their own, and the file there that says more of it. `~` is the user's home. Limits in seconds, 0: none."""
+    """How members run on a host. `~` is the user's home there. Limits are seconds; 0: none."""
 
     app: str
-    command: str = "celery5"
+    command: str = "celery5"  # the celery5 program there
     directory: str = "~"
     environment: Mapping[str, str] = {}
-    environment_file: str = ""
+    environment_file: str = ""  # a file there with more variables
     start_limit: float = 180.0
     hung_after: float = 60.0
 
 
 class UnitCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do with a member there. What is to start is given whole."""
+    """An action on a member there."""
 
     verb: UnitVerb
     name: str
-    member: Member | None = None
+    member: Member | None = None  # to be started
 
 
 class UnitStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How systemd says that a unit is. `invocation` is another one for each start."""
+    """The status of a unit, as systemd reports it."""
 
     member: str
     active: str
     result: str = ""
     code: str = ""
     status: str = ""
-    invocation: str = ""
+    invocation: str = ""  # another one for each start
     status_text: str = ""
     pid: int = 0
 
 
 def get_unit_name(app: str, member: str) -> str:
-    """The unit of a member."""
+    """Return the name of a member's unit."""
     return f"celery5.{_plain(app)}.{_plain(member)}.service"
 
 
 def _plain(name: str) -> str:
-    """Letters, digits and dashes as they are, each other byte as _xx, so that no shell, pattern or unit minds."""
+    """Return the name with each byte but letters, digits and dashes as _xx: safe in shells, patterns and unit
+    names.
+    """
     return "".join(
         chr(each) if chr(each).isascii() and (chr(each).isalnum() or chr(each) == "-") else f"_{each:02x}"
         for each in name.encode()
@@ -147,8 +149,9 @@ def _plain(name: str) -> str:
 
 
 def _spoken(name: str) -> str | None:
-    """Return the member's name that `_plain` made `name` of; None for one that it cannot have made: anybody on that
-    host may start units."""
+    """Return the name that `_plain` encoded as `name`; None if it cannot have: anybody on that host may start
+    units.
+    """
     first, *others = name.split("_")
     try:
         spoken = (
@@ -160,18 +163,18 @@ def _spoken(name: str) -> str | None:
 
 
 def frame_script(text: str) -> bytes:
-    """What goes to the shell there: how long it is, and the script."""
+    """Return the input for the shell there: the length and the script."""
     said = f"{{\n{_BEFORE}{text}}}".encode()
     return b"%d\n%s" % (len(said), said)
 
 
 def make_watch_script(app: str, interval: float) -> bytes:
-    """Tell how the units of an application are, each `interval` seconds, for ever."""
+    """Return a script that reports the units of an application every `interval` seconds, without end."""
     return frame_script(_WATCH % (_SHOWN, shlex.quote(f"celery5.{_plain(app)}.*.service"), f"{interval:g}"))
 
 
 def make_command_script(setup: RemoteSetup, commands: Sequence[UnitCommand]) -> bytes:
-    """Do all this, in order. What starts is written down first."""
+    """Return a script that performs all these commands in order. It writes the files of what starts first."""
     lines = [_ACTS]
     for member in (act.member for act in commands if act.member is not None):
         unit = get_unit_name(setup.app, member.name)
@@ -185,7 +188,7 @@ def make_command_script(setup: RemoteSetup, commands: Sequence[UnitCommand]) -> 
 
 
 def format_unit_file(setup: RemoteSetup, member: Member) -> str:
-    """The unit of a member, as systemd reads it."""
+    """Return the unit file of a member."""
     own = f"EnvironmentFile={_path(setup.environment_file)}\n" if setup.environment_file else ""
     first, *others = shlex.split(setup.command)
     words = f'"%h{_quoted(first[1:])[1:]}' if first.startswith("~/") else _quoted(first)
@@ -208,7 +211,7 @@ def _path(path: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """One word of a command line, as systemd.service(5) wants it."""
+    """Return one word of a command line, quoted as systemd.service(5) requires."""
     for plain, escaped in (
         ("\\", "\\\\"),
         ('"', '\\"'),
@@ -222,7 +225,7 @@ def _quoted(word: str) -> str:
 
 
 def format_environment_file(setup: RemoteSetup, member: Member) -> str:
-    """The member's environment, as systemd.exec(5) reads it: what is its own holds against the host's."""
+    """Return the member's environment in the format of systemd.exec(5). Its own variables override the host's."""
     lines: list[str] = []
     for name, value in {**setup.environment, **member.environment}.items():
         for special in ("\\", '"', "`", "$"):
@@ -232,7 +235,7 @@ def format_environment_file(setup: RemoteSetup, member: Member) -> str:
 
 
 def parse_unit_statuses(app: str, lines: Iterable[str]) -> dict[str, UnitStatus]:
-    """What one look at the units has shown, by member. Lines that say nothing to us are passed over."""
+    """Return the unit statuses in one report, by member. Other lines are ignored."""
     ours, found = f"celery5.{_plain(app)}.", dict[str, UnitStatus]()
     said: dict[str, str] = {}
     for line in [*lines, ""]:
@@ -261,7 +264,7 @@ def parse_unit_statuses(app: str, lines: Iterable[str]) -> dict[str, UnitStatus]
 
 
 def parse_start_replies(app: str, lines: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """What became of each start, by member: `begun` and its invocation, or `refused` and why."""
+    """Return the result of each start, by member: `begun` and its invocation, or `refused` and the reason."""
     ours, found = f"celery5.{_plain(app)}.", dict[str, tuple[str, str]]()
     for line in lines:
         word, _, rest = line.removeprefix(LINE_PREFIX).partition(" ")
@@ -274,7 +277,7 @@ def parse_start_replies(app: str, lines: Iterable[str]) -> dict[str, tuple[str, 
 
 
 def describe_exit(unit: UnitStatus) -> tuple[str, int | None]:
-    """For people, and the exit code, below zero for a signal, None when nobody knows."""
+    """Return how a unit ended, for people, and its exit code: below zero for a signal, None when it is unknown."""
     number = int(unit.status) if unit.status.isascii() and unit.status.isdigit() else 0
     if unit.result == "watchdog":
         return "hung: its event loop said nothing for too long", -9

@@ -1,4 +1,4 @@
-"""Daemon Address: where a Publisher daemon listens, as its clients say it: unix://, tls:// or tcp:// (C79)."""
+"""Daemon address: where a Publisher daemon listens, as its clients write it: unix://, tls:// or tcp://."""
 
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -11,23 +11,22 @@ ADDRESS_FORMS = (
     "tls://host:port[?ca=FILE&certificate=FILE&key=FILE]"
 )
 MAX_SOCKET_PATH_BYTES = 107
-"""Bytes that the system has for the path of a socket."""
+"""The most bytes that the system allows in the path of a socket."""
 MAX_CONNECTIONS = 64
-"""Connections to one broker."""
+"""The most connections to one broker."""
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 class DaemonAddress(msgspec.Struct, frozen=True):
-    """Where the daemon is. `path` is that of a unix socket, '' for the usual place, when there is no `host`. With `tls`
-    the `certificate` and `key` are the client's own, and `ca` is whom it trusts; none: whom the system does."""
+    """The address of the daemon: a unix socket, or TCP when there is a `host`."""
 
-    path: str = ""
+    path: str = ""  # '' for the usual one
     host: str = ""
     port: int = 0
     tls: bool = False
-    ca: str = ""
-    certificate: str = ""
-    key: str = ""
+    ca: str = ""  # the authority to trust; '' for those of the system
+    certificate: str = ""  # the client's own
+    key: str = ""  # of the client's certificate
 
     def __str__(self) -> str:
         if self.host:
@@ -36,7 +35,7 @@ class DaemonAddress(msgspec.Struct, frozen=True):
 
 
 def parse_daemon_address(said: str) -> DaemonAddress:
-    """What a client's setting `publisher` means. Raises Misconfigured."""
+    """Return the address in a client's setting `publisher`. Raises Misconfigured."""
     scheme, _, rest = said.partition("://")
     if scheme == "unix":
         return DaemonAddress(path=check_socket_path(unquote(rest)) if rest else "")
@@ -57,7 +56,7 @@ def parse_daemon_address(said: str) -> DaemonAddress:
 
 
 def parse_host_and_port(said: str) -> tuple[str, int]:
-    """The two of `HOST:PORT`; an IPv6 address stands in brackets. Raises Misconfigured."""
+    """Return both parts of `HOST:PORT`; an IPv6 address is in brackets. Raises Misconfigured."""
     host, colon, port = said.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (host and colon and port.isascii() and port.isdigit() and 0 <= int(port) <= 65535):
@@ -66,7 +65,7 @@ def parse_host_and_port(said: str) -> tuple[str, int]:
 
 
 def check_socket_path(path: str) -> str:
-    """The path of a socket, which the system has room for. Raises Misconfigured."""
+    """Return the path of a socket if the system allows its length. Raises Misconfigured."""
     if not path.startswith("/"):
         raise Misconfigured(f"the publisher's socket {path!r}: give a whole path, from / on")
     if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
@@ -81,17 +80,17 @@ def _shown(host: str) -> str:
 
 
 def parse_optional_address(said: str) -> DaemonAddress | None:
-    """What the setting `publisher` says, if it says anything. Raises Misconfigured."""
+    """Return the address in the setting `publisher`; None when it is empty. Raises Misconfigured."""
     return parse_daemon_address(said) if said else None
 
 
 def parse_optional_tcp(said: str) -> tuple[str, int] | None:
-    """What the setting `publisher_tcp` says, if it says anything. Raises Misconfigured."""
+    """Return host and port in the setting `publisher_tcp`; None when it is empty. Raises Misconfigured."""
     return parse_host_and_port(said) if said else None
 
 
 def parse_connections(said: str | int | list[int]) -> tuple[int, int]:
-    """The least and the most connections: 2 is `2..2`. Raises Misconfigured."""
+    """Return the least and the most connections: 2 means `2..2`. Raises Misconfigured."""
     parts = said if isinstance(said, list) else str(said).split("..")
     numbers = [int(each) for each in parts if str(each).strip().isdigit()]
     if (

@@ -1,9 +1,10 @@
-"""Parcels: the words between a producer and the Publisher daemon, and the frames they travel in (C79, C81).
+"""Frames: the messages between a producer and the Publisher daemon, and their encoding.
 
-A frame is four bytes, the length of what follows, most significant first, then one word in MessagePack. A connection
-begins with the client's `Hello` and the daemon's `Welcome`. Then each `Hand` gets one `Told`, in order, with an answer
-for each of its groups: a group is what one call of a producer sent, and is stored whole or not at all. A `Refused` in
-place of any answer is the last word on the connection. Nothing is acknowledged before it is stored.
+A frame is four bytes, the length of the rest, most significant first, then one message in MessagePack. A
+connection begins with `ClientHello` and `Welcome`. Then each `PublishRequest` gets one `PublishReply`, in
+order, with an answer for each of its groups. A group is what one call of a producer sent; it is stored whole or
+not at all. A `ConnectionRefusal` in place of any answer ends the connection. Nothing is acknowledged before it
+is stored.
 """
 
 import re
@@ -18,21 +19,21 @@ from celery5.protocol.job.job import Job
 
 VERSION = 1
 HEADER_BYTES = 4
-"""Bytes of a frame's length."""
+"""The bytes of a frame's length."""
 FRAME_OVERHEAD_BYTES = 1024 * 1024
-"""Bytes of a frame beyond those of the messages in it: their ids, their queues."""
+"""Bytes of a frame beyond those of its jobs' messages, such as ids and queues."""
 MAX_WAITING_LIST_NAME = 2000
-"""Characters that the name of a line may have."""
+"""The most characters in the name of a waiting list."""
 MESSAGES_PER_FRAME = 500
-"""Messages in one frame."""
+"""The most jobs that a client puts in one frame."""
 BYTES_PER_TRIP = 4 * 1024 * 1024
-"""Bytes of messages in one frame, unless one message alone has more."""
+"""The most bytes of messages that a client puts in one frame, unless one message alone has more."""
 MAX_GROUPS = MESSAGES_PER_FRAME
 """The most groups in one frame: no client sends an empty one."""
 MAX_MESSAGES = 50_000
-"""The most messages in one frame, and in one group, which is what one call sends."""
+"""The most jobs in one frame, and in one group, which is what one call sends."""
 SMALL_FRAME_BYTES = 64 * 1024
-"""The most bytes of a frame that is read without counting its contents first."""
+"""The most bytes of a frame that is decoded without counting its contents first."""
 MAX_HELLO_BYTES = 4096
 """The most bytes of a client's first message."""
 
@@ -40,7 +41,7 @@ RefusalCode = Literal["full", "too-large", "unfit", "unavailable"]
 
 
 class JobMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A job for the daemon: what `celery5.protocol.job.Job` says of where its message is to go, and when."""
+    """A job for the daemon: the fields of `celery5.protocol.job.Job` that say where and when its message goes."""
 
     id: str
     queue: str
@@ -52,46 +53,43 @@ class JobMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ClientHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The client's first word: whose jobs it will hand over."""
+    """The client's first message: the application whose jobs it will send."""
 
     app: str
     version: int = VERSION
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """The daemon's: it publishes for that application; how many messages wait in its backlogs, and why it cannot write
-    them, if it cannot."""
+    """The daemon's reply to `ClientHello`."""
 
     version: int = VERSION
-    waiting: int = 0
-    trouble: str = ""
+    waiting: int = 0  # messages in its backlogs
+    trouble: str = ""  # why the backlogs cannot be written
 
 
 class PublishRequest(msgspec.Struct, frozen=True, array_like=True, tag="hand"):
-    """Jobs to be published, in groups."""
+    """Jobs to publish, in groups."""
 
     groups: Annotated[tuple[tuple[JobMessage, ...], ...], Meta(max_length=MAX_GROUPS)]
 
 
 class GroupReply(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one group: stored when there is no `code`. `firmly` is false when it is in the memory of the
-    daemon only, because the backlog could not be written (C78). `why` is for people; with `maybe` some of it may be
-    stored although it was refused."""
+    """The answer for one group: stored when `code` is empty."""
 
     code: RefusalCode | Literal[""] = ""
-    why: str = ""
-    firmly: bool = True
-    maybe: bool = False
+    why: str = ""  # for people
+    firmly: bool = True  # False when it is only in the daemon's memory, since the backlog could not be written
+    maybe: bool = False  # refused, but some of it may be stored
 
 
 class PublishReply(msgspec.Struct, frozen=True, array_like=True, tag="told"):
-    """The daemon's answer to a `Hand`."""
+    """The daemon's answer to a `PublishRequest`."""
 
     answers: tuple[GroupReply, ...]
 
 
 class ConnectionRefusal(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The daemon's last word: why it closes this connection."""
+    """The daemon's last message: why it closes this connection."""
 
     code: RefusalCode
     why: str
@@ -102,7 +100,7 @@ DaemonMessage = Welcome | PublishReply | ConnectionRefusal
 
 
 class _Groups(msgspec.Struct, frozen=True, array_like=True, tag="hand"):
-    """A `Hand` of which only the number of groups has been read."""
+    """A `PublishRequest` of which only the number of groups has been read."""
 
     groups: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_GROUPS)]
 
@@ -115,15 +113,15 @@ _GROUP: msgspec.msgpack.Decoder[tuple[JobMessage, ...]] = msgspec.msgpack.Decode
 _OF_DAEMON: msgspec.msgpack.Decoder[DaemonMessage] = msgspec.msgpack.Decoder(DaemonMessage)
 _AT = re.compile(r"(\+?[0-9]{1,15})?\Z")
 _EXPIRES = re.compile(r"[0-9]{0,15}\Z")
-_QUEUE = re.compile(r"(\{events\}|[^\s{},]{1,200})\Z")  # the events' own name is no task's
+_QUEUE = re.compile(r"(\{events\}|[^\s{},]{1,200})\Z")  # the name of events is no valid task name
 
 
 class FrameTooLarge(Corrupt):
-    """A frame says that it is larger than is taken."""
+    """A frame declares more bytes than the limit."""
 
 
 class FrameReader:
-    """Takes bytes as they come, gives whole frames. A frame of more than `limit` bytes is refused by its head alone."""
+    """Splits received bytes into frames. A frame of more than `limit` bytes is refused by its header alone."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -133,11 +131,11 @@ class FrameReader:
         return len(self._kept)
 
     def feed(self, data: bytes) -> None:
-        """More has come."""
+        """Add received bytes."""
         self._kept += data
 
     def next_frame(self) -> bytes | None:
-        """The next whole frame, None while it is not there. Raises TooLarge."""
+        """Return the next complete frame; None while there is none. Raises FrameTooLarge."""
         if len(self._kept) < HEADER_BYTES:
             return None
         size = int.from_bytes(self._kept[:HEADER_BYTES])
@@ -151,13 +149,13 @@ class FrameReader:
 
 
 def encode_frame(message: ClientMessage | DaemonMessage) -> bytes:
-    """A word as it is sent."""
+    """Return a message as a frame."""
     body = _ENCODER.encode(message)
     return len(body).to_bytes(HEADER_BYTES) + body
 
 
 def decode_client_message(body: bytes) -> ClientMessage:
-    """What a client says. Raises Corrupt."""
+    """Return a client's message. Raises Corrupt."""
     try:
         word = _OF_CLIENT.decode(body) if len(body) <= SMALL_FRAME_BYTES else _large(body)
     except (msgspec.DecodeError, ValueError) as error:
@@ -168,9 +166,11 @@ def decode_client_message(body: bytes) -> ClientMessage:
 
 
 def _large(body: bytes) -> ClientMessage:
-    """A word in a large frame. Groups and messages are counted before any of them is read: the smallest ones have one
-    byte and five, and a frame has room for a million, which would take seconds and hundreds of megabytes. Raises
-    ValueError."""
+    """Decode a large frame, counting groups and jobs before any is read. Raises ValueError.
+
+    The smallest group has one byte and the smallest job five, so a frame could hold a million. Decoding those
+    would take seconds and hundreds of megabytes.
+    """
     word = _COUNTED.decode(body)
     if isinstance(word, ClientHello):
         return word
@@ -191,7 +191,7 @@ def _elements(raw: msgspec.Raw) -> int:
 
 
 def decode_daemon_message(body: bytes) -> DaemonMessage:
-    """What the daemon says. Raises Corrupt."""
+    """Return a message of the daemon. Raises Corrupt."""
     try:
         return _OF_DAEMON.decode(body)
     except (msgspec.DecodeError, ValueError) as error:
@@ -199,12 +199,12 @@ def decode_daemon_message(body: bytes) -> DaemonMessage:
 
 
 def get_frame_limit(message_limit: int) -> int:
-    """The largest frame that is taken where messages may have `message_limit` bytes."""
+    """Return the most bytes of a frame where messages may have `message_limit` bytes."""
     return max(BYTES_PER_TRIP, message_limit) + FRAME_OVERHEAD_BYTES
 
 
 def find_fault(message: JobMessage, message_limit: int) -> GroupReply | None:
-    """Why a parcel cannot be taken, if it cannot: what is wrong here would be wrong in Redis for ever."""
+    """Return why a job cannot be accepted; None if it can. What is refused here would never be valid in Redis."""
     if len(message.message) > message_limit:
         return GroupReply(
             "too-large",
@@ -224,12 +224,12 @@ def find_fault(message: JobMessage, message_limit: int) -> GroupReply | None:
 
 
 def encode_job_message(message: JobMessage) -> bytes:
-    """A parcel, to be kept."""
+    """Return a job as bytes for the backlog."""
     return _ENCODER.encode(message)
 
 
 def decode_job_message(raw: bytes) -> JobMessage:
-    """A parcel that was kept. Raises Corrupt."""
+    """Return a job from the backlog. Raises Corrupt."""
     try:
         return _PARCEL.decode(raw)
     except (msgspec.DecodeError, ValueError) as error:
@@ -237,12 +237,12 @@ def decode_job_message(raw: bytes) -> JobMessage:
 
 
 def make_job_message(job: Job) -> JobMessage:
-    """A job as it is handed over."""
+    """Return a job as it is sent to the daemon."""
     return JobMessage(job.id, job.queue, job.message, job.at, job.lane, job.line, job.expires)
 
 
 def make_job(message: JobMessage, at: str) -> Job:
-    """The job again, to be published; a time from now is another one `at` each moment."""
+    """Return the job to be published. `at` is the current value of a countdown."""
     return Job(
         message.id,
         "",
@@ -256,12 +256,12 @@ def make_job(message: JobMessage, at: str) -> Job:
 
 
 def get_due_time(message: JobMessage, now_ms: int) -> int | None:
-    """When a job falls due that was sent with a countdown: in ms since 1970, by the clock of whoever asks."""
+    """Return when a job sent with a countdown is due: in ms since 1970, by the caller's clock; else None."""
     return now_ms + int(message.at[1:]) if message.at.startswith("+") else None
 
 
 def split_into_frames(groups: Sequence[tuple[JobMessage, ...]]) -> Iterator[list[int]]:
-    """The groups, by their numbers, as many as go in one frame; one that alone is more than that goes alone."""
+    """Yield the indexes of the groups for each frame. A group that exceeds a frame's size gets its own."""
     part: list[int] = []
     count = size = 0
     for number, group in enumerate(groups):

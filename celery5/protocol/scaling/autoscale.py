@@ -1,14 +1,14 @@
-"""Autoscale: how far workers read ahead and how many of them there should be, decided from what waits (C103, C104).
+"""Autoscale: decide how many workers there should be and how far they read ahead, from the jobs that wait.
 
-When there are more jobs than the workers may run at once, they first read further ahead, step by step; when they read
-as far ahead as they may, there are to be more workers. When fewer would do, it goes back the same way: fewer workers
-first, then less ahead. After each step nothing changes for a cool-down, which doubles with each step up to a limit, and
-is short again after a quiet period.
+When there are more jobs than slots, workers first read further ahead, step by step. When they read as far ahead
+as allowed, more workers are added. When fewer would do, it goes back the same way: first fewer workers, then
+less ahead. After each step nothing changes for a cool-down, which doubles with each step up to a limit, and is
+short again after a quiet period.
 
-Three things keep it from going to and fro: the cool-down; a margin, since fewer are enough only when they would have
-some room left; and patience, since fewer must have been enough all the time for a while.
+Three things prevent oscillation: the cool-down; a margin, since fewer workers must leave some slots free; and a
+delay, since fewer must have been enough for a while without interruption.
 
-While a broker is not seen nothing becomes less: how much waits there, and who works on it, nobody knows.
+While a broker is unreachable nothing is scaled down: its jobs and workers are unknown.
 """
 
 import math
@@ -23,63 +23,66 @@ from celery5.protocol.scaling.snapshot import ClusterSnapshot
 from celery5.protocol.similar_names import did_you_mean
 
 STEP_FACTOR = 2
-"""One step makes anything at most so many times as large, or as small."""
+"""The largest factor, up or down, of one step."""
 SLOT_MARGIN = 0.2
-"""The share of all slots that must be left when fewer workers would do."""
+"""The share of all slots that must be free when fewer workers would do."""
 
 
 class Scale(NamedTuple):
-    """How many worker processes there should be, and the factor on how far each reads ahead."""
+    """A number of worker processes, and the factor on how far each reads ahead."""
 
     workers: int
     prefetch: float = 1.0
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a strategy sees: the `situation`, the scale that is wanted `now`, and between what it must lie: at least
-    `minimum` and at most `maximum` workers, reading ahead at most `prefetch` times as far as usual."""
+    """The input of a strategy."""
 
     snapshot: ClusterSnapshot
-    now: Scale
-    minimum: int
-    maximum: int
-    prefetch: float = 1.0
+    now: Scale  # the desired scale
+    minimum: int  # of workers
+    maximum: int  # of workers
+    prefetch: float = 1.0  # the largest prefetch factor
 
     def per_worker(self, kind: str) -> float:
-        """How many jobs of a kind one worker may run at once, in the mean of those that live."""
+        """Return how many jobs of a kind one worker may run at once, on average."""
         members = self.snapshot.workers
         return self.snapshot.max_slots(kind) / len(members) if members else 0.0
 
     def needed(self, *, margin: float = 0.0) -> int:
-        """How many workers would have a slot for each job, with a share of their slots left over. Jobs of a kind that
-        no worker has slots for need one worker; so do jobs while no worker lives."""
+        """Return how many workers would have a slot for each job, with a share of their slots free.
+
+        Jobs of a kind that no worker has slots for need one worker; so do jobs while no worker is alive.
+        """
         demand = self.snapshot.demand()
         if not demand:
             return 0
         slots = {kind: self.per_worker(kind) * (1 - margin) for kind in demand}
-        # What a float adds to a whole number needs no worker of its own.
+        # rounding errors need no worker of their own
         return max(math.ceil(round(demand[kind] / each, 6)) if each else 1 for kind, each in slots.items())
 
 
 class AutoscaleStrategy(Protocol):
-    """Says what scale it wants (C104). What it gives is kept within the limits, and is taken only when no cool-down
-    lasts; less than there is, only when it has wanted less for a while. It is asked every few seconds, and must not
-    wait for anything."""
+    """Returns the scale that it wants.
+
+    The result is kept within the limits and applied only outside a cool-down; a smaller scale only after it was
+    wanted for a while. The strategy is called every few seconds and must not wait for anything.
+    """
 
     def __call__(self, load: Load, /) -> Scale: ...
 
 
 def prefetch_first(load: Load) -> Scale:
-    """The proposal's rule (C104) and its mirror image: one step, or none.
+    """Return the next scale of the default strategy: one step, or none.
 
-    Up: there are more jobs than slots. First twice the prefetch; when that is at its most, as many workers as are
-    needed, and twice as many at most. Down: fewer workers would do, with a margin: as many as are needed then, and half
-    as many at least; at the minimum, half the prefetch.
+    Up, when there are more jobs than slots: first double the prefetch; at its limit, as many workers as are
+    needed, but at most twice as many. Down, when fewer workers would do with a margin: as many as are needed
+    then, but at least half as many; at the minimum, halve the prefetch.
     """
     now = load.now
     needed = load.needed()
     if needed and now.workers and not load.snapshot.workers:
-        return now  # workers were asked for, and none has come yet: what one of them can do is not known
+        return now  # requested workers have not started yet: their capacity is unknown
     if needed > now.workers:
         if now.prefetch < load.prefetch and now.workers:
             return Scale(now.workers, min(now.prefetch * STEP_FACTOR, load.prefetch))
@@ -93,66 +96,58 @@ def prefetch_first(load: Load) -> Scale:
 
 
 class Autoscale(msgspec.Struct, frozen=True, kw_only=True):
-    """How an application is scaled: between `minimum` and `maximum` worker processes, which read ahead up to `prefetch`
-    times as far as usual.
+    """How an application is scaled. Times are seconds."""
 
-    After a step nothing changes for `cooldown` seconds, twice as long after the next one, and so on up to
-    `longest_cooldown`; it is short again when nothing has changed for another `quiet` seconds. Fewer workers, or less
-    prefetch, must have been enough for `patience` seconds. The `strategy` says what is wanted.
-    """
-
-    minimum: int
-    maximum: int
-    prefetch: float = 4.0
-    cooldown: float = 1.0
+    minimum: int  # of worker processes
+    maximum: int  # of worker processes
+    prefetch: float = 4.0  # the largest factor on how far workers read ahead
+    cooldown: float = 1.0  # after the first step; doubles with each further one
     longest_cooldown: float = 60.0
-    quiet: float = 300.0
-    patience: float = 30.0
+    quiet: float = 300.0  # after a cool-down; then the cool-down is short again
+    patience: float = 30.0  # for which a smaller scale must have been enough
     strategy: AutoscaleStrategy = prefetch_first
 
 
 class AutoscaleState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an autoscaler is, which is kept between looks. Times are seconds since 1970 by Redis.
+    """The state of an autoscaler, kept between snapshots. Times are seconds since 1970 by Redis."""
 
-    The scale that is wanted: `workers` and `prefetch`, the latter for workers that read one of the `crowded` queues.
-    How many steps there were in a row (`events`), the last of them `at`. Since when less would do (`low_since`; None
-    while it would not).
-    """
-
-    workers: int
-    prefetch: float = 1.0
+    workers: int  # desired
+    prefetch: float = 1.0  # desired, for workers that read a crowded queue
     crowded: tuple[str, ...] = ()
-    events: int = 0
-    at: float = 0.0
-    low_since: float | None = None
+    events: int = 0  # steps in a row
+    at: float = 0.0  # of the last step
+    low_since: float | None = None  # since when a smaller scale would do; None while it would not
 
     @property
     def scale(self) -> Scale:
-        """What is wanted."""
+        """Return the desired scale."""
         return Scale(self.workers, self.prefetch)
 
     def get_prefetch(self, queues: tuple[str, ...]) -> float:
-        """The factor for a worker that reads these queues."""
+        """Return the factor for a worker that reads these queues."""
         return 1.0 if set(self.crowded).isdisjoint(queues) else self.prefetch
 
 
 def make_initial_state(policy: Autoscale, snapshot: ClusterSnapshot) -> AutoscaleState:
-    """Where an autoscaler begins: with as many workers as there are, within its limits."""
+    """Return the first state: as many workers as there are, within the limits."""
     return AutoscaleState(workers=min(max(len(snapshot.workers), policy.minimum), policy.maximum))
 
 
 def resume_state(
     previous: AutoscaleState | None, policy: Autoscale, snapshot: ClusterSnapshot
 ) -> AutoscaleState | None:
-    """Where an autoscaler goes on: at the course that is known. Before its first step it begins again at each look,
-    with as many workers as there are; unless not all of them can be seen: then it stays, or does not begin (None)."""
+    """Return the state to continue from.
+
+    Before its first step an autoscaler starts again at each snapshot, with as many workers as there are. When
+    not all of them can be seen, it keeps its state, or does not start (None).
+    """
     if previous is not None and previous.at:
         return previous
     return previous if snapshot.unreachable else make_initial_state(policy, snapshot)
 
 
 def get_cooldown_end(state: AutoscaleState, policy: Autoscale) -> float:
-    """Until when nothing changes."""
+    """Return the time until which nothing changes."""
     if not state.events:
         return -math.inf
     return state.at + exponential(state.events - 1, start=policy.cooldown, cap=policy.longest_cooldown)
@@ -161,18 +156,18 @@ def get_cooldown_end(state: AutoscaleState, policy: Autoscale) -> float:
 def get_next_state(
     state: AutoscaleState, policy: Autoscale, snapshot: ClusterSnapshot, now: float
 ) -> AutoscaleState:
-    """One look, at the time `now`. A step was made when its `at` is another one than before, or its scale is.
+    """Return the state after a snapshot at the time `now`. A step was made when `at` or the scale differs.
 
-    Limits that have changed hold at once, without waiting for a cool-down. While a broker is not seen nothing else
-    becomes less, and the patience for less begins anew afterwards. Raises whatever the user's strategy raises, and
-    ValueError when it gives no numbers.
+    Changed limits apply at once, without waiting for a cool-down. While a broker is unreachable nothing else is
+    scaled down, and the wait for a smaller scale starts again afterwards. Raises whatever the user's strategy
+    raises, and ValueError when that does not return numbers.
     """
     state = _within(state, policy)
     until = get_cooldown_end(state, policy)
     if now >= until + policy.quiet and state.events:
         state = msgspec.structs.replace(state, events=0)
     elif state.at > now and state.events:
-        # The clock was put back: no cool-down lasts for ever.
+        # the clock was set back: no cool-down may last for ever
         state = msgspec.structs.replace(state, at=now)
     load = Load(
         snapshot=snapshot,
@@ -198,7 +193,7 @@ def get_next_state(
         crowded=_crowded(state, wanted, snapshot),
         events=state.events + 1,
         at=now,
-        # What comes next must be enough for a while again, beginning with this step.
+        # the next scale must be enough for a while again, from this step on
         low_since=now if less else None,
     )
 
@@ -221,8 +216,11 @@ def _bounded(scale: Scale, policy: Autoscale) -> Scale:
 
 
 def _crowded(course: AutoscaleState, wanted: Scale, situation: ClusterSnapshot) -> tuple[str, ...]:
-    """The queues whose workers are to read further ahead: those that had more jobs than their workers have slots since
-    that began; all, when there are none but somebody wants it all the same."""
+    """Return the queues whose workers should read further ahead.
+
+    Those had more jobs than their workers have slots since that began. When there are none, but a strategy
+    wants it, all do.
+    """
     if wanted.prefetch <= 1:
         return ()
     demand: dict[tuple[str, str], int] = {}
@@ -239,7 +237,7 @@ def _slots(situation: ClusterSnapshot, queue: str, kind: str) -> int:
 
 
 def get_changes(before: AutoscaleState, after: AutoscaleState) -> Mapping[str, tuple[float, float]]:
-    """What has changed from one look to the next: by name, from what to what."""
+    """Return what has changed, by name: the old and the new value."""
     return {
         name: (was, now)
         for name, was, now in (
@@ -251,26 +249,27 @@ def get_changes(before: AutoscaleState, after: AutoscaleState) -> Mapping[str, t
 
 
 MAX_WORKERS = 10_000
-"""Workers that one application can be scaled to."""
+"""The most workers of one application."""
 MAX_PREFETCH_FACTOR = 16.0
 """The largest factor on how far workers read ahead."""
 MAX_SECONDS = 7 * 86400.0
-"""Seconds that each of its times may be."""
+"""The most seconds in each setting of time."""
 
 _HINT = "write minimum=1 maximum=10"
 _SECONDS = ("cooldown", "longest_cooldown", "quiet", "patience")
 _NAMES = ("minimum", "maximum", "prefetch", *_SECONDS, "strategy")
 
 FunctionLoader = Callable[[str], Any]
-"""Gives the function that `module:function` names. Raises Misconfigured."""
+"""Returns the function named `module:function`. Raises Misconfigured."""
 
 
 def parse_autoscale(
     value: str | Mapping[str, Any], load_function: FunctionLoader | None = None
 ) -> Autoscale | None:
-    """How to scale, as it was said: '' is not at all. Raises Misconfigured with one line that says what is wrong.
+    """Return the scaling in a setting; None for ''. Raises Misconfigured with the error in one line.
 
-    A strategy is a function, or `module:function`, which `named` finds; without it such a name is not looked at.
+    A strategy is a function, or `module:function`, which `load_function` loads; without it such a name is not
+    checked.
     """
     told = _told(value) if isinstance(value, str) else dict(value)
     if not told:

@@ -1,7 +1,8 @@
-"""Budget: how many jobs of one kind may run at once in one worker, and how that grows and shrinks (C63 to C69).
+"""Budget: how many jobs of one kind may run at once in one worker, and how that grows and shrinks.
 
-Two numbers: the maximum is what may be, a number or what a function says now; the current one is what may run now. It
-lies between the minimum and the maximum, and a strategy moves it. A fixed budget, minimum = maximum, never moves.
+A budget has a maximum, which is a number or a function of the current demand, and a current number of slots.
+The current number lies between the minimum and the maximum, and a strategy moves it. A fixed budget, minimum =
+maximum, never moves.
 """
 
 import inspect
@@ -18,62 +19,62 @@ from celery5.protocol.similar_names import did_you_mean
 KINDS = ("trio", "asyncio", "thread", "boxed")
 """The kinds of tasks, by where their code runs."""
 DEFAULT_MAXIMUM = 512
-"""Slots of a kind whose maximum nobody named, and the most that a worker can be told to have while it runs."""
+"""The default maximum of a kind, and the most slots that a running worker can be given."""
 GROWTH_WINDOW = 0.25
-"""Seconds after a cool-down in which it can only grow: so long a queue has to show whether there are still more."""
+"""Seconds after a cool-down in which a budget can only grow: a queue has that long to show more jobs."""
 CPU_ADVICE = 10
-"""More slots than this for CPU-bound tasks get a warning (C64)."""
+"""More slots than this for CPU-bound tasks cause a warning."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when a budget is decided.
-
-    Of one `kind` of task: the jobs that are `queued` in this worker and those `executing`, the slots it has now
-    (`current`), between `minimum` and `maximum`; how often it has grown since growth began (`increases`). Of the
-    machine: its `cores`, the `load` (average of the last minute), the `memory` that is left, in bytes.
-    """
+    """The input of a budget's decision, for one `kind` of task."""
 
     kind: str
-    queued: int
+    queued: int  # jobs that wait in this worker
     executing: int
-    current: int
+    current: int  # slots now
     minimum: int
     maximum: int
-    increases: int = 0
+    increases: int = 0  # since growth began
     cores: int = 1
-    load: float = 0.0
-    memory: int = 0
+    load: float = 0.0  # the load average of the last minute
+    memory: int = 0  # free bytes
 
 
 Maximum = Callable[[Demand], int | Awaitable[int]]
-"""Says how many jobs may run at once now. It may be `async`, for Trio; a plain one is called in a thread."""
+"""Returns how many jobs may run at once now. An `async` function runs in Trio; a plain one is called in a
+thread.
+"""
 
 
 class BudgetStrategy(Protocol):
-    """Moves the current number of slots (C69): gives the new one. It is kept between minimum and maximum, whatever it
-    says, and is asked often, whenever jobs came and ten times a second: it must be quick."""
+    """Returns the new number of slots.
+
+    The result is kept between minimum and maximum. The strategy is called whenever jobs arrive and ten times a
+    second, so it must be quick.
+    """
 
     def __call__(self, demand: Demand, /) -> int: ...
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """The proposal's way to grow and shrink (C65 to C68).
+    """The default strategy.
 
-    When more jobs are queued than there are slots, growth begins: the slots are raised by the excess, queued - current.
-    If after the cool-down there still are more, they become current * `exponent` * k, rounded up and one more at least;
-    k counts the increases, this one included, so it is 2 now, then 3. When fewer jobs are here than slots, the slots
-    become the number of jobs that run.
+    Growth begins when more jobs are queued than there are slots: the slots are raised by the excess, queued -
+    current. If there still are more after the cool-down, the slots become current * `exponent` * k, rounded up,
+    and at least one more; k counts the increases, this one included, so it is 2, then 3. When there are fewer
+    jobs than slots, the slots become the number of running jobs.
     """
 
     exponent: float = 1.0
 
     def __call__(self, demand: Demand) -> int:
-        """The new number of slots."""
+        """Return the new number of slots."""
         current = demand.current
         if demand.queued > current:
             if not demand.increases:
                 return current + (demand.queued - current)
-            # What a float adds to a whole number is no reason to round up.
+            # a rounding error is no reason to round up
             product = round(current * self.exponent * (demand.increases + 1), 6)
             return max(current + 1, math.ceil(product))
         if demand.queued + demand.executing < current:
@@ -82,45 +83,43 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs of one kind may run at once in one worker process (C63).
-
-    At least `minimum`; at most `maximum`: a number, a function that takes a `Demand` and gives one, or None for 512. In
-    between, the `strategy` decides. After each growth nothing changes for `cooldown` seconds (C66).
+    """How many jobs of one kind may run at once in one worker process. Between the limits, the `strategy`
+    decides.
     """
 
     minimum: int = 1
-    maximum: int | Maximum | None = None
-    cooldown: float = 1.0
+    maximum: int | Maximum | None = None  # None: 512
+    cooldown: float = 1.0  # seconds after each growth without a change
     strategy: BudgetStrategy = Growth()
 
     @property
     def max_slots(self) -> int:
-        """The largest number that the maximum can be."""
+        """Return the largest value that the maximum can have."""
         return max(self.minimum, self.maximum if isinstance(self.maximum, int) else DEFAULT_MAXIMUM)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it never moves."""
+        """Return whether it never moves."""
         return self.maximum == self.minimum
 
 
 def fixed_budget(slots: int) -> Budget:
-    """A budget that never moves."""
+    """Return a budget that never moves."""
     return Budget(minimum=slots, maximum=slots)
 
 
 class BudgetState(NamedTuple):
-    """Where a budget is: the `current` number of slots, how often it has grown in a row, and when it did so last."""
+    """The state of a budget."""
 
-    current: int
-    increases: int = 0
-    grown_at: float = -math.inf
+    current: int  # slots
+    increases: int = 0  # in a row
+    grown_at: float = -math.inf  # of the last increase
 
 
 def next_budget_state(state: BudgetState, budget: Budget, demand: Demand, now: float) -> BudgetState:
-    """One step, at the time `now` (seconds on any clock). Never below the minimum, never above the maximum."""
+    """Return the state after one step at the time `now`, in seconds on any clock. It stays within the limits."""
     least, most = demand.minimum, max(demand.minimum, demand.maximum)
-    if not least <= state.current <= most:  # the limits have moved
+    if not least <= state.current <= most:  # the limits have changed
         return BudgetState(min(max(state.current, least), most), 0, state.grown_at)
     passed = now - state.grown_at
     if least == most or passed < budget.cooldown:
@@ -130,15 +129,18 @@ def next_budget_state(state: BudgetState, budget: Budget, demand: Demand, now: f
         return BudgetState(current, 0 if current == most else state.increases + 1, now)
     if passed < budget.cooldown + GROWTH_WINDOW:
         return state
-    ended = demand.queued < state.current or state.current == most  # growth is over (C67)
+    ended = demand.queued < state.current or state.current == most  # growth is over
     increases = 0 if ended else state.increases
     return state if (current, increases) == state[:2] else BudgetState(current, increases, state.grown_at)
 
 
 def get_prefetch_slots(state: BudgetState, budget: Budget, maximum: int, now: float) -> int:
-    """How many slots to read jobs for. A budget that may grow asks for more jobs than it has slots, or it would never
-    learn that there are more: when growth may begin all that there may be slots for, later as many as show that growth
-    must go on; and no more than it has slots while it cools down, since they would only wait."""
+    """Return how many slots to read jobs for.
+
+    A budget that may grow must read more jobs than it has slots, or it would never learn that there are more.
+    When growth may begin, that is the maximum; later, as many as show that growth must go on. During a
+    cool-down it is the current number, since more jobs would only wait.
+    """
     current = state.current
     if current >= maximum or now - state.grown_at < budget.cooldown:
         return current
@@ -147,35 +149,35 @@ def get_prefetch_slots(state: BudgetState, budget: Budget, maximum: int, now: fl
 
 
 class ByLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A maximum by the machine's load: more jobs may run while its average per core is below `per_core`, fewer while it
-    is above."""
+    """A maximum by the machine's load: it grows while the load per core is below `per_core`, and shrinks above."""
 
     per_core: float = 1.0
 
     def __call__(self, demand: Demand) -> int:
-        """The maximum now."""
+        """Return the current maximum."""
         return demand.executing + math.floor(demand.cores * self.per_core - demand.load)
 
 
 class ByMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """A maximum by the memory that is left: as many more jobs as fit into it with `per_job` bytes each, when `spare`
-    bytes are left alone."""
+    """A maximum by free memory: as many more jobs as fit with `per_job` bytes each, with `spare` bytes left
+    over.
+    """
 
     per_job: int
     spare: int = 256 * 1024 * 1024
 
     def __call__(self, demand: Demand) -> int:
-        """The maximum now."""
+        """Return the current maximum."""
         return demand.executing + (demand.memory - self.spare) // max(self.per_job, 1)
 
 
 def get_max_slots(budget: Budget) -> int:
-    """The most slots that a kind with this budget can be told to have while its worker runs."""
+    """Return the most slots that a kind with this budget can be given while its worker runs."""
     return max(budget.max_slots, DEFAULT_MAXIMUM)
 
 
 def check_budgets(budgets: Mapping[str, Budget]) -> dict[str, Budget]:
-    """The budgets of an application, by kind. Raises Misconfigured for what makes no sense."""
+    """Return the budgets of an application, by kind. Raises Misconfigured for invalid ones."""
     for kind, budget in budgets.items():
         if kind not in KINDS:
             meant = did_you_mean(str(kind), KINDS, otherwise=f"there are {', '.join(KINDS)}")
@@ -189,7 +191,7 @@ def check_budgets(budgets: Mapping[str, Budget]) -> dict[str, Budget]:
 
 
 def find_budget_error(budget: Budget) -> str:
-    """What is wrong with a budget, in one line; '' when nothing is."""
+    """Return the error in a budget, in one line; '' for none."""
     minimum, maximum, cooldown = budget.minimum, budget.maximum, budget.cooldown
     if not _is_count(minimum):
         return f"minimum is {minimum!r}: give a whole number, 1 or more"
@@ -222,10 +224,10 @@ _HINT = "write thread=4, thread=2..8, thread=2.., thread=2..load or boxed=1..mem
 
 
 def parse_budgets(text: str) -> dict[str, Budget]:
-    """The budgets, by kind: `KIND=SLOTS` or `KIND=MINIMUM..MAXIMUM`, with spaces or commas between them.
+    """Return the budgets by kind, from `KIND=SLOTS` or `KIND=MINIMUM..MAXIMUM`, separated by spaces or commas.
 
-    A maximum is a number; nothing; `load` or `load*1.5`, as `ByLoad` with so much per core; `memory/200MB`, as
-    `ByMemory` with so much for each job. Raises Misconfigured.
+    A maximum is a number; nothing; `load` or `load*1.5`, for `ByLoad` with that value per core; `memory/200MB`,
+    for `ByMemory` with that much per job. Raises Misconfigured.
     """
     found: dict[str, Budget] = {}
     for word in text.replace(",", " ").split():
