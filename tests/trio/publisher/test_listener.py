@@ -272,9 +272,9 @@ async def test_silent_connections_keep_no_producer_out(short_path: Path) -> None
         silent = [await host.client(greet=False) for _ in range(100)]
         good = await host.client()
         assert await good.ask(HAND) == PublishReply((GroupReply(),))
-        assert host.count("strangers") <= 8
+        assert host.count("unidentified") <= 8
         assert host.count("clients") == 1
-        assert host.count("dropped_total") >= 100 - 8
+        assert host.count("evicted_total") >= 100 - 8
         assert await silent[0].is_alone()
         assert isinstance(await silent[-1].ask(ClientHello("shop")), Welcome)  # the youngest have their time
 
@@ -306,7 +306,7 @@ async def test_strangers_on_a_port_keep_out_neither_a_trusted_client_nor_one_of_
             trusted = Client(stream)
             assert isinstance(await trusted.ask(ClientHello("shop")), Welcome)
             assert await trusted.ask(HAND) == PublishReply((GroupReply(),))
-        assert host.count("strangers") <= 16
+        assert host.count("unidentified") <= 16
 
 
 async def test_one_host_that_connects_again_and_again_crowds_out_none_but_itself(short_path: Path) -> None:
@@ -319,7 +319,7 @@ async def test_one_host_that_connects_again_and_again_crowds_out_none_but_itself
         for _ in range(100):
             other = await trio.open_tcp_stream("127.0.0.1", port, local_address="127.0.0.2")
             host.clients.append(Client(other))
-        await until(lambda: host.count("dropped_total") >= 93)
+        await until(lambda: host.count("evicted_total") >= 93)
         assert isinstance(await slow.ask(ClientHello("shop")), Welcome)
         await slow.stream.aclose()
 
