@@ -1,9 +1,9 @@
-"""Liveness: whether a worker that says nothing is alive, judged by what the kernel tells of its process.
+"""Liveness: whether a silent worker is alive, judged by what the kernel reports of its process.
 
-A worker whose job blocks the event loop, or holds the interpreter's lock in C, cannot say that it lives. It does, so
-its jobs must not go to others (I3). A worker that was stopped (SIGSTOP) must not count as alive: others have
-to go on without it. Between the two is a process that neither works nor was stopped: a driver that waits for the
-network with the lock in its hand, or a deadlock. It has the benefit of the doubt for a while.
+A worker whose job blocks the event loop, or holds the interpreter's lock in C, sends no heartbeat. It is alive,
+so its jobs must not go to others. A worker that was stopped (SIGSTOP) must not count as alive: others have to
+continue without it. Between the two is a process that neither works nor was stopped: a driver that waits for
+the network while it holds the lock, or a deadlock. It counts as alive for a while.
 """
 
 import math
@@ -13,22 +13,24 @@ from enum import Enum
 import msgspec
 
 HUNG_AFTER = 300.0
-"""Seconds without a word and without work after which a process counts as hung."""
+"""Seconds without a heartbeat and without work after which a process counts as hung."""
 MIN_CPU_FRACTION = 0.05
-"""Part of one core that is work. Less is what threads use that only look whether the lock is free."""
+"""The share of one core that counts as work. Threads that only wait for the lock use less."""
 
 MAX_BEAT_INTERVAL = 2.0
-"""Seconds between two words of an event loop, at most; a short limit is divided by more than ten."""
+"""The most seconds between two heartbeats of an event loop; a short limit is divided by more than ten."""
 
 
 def get_beat_interval(limit: float) -> float:
-    """Seconds between two words of a process that is given up when it has said nothing for `limit` seconds."""
+    """Return the seconds between two heartbeats of a process that is given up after `limit` seconds of silence."""
     return min(limit / 12, MAX_BEAT_INTERVAL)
 
 
 def get_silence_limit(hung_after: float) -> float:
-    """Seconds without a word after which a loop surely has hung for `hung_after`: its last word may be as old as a beat
-    when it begins to hang."""
+    """Return the seconds of silence after which a loop has hung for `hung_after` for certain.
+
+    Its last heartbeat may be one interval old when it begins to hang.
+    """
     return hung_after + min(hung_after / 10, MAX_BEAT_INTERVAL)
 
 
@@ -38,7 +40,7 @@ _RUNNING = "R"
 
 
 class Liveness(Enum):
-    """What a silent process is taken for."""
+    """The verdict on a silent process."""
 
     WORKING = "working"
     IDLE = "still"
@@ -48,31 +50,32 @@ class Liveness(Enum):
 
     @property
     def is_alive(self) -> bool:
-        """Whether its lease is to be renewed."""
+        """Return whether its lease should be renewed."""
         return self in (Liveness.WORKING, Liveness.IDLE)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """What was seen of a process: `at` what second of any clock, its `state` as in `/proc/<pid>/stat` ('' where
-    it is not known) and the seconds of processor time that it has used so far (None where they are not known)."""
+    """One observation of a process."""
 
-    at: float
-    state: str = ""
-    cpu_seconds: float | None = None
+    at: float  # seconds of any clock
+    state: str = ""  # as in `/proc/<pid>/stat`; '' when unknown
+    cpu_seconds: float | None = None  # processor time used so far; None when unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessObservation:
-    """What is known of a process: `since` when it has been still, and the `last` sign of it."""
+    """What is known of a process: since when it has been idle, and the last sample."""
 
     idle_since: float
     last_sample: ProcessSample | None = None
 
 
 def parse_stat(text: str, *, at: float, ticks: int) -> ProcessSample:
-    """The sign in the text of `/proc/<pid>/stat`, where `ticks` make a second. Raises ValueError for any other text."""
-    # The name stands in parentheses and may itself contain some, and blanks.
+    """Return the sample in the text of `/proc/<pid>/stat`, with `ticks` in a second. Raises ValueError for any
+    other text.
+    """
+    # the name is in parentheses, and may itself contain some, and blanks
     fields = text.rpartition(")")[2].split()
     if len(fields) < 13:
         raise ValueError("too short for /proc/<pid>/stat")
@@ -80,8 +83,10 @@ def parse_stat(text: str, *, at: float, ticks: int) -> ProcessSample:
 
 
 def parse_start_ticks(text: str) -> int:
-    """When the process with this `/proc/<pid>/stat` was started, in ticks since the machine was: no two processes that
-    had one id after another have the same. Raises ValueError for any other text."""
+    """Return when the process with this `/proc/<pid>/stat` was started, in ticks since the machine was.
+
+    It distinguishes processes that have the same id one after another. Raises ValueError for any other text.
+    """
     fields = text.rpartition(")")[2].split()
     if len(fields) < 20:
         raise ValueError("too short for /proc/<pid>/stat")
@@ -89,14 +94,14 @@ def parse_start_ticks(text: str) -> int:
 
 
 def observe_heartbeat(at: float) -> ProcessObservation:
-    """The process has said something."""
+    """Return what is known of a process after a heartbeat."""
     return ProcessObservation(at)
 
 
 def assess_liveness(
     observation: ProcessObservation, sample: ProcessSample, *, hung_after: float = HUNG_AFTER
 ) -> tuple[ProcessObservation, Liveness]:
-    """What a silent process is taken for by a new sign of it, and what is known of it from then on."""
+    """Return what is known of a silent process after a new sample, and the verdict on it."""
     if sample.state in _GONE and sample.state:
         return replace(observation, last_sample=sample), Liveness.GONE
     if sample.state in _STOPPED and sample.state:
@@ -115,12 +120,15 @@ def _has_worked(before: ProcessSample | None, now: ProcessSample) -> bool:
 
 
 OUTAGE_FRACTION = 0.6
-"""Part of a lease without an answer that counts as an outage. There are three heartbeats in a lease. A healthy worker
-loses its lease only in an outage of more than two thirds of it, so the limit is below that."""
+"""The part of a lease without an answer that counts as an outage.
+
+There are three heartbeats in a lease. A healthy worker loses its lease only in an outage of more than two
+thirds of it, so the limit is below that.
+"""
 RECONNECT_TIME = 2.5
-"""Seconds after an outage in which a heartbeat of a healthy worker arrives: its connection works again within 2 s."""
+"""Seconds after an outage in which a heartbeat of a healthy worker arrives: it reconnects within 2 s."""
 LONGEST_WAIT = 5.0
-"""Seconds without a gap, at most, after which a worker judges others, however long the lease is."""
+"""The most seconds without a gap after which a worker judges others, however long the lease is."""
 
 
 class Heartbeats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Recycling: when a worker process is to end and begin anew: by the jobs it has done, by the memory it takes."""
+"""Recycling: when a worker process should restart, by the jobs it has done and the memory it uses."""
 
 import re
 from collections.abc import Callable
@@ -7,11 +7,15 @@ from typing import NamedTuple
 from celery5.errors import Misconfigured
 
 RESTART_EXIT_CODE = 75
-"""The exit code of a process that wants to be started anew at once, and has not failed (EX_TEMPFAIL of sysexits.h)."""
+"""The exit code of a process that asks for a restart and has not failed (EX_TEMPFAIL of sysexits.h)."""
 SUPERVISED_VARIABLE = "CELERY5_SUPERVISED"
-"""In the environment of what a Controller has started, which will start the next one: it need not begin anew itself."""
+"""The environment variable of processes started by a Controller, which restarts them: they need not restart
+themselves.
+"""
 LIMIT_JITTER = 0.2
-"""The part of a limit by which a process may stay below it: processes that began together so do not end together."""
+"""The largest part by which a process' limit is reduced at random, so that processes do not all restart
+together.
+"""
 _UNITS = {
     "": 1, "b": 1,
     "k": 2**10, "kib": 2**10, "m": 2**20, "mib": 2**20, "g": 2**30, "gib": 2**30, "t": 2**40, "tib": 2**40,
@@ -20,15 +24,17 @@ _UNITS = {
 
 
 class RecyclingLimits(NamedTuple):
-    """The `jobs` after which a process is recycled, and the bytes of `memory`; 0: never."""
+    """The limits after which a process is recycled; 0: never."""
 
     jobs: int = 0
-    memory: int = 0
+    memory: int = 0  # bytes
 
 
 def parse_bytes(text: str) -> int:
-    """The bytes in `500 MiB`, `2 GB` or a bare number; 0 in nothing. `K`, `M`, `G` are powers of 1024, as systemd has
-    it. Raises Misconfigured."""
+    """Return the bytes in `500 MiB`, `2 GB` or a bare number; 0 for an empty text.
+
+    `K`, `M` and `G` are powers of 1024, as in systemd. Raises Misconfigured.
+    """
     text = text.strip()
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text, re.ASCII)
     unit = None if found is None else _UNITS.get(found[2].lower())
@@ -40,12 +46,14 @@ def parse_bytes(text: str) -> int:
 
 
 def jitter_limits(limits: RecyclingLimits, random: Callable[[], float]) -> RecyclingLimits:
-    """The limits of one process: at most as said, and up to a fifth below, by chance from 0 to 1."""
+    """Return the limits of one process, reduced at random by up to a fifth. `random` returns numbers from 0 to
+    1.
+    """
     return RecyclingLimits(*(each - int(each * LIMIT_JITTER * random()) for each in limits))
 
 
 def get_recycle_reason(limits: RecyclingLimits, *, jobs: int, memory: int) -> str:
-    """Why a process that has done so many jobs and takes so many bytes is to be recycled; '' if it is not."""
+    """Return why a process with so many jobs and bytes should be recycled; '' if it should not."""
     if limits.jobs and jobs >= limits.jobs:
         return f"it has done {jobs} jobs, and its limit is {limits.jobs} (max_jobs)"
     if limits.memory and jobs and memory >= limits.memory:
@@ -54,5 +62,5 @@ def get_recycle_reason(limits: RecyclingLimits, *, jobs: int, memory: int) -> st
 
 
 def format_mib(size: int) -> str:
-    """A size for people."""
+    """Return a size for people."""
     return f"{size / 2**20:.1f} MiB"

@@ -1,8 +1,8 @@
 """Supervision: what follows when a boot step or a service fails, as values and a table.
 
-A mandatory step that does not come up stops its worker; an optional one is put off, to be tried again by a command
-(C71, C72). What crashes after it was up is restarted, for so long as its policy allows. Nothing here is a circuit
-breaker, and none stands before it: a step that is asked for again is always tried again (C71).
+A mandatory step that does not come up stops its worker; an optional one is postponed, to be tried again by a
+command. A step that crashes after it was up is restarted as long as its policy allows. There is no circuit
+breaker here: a command always tries the step again.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,18 +12,18 @@ from enum import Enum
 from celery5.protocol.job.retry_policy import RetryPolicy
 
 STABLE_AFTER = 60.0
-"""Seconds: whoever was up for so long before it crashed has a clean record again."""
+"""Seconds of running after which earlier failures are forgotten."""
 
 
 class StepState(Enum):
-    """How a boot step stands."""
+    """The state of a boot step."""
 
     WAITING = "waiting"  # for what it requires
     STARTING = "starting"
     UP = "up"
-    ENDED = "ended"  # a service that was over by itself
+    ENDED = "ended"  # a service that ended by itself
     FAILED = "failed"  # about to be tried again
-    GIVEN_UP = "given up"  # until somebody asks for it
+    GIVEN_UP = "given up"  # until a command tries it again
 
 
 class FailurePhase(Enum):
@@ -35,7 +35,7 @@ class FailurePhase(Enum):
 
 
 class StepDecision(Enum):
-    """What follows."""
+    """What follows a failure."""
 
     RETRY = "wait, then try again"
     DEFER = "go on without it, and have a command try it again"
@@ -43,13 +43,13 @@ class StepDecision(Enum):
     STOP = "stop the worker"
 
 
-# Phase, whether it is optional, whether its policy allows another try: what follows.
+# phase, whether the step is optional, whether its policy allows another try: what follows
 STEP_DECISIONS: Mapping[tuple[FailurePhase, bool, bool], StepDecision] = {
     (FailurePhase.START, False, True): StepDecision.RETRY,
     (FailurePhase.START, False, False): StepDecision.STOP,
     (FailurePhase.START, True, True): StepDecision.DEFER,
     (FailurePhase.START, True, False): StepDecision.GIVE_UP,
-    (FailurePhase.RETRY, False, True): StepDecision.RETRY,  # only what is optional can be asked for again
+    (FailurePhase.RETRY, False, True): StepDecision.RETRY,  # only optional steps can be retried by a command
     (FailurePhase.RETRY, False, False): StepDecision.STOP,
     (FailurePhase.RETRY, True, True): StepDecision.RETRY,
     (FailurePhase.RETRY, True, False): StepDecision.GIVE_UP,
@@ -62,30 +62,31 @@ STEP_DECISIONS: Mapping[tuple[FailurePhase, bool, bool], StepDecision] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryState:
-    """What a step has behind it: whether it is `optional`, its `policy`, in which `phase` it is, and how many
-    `failures` there were in a row."""
+    """The failures of a step."""
 
     optional: bool
     policy: RetryPolicy
     phase: FailurePhase = FailurePhase.START
-    failures: int = 0
+    failures: int = 0  # in a row
 
     @property
     def max_tries(self) -> int:
-        """How often it is tried at most when it is asked for again: once at least."""
+        """Return the most tries after a command: at least one."""
         return max(self.policy.max_retries, 1)
 
     def restarted(self) -> "RetryState":
-        """Somebody asks for it again: it counts anew."""
+        """Return the state after a command to try again: failures count from zero."""
         return replace(self, phase=FailurePhase.RETRY, failures=0)
 
     def record_failure(
         self, *, uptime: float | None = None, is_outage: bool = False, final: bool = False
     ) -> tuple["RetryState", StepDecision]:
-        """It has failed: what it has behind it now, and what follows.
+        """Return the state after a failure, and what follows.
 
-        `up_for`: the seconds that it was up this time, None when it never was. `blameless`: it crashed because Redis is
-        away, which does not count. `final`: its policy does not try again after such an error.
+        Args:
+            uptime: the seconds that it was up this time; None when it never was.
+            is_outage: it crashed because Redis is unreachable, which does not count.
+            final: its policy does not try again after such an error.
         """
         phase = self.phase if uptime is None else FailurePhase.CRASH
         if is_outage and phase is FailurePhase.CRASH:
@@ -96,5 +97,5 @@ class RetryState:
         return course, STEP_DECISIONS[phase, self.optional, allowed and not final]
 
     def get_delay(self, random: Callable[[], float]) -> float:
-        """Seconds until the next try. `random` gives numbers in [0, 1)."""
+        """Return the seconds until the next try. `random` returns numbers in [0, 1)."""
         return self.policy.delay(max(self.failures, 1), random)

@@ -1,7 +1,7 @@
-"""Prioritisation: which tasks, and so which queues, workers are to prefer just now (C99, C100).
+"""Prioritisation: which tasks, and so which queues, workers should prefer at the moment.
 
-A strategy gives weights, not an order: two tasks of the weights 1.0 and 0.25 are begun about four to one while both
-wait. No weight is 0, so nothing starves.
+A strategy returns weights, not an order: two tasks with the weights 1.0 and 0.25 start about four to one while
+both wait. No weight is 0, so nothing starves.
 """
 
 import math
@@ -15,32 +15,34 @@ from celery5.protocol.scaling.snapshot import CPU_BOUND_KINDS, ClusterSnapshot
 from celery5.protocol.similar_names import did_you_mean
 
 MAX_WEIGHT = 1.0
-"""The weight of what is preferred, and of whatever nothing is said about."""
+"""The weight of what is preferred, and of everything without a weight."""
 MIN_WEIGHT = 0.01
-"""The least weight there is."""
+"""The least weight."""
 REDUCED_WEIGHT = 0.1
-"""The weight of tasks that need what is nearly used up."""
+"""The weight of tasks whose slots are nearly used up."""
 MAX_PREFERENCE_SECONDS = 3600.0
-"""Seconds that a preference lasts at most, if nobody says it again."""
+"""The most seconds that a preference lasts unless it is repeated."""
 
 T = TypeVar("T")
 
 
 class PrioritisationStrategy(Protocol):
-    """Says which tasks to prefer (C99): gives weights by the names of tasks, larger for what is to come first, and only
-    their ratio counts. A task that is left out has the largest of them. It is asked every few seconds, and must not
-    wait for anything."""
+    """Returns weights by task name; only their ratio counts.
+
+    A task that is left out gets the largest weight. The strategy is called every few seconds and must not wait
+    for anything.
+    """
 
     def __call__(self, situation: ClusterSnapshot, /) -> Mapping[str, float]: ...
 
 
 def shortest(situation: ClusterSnapshot) -> dict[str, float]:
-    """Prefer tasks whose jobs take a short time. One that never ran is preferred, so that its time becomes known."""
+    """Prefer tasks with short jobs. A task that never ran is preferred, so that its duration becomes known."""
     return {task: 1 / max(mean, 1e-6) for task, mean in _means(situation).items()}
 
 
 def longest(situation: ClusterSnapshot) -> dict[str, float]:
-    """Prefer tasks whose jobs take a long time. One that never ran is preferred, so that its time becomes known."""
+    """Prefer tasks with long jobs. A task that never ran is preferred, so that its duration becomes known."""
     return {task: max(mean, 1e-6) for task, mean in _means(situation).items()}
 
 
@@ -53,10 +55,10 @@ def rarest(situation: ClusterSnapshot) -> dict[str, float]:
 
 
 class Saturation(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefer I/O-bound tasks when the slots for CPU-bound ones are nearly all taken, and the other way round (C100).
+    """Prefer I/O-bound tasks when the slots for CPU-bound ones are nearly all taken, and the other way round.
 
-    `threshold` is the share of slots, above 0 and at most 1, from which on they are nearly all taken. While both are,
-    or neither is, nothing is preferred. Raises Misconfigured.
+    `threshold` is the share of slots, above 0 and at most 1, from which they are nearly all taken. While both
+    are, or neither is, nothing is preferred. Raises Misconfigured.
     """
 
     threshold: float = 0.8
@@ -66,7 +68,7 @@ class Saturation(msgspec.Struct, frozen=True, kw_only=True):
             raise Misconfigured(f"threshold is {self.threshold!r}: give a share of slots, such as 0.8")
 
     def __call__(self, situation: ClusterSnapshot) -> dict[str, float]:
-        """Weights by task: the full one, or a tenth."""
+        """Return weights by task: the full one, or a tenth."""
         cpu, io = situation.cpu_utilization >= self.threshold, situation.io_utilization >= self.threshold
         if cpu == io:
             return {}
@@ -82,14 +84,16 @@ STRATEGIES: Mapping[str, PrioritisationStrategy] = {
     "rarest": rarest,
     "saturation": Saturation(),
 }
-"""The strategies that settings know by name."""
+"""The strategies that settings can name."""
 
 
 def parse_strategy(
     name: str, load_function: Callable[[str], Any] | None = None
 ) -> PrioritisationStrategy | None:
-    """The strategy that a setting says: one of `STRATEGIES`, or `module:function`, which `named` finds; None for '',
-    and for such a name when nobody is to look for it. Raises Misconfigured."""
+    """Return the strategy in a setting: one of `STRATEGIES`, or `module:function`, loaded by `load_function`.
+
+    Returns None for '', and for `module:function` without a loader. Raises Misconfigured.
+    """
     if ":" in name and all(name.partition(":")):
         strategy: PrioritisationStrategy | None = load_function(name) if load_function else None
         return strategy
@@ -100,18 +104,18 @@ def parse_strategy(
 
 
 class Preference(msgspec.Struct, frozen=True):
-    """What to prefer: weights of tasks and of queues, from `LEAST` to `BEST`; who is not named has `BEST`."""
+    """What to prefer: weights from `MIN_WEIGHT` to `MAX_WEIGHT`, by name. A missing name has `MAX_WEIGHT`."""
 
     tasks: Mapping[str, float] = {}
     queues: Mapping[str, float] = {}
 
     @property
     def is_neutral(self) -> bool:
-        """Whether nothing is preferred to anything."""
+        """Return whether nothing is preferred."""
         return not self.tasks and not self.queues
 
     def differs_from(self, other: "Preference", *, factor: float = 1.25) -> bool:
-        """Whether a weight of the other is different by more than this factor: less is not worth telling anybody."""
+        """Return whether any weight differs by more than this factor. Smaller changes are not worth sending."""
         return any(
             not 1 / factor <= mine.get(name, MAX_WEIGHT) / theirs.get(name, MAX_WEIGHT) <= factor
             for mine, theirs in ((self.tasks, other.tasks), (self.queues, other.queues))
@@ -120,7 +124,9 @@ class Preference(msgspec.Struct, frozen=True):
 
     @staticmethod
     def parse(parameters: Mapping[str, Any]) -> "tuple[Preference, float]":
-        """What the command `prefer` says, and for how many seconds. Raises Misconfigured for what makes no sense."""
+        """Return the preference in the command `prefer`, and its duration in seconds. Raises Misconfigured for
+        invalid ones.
+        """
         strange = sorted(parameters.keys() - {"tasks", "queues", "seconds"})
         if strange:
             raise Misconfigured(f"prefer does not take {strange[0]!r}: it takes tasks, queues and seconds")
@@ -134,8 +140,11 @@ class Preference(msgspec.Struct, frozen=True):
 
 
 def compute_preference(strategy: PrioritisationStrategy, snapshot: ClusterSnapshot) -> Preference:
-    """What a strategy says of a situation, within bounds. The heaviest of the tasks has `BEST`; a queue has the mean of
-    the jobs that wait on it. Raises ValueError when it gives anything but numbers, 0 or more, by names."""
+    """Return what a strategy prefers for a snapshot, within bounds.
+
+    The heaviest task has `MAX_WEIGHT`; a queue has the mean of the jobs that wait on it. Raises ValueError when
+    the strategy returns anything but numbers, 0 or more, by name.
+    """
     tasks = _bounded(strategy(snapshot))
     if not tasks:
         return Preference()
@@ -151,12 +160,12 @@ def compute_preference(strategy: PrioritisationStrategy, snapshot: ClusterSnapsh
 
 
 def sort_by_weight(items: Iterable[T], weight: Callable[[T], float]) -> list[T]:
-    """The heaviest first; those of one weight as they came."""
+    """Return the items with the heaviest first; equal ones keep their order."""
     return sorted(items, key=weight, reverse=True)
 
 
 def _means(situation: ClusterSnapshot) -> dict[str, float]:
-    """The mean of each task; on several queues that of all of them."""
+    """Return the mean duration of each task, over all its queues."""
     found: dict[str, list[float]] = {}
     for line in situation.task_loads:
         if line.mean is not None:
@@ -165,7 +174,9 @@ def _means(situation: ClusterSnapshot) -> dict[str, float]:
 
 
 def _bounded(said: Mapping[str, float]) -> dict[str, float]:
-    """The weights so that the largest is BEST, and none less than LEAST. All 0 says nothing."""
+    """Return the weights scaled so that the largest is MAX_WEIGHT and none is below MIN_WEIGHT; empty when all
+    are 0.
+    """
     for name, weight in said.items():
         if not isinstance(cast("object", name), str) or not _is_number(weight) or weight < 0:
             raise ValueError(f"the weight of {name!r} is {weight!r}: give a number, 0 or more")
@@ -174,7 +185,7 @@ def _bounded(said: Mapping[str, float]) -> dict[str, float]:
 
 
 def _named(weights: Mapping[str, float]) -> dict[str, float]:
-    """Without those that have the best weight, as who is not named has."""
+    """Return the weights without the largest, which is the default."""
     return {name: round(weight, 4) for name, weight in weights.items() if weight < MAX_WEIGHT}
 
 

@@ -1,6 +1,6 @@
-"""Sharing: how the priorities of a queue, and the queues of a worker, share what a worker can take.
+"""Read order: how the priorities of a queue, and the queues of a worker, share what a worker can read.
 
-Strictly, the first one first for as long as there is any of it; or by weights, so that none starves.
+Either in strict order, the first one for as long as it has jobs; or by weights, so that none starves.
 """
 
 import re
@@ -12,7 +12,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.job.lanes import HIGH, LOW, NORMAL
 
 Weights = Mapping[str, float]
-"""More than 0, by name."""
+"""Numbers above 0, by name."""
 
 _WEIGHTS = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3}):([1-9]\d{0,3})")
 _QUEUE = re.compile(r"(?P<queue>\S+)=(?P<weight>[1-9]\d{0,3})")
@@ -21,37 +21,43 @@ _ORDER_HINT = "write urgent > mail > bulk, or weights: urgent=4 mail=2 bulk=1"
 
 
 class PriorityWeights(msgspec.Struct, frozen=True):
-    """How the priorities share each queue: the weights of its lanes, None where the order is strict. The name '' is for
-    queues that are not named."""
+    """How the priorities share each queue: the weights of its lanes by queue, None for a strict order.
+
+    The name '' stands for all other queues.
+    """
 
     by_queue: Mapping[str, Weights | None] = {}
 
     def get_weights(self, queue: str) -> Weights | None:
-        """The weights of a queue's lanes, by their letters; None: strictly."""
+        """Return the weights of a queue's lanes, by their letters; None for a strict order."""
         return self.by_queue.get(queue, self.by_queue.get(""))
 
 
 class QueueOrder(msgspec.Struct, frozen=True):
-    """How the queues of a worker share it: strictly in the order of `names`, or by `weights`; with neither all alike.
-    A queue that is not named comes last, and has the weight 1."""
+    """How the queues of a worker share it: strictly in the order of `names`, or by `weights`, or all alike.
+
+    A queue that is not named comes last, and has the weight 1.
+    """
 
     names: tuple[str, ...] = ()
     weights: Weights = {}
 
     def get_rank(self, queue: str) -> int:
-        """The place of a queue in a strict order."""
+        """Return the place of a queue in a strict order."""
         return self.names.index(queue) if queue in self.names else len(self.names)
 
 
 class FairSplit:
-    """Deals out what can be taken, so that each gets its share in the long run, however little is dealt at a time."""
+    """Divides capacity by weights so that each gets its share in the long run, however small the parts are."""
 
     def __init__(self) -> None:
         self._credit: dict[str, float] = {}
 
     def divide(self, count: int, weights: Weights) -> dict[str, int]:
-        """How many of `count` each is to have. What is left of a share, less than one, is remembered for the next time;
-        what was dealt to one who had no use for it is gone, so that nobody saves anything up."""
+        """Return how many of `count` each name gets.
+
+        A fraction of a share is kept for the next time. Unused capacity is not: nobody accumulates a credit.
+        """
         total = sum(weights.values())
         credit = {name: self._credit.get(name, 0.0) + count * each / total for name, each in weights.items()}
         dealt = {name: max(0, int(each)) for name, each in credit.items()}
@@ -66,8 +72,11 @@ class FairSplit:
 
 
 def parse_priorities(text: str) -> PriorityWeights:
-    """How priorities share queues, as the setting `priorities` says it: `strict` or `4:2:1` (high, normal, low), for
-    all queues or, as `mail=4:2:1`, for one; with spaces between them. Raises Misconfigured."""
+    """Return how priorities share queues, from the setting `priorities`.
+
+    `strict` or `4:2:1` (high, normal, low) is for all queues, `mail=4:2:1` for one; separated by spaces. Raises
+    Misconfigured.
+    """
     said: dict[str, Weights | None] = {}
     for word in text.split():
         queue, _, way = word.rpartition("=")
@@ -85,8 +94,11 @@ def parse_priorities(text: str) -> PriorityWeights:
 
 
 def parse_queue_order(text: str) -> QueueOrder:
-    """How the queues of a worker share it, as the setting `queue_order` says it: `urgent > mail > bulk`, strictly; or
-    weights, `urgent=4 mail=2`; nothing: all alike. Raises Misconfigured."""
+    """Return how the queues of a worker share it, from the setting `queue_order`.
+
+    `urgent > mail > bulk` is strict; `urgent=4 mail=2` are weights; empty treats all alike. Raises
+    Misconfigured.
+    """
     words = text.split()
     if ">" in words:
         names = words[::2]

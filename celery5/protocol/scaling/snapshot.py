@@ -1,4 +1,4 @@
-"""Report: what a worker tells of itself to whoever decides for all, and the situation that is made of such reports."""
+"""Cluster snapshot: the reports of workers, and the state of jobs and workers that is computed from them."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,15 +15,17 @@ class BrokerVisibility(msgspec.Struct, frozen=True):
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """Their names."""
+        """Return their names."""
         return tuple(self.until)
 
 
 def update_visibility(
     before: BrokerVisibility, unreachable: Collection[str], now: float, *, settle_seconds: float
 ) -> BrokerVisibility:
-    """One look, at the time `now`, at which those that are `away` gave no answer. Who answers again is seen `settles`
-    seconds later."""
+    """Return the visibility after a look at the time `now`, at which the `unreachable` brokers gave no answer.
+
+    A broker that answers again counts as seen `settle_seconds` later.
+    """
     until = {
         name: now + settle_seconds if math.isinf(at) else at
         for name, at in before.until.items()
@@ -34,30 +36,25 @@ def update_visibility(
 
 
 CPU_BOUND_KINDS = frozenset({"thread", "boxed"})
-"""The kinds of tasks that use a core while they run; the others wait for something most of the time."""
+"""The kinds of tasks that use a core while they run; the others mostly wait."""
 
 
 class TaskLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs of one `task`, which is of a `kind`, on one `queue`.
-
-    Those that nobody has yet (`waiting`), those in workers' hands (`running`), and those that schedules will send
-    before long (`upcoming`). How long one takes (`mean`, seconds; None while none has run). Whether the task is
-    `suspended`, and its `limit`: how many of its jobs may run at once anywhere; None for any number.
-    """
+    """The jobs of one task on one queue."""
 
     queue: str
     task: str
     kind: str
-    waiting: int = 0
-    running: int = 0
-    upcoming: int = 0
-    mean: float | None = None
+    waiting: int = 0  # in the queue
+    running: int = 0  # in workers
+    upcoming: int = 0  # schedules will send them soon
+    mean: float | None = None  # seconds that one takes; None while none has run
     suspended: bool = False
-    limit: int | None = None
+    limit: int | None = None  # how many of its jobs may run at once anywhere; None: any number
 
     @property
     def demand(self) -> int:
-        """How many slots its jobs could use."""
+        """Return how many slots its jobs could use."""
         if self.suspended:
             return self.running
         wanted = self.waiting + self.running + self.upcoming
@@ -65,31 +62,29 @@ class TaskLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker process, by the `name` of its inbox: the `queues` it reads, and of each kind of task it has the
-    `slots` now, the `most` there may be, and the jobs `executing`. `prefetch` is the factor on how far it reads ahead.
+    """One worker process, by the `name` of its inbox. Slots and jobs are counted by kind of task.
 
-    One that works for several brokers has a life on each, and an inbox there: its `lives`, each as it would be by
-    itself; with one there are none. Lives of one `process` share its slots.
+    A worker with several brokers has an incarnation on each, with an inbox there. The incarnations of one
+    `process` share its slots.
     """
 
     name: str
     queues: tuple[str, ...] = ()
-    slots: Mapping[str, int] = {}
-    max_slots: Mapping[str, int] = {}
+    slots: Mapping[str, int] = {}  # now
+    max_slots: Mapping[str, int] = {}  # the most it may grow to
     executing: Mapping[str, int] = {}
-    prefetch: float = 1.0
+    prefetch: float = 1.0  # the factor on how far it reads ahead
     process: str = ""
-    incarnations: tuple["ClusterWorker", ...] = ()
+    incarnations: tuple["ClusterWorker", ...] = ()  # empty with one broker
 
     @property
     def command_targets(self) -> tuple["ClusterWorker", ...]:
-        """Whom to tell what it is to do: each of its lives."""
+        """Return the recipients of control commands for it: each of its incarnations, or itself."""
         return self.incarnations or (self,)
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known at one moment: the `lines` of jobs, and the `members`, the workers that live. Of what is on the
-    brokers that are `unseen`, by their names, nothing is known: there may be more of both."""
+    """The jobs and the live workers at one moment. Nothing is known about those on `unreachable` brokers."""
 
     task_loads: tuple[TaskLoad, ...] = ()
     workers: tuple[ClusterWorker, ...] = ()
@@ -97,12 +92,12 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_utilization(self) -> float:
-        """The share of all slots for CPU-bound tasks that is taken, 0 to 1."""
+        """Return the share of all slots for CPU-bound tasks that is taken, 0 to 1."""
         return self._use(cpu_bound=True)
 
     @property
     def io_utilization(self) -> float:
-        """The share of all slots for I/O-bound tasks that is taken, 0 to 1."""
+        """Return the share of all slots for I/O-bound tasks that is taken, 0 to 1."""
         return self._use(cpu_bound=False)
 
     def _use(self, *, cpu_bound: bool) -> float:
@@ -115,15 +110,15 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return taken / slots if slots else 0.0
 
     def slots(self, kind: str) -> int:
-        """How many jobs of a kind may run at once, all workers together."""
+        """Return how many jobs of a kind may run at once, in all workers together."""
         return sum(each.slots.get(kind, 0) for each in self.workers)
 
     def max_slots(self, kind: str) -> int:
-        """How many there may be, when each worker has grown as far as it may."""
+        """Return how many jobs of a kind could run at once if each worker had grown to its maximum."""
         return sum(max(each.max_slots.get(kind, 0), each.slots.get(kind, 0)) for each in self.workers)
 
     def demand(self) -> dict[str, int]:
-        """How many slots the jobs that there are could use, by kind; kinds without any are left out."""
+        """Return how many slots the existing jobs could use, by kind; kinds without any are left out."""
         found: dict[str, int] = {}
         for each in self.task_loads:
             if each.demand:
@@ -132,8 +127,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merge_snapshots(snapshots: Iterable[ClusterSnapshot], unreachable: Iterable[str] = ()) -> ClusterSnapshot:
-    """The situation on several brokers, from that on each of them: a worker process that has a life on some of them is
-    one member, with the slots it has once."""
+    """Return one snapshot from those of several brokers. The incarnations of a process become one worker."""
     lines: list[TaskLoad] = []
     processes: dict[str, list[ClusterWorker]] = {}
     for part in snapshots:
@@ -145,7 +139,9 @@ def merge_snapshots(snapshots: Iterable[ClusterSnapshot], unreachable: Iterable[
 
 
 def _one(lives: list[ClusterWorker]) -> ClusterWorker:
-    """A process, of its lives. Each may use all of its slots, and the jobs that take them are spread over its lives."""
+    """Return one worker from its incarnations. Each may use all of its slots, and its running jobs are spread
+    over them.
+    """
     first = lives[0]
     if len(lives) == 1:
         return first
@@ -163,44 +159,40 @@ def _one(lives: list[ClusterWorker]) -> ClusterWorker:
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How one worker does: the `queues` it reads; of each kind of its tasks the slots it has now, the `most` there may
-    be, and the jobs `executing`; the jobs it has, by queue and task (`held`); how long jobs took lately, by task, in
-    seconds (`means`); the factor on how far it reads ahead (`prefetch`). Lives of one `process` on several brokers,
-    which share its slots, tell the same name for it; '' of one that has no other."""
+    """The state of one worker, as it reports it. Slots and running jobs are counted by kind of task.
+
+    The incarnations of one process on several brokers share its slots, and report the same `process`.
+    """
 
     queues: tuple[str, ...] = ()
     slots: Mapping[str, int] = {}
-    most: Mapping[str, int] = {}
+    most: Mapping[str, int] = {}  # slots that it may grow to
     executing: Mapping[str, int] = {}
-    held: Mapping[str, Mapping[str, int]] = {}
-    means: Mapping[str, float] = {}
-    prefetch: float = 1.0
-    process: str = ""
+    held: Mapping[str, Mapping[str, int]] = {}  # its jobs, by queue and task
+    means: Mapping[str, float] = {}  # how long jobs took lately, by task, in seconds
+    prefetch: float = 1.0  # the factor on how far it reads ahead
+    process: str = ""  # '' with one broker
 
 
 class QueueLoad(msgspec.Struct, frozen=True):
-    """What one queue has: jobs that nobody has yet (`waiting`), and jobs that workers have (`held`); of which tasks
-    some of those that wait are (`sample`, by name), the workers that live, the tasks of which schedules will send a
-    job here soon (`upcoming`), and those of which jobs wait at gates (`gated`), by name."""
+    """The jobs and workers of one queue. Jobs are counted by task name."""
 
     queue: str
-    waiting: int
-    in_flight: int = 0
-    sample: Mapping[str, int] = {}
-    workers: tuple[str, ...] = ()
-    upcoming: Mapping[str, int] = {}
-    waiting_at_limit: Mapping[str, int] = {}
+    waiting: int  # in the queue
+    in_flight: int = 0  # in workers
+    sample: Mapping[str, int] = {}  # of the tasks of waiting jobs
+    workers: tuple[str, ...] = ()  # those that are alive
+    upcoming: Mapping[str, int] = {}  # schedules will send them here soon
+    waiting_at_limit: Mapping[str, int] = {}  # on waiting lists of limits
 
 
 class TaskConstraints(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of an application's tasks: the kind of each; which are `suspended`; the `limits` on how many run at
-    once; which are `slowed`, so that their jobs wait at a gate for something else than a slot. And the queues that are
-    `paused`."""
+    """What restricts the tasks and queues of an application at the moment."""
 
-    kinds: Mapping[str, str]
+    kinds: Mapping[str, str]  # of each task
     suspended: Collection[str] = ()
-    limits: Mapping[str, int] = {}
-    throttled: Collection[str] = ()
+    limits: Mapping[str, int] = {}  # how many jobs may run at once, by task
+    throttled: Collection[str] = ()  # tasks whose jobs wait for something else than a slot, such as a rate limit
     paused: Collection[str] = ()
 
 
@@ -212,8 +204,10 @@ def make_task_constraints(
     suspended: Collection[str],
     paused: Collection[str],
 ) -> TaskConstraints:
-    """What is said of the tasks now: by their own gates, and by `limits` and suspensions from outside. A limit for each
-    worker, or for each key, says nothing of how many run in all."""
+    """Return the constraints of the tasks: declared limits, and limits and suspensions set at run time.
+
+    A limit per worker, or per key, does not restrict how many jobs run in all.
+    """
     rules = {
         task: make_admission_rule(
             task,
@@ -237,7 +231,7 @@ def make_task_constraints(
 def make_snapshot(
     queue_loads: Sequence[QueueLoad], reports: Mapping[str, WorkerReport], constraints: TaskConstraints
 ) -> ClusterSnapshot:
-    """The situation, from the reports of the workers that live, by name. A task that nobody declares is left out."""
+    """Return the snapshot from the reports of live workers, by name. Tasks that nobody declares are left out."""
     waiting: dict[tuple[str, str], int] = {}
     running: dict[tuple[str, str], int] = {}
     upcoming: dict[tuple[str, str], int] = {}
@@ -274,7 +268,9 @@ def make_snapshot(
 
 
 def _held(queue: str, reports: Mapping[str, WorkerReport]) -> dict[str, int]:
-    """Which jobs of a queue workers had when they reported, by task: some seconds ago, so only the shares count."""
+    """Return the jobs of a queue that workers reported, by task. The reports are seconds old, so only the ratio
+    counts.
+    """
     found: dict[str, int] = {}
     for report in reports.values():
         for task, count in report.held.get(queue, {}).items():
@@ -283,7 +279,7 @@ def _held(queue: str, reports: Mapping[str, WorkerReport]) -> dict[str, int]:
 
 
 def _shared_out(jobs: int, seen: Mapping[str, int]) -> dict[str, int]:
-    """How many of these jobs probably are of each task, when some that were seen are so many of each."""
+    """Distribute the jobs over tasks in the ratio of a sample."""
     total = sum(seen.values())
     if not total or not jobs:
         return {}
@@ -291,7 +287,7 @@ def _shared_out(jobs: int, seen: Mapping[str, int]) -> dict[str, int]:
 
 
 def _means(reports: Collection[WorkerReport]) -> dict[str, float]:
-    """How long jobs of each task take, in the mean of the workers that know."""
+    """Return how long jobs of each task take, on average over the workers that know."""
     found: dict[str, list[float]] = {}
     for each in reports:
         for task, mean in each.means.items():

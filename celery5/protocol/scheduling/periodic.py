@@ -1,8 +1,9 @@
-"""Schedules: what is known of a periodic task, and what is to be done about it now.
+"""Schedules: the state of a periodic task, and the decision what to do about it now.
 
-A schedule is one value, kept in Redis. `due` is the whole decision: given the schedule, the time by Redis and whether
-its last job is still there, it gives the fire times to publish and the schedule as it is after that. Whoever gets to
-put that in the place of the former, atomically, has fired: any number may try. Times are ms since 1970.
+A schedule is one value, kept in Redis. `plan_fires` is the whole decision. From the schedule, the time by Redis
+and whether its last job still exists, it returns the fire times to publish and the next state of the schedule.
+The Scheduler that replaces the former state atomically has fired, so any number may try. Times are ms since
+1970.
 """
 
 from base64 import urlsafe_b64encode
@@ -19,41 +20,41 @@ from celery5.protocol.job.envelope import refuse_oversized
 from celery5.protocol.scheduling.triggers import AnyTrigger
 
 MAX_FIRES_PER_STEP = 100
-"""Jobs of one schedule that are published in one step at most; others follow at once."""
+"""The most jobs of one schedule that are published in one step; others follow at once."""
 MAX_COUNTED_MISSES = 1000
-"""Missed fire times that are counted one by one before the count is given up, and only said to be more."""
+"""Missed fire times that are counted one by one. Beyond that the count is only a lower bound."""
 MAX_CAUGHT_UP = 1000
 """The highest cap of a misfire policy."""
 RECHECK_MS = 250
-"""Ms after which a fire that waits for the job before it is looked at again."""
+"""Ms after which a fire that waits for the job before it is checked again."""
 RETIRED_TTL_MS = 7 * 24 * 3600 * 1000
-"""Ms for which a retired schedule is kept, in case that it is declared again."""
+"""Ms for which a retired schedule is kept, in case it is declared again."""
 
 MisfirePolicy = Literal["skip", "once", "catch-up"]
 OverlapPolicy = Literal["allow", "skip", "queue"]
 ScheduleOrigin = Literal["code", "configuration", "runtime"]
 MoveStage = Literal["settled", "arriving", "resting"]
-"""How far a record is with moving to another queue. `settled`: it is where it should be. `arriving`: it is, and others
-may still be elsewhere. `resting`: it is one of those others. Only a settled one fires."""
+"""The progress of a record in a move to another queue. Only a settled record fires.
+
+`settled`: it is on the right queue. `arriving`: it is, but other records may remain elsewhere. `resting`: it is
+one of those others.
+"""
 FindNextFireTime = Callable[[AnyTrigger, int], int | None]
-"""Gives the first fire time of a trigger after another."""
+"""Returns the first fire time of a trigger after a given time; None when there is none."""
 
 
 class Misfire(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What becomes of fire times that nobody published in time, since no Scheduler was there or Redis was away.
-
-    One is late `after` so many seconds; up to then it is published as if nothing had been. Late ones are not made up
-    for (`skip`), by the latest of them alone, unless another one is due anyway (`once`), or by each (`catch-up`), but
-    for those older than `limit` seconds (None: however old), and by the `most` latest of them.
+    """What happens to fire times that were not published in time, because no Scheduler ran or Redis was
+    unreachable.
     """
 
-    policy: MisfirePolicy = "once"
-    after: float = 60.0
-    limit: float | None = 86400.0
-    most: int = 100
+    policy: MisfirePolicy = "once"  # late ones: none (`skip`), the latest unless another is due (`once`), or each (`catch-up`)
+    after: float = 60.0  # seconds from which a fire time is late
+    limit: float | None = 86400.0  # seconds of age from which it is not caught up; None: any age
+    most: int = 100  # the most that are caught up, latest first
 
     def validate(self) -> "Misfire":
-        """Itself. Raises Misconfigured."""
+        """Return itself. Raises Misconfigured."""
         if self.policy not in ("skip", "once", "catch-up"):
             raise Misconfigured(f"misfire policy {self.policy!r} is not known: skip, once or catch-up")
         if not self.after >= 0 or (self.limit is not None and not self.limit >= 0):
@@ -66,54 +67,49 @@ class Misfire(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ScheduleDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What somebody said of a schedule: what is sent, to which queue, and when. The `message` is a job's, but for its
-    id and its times. A job `expires` so many seconds after it was sent. Each fire is put off by up to `jitter`
-    seconds."""
+    """A schedule as declared: what is sent, to which queue, and when."""
 
     task: str
     queue: str
     trigger: AnyTrigger
-    message: str
-    expires: float | None = None
+    message: str  # of a job, without its id and times
+    expires: float | None = None  # seconds after a job was sent
     lane: str = ""
     lock: str = ""
     unique_for: float | None = None
-    jitter: float = 0.0
+    jitter: float = 0.0  # the most seconds by which each fire is delayed
     misfire: Misfire = Misfire()
     overlap: OverlapPolicy = "allow"
 
 
 class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A schedule as it is kept. `stamp` says who declared it last: the version of their code, and when they began.
-    `next` is the next fire time, `last` the last one that was published, as the job `job`; `waiting` is one that waits
-    for that job to end. `retired` is when the last code that declared it was gone; `stage` says how far it is
-    with moving to another queue, `by` who wrote this, so that no two write the same."""
+    """A schedule as it is stored."""
 
     name: str
     of: ScheduleDefinition
     origin: ScheduleOrigin = "runtime"
-    stamp: tuple[int, int] = (0, 0)
+    stamp: tuple[int, int] = (0, 0)  # who declared it last: the version of their code, and when they began
     rev: int = 0
-    next: int | None = None
-    last: int | None = None
-    job: str = ""
-    waiting: int | None = None
+    next: int | None = None  # fire time
+    last: int | None = None  # published fire time
+    job: str = ""  # of the last fire time
+    waiting: int | None = None  # a fire time that waits for that job to end
     paused: bool = False
-    retired: int | None = None
+    retired: int | None = None  # when the last code that declared it was gone
     fired: int = 0
     missed: int = 0
     skipped: int = 0
     triggered: int = 0
     stage: MoveStage = "settled"
-    by: str = ""
+    by: str = ""  # who wrote this record, so that no two write the same
 
     @property
     def is_active(self) -> bool:
-        """Whether it fires at all."""
+        """Return whether it fires at all."""
         return not self.paused and self.retired is None and self.stage == "settled"
 
     def get_next_look(self, now: int) -> int | None:
-        """When to look at it next; None for never."""
+        """Return when to check it next; None for never."""
         if not self.is_active:
             return None
         times = [] if self.next is None else [self.next + get_jitter(self, self.next)]
@@ -128,21 +124,19 @@ class ScheduledFire(msgspec.Struct, frozen=True):
 
 
 class ScheduleStep(msgspec.Struct, frozen=True):
-    """What is to be done: publish `fires`, and keep `after`. `missed` and `skipped` are fire times that are not
-    published: too late, or because of the job before. With `more` there were more that were missed than were
-    counted."""
+    """What to do: publish `fires`, and store `new_state`."""
 
     fires: tuple[ScheduledFire, ...]
     new_state: Schedule
-    missed: int = 0
-    skipped: int = 0
-    has_more_missed: bool = False
+    missed: int = 0  # fire times not published because they are late
+    skipped: int = 0  # fire times not published because of the job before
+    has_more_missed: bool = False  # more were missed than counted
 
 
 def plan_fires(
     schedule: Schedule, now: int, *, is_busy: bool, find_next: FindNextFireTime, app: str = "", by: str = ""
 ) -> ScheduleStep | None:
-    """What is to be done about a schedule now; None when there is nothing. `busy`: its last job has not ended."""
+    """Return what to do about a schedule now; None for nothing. `is_busy`: its last job has not ended."""
     if not schedule.is_active:
         return None
     seen = _seen(schedule, now, find_next)
@@ -169,11 +163,10 @@ def plan_fires(
 
 
 class _Seen(msgspec.Struct):
-    """The fire times that have come: those in time, the latest of the late ones, how many of those there were, whether
-    there were more, and the next one that has not come, or not been looked at."""
+    """The fire times that have passed, up to the first that has not passed or was not examined."""
 
     on_time: list[int]
-    late: deque[int]
+    late: deque[int]  # the latest of them only
     late_count: int
     more: bool
     next: int | None
@@ -196,7 +189,7 @@ def _seen(schedule: Schedule, now: int, following: FindNextFireTime) -> _Seen:
         counted += 1
         if (
             counted % MAX_COUNTED_MISSES == 0 and now - put > patience
-        ):  # so many: nobody needs to have seen each of them
+        ):  # so many that they need not be examined one by one
             seen.more = True
             at += (now - patience - put) // 2
         seen.next = following(trigger, at)
@@ -204,7 +197,7 @@ def _seen(schedule: Schedule, now: int, following: FindNextFireTime) -> _Seen:
 
 
 def _made_up(misfire: Misfire, now: int, seen: _Seen) -> list[int]:
-    """Which of the late ones are published after all."""
+    """Return the late fire times that are published after all."""
     if misfire.policy == "skip":
         return []
     late = [at for at in seen.late if misfire.limit is None or now - at <= misfire.limit * 1000]
@@ -216,7 +209,7 @@ def _made_up(misfire: Misfire, now: int, seen: _Seen) -> list[int]:
 def _without_overlap(
     schedule: Schedule, chosen: list[int], *, busy: bool
 ) -> tuple[list[int], int | None, int]:
-    """Which of the `chosen` are published, which one waits, and how many are left out."""
+    """Return the `chosen` fire times to publish, the one that waits, and how many are skipped."""
     match schedule.of.overlap:
         case "allow":
             return chosen, None, 0
@@ -231,7 +224,7 @@ def _without_overlap(
 
 
 def get_jitter(schedule: Schedule, at: int) -> int:
-    """For how many ms a fire is put off: the same for everybody who asks."""
+    """Return the ms by which a fire is delayed: the same for every caller."""
     most = int(schedule.of.jitter * 1000)
     if not most:
         return 0
@@ -239,7 +232,7 @@ def get_jitter(schedule: Schedule, at: int) -> int:
 
 
 def make_fire_job_id(app: str, name: str, at: int) -> str:
-    """The id of the job of one fire time: always the same, so that it cannot run twice."""
+    """Return the id of the job of one fire time. It is always the same, so that the job cannot run twice."""
     made = urlsafe_b64encode(sha256(f"{app}\0{name}\0{at}".encode()).digest()[:17]).decode()[:22]
     return made if made[0] != "-" else f"_{made[1:]}"
 
@@ -253,21 +246,22 @@ def make_schedule(
     origin: ScheduleOrigin,
     stamp: tuple[int, int] = (0, 0),
 ) -> Schedule:
-    """A new schedule: it fires at the first of its times that is still to come."""
+    """Return a new schedule, which fires at the first of its future times."""
     return Schedule(name, definition, origin, stamp, next=find_next(definition.trigger, now))
 
 
 def merge_declaration(
     old: Schedule | None, new: Schedule, now: int, find_next: FindNextFireTime
 ) -> Schedule | None:
-    """What becomes of a schedule that is declared again, by `new`; None when it stays as it is.
+    """Return a schedule after it was declared again as `new`; None when it stays as it is.
 
-    A newer stamp wins. What it has fired is not forgotten; its next fire time stays, unless the trigger is another.
+    A newer stamp wins. The history of fires is kept, and so is the next fire time unless the trigger has
+    changed.
     """
     if old is None:
         return new
     if old.origin == "runtime" or old.stamp > new.stamp:
-        return None  # whoever added it by hand, or declares it in newer code, has the last word
+        return None  # it was added by hand, or declared by newer code
     same = (old.of, old.origin, old.retired) == (new.of, new.origin, None)
     if same and old.stamp == new.stamp:
         return None
@@ -286,20 +280,23 @@ def merge_declaration(
 
 
 def retire_schedule(schedule: Schedule, now: int, *, stamp: tuple[int, int]) -> Schedule | None:
-    """A schedule that no live code declares any more, as somebody with that `stamp` finds; None when it stays: it was
-    not declared by code, or by newer code than theirs, which they cannot know."""
+    """Return a schedule as retired, since no live code declares it; None when it stays.
+
+    It stays when it was not declared by code, or by code newer than the caller's `stamp`, which the caller
+    cannot know.
+    """
     if schedule.origin == "runtime" or schedule.retired is not None or schedule.stamp >= stamp:
         return None
     return replace(schedule, rev=schedule.rev + 1, retired=now, waiting=None)
 
 
 def pause_schedule(schedule: Schedule) -> Schedule:
-    """The same, paused: no fire time counts as missed meanwhile."""
+    """Return the schedule as paused. Fire times in a pause do not count as missed."""
     return schedule if schedule.paused else replace(schedule, rev=schedule.rev + 1, paused=True, waiting=None)
 
 
 def resume_schedule(schedule: Schedule, now: int, find_next: FindNextFireTime) -> Schedule:
-    """The same, going on with the first fire time that is still to come."""
+    """Return the schedule as resumed. It continues with the first future fire time."""
     if not schedule.paused:
         return schedule
     return replace(
@@ -311,12 +308,12 @@ def resume_schedule(schedule: Schedule, now: int, find_next: FindNextFireTime) -
 
 
 def record_trigger(schedule: Schedule, job: str) -> Schedule:
-    """The same, after a job was sent by hand."""
+    """Return the schedule after a job was sent by hand."""
     return replace(schedule, rev=schedule.rev + 1, job=job, triggered=schedule.triggered + 1)
 
 
 def iterate_fire_times(trigger: AnyTrigger, after: int, find_next: FindNextFireTime) -> Iterator[int]:
-    """The fire times of a trigger from a time on."""
+    """Yield the fire times of a trigger after a time."""
     at = find_next(trigger, after)
     while at is not None:
         yield at
@@ -328,13 +325,16 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def encode_schedule(schedule: Schedule) -> bytes:
-    """A schedule as it is kept."""
+    """Return a schedule as bytes for Redis."""
     return _ENCODER.encode(schedule)
 
 
 def decode_schedule(record: bytes, limit: int | None = None) -> Schedule | None:
-    """A schedule that was kept; None for one that newer code has written, which is to be left alone, and for one that
-    is larger than `limit` (the setting `message_limit`) allows: its message is JSON within JSON, and may be doubled."""
+    """Return a stored schedule; None for one to be left alone.
+
+    That is one written by newer code, or larger than `limit` (the setting `message_limit`) allows. The message
+    in it is JSON within JSON, so it may take twice its size.
+    """
     try:
         refuse_oversized(record, None if limit is None else 2 * limit, "a schedule")
         return _DECODER.decode(record)

@@ -1,7 +1,6 @@
 """Triggers: when a schedule fires, as values that every Scheduler reads alike.
 
-Times are ms since 1970. What the values mean is worked out in `celery5.scheduling.fire_times`, with
-APScheduler's triggers.
+Times are ms since 1970. `celery5.scheduling.fire_times` computes the fire times, with APScheduler's triggers.
 """
 
 import re
@@ -33,8 +32,7 @@ class Trigger(
 
 
 class Cron(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cron"):
-    """At the times of day, in a time `zone` ('': the application's), that fit all fields; `start` and `end` bound
-    it. `line` is the line of a crontab that it was written as, if it was."""
+    """Fires at the times of day that match all fields."""
 
     year: str | None = None
     month: str | None = None
@@ -44,26 +42,26 @@ class Cron(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cron"):
     hour: str | None = None
     minute: str | None = None
     second: str | None = None
-    zone: str = ""
+    zone: str = ""  # time zone; '' for the application's
     start: int | None = None
     end: int | None = None
-    line: str = ""
+    line: str = ""  # the crontab line that it was written as, if it was
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields that are said."""
+        """Return the fields that are set."""
         return {name: value for name in CRON_FIELDS if (value := getattr(self, name)) is not None}
 
     @property
     def fires_every_hour(self) -> bool:
-        """Whether it names no hours, so that an hour which comes twice counts twice."""
+        """Return whether it names no hours. Then an hour that occurs twice counts twice."""
         if self.hour is not None:
             return self.hour == "*"
         return self.minute is not None or self.second is not None
 
 
 class Interval(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="interval"):
-    """Every so many ms, counted from `start`; no clock that is set, and no time zone, has a say in it."""
+    """Fires every so many ms, counted from `start`, independent of time zones and clock changes."""
 
     every: int
     start: int = 0
@@ -71,7 +69,7 @@ class Interval(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="inte
 
 
 class Calendar(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="calendar"):
-    """At a time of day, every so many years, months, weeks and days from the date `first` on."""
+    """Fires at a time of day, every so many years, months, weeks and days from the date `first` on."""
 
     years: int = 0
     months: int = 0
@@ -84,19 +82,19 @@ class Calendar(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cale
 
 
 class OnceTrigger(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="date"):
-    """Once."""
+    """Fires once."""
 
     at: int
 
 
 class AnyOf(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="or"):
-    """When any of these fires; once if several do at the same moment."""
+    """Fires when any of these does; once if several do at the same moment."""
 
     of: tuple["AnyTrigger", ...]
 
 
 class AllOf(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="and"):
-    """When all of these fire at the same moment."""
+    """Fires when all of these do at the same moment."""
 
     of: tuple["AnyTrigger", ...]
 
@@ -105,13 +103,15 @@ AnyTrigger = Cron | Interval | Calendar | OnceTrigger | AnyOf | AllOf
 CRON_FIELDS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
 """The fields of a cron trigger, as APScheduler names them."""
 MAX_DEPTH = 5
-"""How deep triggers may be combined."""
+"""The deepest nesting of combined triggers."""
 MAX_COMBINED = 20
-"""Triggers that may be combined."""
+"""The most triggers in a combination."""
 
 
 def with_zone(trigger: AnyTrigger, zone: str, depth: int = 0) -> AnyTrigger:
-    """The trigger with `zone` where it names none. Raises Misconfigured for one that is combined beyond measure."""
+    """Return the trigger with `zone` wherever it names none. Raises Misconfigured for combinations beyond the
+    limits.
+    """
     if isinstance(trigger, AnyOf | AllOf):
         if depth >= MAX_DEPTH or not 0 < len(trigger.of) <= MAX_COMBINED:
             raise Misconfigured(
@@ -196,7 +196,7 @@ _POSITION = re.compile(rf"(?:1st|2nd|3rd|4th|5th|last) +(?:{'|'.join(_DAYS)})")
 
 
 def describe_trigger(trigger: AnyTrigger) -> str:
-    """A trigger in a few words, for people."""
+    """Return a trigger in a few words, for people."""
     match trigger:
         case Cron():
             fields = trigger.fields.items()
@@ -222,8 +222,11 @@ _ZERO = ("second", "0")
 
 
 def parse_crontab(line: str, zone: str = "") -> AnyTrigger:
-    """What a line of a crontab means: minute, hour, day of the month, month, day of the week; with six fields the first
-    one is the second. Sunday is 0 or 7. When both days are said, either will do, as in cron. Raises Misconfigured."""
+    """Return the trigger of a crontab line: minute, hour, day of the month, month, day of the week.
+
+    With six fields the first one is the second. Sunday is 0 or 7. When both days are given, either matches, as
+    in cron. Raises Misconfigured.
+    """
     words = CRONTAB_MACROS.get(line.strip(), line).split()
     if len(words) not in (5, 6):
         raise Misconfigured(
@@ -259,7 +262,7 @@ _NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 def _weekdays(field: str) -> str:
-    """A crontab's field of weekdays by names: APScheduler counts them from Monday."""
+    """Return a crontab's field of weekdays by names, since APScheduler counts them from Monday."""
     return ",".join(_weekday_range(each) for each in field.lower().split(","))
 
 
