@@ -48,7 +48,9 @@ class Misfire(msgspec.Struct, frozen=True, omit_defaults=True):
     unreachable.
     """
 
-    policy: MisfirePolicy = "once"  # late ones: none (`skip`), the latest unless another is due (`once`), or each (`catch-up`)
+    policy: MisfirePolicy = (
+        "once"  # late ones: none (`skip`), the latest unless another is due (`once`), or each (`catch-up`)
+    )
     after: float = 60.0  # seconds from which a fire time is late
     limit: float | None = 86400.0  # seconds of age from which it is not caught up; None: any age
     most: int = 100  # the most that are caught up, latest first
