@@ -1,1 +1,1 @@
-"""Controller."""
+"""The services of a Controller, which runs the members of a cluster."""

@@ -41,7 +41,7 @@ class ForemanCommands:
     Args:
         load_cluster: reads the cluster description; may block.
         autoscale: the limits for the number of workers, when the application is scaled.
-        configuration: when there is one, members that keep running are told to reload it, too.
+        configuration: when there is one, members that keep running reload it, too.
     """
 
     def __init__(

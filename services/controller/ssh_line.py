@@ -201,7 +201,7 @@ class OutputLines:
 
 
 async def _send(process: trio.Process, script: bytes) -> None:
-    """Send the script and leave the pipe open: its end tells the script that this process is gone."""
+    """Send the script and leave the pipe open: when it closes, the script knows that this process is gone."""
     assert process.stdin is not None
     try:
         await process.stdin.send_all(script)

@@ -1,1 +1,1 @@
-"""Publisher."""
+"""The services of a Publisher, which accepts jobs from producers and publishes them."""

@@ -214,7 +214,7 @@ class Listener:
         while True:
             nursery.start_soon(self._serve, await accept_connection(listener), context)
 
-    # ---- one client
+    # ---- one connection
 
     async def _serve(self, raw: trio.SocketStream, context: ssl.SSLContext | None) -> None:
         """Serve one connection; never raises because of the client."""
@@ -273,7 +273,7 @@ class Listener:
         self._refused += 1
         self._log.event("listener:connection-refused", "warning", why=why)
 
-    # ---- what is handed over
+    # ---- storing jobs
 
     async def store_groups(self, word: PublishRequest) -> PublishReply:
         """Store the groups in their order, together where possible, so that they share one write to the disk."""
@@ -328,7 +328,7 @@ class Listener:
             some = True
         return GroupReply(firmly=firmly, why="" if firmly else "; ".join(_troubles(self._stores)))
 
-    # ---- how it does
+    # ---- health and metrics
 
     def conditions(self) -> Mapping[str, str]:
         """Return the problem, if there is no place for clients."""

@@ -285,7 +285,7 @@ class MessagePublisher:
         attempt = self._refused[queue] = self._refused.get(queue, 0) + 1
         return max(0.01, full_jitter(attempt, start=0.05, cap=BACKOFF_CAP, random=random.random))
 
-    # ---- the end
+    # ---- shutdown
 
     async def _drained(self) -> None:
         while self._store.waiting_queues or self._busy:
@@ -306,7 +306,7 @@ class MessagePublisher:
             self._told.add(why)
             self._log.event(what, level, broker=self._store.broker, why=why, **fields)
 
-    # ---- how it does
+    # ---- health and metrics
 
     def conditions(self) -> Mapping[str, str]:
         """Return the problem, if the broker does not accept messages."""

@@ -97,7 +97,7 @@ class MessagesStore:
         with scope:
             await self._backlog.run(task_status=task_status)
 
-    # ---- what comes
+    # ---- storing
 
     async def put(self, parcels: Sequence[JobMessage]) -> bool:
         """Store these messages, all or none; return whether durably, which is False on the list in memory.
@@ -163,7 +163,7 @@ class MessagesStore:
         """Return when the waiting queues should be checked."""
         await self._news.wait()
 
-    # ---- what goes
+    # ---- reading and deleting
 
     async def read_first(self, queue: str) -> Sequence[StoredMessage]:
         """Return the first messages of a queue, those in memory first. They stay until `mark_published`."""
@@ -201,7 +201,7 @@ class MessagesStore:
             del self._gone[: len(part)]
         return True
 
-    # ---- how it does
+    # ---- health and metrics
 
     def conditions(self) -> Mapping[str, str]:
         """Return the problem, if the backlog cannot be written."""

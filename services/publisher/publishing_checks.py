@@ -83,7 +83,7 @@ class PublishingChecks:
         self._report(each, each.check.states[0], reason)
         self._look_now[name].set()
 
-    # ---- looking
+    # ---- running checks
 
     async def _keep_looking(self, each: _Watched) -> None:
         """Run one check at its period. A check that reports by itself is run only to close its breaker."""
@@ -144,7 +144,7 @@ class PublishingChecks:
         elif self._closed.is_set():
             self._closed = trio.Event()
 
-    # ---- how it does
+    # ---- health and metrics
 
     def conditions(self) -> Mapping[str, str]:
         """Return the problem, if a breaker is open."""

@@ -1,1 +1,1 @@
-"""Scaling."""
+"""The services that scale workers and set their preferences."""

@@ -1,1 +1,1 @@
-"""Scheduling."""
+"""The services of a Scheduler, which fires periodic tasks."""

@@ -33,11 +33,11 @@ from celery5.services.scheduling.queue_moves import ScheduleMoveBlocked, Schedul
 from celery5.services.scheduling.timetable import Timetable
 
 DECLARATION_LEASES = 3
-"""Leases for which it is kept what a Scheduler declares."""
+"""Leases for which a Scheduler's declaration is kept."""
 RETIREMENT_GRACE_LEASES = 2.0
-"""Leases for which nobody may have declared a schedule before it is retired: who declared it may be starting anew."""
+"""Leases without a declaration after which a schedule is retired: its Scheduler may be restarting."""
 PAUSE = 30.0
-"""Seconds between two looks at what nobody declares, while the same Schedulers live."""
+"""Seconds between checks for undeclared schedules, while the set of live Schedulers is unchanged."""
 LEAVE_LIMIT = 2.0
 """Seconds that withdrawing the declaration may take at the end."""
 REMOTE_RETRY_DELAY = 1.0
@@ -85,7 +85,7 @@ class ScheduleDeclarations:
         self._beaten.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Declare, and retire what nobody declares, until cancelled."""
+        """Declare schedules, and retire undeclared ones, until cancelled."""
         await self.declare()
         task_status.started()
         try:
@@ -141,10 +141,10 @@ class ScheduleDeclarations:
         )
 
     async def retire_undeclared(self) -> None:
-        """Retire what nobody declares, and forget what was retired long ago."""
+        """Retire undeclared schedules, and delete those that were retired long ago."""
         looked = (
             trio.current_time()
-        )  # the answers below may come after an outage, and tell of the time before it
+        )  # taken first: the answers below may come after an outage and be about the time before it
         self._due = looked + PAUSE
         living = self._living or (self._name,)
         declarations = await self._redis.perform(scheduling_calls.get_declarations(self._keys, living))
@@ -175,7 +175,7 @@ class ScheduleDeclarations:
         self._orphans = orphans
 
     async def _settle(self, new: Schedule, now: int) -> None:
-        """Make one schedule what the code says, whatever others do meanwhile."""
+        """Settle one schedule as the code declares it, despite concurrent changes."""
         try:
             old = await self._moving.apply(new, now)
         except ScheduleNotOwned as error:

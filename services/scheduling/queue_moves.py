@@ -40,7 +40,7 @@ class ScheduleMoveBlocked(Exception):
 
 
 class ScheduleNotOwned(Exception):
-    """The schedule belongs to somebody else: it was added by hand, or declared by newer code."""
+    """The schedule is not this Scheduler's: it was added by hand, or declared by newer code."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule

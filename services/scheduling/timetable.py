@@ -52,7 +52,7 @@ class Timetable:
         self._announced: set[str] = set()
         self._counts = {"fired": 0, "missed": 0, "skipped": 0}
 
-    # ---- what it hears, and what is asked
+    # ---- notifications, health and metrics
 
     @property
     def channels(self) -> list[str]:
@@ -82,7 +82,7 @@ class Timetable:
                 count,
             )
 
-    # ---- its life
+    # ---- firing
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Fire what is due, until cancelled."""
@@ -215,7 +215,7 @@ class Timetable:
             self._keys, keys, schedule.name, expected_state=record, new_state=after, next_look=look, jobs=jobs
         )
 
-    # ---- what it tells
+    # ---- logging
 
     def _tell(self, schedule: Schedule, step: ScheduleStep, now: int) -> None:
         for what, count in (

@@ -1,1 +1,1 @@
-"""Process."""
+"""Decisions about one process: whether it is alive, when it restarts, what follows a failure."""

@@ -1,1 +1,1 @@
-"""Publisher."""
+"""The protocol between producers and the Publisher daemon."""

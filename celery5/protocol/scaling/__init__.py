@@ -1,1 +1,1 @@
-"""Scaling."""
+"""Decisions about slots, prefetch, priorities and the number of workers."""

@@ -180,7 +180,7 @@ class QueueLoad(msgspec.Struct, frozen=True):
     queue: str
     waiting: int  # in the queue
     in_flight: int = 0  # in workers
-    sample: Mapping[str, int] = {}  # of the tasks of waiting jobs
+    sample: Mapping[str, int] = {}  # of some of the waiting jobs
     workers: tuple[str, ...] = ()  # those that are alive
     upcoming: Mapping[str, int] = {}  # schedules will send them here soon
     waiting_at_limit: Mapping[str, int] = {}  # on waiting lists of limits

@@ -1,1 +1,1 @@
-"""Scheduling."""
+"""Decisions about periodic tasks."""

@@ -49,11 +49,11 @@ class Misfire(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     policy: MisfirePolicy = (
-        "once"  # late ones: none (`skip`), the latest unless another is due (`once`), or each (`catch-up`)
+        "once"  # publish no late one (`skip`), the latest (`once`), or each
     )
     after: float = 60.0  # seconds from which a fire time is late
     limit: float | None = 86400.0  # seconds of age from which it is not caught up; None: any age
-    most: int = 100  # the most that are caught up, latest first
+    most: int = 100  # how many are caught up at most: the latest ones
 
     def validate(self) -> "Misfire":
         """Return itself. Raises Misconfigured."""
