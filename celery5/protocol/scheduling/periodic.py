@@ -48,9 +48,7 @@ class Misfire(msgspec.Struct, frozen=True, omit_defaults=True):
     unreachable.
     """
 
-    policy: MisfirePolicy = (
-        "once"  # publish no late one (`skip`), the latest (`once`), or each
-    )
+    policy: MisfirePolicy = "once"  # publish no late one (`skip`), the latest (`once`), or each
     after: float = 60.0  # seconds from which a fire time is late
     limit: float | None = 86400.0  # seconds of age from which it is not caught up; None: any age
     most: int = 100  # how many are caught up at most: the latest ones
