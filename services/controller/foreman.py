@@ -264,9 +264,8 @@ class Foreman:
         Members that end with this process are stopped; the others belong to the next leader. Raises PlatformError.
         """
         stamp = self._leads.get_epoch_environment()
-        if (
-            self._is_acting and self._leads.is_leader and stamp != self._stamp
-        ):  # another Controller led between two decisions
+        # A changed epoch means that another Controller led between two decisions.
+        if self._is_acting and self._leads.is_leader and stamp != self._stamp:
             self._release_members()
             self._is_acting = False
         if self._leads.has_valid_lease and not self._is_acting:

@@ -318,9 +318,8 @@ class SystemdUnits:
             elif status and status != before:  # each change repeats the status, also an unchanged one
                 known.status = status
                 self._say(known, Beat(name, status))
-        elif (
-            interface == UNIT_INTERFACE and changed.get("StateChangeTimestampMonotonic") != 0
-        ):  # it has been started
+        elif interface == UNIT_INTERFACE and changed.get("StateChangeTimestampMonotonic") != 0:
+            # It has been started.
             self._tell(name, changed)
 
     def _wonder(self, name: str) -> None:
@@ -370,9 +369,8 @@ class SystemdUnits:
         )
 
     def _stem(self, name: str) -> str:
-        return get_unit_path(get_unit_name(self._app, name)).rpartition("/")[
-            2
-        ]  # a unit's path has backslashes
+        # From the path, since the name of a unit has backslashes.
+        return get_unit_path(get_unit_name(self._app, name)).rpartition("/")[2]
 
     def _files(self, name: str) -> list[Path]:
         """Return the environment files of this member.

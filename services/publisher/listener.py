@@ -469,9 +469,8 @@ class _Conversation:
             await self._say(refusal)
             if isinstance(self._stream, trio.SocketStream):
                 await self._stream.send_eof()
-                while await self._stream.receive_some(
-                    CHUNK_BYTES
-                ):  # else the client may never read the answer
+                # Otherwise the client may never read the answer.
+                while await self._stream.receive_some(CHUNK_BYTES):
                     pass
         raise _Left
 

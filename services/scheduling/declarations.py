@@ -142,9 +142,8 @@ class ScheduleDeclarations:
 
     async def retire_undeclared(self) -> None:
         """Retire undeclared schedules, and delete those that were retired long ago."""
-        looked = (
-            trio.current_time()
-        )  # taken first: the answers below may come after an outage and be about the time before it
+        # Taken first: the answers below may come after an outage and be about the time before it.
+        looked = trio.current_time()
         self._due = looked + PAUSE
         living = self._living or (self._name,)
         declarations = await self._redis.perform(scheduling_calls.get_declarations(self._keys, living))

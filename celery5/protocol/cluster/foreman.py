@@ -181,9 +181,8 @@ class ClusterState:
                 state.phase, state.phase_since, state.last_heard_at = Phase.UP, now, now
 
     def _handle_end(self, state: MemberState, event: Ended, now: float, *, excused: bool) -> None:
-        recycled = (
-            event.code == RESTART_EXIT_CODE and state.phase is not Phase.STARTING
-        )  # else it never did anything
+        # One that ends while it starts never did anything.
+        recycled = event.code == RESTART_EXIT_CODE and state.phase is not Phase.STARTING
         in_order = state.stop_requested or (state.stopping_by_itself and event.code == 0) or recycled
         why = state.end_reason if state.killed_at > -inf and not state.stop_requested else event.how
         state.phase, state.phase_since, state.started_as, state.status = Phase.DOWN, now, None, ""
@@ -199,9 +198,8 @@ class ClusterState:
         state.restart_at = now + full_jitter(
             state.failures - 1, start=RESTART_DELAY, cap=MAX_RESTART_DELAY, random=self._random
         )
-        if (
-            excused or event.code == EXIT_ALREADY_IN_USE
-        ):  # a former process, or another Controller's, has not ended yet
+        # The exit code means that a former process, or another Controller's, has not ended yet.
+        if excused or event.code == EXIT_ALREADY_IN_USE:
             return
         state.recent_deaths = [
             died_at for died_at in state.recent_deaths if now - died_at < self._cluster.restart_period

@@ -22,9 +22,8 @@ class OwnBroker(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = "broker"  # for its data
     socket: str = ""  # '': in the folder
     port: int = 0  # an additional TCP port on this host; 0: none
-    fsync: Fsync = (
-        "everysec"  # when writes reach the disk: before each answer, every second, or when the system likes
-    )
+    # When writes reach the disk: before each answer, every second, or when the system likes.
+    fsync: Fsync = "everysec"
 
 
 def parse_own_broker(value: Any, errors: list[str]) -> OwnBroker | None:

@@ -78,9 +78,8 @@ class GroupReply(msgspec.Struct, frozen=True, array_like=True):
 
     code: RefusalCode | Literal[""] = ""
     why: str = ""  # for people
-    firmly: bool = (
-        True  # False when it is only in the daemon's memory, since the backlog could not be written
-    )
+    # False when it is only in the daemon's memory, since the backlog could not be written.
+    firmly: bool = True
     maybe: bool = False  # refused, but some of it may be stored
 
 

@@ -192,9 +192,7 @@ class TaskConstraints(msgspec.Struct, frozen=True, kw_only=True):
     kinds: Mapping[str, str]  # of each task
     suspended: Collection[str] = ()
     limits: Mapping[str, int] = {}  # how many jobs may run at once, by task
-    throttled: Collection[
-        str
-    ] = ()  # tasks whose jobs wait for something else than a slot, such as a rate limit
+    throttled: Collection[str] = ()  # jobs wait for more than a slot, such as a rate limit
     paused: Collection[str] = ()
 
 

@@ -44,11 +44,10 @@ FindNextFireTime = Callable[[AnyTrigger, int], int | None]
 
 
 class Misfire(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What happens to fire times that were not published in time, because no Scheduler ran or Redis was
-    unreachable.
-    """
+    """What happens to fire times missed because no Scheduler ran or Redis was unreachable."""
 
-    policy: MisfirePolicy = "once"  # publish no late one (`skip`), the latest (`once`), or each
+    # Which late ones are published: none (`skip`), each (`catch-up`), or the latest unless another is due (`once`).
+    policy: MisfirePolicy = "once"
     after: float = 60.0  # seconds from which a fire time is late
     limit: float | None = 86400.0  # seconds of age from which it is not caught up; None: any age
     most: int = 100  # how many are caught up at most: the latest ones
@@ -187,9 +186,8 @@ def _seen(schedule: Schedule, now: int, following: FindNextFireTime) -> _Seen:
         else:
             seen.on_time.append(at)
         counted += 1
-        if (
-            counted % MAX_COUNTED_MISSES == 0 and now - put > patience
-        ):  # so many that they need not be examined one by one
+        # So many need not be examined one by one.
+        if counted % MAX_COUNTED_MISSES == 0 and now - put > patience:
             seen.more = True
             at += (now - patience - put) // 2
         seen.next = following(trigger, at)
