@@ -85,8 +85,9 @@ class ForemanCommands:
                 self._log.event("cluster:rejected", "error", why=str(error))
 
     async def reload(self) -> dict[str, Any]:
-        """Read the description again and apply what has changed. Raises CommandRefused for a wrong one, and
-        changes nothing.
+        """Read the description again and apply what has changed.
+
+        Raises CommandRefused for a wrong one, and changes nothing.
         """
         states = self._foreman.cluster_state.members
         before = {name: state.member for name, state in states.items() if state.is_wanted}

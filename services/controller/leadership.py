@@ -106,8 +106,9 @@ class Leadership:
                 await self.resign()
 
     async def refresh(self) -> None:
-        """Renew the lease or try to get it, in one round trip. Raises BrokerUnavailable, also when no answer
-        comes.
+        """Renew the lease or try to get it, in one round trip.
+
+        Raises BrokerUnavailable, also when no answer comes.
         """
         if self._resigned:
             return
@@ -121,8 +122,9 @@ class Leadership:
         raise BrokerUnavailable(f"no answer within {REQUEST_LIMIT:g} s")
 
     async def resign(self) -> None:
-        """Stop leading, so that another Controller may lead at once. This one does not try again until `run` is
-        called again.
+        """Stop leading, so that another Controller may lead at once.
+
+        This one does not try again until `run` is called again.
         """
         epoch, self._resigned = self._standing.epoch, True
         self._stand(LeadershipState(name=self._standing.name))

@@ -117,8 +117,9 @@ class RemoteHost:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Stay connected and report events. It is up at once, so that an unreachable host does not hold up the
-        cluster.
+        """Stay connected and report events.
+
+        It is up at once, so that an unreachable host does not hold up the cluster.
         """
         self._heard = heard
         async with trio.open_nursery() as nursery:

@@ -108,8 +108,9 @@ class SSHConnection:
             raise self._failed(code, trouble)
 
     async def run_script(self, script: bytes) -> list[str]:
-        """Run a script there and return its lines. Raises HostUnreachable; PlatformError for a script that
-        failed.
+        """Run a script there and return its lines.
+
+        Raises HostUnreachable; PlatformError for a script that failed.
         """
         if not self._socket:
             raise HostUnreachable(f"host {self._name} is away")

@@ -162,8 +162,9 @@ class SubProcesses:
             child.process.send_signal(number)  # checks first whether it has ended
 
     async def _attend(self, child: _Child) -> None:
-        """Report the events of a child until it has ended, then its end. A child that ends with this process is
-        watched, too.
+        """Report the events of a child until it has ended, then its end.
+
+        A child that ends with this process is watched, too.
         """
         with child.attended, trio.socket.from_stdlib_socket(child.ear) as ear:
             async with trio.open_nursery() as nursery:

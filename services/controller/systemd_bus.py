@@ -91,8 +91,9 @@ class SystemdBus:
     async def call_manager(
         self, method: str, signature: str = "", *body: Any, on_done: Callable[[], None] | None = None
     ) -> tuple[Any, ...]:
-        """Call a method of systemd's manager. `on_done` is called with the reply, before later signals are
-        handled.
+        """Call a method of systemd's manager.
+
+        `on_done` is called with the reply, before later signals are handled.
 
         Raises SystemdDisconnected and SystemdError.
         """
@@ -109,8 +110,9 @@ class SystemdBus:
         return strip_types(answer[0])
 
     async def _introduce(self) -> None:
-        """Say hello and subscribe to the signals. The owner of systemd's name is asked for last, so that no
-        change is missed.
+        """Say hello and subscribe to the signals.
+
+        The owner of systemd's name is asked for last, so that no change is missed.
         """
         await self._of_the_bus("Hello")
         for rule in (

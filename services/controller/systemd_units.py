@@ -173,8 +173,9 @@ class SystemdUnits:
         await self._about(name, "StopUnit", "ss", "replace")
 
     async def kill(self, name: str) -> None:
-        """Send SIGKILL to the member's process. Its sidecar has a moment to put its jobs back before systemd
-        kills the rest.
+        """Send SIGKILL to the member's process.
+
+        Its sidecar has a moment to put its jobs back before systemd kills the rest.
         """
         try:
             await self._about(name, "KillUnit", "ssi", "main", int(signal.SIGKILL))
@@ -306,8 +307,9 @@ class SystemdUnits:
                 self._tell(name, {"ActiveState": "inactive"})
 
     def _hear_change(self, name: str, interface: str, changed: dict[str, Any]) -> None:
-        """Handle changed properties. Those of the service come first: they say how it ended, those of the unit
-        that it has.
+        """Handle changed properties.
+
+        Those of the service come first: they say how it ended, those of the unit that it has.
         """
         if interface == SERVICE_INTERFACE:
             known = self._known[name]

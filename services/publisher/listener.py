@@ -384,8 +384,9 @@ class _Conversation:
         self._counted = 0
 
     async def go_on(self) -> None:
-        """Serve until the client disconnects or is refused. Raises _Left, and the errors of a broken
-        connection.
+        """Serve until the client disconnects or is refused.
+
+        Raises _Left, and the errors of a broken connection.
         """
         try:
             with trio.move_on_after(HELLO_LIMIT) as greeting:

@@ -47,8 +47,9 @@ DRAIN_POLL_PERIOD = 0.1
 MAX_LOGGED_ERRORS = 100
 """The most current errors that are logged."""
 BACKOFF_CAP = 2.0
-"""The most seconds between attempts to publish what Redis refuses. The delay doubles up to this, with full
-jitter.
+"""The most seconds between attempts to publish what Redis refuses.
+
+The delay doubles up to this, with full jitter.
 """
 
 
@@ -125,8 +126,9 @@ class MessagePublisher:
         self._told: set[str] = set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Publish until cancelled, then publish what is left. What Redis does not accept by then stays in the
-        store.
+        """Publish until cancelled, then publish what is left.
+
+        What Redis does not accept by then stays in the store.
         """
         async with trio.open_nursery() as nursery:
             work = trio.CancelScope(shield=True)
@@ -222,8 +224,9 @@ class MessagePublisher:
                 await trio.lowlevel.checkpoint()
 
     async def _publish_first(self, redis: TrioRedis, queue: str, nursery: trio.Nursery) -> None:
-        """Publish the first messages of a queue in one trip. Then the queue waits behind the others if it may
-        have more; after a failure it pauses first.
+        """Publish the first messages of a queue in one trip.
+
+        Then the queue waits behind the others if it may have more; after a failure it pauses first.
         """
         pause = 0.0
         try:

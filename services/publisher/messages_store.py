@@ -38,8 +38,9 @@ DELETE_BATCH = 5000
 
 
 class MessagesStore:
-    """The messages that wait for one broker. `waiting` holds the queues that may have messages, longest waiting
-    first.
+    """The messages that wait for one broker.
+
+    `waiting` holds the queues that may have messages, longest waiting first.
     """
 
     def __init__(self, *, broker: str, backlog: MessagesBacklog, log: Log) -> None:
@@ -101,6 +102,7 @@ class MessagesStore:
 
     async def put(self, parcels: Sequence[JobMessage]) -> bool:
         """Store these messages, all or none; return whether durably, which is False on the list in memory.
+
         Raises BacklogFull.
         """
         now = int(time.time() * 1000)

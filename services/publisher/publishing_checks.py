@@ -76,8 +76,9 @@ class PublishingChecks:
         await self._closed.wait()
 
     def report_failure(self, name: str, reason: str) -> None:
-        """Report that an operation covered by this check failed. It counts as a failed check, and a second
-        check is due.
+        """Report that an operation covered by this check failed.
+
+        It counts as a failed check, and a second check is due.
         """
         each = self._watched[name]
         self._report(each, each.check.states[0], reason)

@@ -39,8 +39,9 @@ T = TypeVar("T")
 
 
 class TimeLimitedDriver:
-    """A driver of one broker with a time limit. A broker that exceeds it counts as unreachable:
-    BrokerUnavailable is raised.
+    """A driver of one broker with a time limit.
+
+    A broker that exceeds it counts as unreachable: BrokerUnavailable is raised.
     """
 
     def __init__(self, *, redis: AsyncDriver, broker: str) -> None:
@@ -156,8 +157,9 @@ class ClusterObserver:
         return make_snapshot(censuses, reports, terms)
 
     def _of(self, broker: str, names: Sequence[str]) -> list[str]:
-        """Return which of the queues known to a broker are read. A queue that has moved is read only where it
-        is served.
+        """Return which of the queues known to a broker are read.
+
+        A queue that has moved is read only where it is served.
         """
         here = [name for name in names if self._home(name) == broker]
         looked_at = sorted(here, key=lambda name: name not in self._known)[:MAX_QUEUES]

@@ -41,8 +41,9 @@ class SigningKeys(Protocol):
 
 
 class CommandSender:
-    """Sends control commands of this process to others. Logs the first failure, until a command can be sent
-    again.
+    """Sends control commands of this process to others.
+
+    Logs the first failure, until a command can be sent again.
     """
 
     def __init__(
@@ -190,8 +191,9 @@ class ScalingCommands:
             await self._tell_controller(name, share, workers)
 
     async def _tell_controller(self, name: str, share: int, workers: int) -> None:
-        """Send one Controller its share. Repeat it from time to time: the Controller may have been frozen, or
-        without keys.
+        """Send one Controller its share.
+
+        Repeat it from time to time: the Controller may have been frozen, or without keys.
         """
         told, at = self._workers.get(name, (-1, 0.0))
         if told == share and trio.current_time() - at < RENEW_INTERVAL:

@@ -27,8 +27,9 @@ from celery5.scheduling.schedules import replace_schedule
 TRIES = 20
 """Attempts at a change that others make at the same time."""
 UNREACHABLE_RETRY_DELAY = 5.0
-"""Seconds for which an unreachable broker is not asked again. An attempt may last until its time limit, and
-hundreds of schedules may ask.
+"""Seconds for which an unreachable broker is not asked again.
+
+An attempt may last until its time limit, and hundreds of schedules may ask.
 """
 
 
@@ -101,8 +102,9 @@ class ScheduleMover:
         raise ScheduleMoveBlocked(f"others have changed it {TRIES} times meanwhile")
 
     async def _take_over(self, seen: _Seen, here: Schedule, record: bytes, now: int) -> None:
-        """Make one step towards having the only record. What a newer record has fired is taken over before its
-        removal.
+        """Make one step towards having the only record.
+
+        What a newer record has fired is taken over before its removal.
         """
         for redis, other, there in seen.others:
             rests = other.stage == "resting"
@@ -154,8 +156,9 @@ class ScheduleMover:
 
 
 def _settled(old: Schedule, new: Schedule, now: int) -> Schedule | None:
-    """Return what the only record becomes; None when it stays. A record that was written here as arriving has
-    arrived.
+    """Return what the only record becomes; None when it stays.
+
+    A record that was written here as arriving has arrived.
     """
     after = periodic.merge_declaration(old, new, now, get_next_fire_time)
     if after is None and old.stage == "arriving" and old.origin != "runtime" and old.stamp == new.stamp:

@@ -122,8 +122,10 @@ class Timetable:
         return wait
 
     async def _performed(self, trips: Sequence[Call[Any]]) -> list[Any]:
-        """Perform all calls in one trip. When the server refuses any, perform them one by one, so that a
-        refused one does not hold up others. The result of a refused call is a text with the reason.
+        """Perform all calls in one trip.
+
+        When the server refuses any, perform them one by one, so that a refused one does not hold up others. The
+        result of a refused call is a text with the reason.
         """
         try:
             return await self._redis.perform_all(trips) if trips else []
@@ -171,8 +173,9 @@ class Timetable:
         return wait
 
     async def _published(self, queue: str, trips: Sequence[Call[bool]]) -> list[Any]:
-        """Perform the calls that fire. The first one also registers the queue, since nobody else may publish to
-        it.
+        """Perform the calls that fire.
+
+        The first one also registers the queue, since nobody else may publish to it.
         """
         if not trips or queue in self._announced:
             return await self._performed(trips)

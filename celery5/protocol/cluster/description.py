@@ -64,8 +64,9 @@ UNSUPPORTED_FLAGS = {
 
 
 class ValueChecker:
-    """Checks values by what they mean to members. A method returns the error, in words that follow the key; ''
-    for none.
+    """Checks values by what they mean to members.
+
+    A method returns the error, in words that follow the key; '' for none.
 
     This class accepts everything.
     """

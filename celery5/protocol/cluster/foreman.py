@@ -106,8 +106,10 @@ class ClusterState:
             state.killed_at = -inf
 
     def restart(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
-        """Restart these members, or all, one of a group at a time; return the names. Members that were given up are
-        tried again at once."""
+        """Restart these members, or all, one of a group at a time; return the names.
+
+        Members that were given up are tried again at once.
+        """
         chosen = [
             self._states[name] for name in (self._states if names is None else names) if name in self._states
         ]

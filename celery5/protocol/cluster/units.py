@@ -108,8 +108,9 @@ class LaunchCommand(NamedTuple):
 
 
 def get_unit_prefix(app: str) -> str:
-    """Return the prefix of a cluster's unit names. A drop-in in `celery5-shop-.service.d` applies to all of
-    them.
+    """Return the prefix of a cluster's unit names.
+
+    A drop-in in `celery5-shop-.service.d` applies to all of them.
     """
     return f"celery5-{_escaped(app)}-"
 
@@ -120,8 +121,9 @@ def get_unit_pattern(app: str) -> str:
 
 
 def get_unit_name(app: str, member: str) -> str:
-    """Return the name of a member's unit. Dashes in a member's name stay, so that drop-ins may apply to a
-    group.
+    """Return the name of a member's unit.
+
+    Dashes in a member's name stay, so that drop-ins may apply to a group.
     """
     return f"{get_unit_prefix(app)}{'-'.join(_escaped(each) for each in member.split('-'))}.service"
 
@@ -176,8 +178,9 @@ def build_properties(member: Member, command: LaunchCommand) -> list[tuple[str, 
 
 
 def format_environment_file(environment: Mapping[str, str]) -> str:
-    """Return an environment as the text of a file for EnvironmentFile=. Like systemd, skip names that no shell
-    could have.
+    """Return an environment as the text of a file for EnvironmentFile=.
+
+    Like systemd, skip names that no shell could have.
     """
     return "".join(
         f'{name}="{_QUOTED.sub(_BACKSLASH, value)}"\n'

@@ -72,8 +72,9 @@ class ProcessObservation:
 
 
 def parse_stat(text: str, *, at: float, ticks: int) -> ProcessSample:
-    """Return the sample in the text of `/proc/<pid>/stat`, with `ticks` in a second. Raises ValueError for any
-    other text.
+    """Return the sample in the text of `/proc/<pid>/stat`, with `ticks` in a second.
+
+    Raises ValueError for any other text.
     """
     # the name is in parentheses, and may itself contain some, and blanks
     fields = text.rpartition(")")[2].split()

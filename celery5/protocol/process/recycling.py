@@ -46,8 +46,9 @@ def parse_bytes(text: str) -> int:
 
 
 def jitter_limits(limits: RecyclingLimits, random: Callable[[], float]) -> RecyclingLimits:
-    """Return the limits of one process, reduced at random by up to a fifth. `random` returns numbers from 0 to
-    1.
+    """Return the limits of one process, reduced at random by up to a fifth.
+
+    `random` returns numbers from 0 to 1.
     """
     return RecyclingLimits(*(each - int(each * LIMIT_JITTER * random()) for each in limits))
 

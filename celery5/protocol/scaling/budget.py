@@ -42,8 +42,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Maximum = Callable[[Demand], int | Awaitable[int]]
-"""Returns how many jobs may run at once now. An `async` function runs in Trio; a plain one is called in a
-thread.
+"""Returns how many jobs may run at once now.
+
+An `async` function runs in Trio; a plain one is called in a thread.
 """
 
 
@@ -83,8 +84,9 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs of one kind may run at once in one worker process. Between the limits, the `strategy`
-    decides.
+    """How many jobs of one kind may run at once in one worker process.
+
+    Between the limits, the `strategy` decides.
     """
 
     minimum: int = 1

@@ -75,8 +75,9 @@ class KindMix:
             self._shares[kind] = before + (counts.get(kind, 0) / total - before) * weight
 
     def get_read_limit(self, capacity: Mapping[str, int]) -> int:
-        """Return how many jobs to read with this free capacity for each kind. Until the mix is known, it is the
-        least capacity.
+        """Return how many jobs to read with this free capacity for each kind.
+
+        Until the mix is known, it is the least capacity.
         """
         if not self._shares:
             return min(capacity.values(), default=1)

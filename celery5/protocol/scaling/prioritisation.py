@@ -124,8 +124,9 @@ class Preference(msgspec.Struct, frozen=True):
 
     @staticmethod
     def parse(parameters: Mapping[str, Any]) -> "tuple[Preference, float]":
-        """Return the preference in the command `prefer`, and its duration in seconds. Raises Misconfigured for
-        invalid ones.
+        """Return the preference in the command `prefer`, and its duration in seconds.
+
+        Raises Misconfigured for invalid ones.
         """
         strange = sorted(parameters.keys() - {"tasks", "queues", "seconds"})
         if strange:

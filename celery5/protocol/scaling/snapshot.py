@@ -139,8 +139,9 @@ def merge_snapshots(snapshots: Iterable[ClusterSnapshot], unreachable: Iterable[
 
 
 def _one(lives: list[ClusterWorker]) -> ClusterWorker:
-    """Return one worker from its incarnations. Each may use all of its slots, and its running jobs are spread
-    over them.
+    """Return one worker from its incarnations.
+
+    Each may use all of its slots, and its running jobs are spread over them.
     """
     first = lives[0]
     if len(lives) == 1:
@@ -268,8 +269,9 @@ def make_snapshot(
 
 
 def _held(queue: str, reports: Mapping[str, WorkerReport]) -> dict[str, int]:
-    """Return the jobs of a queue that workers reported, by task. The reports are seconds old, so only the ratio
-    counts.
+    """Return the jobs of a queue that workers reported, by task.
+
+    The reports are seconds old, so only the ratio counts.
     """
     found: dict[str, int] = {}
     for report in reports.values():

@@ -109,8 +109,9 @@ MAX_COMBINED = 20
 
 
 def with_zone(trigger: AnyTrigger, zone: str, depth: int = 0) -> AnyTrigger:
-    """Return the trigger with `zone` wherever it names none. Raises Misconfigured for combinations beyond the
-    limits.
+    """Return the trigger with `zone` wherever it names none.
+
+    Raises Misconfigured for combinations beyond the limits.
     """
     if isinstance(trigger, AnyOf | AllOf):
         if depth >= MAX_DEPTH or not 0 < len(trigger.of) <= MAX_COMBINED:
