@@ -148,9 +148,9 @@ class RemoteHost:
     async def kill(self, name: str) -> None:
         """Kill the member with SIGKILL.
 
-        On an unreachable host this happens when the host is back; until then its state is reported as unknown.
-        A member that was not asked to stop before is then stopped instead, and systemd there kills it when its
-        time is over.
+        On an unreachable host this happens when the host is back, but its end is reported at once, as uncertain.
+        If the request to stop still waits, that is sent instead, and systemd there kills the member when its time
+        is over.
         """
         if name in self._members:
             unasked = bool(self._away) and UnitCommand(verb="stop", name=name) in self._asked
