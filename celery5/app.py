@@ -6,7 +6,6 @@ Making an App does nothing but remember: no connection, no logging, no import (F
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 from weakref import WeakSet
 
@@ -59,7 +58,13 @@ from celery5.tasks.declaration import TaskDecorator, TaskRegistry, find_tasks
 from celery5.tasks.task import Signature, Task
 
 if TYPE_CHECKING:
+    from builtins import (
+        property as lazy_property,  # what a Protocol may ask for; a cached_property is no property
+    )
+
     from celery5.config.configuration import Configuration
+else:
+    from functools import cached_property as lazy_property
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -151,17 +156,17 @@ class App:
         def __getattr__(self, name: str) -> Any:
             raise make_attribute_error("app", self, name)
 
-    @cached_property
+    @lazy_property
     def settings(self) -> Settings:
         """The settings. A configuration is read when this is asked for. Raises Misconfigured."""
         return self._settled(self.read_configuration())
 
-    @cached_property
+    @lazy_property
     def connections(self) -> Connections:
         """The way to the broker, or to all of them, which is opened when it is used."""
         return self.brokers.connect(self.settings.broker)
 
-    @cached_property
+    @lazy_property
     def configuration(self) -> "Configuration | None":
         """Where settings come from besides code and the environment (C48). Raises Misconfigured."""
         if self.config is None:
@@ -196,7 +201,7 @@ class App:
             )
 
         def apply() -> None:
-            self.settings = settings
+            self.__dict__["settings"] = settings
             if settings.broker != before.broker:
                 self.use_broker(settings.broker)
 
@@ -217,7 +222,7 @@ class App:
         """Use another broker from now on; what was open to the old one is closed."""
         if "connections" in self.__dict__:
             self.connections.close()
-        self.connections = self.brokers.connect(url)
+        self.__dict__["connections"] = self.brokers.connect(url)
         self._sender.reset()
 
     def queue(self, name: str) -> QueueKeys:

@@ -110,7 +110,11 @@ class BootTable:
         rows: list[tuple[StepRow, Any]] = [
             (each.metadata["row"], getattr(self, each.name)) for each in fields(self) if each.metadata
         ]
-        keys = {row.name: list(service) for row, service in rows if isinstance(service, Mapping)}
+        keys: dict[str, list[str]] = {
+            row.name: list(cast("Mapping[str, Any]", service))
+            for row, service in rows
+            if isinstance(service, Mapping)
+        }
         return tuple(
             Step(
                 name,

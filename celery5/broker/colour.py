@@ -30,7 +30,7 @@ def check_may_block() -> None:
     """Raise BlockingInEventLoop inside an event loop. The error names the coroutine to await instead."""
     colour = current_colour()
     if colour is not None:
-        name = _find_coroutine_name(sys._getframe(1))
+        name = _find_coroutine_name(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         raise BlockingInEventLoop(f"this would block the {colour} event loop: await {name}(...) instead")
 
 

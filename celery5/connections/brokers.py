@@ -39,6 +39,7 @@ class BrokersTask(Protocol):
     @property
     def name(self) -> str:
         """Its name."""
+        ...
 
 
 class BrokersApplication(Protocol):
@@ -47,18 +48,22 @@ class BrokersApplication(Protocol):
     @property
     def name(self) -> str:
         """Its name."""
+        ...
 
     @property
     def settings(self) -> "Settings":
         """Its settings, which name the brokers."""
+        ...
 
     @property
     def tasks(self) -> Mapping[str, BrokersTask]:
         """Its tasks, by name."""
+        ...
 
     @property
     def connections(self) -> Connections:
         """The connections to all of its brokers."""
+        ...
 
 
 class Brokers:

@@ -172,9 +172,7 @@ class Disk(HealthCheck):
     ) -> None:
         def look() -> str:
             free = shutil.disk_usage(path).free
-            self.why: str = (
-                f"{_mib(free)} are free on the disk of {os.fspath(path)}, {_mib(needed)} are needed"
-            )
+            self.why = f"{_mib(free)} are free on the disk of {os.fspath(path)}, {_mib(needed)} are needed"
             return grade_free_space(free, needed)
 
         super().__init__(name, look, period=period, **more)

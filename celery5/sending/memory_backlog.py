@@ -149,7 +149,7 @@ class Backlog:
             while True:
                 came = trio.Event()
                 with self._changed:  # while there is a thread, it has its last round
-                    portions = {} if self._thread is not None else self._first()
+                    portions = None if self._thread is not None else self._first()
                 if portions:
                     failures = 0 if await self._publish_portions(publish, portions) else failures + 1
                     await trio.sleep(_pause(failures) if failures else 0)

@@ -227,10 +227,7 @@ class _Kept:
 
     async def _hold(self) -> float:
         """Try to hold it; gives 0, or in how many seconds it may be free."""
-        return cast(
-            "float",
-            await self._redis.perform(documents_calls.acquire_lease(self._key, self._worker, lease=LEASE)),
-        )
+        return await self._redis.perform(documents_calls.acquire_lease(self._key, self._worker, lease=LEASE))
 
     async def _keep_holding(self, scope: trio.CancelScope) -> None:
         """Renew it; when that does not succeed in time, another may have it, so it ends here."""

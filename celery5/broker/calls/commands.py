@@ -90,7 +90,7 @@ def resume_queue(keys: Keys, queue: str) -> Call[bool]:
 def list_paused_queues(keys: Keys) -> Call[set[str]]:
     """The queues that nobody is to read."""
     return Call(
-        ("SMEMBERS", keys.paused), _names, repeatable=True, merge=lambda replies: set().union(*replies)
+        ("SMEMBERS", keys.paused), _names, repeatable=True, merge=lambda replies: set[str]().union(*replies)
     )
 
 
