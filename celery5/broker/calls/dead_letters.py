@@ -1,4 +1,4 @@
-"""Dead letters: the trips to dead-letter queues: to look into graves, to put jobs back, and to remove them for good."""
+"""Dead letters: the calls that read dead-letter queues, replay jobs from them, and purge them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

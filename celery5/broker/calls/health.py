@@ -1,4 +1,4 @@
-"""Check states: the states of global health checks, which all workers of an application share (C33)."""
+"""Health: the calls for the states of global health checks, which all workers of an application share."""
 
 import math
 
@@ -17,20 +17,22 @@ _DECODER = msgspec.json.Decoder(CheckReading)
 
 
 def claim_turn(keys: Keys, check: str, period: float) -> Call[bool]:
-    """Ask to look at a check for all workers; gives whether it is the asker's turn. A repeated call may say no: then
-    nobody looks this time."""
+    """Return whether it is the caller's turn to run a check for all workers.
+
+    A repeated call may return False: then nobody runs the check this time.
+    """
     ms = max(1, int(TURN_SHARE * period * 1000))
     return Call(("SET", keys.check_turn(check), "1", "NX", "PX", ms), bool, repeatable=True)
 
 
 def claim_notice(keys: Keys, check: str, period: float) -> Call[bool]:
-    """Ask to tell all workers that the period of a check has lapsed; gives whether it is the asker's turn."""
+    """Return whether it is the caller's turn to notify all workers that the period of a check has lapsed."""
     ms = max(1, int(TURN_SHARE * period * 1000))
     return Call(("SET", keys.check_notice(check), "1", "NX", "PX", ms), bool, repeatable=True)
 
 
 def read_state(keys: Keys, check: str) -> Call[CheckReading | None]:
-    """The state of a check; None when nobody has seen it lately."""
+    """Return the state of a check; None when nobody has checked lately."""
     return Call(("GET", keys.check(check)), _reading, repeatable=True)
 
 

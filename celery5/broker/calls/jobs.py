@@ -1,4 +1,4 @@
-"""Calls: every trip to Redis that celery5 makes, one function for each state change or question."""
+"""Jobs: the calls that publish, read, settle and recover jobs, one function for each."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -68,7 +68,7 @@ class HeartbeatEvidence(msgspec.Struct, frozen=True):
 
 
 class RecoveryResult(msgspec.Struct, frozen=True):
-    """What one recovery did: for whom ('' for nobody), jobs put back, jobs buried, and whether there is more."""
+    """What one recovery did: for which worker ('' for none), jobs put back, jobs buried, and whether there is more."""
 
     worker: str
     requeued: int

@@ -1,4 +1,4 @@
-"""Gating: the trips to Redis that let jobs through a gate, hold them before it, and tell of who waits."""
+"""Limits: the calls that admit jobs, put them on waiting lists, and change limits."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,11 +20,11 @@ SETTLE_LIMITED = Script.load("limits/settle_limited", "clock", "ending", "admiss
 LEASE_LOST = -1
 """The worker has lost its lease, and nothing was done."""
 ADMITTED, WAITING, REVOKED, GONE = 1, 0, -1, -2
-"""What became of a job at the gate."""
+"""The result of admission for one job."""
 
 
 class AdmissionRequest(NamedTuple):
-    """One job at the gate, as `admit.lua` takes it. `how` is `run`, `wait` or `count`."""
+    """One job that asks for admission, as `admit.lua` takes it. `how` is `run`, `wait` or `count`."""
 
     entry: bytes
     id: str
@@ -35,16 +35,18 @@ class AdmissionRequest(NamedTuple):
 
 
 class AdmissionReply(msgspec.Struct, frozen=True):
-    """What became of each job (None when the lease is lost), and in how many seconds each rule's rate lets the next one
-    through: 0 where nobody waits for that."""
+    """What became of each job (None when the lease is lost), and for each rule the seconds until its rate admits the
+    next job: 0 when no job waits for that."""
 
     outcomes: list[int] | None
     delays: list[float]
 
 
 class AdmittedJobs(msgspec.Struct, frozen=True):
-    """What a gate has handed to this worker; for each rule how many, and as in `Admitted`. `owned` is how many outcomes
-    were this worker's; LOST when it has no lease."""
+    """Jobs admitted from waiting lists for this worker.
+
+    `owned` is how many outcomes were this worker's; LOST when it has no lease.
+    """
 
     owned: int
     entries: list[Entry]
@@ -67,8 +69,10 @@ def admit(
 
 
 def add_to_waiting_list(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str]]) -> Call[int]:
-    """Put jobs (id, envelope, line, when it expires) of the lane of `keys` into their lines; gives how many were new.
-    Safe to repeat: a known id is left alone."""
+    """Put jobs (id, envelope, line, expiry) of the lane of `keys` on their waiting lists; return how many were new.
+
+    Safe to repeat: a known id is left alone.
+    """
     results = tuple([keys.result(each[0]) for each in jobs])
     words: tuple[Word, ...] = tuple([word for each in jobs for word in each])
     named = (keys.jobs, keys.waiting, keys.due, keys.limited_counts, keys.waiting_list_prefix, *results)
@@ -96,8 +100,7 @@ def settle_limited(
     leaving: Sequence[Delivery],
     rules: Sequence[tuple[AdmissionRule, int]],
 ) -> Call[AdmittedJobs]:
-    """As the call `settle`, for a batch in which those that are `leaving` have slots: these are free then, and who
-    waits is handed over."""
+    """Settle a batch in which the `leaving` jobs hold slots: these become free, and waiting jobs are admitted."""
     count = cast("int", settle.words[2])
     inner = cast("tuple[str, ...]", settle.words[3 : 3 + count])
     words = settle.words[3 + count :]
@@ -141,15 +144,14 @@ T = TypeVar("T", LimitOverride, Suspension)
 
 
 class StoredOverrides(msgspec.Struct, frozen=True):
-    """What is imposed on the tasks of an application, by their names: `limits` (and rates), and who is `suspended`."""
+    """The overrides of an application's tasks, by name: `limits` (and rates), and which are `suspended`."""
 
     limits: dict[str, LimitOverride]
     suspended: dict[str, Suspension]
 
 
 def set_override(keys: Keys, task: str, override: LimitOverride | None) -> Call[bool]:
-    """Impose a limit or a rate on a task in place of what was imposed before; None takes it back. Gives whether that
-    changes anything."""
+    """Override the limit or rate of a task; None removes the override. Return whether that changes anything."""
     words = b"" if override is None else msgspec.json.encode(override)
     return script_call(
         SET_OVERRIDE, (keys.limits,), (keys.limits, task, words, ""), bool, repeatable=True, merge=any
@@ -157,7 +159,7 @@ def set_override(keys: Keys, task: str, override: LimitOverride | None) -> Call[
 
 
 def suspend_task(keys: Keys, task: str, suspension: Suspension) -> Call[bool]:
-    """Suspend a task, or give another reason for it."""
+    """Suspend a task, or change the reason for it."""
     words = msgspec.json.encode(suspension)
     return script_call(
         SET_OVERRIDE, (keys.suspended,), (keys.limits, task, words, ""), bool, repeatable=True, merge=any
@@ -167,7 +169,7 @@ def suspend_task(keys: Keys, task: str, suspension: Suspension) -> Call[bool]:
 def suspend_if_unchanged(
     keys: Keys, task: str, suspension: Suspension, before: Suspension | None
 ) -> Call[bool]:
-    """Suspend a task that is as it was `before`; None: not suspended. Gives whether that changes anything."""
+    """Suspend a task if its state is still `before` (None: not suspended). Return whether that changes anything."""
     words, only = msgspec.json.encode(suspension), b"-" if before is None else msgspec.json.encode(before)
     return script_call(
         SET_OVERRIDE, (keys.suspended,), (keys.limits, task, words, only), bool, repeatable=True, merge=any
@@ -175,8 +177,10 @@ def suspend_if_unchanged(
 
 
 def resume_task(keys: Keys, task: str, expected: Suspension | None = None) -> Call[bool]:
-    """Let a task's jobs run again; with `only`, unless it is suspended in another way by now. Gives whether that
-    changes anything."""
+    """Let a task's jobs run again; with `expected`, only if it is suspended in that way.
+
+    Return whether that changes anything.
+    """
     words = b"" if expected is None else msgspec.json.encode(expected)
     return script_call(
         SET_OVERRIDE, (keys.suspended,), (keys.limits, task, "", words), bool, repeatable=True, merge=any
@@ -184,7 +188,7 @@ def resume_task(keys: Keys, task: str, expected: Suspension | None = None) -> Ca
 
 
 def list_overrides(keys: Keys) -> Call[StoredOverrides]:
-    """What is imposed now. What cannot be read is passed over: a newer version may have written it."""
+    """Return the current overrides. Those that cannot be read are skipped: a newer version may have written them."""
     return script_call(
         LIST_OVERRIDES,
         (keys.limits, keys.suspended),

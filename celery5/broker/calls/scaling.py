@@ -1,4 +1,4 @@
-"""Scaling: the trips by which workers report how they do, and one Scheduler at a time decides from that."""
+"""Scaling: the calls by which workers report their load and one Scheduler at a time decides on it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -118,7 +118,7 @@ def send_report(keys: Keys, worker: str, report: WorkerReport) -> Call[bool]:
 
 
 def get_reports(keys: Keys, workers: Sequence[str]) -> Call[dict[str, WorkerReport]]:
-    """The reports of these workers, one at least, by name; those that have not told any are left out."""
+    """Return the reports of these workers (at least one), by name; workers without a report are left out."""
 
     def read(raw: Any) -> dict[str, WorkerReport]:
         found = {name: _decoded(each, WorkerReport) for name, each in zip(workers, raw, strict=True)}

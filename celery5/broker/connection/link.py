@@ -73,7 +73,7 @@ class LinkLost:
 @dataclass(frozen=True, slots=True)
 class BreakerOpened:
     """Too many failures in a row: calls are refused at once. A probe goes out after `period` seconds. `is_error`: that
-    happens too often (C41)."""
+    happens too often."""
 
     link: str
     where: str

@@ -27,7 +27,7 @@ class RoutedResultWaiter:
     def wait(
         self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
-        """As BlockingResults.wait, wherever the keys are. A broker that is away is told of when its turn comes."""
+        """Wait like `ResultWaiter.wait`, one broker after the other. An unreachable broker is reported when its turn comes."""
         parts = _parts(self._map, keys)
         if len(parts) == 1:
             ((broker, part),) = parts.items()
@@ -75,7 +75,7 @@ class AsyncRoutedResultWaiter:
     async def wait(
         self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
-        """As BlockingResults.wait, on all brokers at the same time."""
+        """Wait like `ResultWaiter.wait`, on all brokers at the same time."""
         parts = _parts(self._map, keys)
         if len(parts) == 1:
             ((broker, part),) = parts.items()

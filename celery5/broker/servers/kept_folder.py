@@ -1,4 +1,4 @@
-"""Kept folder: where a kept server has its data, and whose that is (C92).
+"""The folder of a kept server: its data, its locks, and its password.
 
 A lock is the system's, on an open file: it goes with the last process that has that file open, however that ends. In
 the file stands the number of the process that it was taken for.

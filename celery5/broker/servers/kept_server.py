@@ -1,4 +1,4 @@
-"""Kept server: a Redis of a cluster's own, whose data stays, and which outlives who has started it (C92).
+"""Kept server: a Redis of the cluster's own, which keeps its data and outlives the process that started it.
 
 Whoever has `controller.lock` keeps the server: one process at a time. `server.lock` is held by the server itself, which
 inherits it and knows nothing of it: so there never are two over the same data, and one that a dead Controller has left
@@ -38,7 +38,7 @@ _ASK = b"PING\r\nINFO server\r\nQUIT\r\n"
 
 
 class KeptServer:
-    """The server that `told` describes. Blocks: from Trio, call it in a thread.
+    """A Redis server with these settings. Its methods block: from Trio, call them in a thread.
 
     Raises Misconfigured when its folder cannot be used, or another process keeps a server there; ServerNotFound.
     """
@@ -74,7 +74,7 @@ class KeptServer:
         return self.pid != 0 and _is_there(self.pid)
 
     def start(self, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
-        """Have it run, and wait until it answers, unless that is `given_up`. Gives whether it ran already.
+        """Start the server if needed and wait until it answers, unless cancelled. Return whether it ran already.
 
         Raises BrokerUnavailable with its last words, Misconfigured when another server answers on the socket.
         """

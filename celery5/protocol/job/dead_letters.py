@@ -1,6 +1,6 @@
-"""Dead letters: a dead job as a value, which of them somebody means, and their numbers by cause.
+"""Dead jobs as values: how they are read, filtered and counted.
 
-Whatever bytes lie in a dead-letter queue, they can be looked at: what cannot be read is `corrupt`, and nothing worse.
+Any bytes in a dead-letter queue can be shown: an entry that cannot be read has the reason `corrupt`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,13 +31,12 @@ UNKNOWN_REASON = "untold"
 
 
 class DeadJob(msgspec.Struct, frozen=True):
-    """A job in a dead-letter queue (F12).
+    """A job in a dead-letter queue, or a document that a Data Sink refused.
 
-    `entry` is its place there. `args` and `kwargs` are decoded JSON; None when they cannot be decoded. `type`,
-    `message`, `error_args` and `traceback` tell of the last error, as text; `failures`, of the last attempts, oldest
-    first. `died` is seconds since 1970, by the clock of Redis. `replays` says how often it was replayed before. Of
-    bytes that are no message the `id` and the `task` are empty. `raw` is the message as it lies there. With a `sink` it
-    is not the job that is dead but its document: that Data Sink would not take it, and `raw` is the document.
+    `entry` is its id in the dead-letter queue. `args` and `kwargs` are decoded JSON; None when they cannot be decoded.
+    `type`, `message`, `error_args` and `traceback` describe the last error; `failures` are the last attempts, oldest
+    first. `died` is in seconds since 1970, by the clock of Redis. `raw` is the stored message; with a `sink` it is the
+    document that this Data Sink refused. `id` and `task` are empty when the message cannot be read.
     """
 
     queue: str
@@ -73,14 +72,14 @@ class DeadJob(msgspec.Struct, frozen=True):
 
 
 class DeadJobFilter(TypedDict, total=False):
-    """Which dead jobs: each word narrows it, and without any it is all of them.
+    """Conditions that select dead jobs. Without any, all are selected.
 
-    `queue`, `task`, `error`, `reason`, `sink` and `ids` each take one text or several, of which any will do. `task` and
-    `error` (the class of the last error) may have wildcards: `shop.*`. `ids` are ids of jobs; or of entries, when there
-    is one queue to look at. `message` is a part of the error's text. `older_than` and `newer_than` go by the time of
-    death, in seconds or as a timedelta. `limit` is how many at most, the oldest of each queue first. `where` is asked
-    last, with a `DeadJob`. With `newest_first` the newest of all queues come first, not the oldest queue by queue.
-    `after` begins behind a job: `QUEUE:ENTRY`, or its `entry` where there is one queue to look at.
+    `queue`, `task`, `error`, `reason`, `sink` and `ids` take one text or several, of which any may match. `task` and
+    `error` (the class of the last error) may have wildcards: `shop.*`. `ids` are ids of jobs, or of entries when one
+    queue is read. `message` is a part of the error's text. `older_than` and `newer_than` compare the time of death, in
+    seconds or as a timedelta. `limit` is the largest number of jobs, the oldest of each queue first. `where` is called
+    last, with a `DeadJob`. With `newest_first` the newest of all queues come first. `after` starts behind a job:
+    `QUEUE:ENTRY`, or its `entry` when one queue is read.
     """
 
     queue: str | Sequence[str] | None
@@ -99,7 +98,7 @@ class DeadJobFilter(TypedDict, total=False):
 
 
 class DeadJobQuery(msgspec.Struct, frozen=True):
-    """A choice that was found to make sense. Ages are seconds."""
+    """A `DeadJobFilter` that was checked. Ages are in seconds."""
 
     queues: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
@@ -129,7 +128,7 @@ class DeadJobQuery(msgspec.Struct, frozen=True):
 
 
 def parse_filter(conditions: Mapping[str, Any]) -> DeadJobQuery:
-    """What a `Choice` means. Raises Misconfigured for one that makes no sense."""
+    """Return the query that these conditions describe. Raises Misconfigured for conditions that make no sense."""
     unknown = sorted(set(conditions) - set(DeadJobFilter.__annotations__))
     if unknown:
         raise Misconfigured(
@@ -164,14 +163,16 @@ def parse_filter(conditions: Mapping[str, Any]) -> DeadJobQuery:
 def make_dead_job(
     queue: str, entry: str, message: bytes, document: bytes, limit: int | None = None
 ) -> DeadJob:
-    """The dead job in the entry `entry` of a queue's dead-letter queue, whatever its bytes are. `limit` is the setting
-    `message_limit`: a larger message is not decoded."""
+    """Return the dead job in the entry `entry`, whatever its bytes are.
+
+    `limit` is the setting `message_limit`: a larger message is not decoded.
+    """
     envelope, why = try_read_envelope(message, limit)
     told = try_read_document(document, limit)
     failure = (told.failure if told else None) or Failure("Corrupt" if why else "", why)
     history = envelope.failures if envelope else ()
     if told and told.failure and told.failure not in history:
-        history = (*history, told.failure)  # a worker's death is told of in the document alone
+        history = (*history, told.failure)  # only the document records a worker's death
     return DeadJob(
         queue=queue,
         entry=entry,
@@ -198,7 +199,10 @@ def make_dead_job(
 def make_dead_document(
     queue: str, entry: str, sink: str, document: bytes, failure: bytes, limit: int | None = None
 ) -> DeadJob:
-    """The document that the sink of that name would not take, whatever its bytes are. `limit` as for `exhumed`."""
+    """Return the document that the Data Sink of that name refused, whatever its bytes are.
+
+    `limit` is the setting `message_limit`.
+    """
     told = try_read_document(document, limit)
     why = try_read_failure(failure) or Failure("Corrupt", "nobody knows why any more")
     return DeadJob(
@@ -226,13 +230,13 @@ def make_dead_document(
 
 
 def get_death_time(entry: str) -> float:
-    """When the job in that entry died, in seconds since 1970."""
+    """Return when the job in that entry died, in seconds since 1970."""
     ms, _, _ = entry.partition("-")
     return int(ms) / 1000 if ms.isascii() and ms.isdigit() else 0.0
 
 
 def is_entry_id(text: str) -> bool:
-    """Whether `text` is the id of an entry, `1763713000000-0`."""
+    """Return whether `text` is the id of an entry, `1763713000000-0`."""
     ms, dash, number = text.partition("-")
     return bool(dash) and text.isascii() and ms.isdigit() and number.isdigit() and len(text) <= 40
 
@@ -245,12 +249,12 @@ def add_counts(counts: dict[str, int], jobs: Iterable[DeadJob], by: GroupBy) -> 
 
 
 def sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """The same, the largest number first."""
+    """Return the counts, largest first."""
     return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
 
 
 def check_group_by(by: str) -> GroupBy:
-    """Itself. Raises Misconfigured for what dead jobs are not counted by."""
+    """Return `by`. Raises Misconfigured when dead jobs cannot be counted by it."""
     if by not in _GROUPS:
         raise Misconfigured(f"dead jobs are not counted by {by!r}, but by {', '.join(get_args(GroupBy))}")
     return cast("GroupBy", by)

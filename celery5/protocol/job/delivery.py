@@ -1,4 +1,4 @@
-"""Delivery: one job in a worker's hands, from the read to its settlement; and the words that settle it."""
+"""Delivery: one job that a worker holds, from the read to its settlement."""
 
 import math
 from collections.abc import Mapping
@@ -111,7 +111,7 @@ class SinkDocument(NamedTuple):
 
 
 def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float) -> Settlement:
-    """The words that settle `delivery`. `ttl` is how long a document is kept, in seconds; it is TOMBSTONE at least."""
+    """Return the settlement of `delivery`. `ttl` is how long the document is kept, in seconds; at least TOMBSTONE."""
     envelope, entry = delivery.envelope, delivery.entry
     job_id, lock, ttl = _terms(envelope, delivery.message, ttl)
     if isinstance(verdict, Complete):  # nearly all: `match` takes each apart before it looks
@@ -165,7 +165,7 @@ _DROPPED: Mapping[type, str] = {
 
 
 def _terms(envelope: Envelope | None, message: bytes, ttl: float) -> tuple[str, bytes, float]:
-    """The job's id, what its key is remembered under, and how long its document is kept, in seconds."""
+    """Return the job's id, its deduplication key, and how long its document is kept, in seconds."""
     if envelope is None:  # this ends the job all the same, where Redis has it on this very entry
         return read_job_id(message), b"", max(ttl, MIN_DOCUMENT_TTL)
     lock = envelope.lock.encode() if envelope.key else b""
@@ -207,18 +207,17 @@ def _document(
 
 
 def check_start_deadline(delivery: Delivery, envelope: Envelope) -> JobExpired | StartMissed | None:
-    """What becomes of a job that may not be begun any more, if it is one: it has expired, or its turn by the rate is
-    over, and it waits for the next one."""
+    """Return why a job may not begin any more: it has expired, or its start by the rate limit was missed. Else None."""
     if envelope.expires is not None and envelope.expires <= delivery.started:
         return JOB_EXPIRED
     return START_MISSED if delivery.start_before and delivery.started > delivery.start_before else None
 
 
 def make_drop(delivery: Delivery) -> Settlement:
-    """The words that take an entry off the stream and touch nothing else: the very same message came before (C47).
+    """Return the settlement that only removes an entry from the stream: the same message came before.
 
-    Unless this entry is where Redis has the job. Then its first run is not known there (Redis has lost it, or its id
-    was published anew long after), and the job goes back, with one delivery more.
+    If Redis has the job at this very entry, its first run is not known there (Redis has lost it, or its id was
+    published again long after). Then the job goes back, with one delivery more.
     """
     job_id = delivery.envelope.id if delivery.envelope else ""
     return Settlement(
@@ -232,15 +231,14 @@ def make_drop(delivery: Delivery) -> Settlement:
 
 
 def is_requeue(settlement: Settlement, delivery: Delivery) -> bool:
-    """Whether `words` give the same attempt back, to be run again: released, held, or postponed, which changes the
-    message."""
+    """Return whether `settlement` puts the same attempt back: released, held, or postponed with a changed message."""
     if settlement.verb == "retry":
         return not is_next_attempt(settlement, delivery)
     return settlement.verb in ("release", "hold")
 
 
 def is_next_attempt(settlement: Settlement, delivery: Delivery) -> bool:
-    """Whether `words` are a retry that counts. One that was postponed (I9) is the same attempt again."""
+    """Return whether `settlement` is a retry that counts. A postponed job repeats the same attempt."""
     before = delivery.envelope
     return (
         settlement.verb == "retry"

@@ -1,6 +1,6 @@
-"""Envelope: a Command message as it travels, and the Document that tells of its end.
+"""Envelope: a Command message on the wire, and the Document that records its end.
 
-The wire format is JSON, versioned and language neutral (C6); `envelope.schema.json` beside this file publishes it.
+The wire format is JSON, versioned and language neutral; `envelope.schema.json` beside this file publishes it.
 Fields that this version does not know survive every hop. Never pickle.
 """
 

@@ -232,7 +232,7 @@ class SharedFields(msgspec.Struct, frozen=True, gc=False):
 
 
 def new_id() -> str:
-    """A new job id: 22 url-safe characters, as Fennel's (F16). It never begins with `-`, which is for options."""
+    """Return a new job id: 22 url-safe characters. It never begins with `-`, which is for options."""
     made = b2a_base64(urandom(16)).translate(_URL_SAFE)[:22].decode()
     return made if made[0] != "-" else new_id()
 

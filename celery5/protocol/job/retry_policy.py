@@ -18,12 +18,12 @@ _FURTHEST = 63
 
 
 def exponential(attempt: int, *, start: float, cap: float) -> float:
-    """The longest wait in seconds after `attempt` (counted from 0): `start` doubled each time, at most `cap`."""
+    """Return the longest wait in seconds after `attempt` (counted from 0): `start` doubled each time, at most `cap`."""
     return min(cap, start * float(1 << min(max(attempt, 0), _FURTHEST)))
 
 
 def linear(attempt: int, *, start: float, step: float, cap: float) -> float:
-    """The longest wait in seconds after `attempt` (counted from 0): `step` more each time, at most `cap` (C22)."""
+    """Return the longest wait in seconds after `attempt` (counted from 0): `step` more each time, at most `cap`."""
     return min(cap, start + step * max(attempt, 0))
 
 
@@ -37,10 +37,10 @@ def full_jitter(attempt: int, *, start: float, cap: float, random: Callable[[], 
 
 
 class CustomBackoff:
-    """A function of the user's own that says how long to wait (Fennel's `retry_backoff`, F45).
+    """A function of the user's own that returns how long to wait.
 
-    It is called on the worker with the number of the retry, from 0, and gives seconds. What it gets wrong costs
-    nothing: the retry policy's own numbers stand in. Raises Misconfigured for what cannot be called.
+    The worker calls it with the number of the retry, from 0; it returns seconds. When it fails, the numbers of the
+    retry policy are used. Raises Misconfigured if it cannot be called.
     """
 
     __slots__ = ("_function", "_name")
@@ -81,13 +81,13 @@ else:
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a failed job is tried again (CEP rows C21 and C22; Fennel's F3 and F17).
+    """How a failed job is tried again.
 
-    `max_retries` counts further attempts after the first. The wait before retry n (from 0) grows as `backoff` * 2**n
-    seconds up to `cap` seconds, or, with a `step`, as `backoff` + n * `step`; with `jitter` it is drawn evenly between
-    nothing and that, so that a crowd spreads out. `autoretry_for` are the errors to try again for, classes or their
-    full names; they stand for what is derived from them, too (none: all). `dont_autoretry_for` are those never to try
-    again for, which wins. Raises Misconfigured for what is no class of errors.
+    `max_retries` counts further attempts after the first. The wait before retry n (from 0) is `backoff` * 2**n seconds
+    up to `cap` seconds, or, with a `step`, `backoff` + n * `step`. With `jitter` it is drawn evenly between 0 and that.
+    `autoretry_for` are the errors to try again for, as classes or full names, with their subclasses (none: all).
+    `dont_autoretry_for` are those never to try again for, and takes precedence. Raises Misconfigured for what is no
+    class of errors.
     """
 
     max_retries: Annotated[int, Meta(ge=0)] = 3
@@ -107,9 +107,11 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @staticmethod
     def parse(said: "RetryPolicy | Mapping[str, Any]") -> "RetryPolicy":
-        """The policy that `said` describes: itself, a mapping with its fields, or one with the names of the CEP (C22):
-        `max_retries`, `interval_start` (0), `interval_step` (0.2) and `interval_max` (0.2), in seconds: growing
-        evenly, without jitter. What is not said has its default. Raises Misconfigured."""
+        """Return the policy that `said` describes: itself, a mapping with its fields, or one with Celery's names.
+
+        Celery's names are `max_retries`, `interval_start` (0), `interval_step` (0.2) and `interval_max` (0.2), in
+        seconds: growing evenly, without jitter. Missing fields have their defaults. Raises Misconfigured.
+        """
         if isinstance(said, RetryPolicy):
             return said.checked()
         if not isinstance(cast("object", said), Mapping):
@@ -168,7 +170,7 @@ def _named(name: str, said: Any) -> tuple[str, ...]:
 
 
 def _evenly(fields: dict[str, Any], intervals: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a policy whose waits grow evenly, from the names of the CEP."""
+    """Return the fields of a policy whose waits grow evenly, from Celery's names."""
     twice = [name for name in ("backoff", "step", "cap") if name in fields]
     if twice:
         raise Misconfigured(f"retry_policy has {twice[0]!r} and {next(iter(intervals))!r}: use one spelling")

@@ -1,4 +1,4 @@
-"""Story: all that is known of one job, from its message and its document."""
+"""Job details: all that is known of one job, from its message and its document."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,16 +19,14 @@ from celery5.protocol.limits import unescape_word
 
 
 class JobDetails(msgspec.Struct, frozen=True):
-    """All that is known of a job (F62).
+    """All that is known of a job.
 
-    Times are seconds since 1970, by the clock of whoever wrote them; 0 where nothing is known. `due` is when a
-    scheduled job or a retry may start, `taken` when a worker took the job that it has. `deliveries` is how many workers
-    died with it. `failure` is what it ended with, `failures` the last attempts that failed, the oldest first. `args`,
-    `kwargs` and `value` are decoded JSON; once a job has ended well its message is gone, and its arguments with it.
-    `sections` are the attempts that were made for `retry` sections, by their names. `gate` is what a job waits at that
-    its task's limit, rate or suspension holds back: the task, and the key if it has one; `before` is how many stand
-    before it in its line. `max_retries` is None where neither the message nor the application says it: of a task that
-    is not declared here, and once a job has ended well.
+    Times are seconds since 1970; 0 when unknown. `due` is when a scheduled job or a retry may start, `taken` when a
+    worker took it. `deliveries` counts the workers that died with it. `args`, `kwargs` and `value` are decoded JSON;
+    the message, and so its arguments, is deleted when a job succeeds. `sections` are the attempts made for `retry`
+    sections, by name. `gate` is the limit that the job waits for: the task, and the key if it has one; `before` is how
+    many jobs are ahead of it in the waiting list. `max_retries` is None when unknown: the task is not declared here, or
+    the job has succeeded.
     """
 
     id: str
@@ -62,7 +60,7 @@ class JobDetails(msgspec.Struct, frozen=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended."""
+        """Return whether the job has ended."""
         return self.state in FINISHED
 
 
@@ -80,8 +78,11 @@ def make_job_details(
     before: int | None = None,
     limit: int | None = None,
 ) -> JobDetails:
-    """The story of a job: `place` is where it is, as its queue remembers it; '' when it has ended or is not known.
-    What is larger than `limit` (the setting `message_limit`) allows is not decoded."""
+    """Return the details of a job.
+
+    `place` is its place as its queue has it; '' when it has ended or is unknown. Data larger than `limit` (the setting
+    `message_limit`) is not decoded.
+    """
     envelope, _ = try_read_envelope(message, limit)
     end = try_read_document(document, limit)
     letter = place[:1]

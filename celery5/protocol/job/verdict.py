@@ -1,4 +1,4 @@
-"""Verdict: what happens to a job once we know how it went. The one place of this decision."""
+"""The verdict: what happens to a job once its outcome is known. No other module decides this."""
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -38,8 +38,10 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ruling(msgspec.Struct, frozen=True):
-    """What the section in which an error was raised says of it (C23, C24): bury with `reason`, or, when there is none,
-    try again by `policy`, counted under the section's own name."""
+    """The decision of the section in which an error was raised.
+
+    Dead-letter the job with `reason`; without one, try again by `policy`, counted under the section's own name.
+    """
 
     section: str = ""
     policy: RetryPolicy | None = None
@@ -47,8 +49,11 @@ class Ruling(msgspec.Struct, frozen=True):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """The task raised. `kinds` are, for each error that the task's policy has to cover, the names of its class and of
-    its bases: of one error, or of several when they come as a group. `ruling` is a section's word on it."""
+    """The task raised.
+
+    `kinds` are the names of each error's class and bases: of one error, or of several in a group. `ruling` is the
+    decision of a section.
+    """
 
     failure: Failure
     kinds: tuple[tuple[str, ...], ...] = ()
@@ -66,7 +71,7 @@ class RetryRequested(msgspec.Struct, frozen=True):
 
 
 class JobRejected(msgspec.Struct, frozen=True):
-    """The task, or its `deduplicate` policy, will not have this job (C59). That is no failure."""
+    """The task, or its `deduplicate` policy, rejected this job. That is no failure."""
 
     reason: str
 
@@ -76,8 +81,10 @@ class JobRevoked(msgspec.Struct, frozen=True):
 
 
 class BrokerLost(msgspec.Struct, frozen=True):
-    """The task raised what celery5 raises when the broker cannot be reached, and the worker cannot reach it either.
-    When the worker can, it is a failure like any other: as `raised` says."""
+    """The task raised BrokerUnavailable, and the worker cannot reach the broker either.
+
+    If the worker can reach it, the outcome is `Raised`, like any other failure.
+    """
 
     failure: Failure
     raised: Raised | None = None
@@ -92,7 +99,7 @@ class JobExpired(msgspec.Struct, frozen=True):
 
 
 class StartMissed(msgspec.Struct, frozen=True):
-    """The rate of its task allowed the job to begin until a certain time, and it began too late. It waits again."""
+    """The job began too late: its rate limit allowed it to begin only until a certain time. It waits again."""
 
 
 JOB_REVOKED, INTERRUPTED, JOB_EXPIRED, START_MISSED = JobRevoked(), Interrupted(), JobExpired(), StartMissed()
@@ -107,8 +114,10 @@ class PermanentFailure(msgspec.Struct, frozen=True):
 
 
 class CircuitBlocked(msgspec.Struct, frozen=True):
-    """The task's circuit breaker is open, so the job was not begun (C34): it is held for `delay` seconds; without one
-    it has failed, by an error whose class and bases are `kinds`."""
+    """The task's circuit breaker is open, so the job was not begun.
+
+    It is held for `delay` seconds. Without a delay it has failed, by an error whose class and bases are `kinds`.
+    """
 
     failure: Failure
     kinds: tuple[str, ...] = ()
@@ -137,8 +146,11 @@ class Complete(msgspec.Struct, frozen=True, gc=False):
 
 
 class RetryVerdict(msgspec.Struct, frozen=True):
-    """Try again after `delay` seconds, counted for `section` when one is named, else for the task. `note` says what is
-    wrong with the user's own backoff, if anything is."""
+    """Try again after `delay` seconds.
+
+    The retry is counted for `section` when one is named, else for the task. `note` says what is wrong with the user's
+    own backoff, if anything is.
+    """
 
     delay: float
     failure: Failure
@@ -154,35 +166,35 @@ class Bury(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Give the job back to its queue; no attempt is counted (I9)."""
+    """Return the job to its queue; no attempt is counted."""
 
 
 class Postpone(msgspec.Struct, frozen=True):
-    """Run this attempt again after `delay` seconds; it is not counted (I9)."""
+    """Run this attempt again after `delay` seconds; it is not counted."""
 
     delay: float
     failure: Failure
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """Keep the job in Redis, as it is, for `delay` seconds; no attempt is counted. `why` says what is in its way."""
+    """Keep the job in Redis unchanged for `delay` seconds; no attempt is counted. `why` is the cause."""
 
     delay: float
     reason: str
 
 
 class Expire(msgspec.Struct, frozen=True):
-    """Drop the job and say so."""
+    """Drop the job and record that it has expired."""
 
 
 class RejectVerdict(msgspec.Struct, frozen=True):
-    """Drop the job because it is not wanted, and say why."""
+    """Drop the job because it was rejected, and record why."""
 
     reason: str
 
 
 class Revoke(msgspec.Struct, frozen=True):
-    """Drop the job because it was revoked, and say so."""
+    """Drop the job because it was revoked, and record that."""
 
 
 Verdict = Complete | RetryVerdict | Bury | Release | Postpone | Hold | Expire | RejectVerdict | Revoke
@@ -205,8 +217,10 @@ _PLAIN: Mapping[type, Release | Expire | Revoke] = {
 
 
 def make_ruling(section: str, policy: RetryPolicy, counts: Mapping[str, int] | None) -> Ruling:
-    """What a `retry` section says of an error raised in it (C24): try again, or that its retries are used up. `counts`
-    are the retries that the job has had so far, by section."""
+    """Return the decision of a `retry` section on an error raised in it: try again, or retries used up.
+
+    `counts` are the retries of the job so far, by section.
+    """
     counts = counts or _NONE
     room = section in counts or len(counts) < MAX_SECTIONS
     if room and policy.allows(counts.get(section, 0) + 1):
@@ -223,8 +237,11 @@ def judge(
     sections: Mapping[str, int] | None = None,
     backoff: BackoffFunction | None = None,
 ) -> Verdict:
-    """Decide. `attempt` counts from 1; `random` gives numbers in [0, 1); `sections` says how many of the attempts so
-    far were made for a section, which the task's own policy does not count; `backoff` waits instead of the policy."""
+    """Return the verdict on an outcome.
+
+    `attempt` counts from 1. `random` returns numbers in [0, 1). `sections` are the attempts made for sections so far,
+    which the task's own policy does not count. `backoff` replaces the delays of the policy.
+    """
     if isinstance(outcome, Returned):  # nearly all: `match` takes each apart before it looks
         return Complete(outcome.value)
     match outcome:
@@ -250,8 +267,11 @@ def judge(
 
 
 def is_task_healthy(outcome: Outcome) -> bool | None:
-    """What an outcome says of its task (C38): True when it returned, False when it failed unexpectedly, also when it
-    will be tried again; None when nothing was learnt. A poisonous section speaks of its job, not of the task."""
+    """Return what an outcome shows about the health of its task.
+
+    True when it returned; False when it failed unexpectedly, also when it will be tried again; None when nothing was
+    learnt. A `poison` section concerns its job, not the task.
+    """
     if type(outcome) is Returned:
         return True
     if type(outcome) is not Raised:
