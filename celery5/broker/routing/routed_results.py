@@ -27,7 +27,7 @@ class RoutedResultWaiter:
     def wait(
         self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
-        """Wait like `ResultWaiter.wait`, one broker after the other. An unreachable broker is reported when its turn comes."""
+        """Wait like `ResultWaiter.wait`, one broker after the other. An unreachable one raises in its turn."""
         parts = _parts(self._map, keys)
         if len(parts) == 1:
             ((broker, part),) = parts.items()

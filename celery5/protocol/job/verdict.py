@@ -270,7 +270,7 @@ def is_task_healthy(outcome: Outcome) -> bool | None:
     """Return what an outcome shows about the health of its task.
 
     True when it returned; False when it failed unexpectedly, also when it will be tried again; None when nothing was
-    learnt. A `poison` section concerns its job, not the task.
+    learnt. A `poisonous` section concerns its job, not the task.
     """
     if type(outcome) is Returned:
         return True
