@@ -15,8 +15,8 @@ import click
 
 import celery5
 from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import echo
+from celery5.cli.terminal.target import Target
 
 COMMANDS = (
     "autoscale",

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from celery5 import lazy
+from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.events.event import Event
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Emit", "Event", "EventState", "Source", "SourceDocument", "source"]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy.exports(
+    __getattr__, __dir__ = exports(
         __name__,
         {
             "Emit": "celery5.events.sources",

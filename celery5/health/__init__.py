@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from celery5 import lazy
+from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.health.health_check import HealthCheck
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["BreakerPolicy", "HealthCheck"]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy.exports(
+    __getattr__, __dir__ = exports(
         __name__,
         {
             "BreakerPolicy": "celery5.protocol.health.breaker",

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from celery5 import lazy
+from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.logs.trace import tracing
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["tracing"]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy.exports(
+    __getattr__, __dir__ = exports(
         __name__,
         {
             "tracing": "celery5.logs.trace",

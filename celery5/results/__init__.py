@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from celery5 import lazy
+from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.protocol.events.documents import ResultDocument
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy.exports(
+    __getattr__, __dir__ = exports(
         __name__,
         {
             "AsyncResult": "celery5.results.async_result",

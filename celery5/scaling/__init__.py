@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from celery5 import lazy
+from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.protocol.scaling.autoscale import Load, Scale
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy.exports(
+    __getattr__, __dir__ = exports(
         __name__,
         {
             "Budget": "celery5.protocol.scaling.budget",

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from celery5 import lazy
+from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.protocol.scheduling.periodic import Misfire
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Misfire", "Periodic", "at", "calendar", "cron", "every"]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy.exports(
+    __getattr__, __dir__ = exports(
         __name__,
         {
             "Misfire": "celery5.protocol.scheduling.periodic",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from celery5.cli.terminal.loading import Target
+from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError
 
 if TYPE_CHECKING:

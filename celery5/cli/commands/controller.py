@@ -12,9 +12,9 @@ import click
 import msgspec
 
 from celery5.cli.commands.control import reply_flags
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import echo, format_duration, format_table, to_json, to_one_line
 from celery5.cli.terminal.serving_flags import broker_flag, configure, queue_names, serving_flags
+from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import click
 
 from celery5.cli.terminal.choice_flags import is_narrowed, parse_selection, selection_flags
 from celery5.cli.terminal.choice_flags import parse_rate_flag as rate_of
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import (
     clean_lines,
     echo,
@@ -22,6 +21,7 @@ from celery5.cli.terminal.output import (
 )
 from celery5.cli.terminal.partial import ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.serving_flags import queue_names
+from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError, Misconfigured
 from celery5.protocol.job.dead_letters import format_position
 from celery5.results.sinks import get_sink_names

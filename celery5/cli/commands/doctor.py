@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.cli.terminal.errors import EXIT_FAILED
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import echo, format_cell, to_json
+from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import echo, format_table, to_json, to_one_line
+from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, CeleryError, Misconfigured
 from celery5.protocol.similar_names import find_similar
 

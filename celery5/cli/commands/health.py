@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from celery5.cli.terminal.errors import EXIT_FAILED
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import echo, to_one_line
+from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
 from celery5.health.probe import ProbeResponse, send_probe
 

@@ -8,9 +8,9 @@ from celery5.cli.commands.autoscale import format_scaling
 from celery5.cli.commands.event import count_waiting, format_waiting
 from celery5.cli.commands.limit import format_suspensions
 from celery5.cli.commands.queue import format_unread_warning
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import echo, format_duration, format_fields, format_table, to_json
 from celery5.cli.terminal.partial import ReachedBrokers, skip_unreachable
+from celery5.cli.terminal.target import Target
 
 if TYPE_CHECKING:
     from celery5.app import App

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import echo, format_table, to_json
+from celery5.cli.terminal.target import Target
 
 
 @click.group(no_args_is_help=False)

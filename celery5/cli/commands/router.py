@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.serving_flags import auxiliary_process_flags, configure, processes_flag
+from celery5.cli.terminal.target import Target
 
 
 @click.group(no_args_is_help=False)

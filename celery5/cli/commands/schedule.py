@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import echo, format_fields, format_table, format_time, to_json, to_one_line
 from celery5.cli.terminal.partial import skip_unreachable
+from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
 from celery5.protocol.brokers import DEFAULT_BROKER
 

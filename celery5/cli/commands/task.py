@@ -10,7 +10,6 @@ from celery5.cli.commands.control import parse_json_value
 from celery5.cli.commands.limit import COMMANDS as LIMITING
 from celery5.cli.commands.limit import format_suspension
 from celery5.cli.terminal.choice_flags import parse_age_flag
-from celery5.cli.terminal.loading import Target
 from celery5.cli.terminal.output import (
     clean_lines,
     echo,
@@ -21,6 +20,7 @@ from celery5.cli.terminal.output import (
     format_time,
     to_json,
 )
+from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError
 
 if TYPE_CHECKING:

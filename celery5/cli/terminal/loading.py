@@ -5,17 +5,14 @@ import os
 import sys
 import traceback
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
+import celery5
 from celery5.app import App, default_app
-from celery5.cli.terminal.output import echo, to_one_line
 from celery5.config.settings import InvalidSettings
 from celery5.errors import Misconfigured
 from celery5.protocol.similar_names import find_similar
 from celery5.tasks.task import Task
-
-if TYPE_CHECKING:
-    from celery5.app import App
 
 
 class CannotLoad(Misconfigured):
@@ -157,8 +154,10 @@ def _place(error: BaseException) -> str:
     frames = [
         each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen")
     ]
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    users = [each for each in frames if not os.path.abspath(each.filename).startswith((ours, *_libraries()))]
+    package = os.path.dirname(celery5.__file__)
+    users = [
+        each for each in frames if not os.path.abspath(each.filename).startswith((package, *_libraries()))
+    ]
     place = (users or frames)[-1:]
     return f"({place[0].filename}:{place[0].lineno})" if place else ""
 
@@ -168,49 +167,3 @@ def _libraries() -> tuple[str, ...]:
     return tuple(
         {os.path.dirname(os.__file__), *(path for path in sys.path if path.endswith("site-packages"))}
     )
-
-
-class Target(NamedTuple):
-    """The values of `-A` or `CELERY5_APP`, and of `--app-name` or `CELERY5_APP_NAME`; '' for none."""
-
-    name: str
-    app_name: str = ""
-
-    def load(self, *, serves: bool = False, needs_code: bool = False) -> "App":
-        """Return the application. Raises Misconfigured when none was named, CannotLoad when there is no such
-        application.
-
-        A command that only reads Redis, or sends commands to processes, ignores a wrong configuration and warns:
-        workers keep the settings that they had. It does not need the application's code either: with `app_name` it
-        uses an application of that name with nothing declared. A command that `serves`, or `needs_code` for another
-        reason, refuses both.
-        """
-        # MOVED
-
-        needs_code = needs_code or serves
-        if self.app_name and needs_code:
-            raise Misconfigured(
-                "this command needs the application's code: write celery5 -A module[:app] COMMAND, "
-                f"instead of --app-name {self.app_name}"
-            )
-        if not (self.name or self.app_name):
-            instead = "" if needs_code else f"; {_WITHOUT_CODE}"
-            raise Misconfigured(
-                f"which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP{instead}"
-            )
-        try:
-            app = app_without_code(self.app_name) if self.app_name else load_app(self.name)
-        except CannotLoad as error:
-            if needs_code:
-                raise
-            raise CannotLoad(f"{error}; {_WITHOUT_CODE}") from error
-        if not serves and app.config is not None:
-            try:
-                _ = app.settings
-            except Misconfigured as error:
-                echo(f"Warning: going on without the configuration: {to_one_line(str(error))}", err=True)
-                app.use_config(None)
-        return app
-
-
-_WITHOUT_CODE = "this command does not need the application's code: celery5 --app-name NAME COMMAND"

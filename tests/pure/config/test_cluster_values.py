@@ -17,7 +17,7 @@ from celery5.protocol.cluster.description import parse_cluster
         ({"queues": ["a b"]}, "workers.default.queues is ('a b',): "),
         ({"status_port": 70000}, "workers.default.status_port is 70000: Expected `int` <= 65535"),
         ({"log_level": "debgu"}, "workers.default.log_level: 'debgu' is none of "),
-        ({"log_level": "debgu"}, "did you mean debug?"),
+        ({"log_level": "debgu"}, "did you mean 'debug'?"),
         (
             {"environment": {"CELERY5_CONCURENCY": 4}},
             "workers.default.environment.CELERY5_CONCURENCY is no setting: did you mean CELERY5_CONCURRENCY?",

@@ -15,8 +15,9 @@ from celery5.protocol.cluster.members import PARENT_VARIABLE
 
 SOURCE = Path(celery5.__file__)
 HEAVY = {"trio", "asyncio", "redis", "msgspec", "eliot", "cryptography", "joserfc", "dependencies", "ssl"}
-OF_A_PROBE = {"", ".cli", ".cli.boundary", ".cli.health", ".cli.main", ".cli.said", ".cli.target",
-              ".errors", ".probe", ".protocol", ".protocol.masking"}  # fmt: skip
+OF_A_PROBE = {"", ".cli", ".cli.commands", ".cli.commands.health", ".cli.main", ".cli.terminal", ".cli.terminal.errors",
+              ".cli.terminal.output", ".cli.terminal.target", ".errors", ".health", ".health.probe", ".lazy",
+              ".protocol", ".protocol.masking", ".protocol.similar_names"}  # fmt: skip
 
 
 def fresh(code: str) -> str:

@@ -19,9 +19,11 @@ from celery5.protocol.limits import (
 )
 
 
-def rule(gate: DeclaredLimits | None, **said: Any) -> AdmissionRule | None:
+def rule(declared: DeclaredLimits | None, **options: Any) -> AdmissionRule | None:
     """The rule of a task `t`."""
-    return make_admission_rule("t", gate, **{"computed": None, "imposed": None, "suspended": False, **said})
+    return make_admission_rule(
+        "t", declared, **{"computed": None, "override": None, "suspended": False, **options}
+    )
 
 
 def test_a_task_that_says_nothing_has_no_rule() -> None:

@@ -225,11 +225,11 @@ def test_an_outlet_is_not_closed_while_it_is_written_to() -> None:
 
 CHATTERBOX = """
 import sys
-from celery5.logs.log import Journal, Log
-with Journal():
+from celery5.logs.log import Log, LogWriter
+with LogWriter():
     log = Log(worker=sys.argv[1], app="shop")
     for n in range(1000):
-        log.job("info", n=n, padding="." * (n % 800))
+        log.log_job("info", n=n, padding="." * (n % 800))
     sys.stdin.read()
 """
 

@@ -62,7 +62,7 @@ class Story(NamedTuple):
 def situation(jobs: float, workers: int, *, slots: int = SLOTS, kind: str = "trio") -> ClusterSnapshot:
     """So many jobs of one kind, and so many workers."""
     line = TaskLoad(queue="q", task="t", kind=kind, waiting=round(jobs))
-    one = {"queues": ("q",), "slots": {kind: slots}, "most": {kind: slots}}
+    one = {"queues": ("q",), "slots": {kind: slots}, "max_slots": {kind: slots}}
     members = tuple(ClusterWorker(name=f"w{n}", **one) for n in range(workers))  # type: ignore[arg-type]
     return ClusterSnapshot(task_loads=(line,), workers=members)
 

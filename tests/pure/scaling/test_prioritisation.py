@@ -170,7 +170,7 @@ def test_a_command_that_makes_no_sense_is_refused_in_one_line(said: Any, says: s
     assert "\n" not in str(refused.value)
 
 
-lines = st.builds(
+loads = st.builds(
     TaskLoad,
     queue=st.sampled_from("pqr"),
     task=st.sampled_from("abcdef"),
@@ -179,11 +179,11 @@ lines = st.builds(
     mean=st.none() | st.floats(0, 1e9),
 )
 counts = st.dictionaries(st.sampled_from(KINDS), st.integers(0, 1000))
-members = st.builds(ClusterWorker, name=st.just("w"), most=counts, executing=counts)
+workers = st.builds(ClusterWorker, name=st.just("w"), max_slots=counts, executing=counts)
 situations = st.builds(
     ClusterSnapshot,
-    lines=st.lists(lines, max_size=9).map(tuple),
-    members=st.lists(members, max_size=3).map(tuple),
+    task_loads=st.lists(loads, max_size=9).map(tuple),
+    workers=st.lists(workers, max_size=3).map(tuple),
 )
 own = st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, allow_infinity=False)).map(
     lambda weights: lambda _seen: weights

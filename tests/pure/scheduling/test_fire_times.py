@@ -278,7 +278,7 @@ def test_apscheduler_is_loaded_when_a_fire_time_is_asked_for_and_not_before() ->
         "app = App('shop')\n"
         "@app.task(schedule='0 3 * * *')\n"
         "async def nightly() -> None: ...\n"
-        "assert app.schedule.declared()\n"
+        "assert app.schedule.list_declared()\n"
         "print('apscheduler' in sys.modules)\n"
     )
     done = subprocess.run(

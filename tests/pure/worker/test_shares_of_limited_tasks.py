@@ -19,10 +19,10 @@ NAMES = ("a", "b", "c")
 
 
 class Asking(AdmissionState):
-    """A turnstile whose worker is handed whatever it asks for, and ends none of it."""
+    """An admission state whose worker gets whatever it asks for, and ends none of it."""
 
     def __init__(self, *, slots: int, limits: Iterable[int] = (1000, 1000, 1000)) -> None:
-        app, ledger, log = App("shares"), InFlightJobs(), Log(worker="w", app="shares")
+        app, in_flight, log = App("shares"), InFlightJobs(), Log(worker="w", app="shares")
         for name, limit in zip(NAMES, limits, strict=True):
 
             async def run() -> None: ...
@@ -36,19 +36,19 @@ class Asking(AdmissionState):
             budget=ConcurrencyBudget(
                 budgets={"trio": Budget(minimum=slots, maximum=slots)},
                 queues=queues,
-                in_flight=ledger,
+                in_flight=in_flight,
                 log=log,
             ),
-            in_flight=ledger,
-            isolated_jobs=IsolatedJobs(queues=queues, in_flight=ledger, max_deliveries=3),
+            in_flight=in_flight,
+            isolated_jobs=IsolatedJobs(queues=queues, in_flight=in_flight, max_deliveries=3),
             log=log,
             default_queue="default",
         )
         self.running: Counter[str] = Counter()
 
-    def room(self, kind: str, *, without: int = 0) -> int:
+    def count_free_slots(self, kind: str, *, leaving: int = 0) -> int:
         running = sum(count for name, count in self.running.items() if not self.get_rule(name).rejects_all)
-        return super().count_free_slots(kind, leaving=without) - running
+        return super().count_free_slots(kind, leaving=leaving) - running
 
     def trip(self, names: Iterable[str] = NAMES) -> list[tuple[AdmissionRule, int]]:
         """Ask once. Whatever is asked for is there, and begins."""

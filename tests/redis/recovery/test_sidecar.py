@@ -93,7 +93,7 @@ def test_where_there_is_neither_a_process_handle_nor_proc_the_end_of_the_pipe_te
     script = (
         "from celery5.processes.lifecycle import foreground\n"
         "from celery5.processes.watch import sidecar\n"
-        "from celery5.protocol.liveness import Sign\n"
+        "from celery5.protocol.process.liveness import ProcessSample\n"
         "from tests.redis.events.historian import app\n"
         "sidecar._handle_of = lambda pid: -1\n"
         "sidecar._look_at = lambda pid: Sign(sidecar.now())\n"

@@ -154,8 +154,8 @@ def test_what_is_no_command_exits_with_2_and_says_where_help_is(tmp_path: Path, 
 
 def test_help_imports_neither_trio_nor_redis(tmp_path: Path) -> None:
     script = (
-        "import sys; from celery5.cli.terminal.errors import guarded; from celery5.cli.main import cli;"
-        "guarded(lambda: cli.main(['worker', 'start', '--help'], standalone_mode=False));"
+        "import sys; from celery5.cli.terminal.errors import run_reporting_errors; from celery5.cli.main import cli;"
+        "run_reporting_errors(lambda: cli.main(['worker', 'start', '--help'], standalone_mode=False));"
         "print([name for name in ('trio', 'redis', 'asyncio', 'rich', 'eliot') if name in sys.modules])"
     )
     ended = celery5(cwd=tmp_path, command=(sys.executable, "-c", script))

@@ -126,7 +126,7 @@ def test_a_sink_that_does_not_exist_is_told_from_one_without_dead_documents(desk
         ended = celery5("-A", "shop", "dlq", *words, "--sink", "bda", cwd=desk.folder)
         assert (ended.code, ended.out, ended.err) == (0, "no dead jobs\n", f"{told}no task has a sink\n")
     desk.folder.joinpath("books.py").write_text(
-        "import shop\nfrom celery5 import FileSink\napp = shop.app\n"
+        "import shop\nfrom celery5.results import FileSink\napp = shop.app\n"
         "@app.task(sinks=[FileSink('bdb.jsonl', name='bdb')])\ndef book() -> int: return 1\n"
     )
     ended = celery5("-A", "books", "dlq", "count", "--sink", "bda", cwd=desk.folder)
