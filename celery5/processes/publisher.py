@@ -7,7 +7,6 @@ stopped first of all, then what waits is published as far as the broker takes it
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from ipaddress import ip_address
 
 import trio
@@ -51,7 +50,7 @@ from celery5.services.process.reloader import Reloader
 from celery5.services.process.step_status import StepStatus
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.publisher.listener import Listener
-from celery5.services.publisher.message_publisher import MessagePublisher
+from celery5.services.publisher.message_publisher import MessagePublisher, PublisherConnections
 from celery5.services.publisher.messages_store import MessagesStore
 from celery5.services.publisher.publishing_checks import PublishingChecks
 from celery5.services.publisher.sockets import PublisherSockets, SocketPlan, get_inherited_sockets
@@ -108,18 +107,25 @@ def make_publishers(
     log: Log,
 ) -> Publishers:
     """Return a Message Publisher for each broker. Its connections look for a server for as long as it takes."""
-    make = partial(
-        MessagePublisher,
-        keys=keys,
-        timing=replace(timing, first_connect=float("inf")),
-        name=name,
-        on_link_event=watch,
-        own_checks=own_checks,
-        connections=parse_connections(app.settings.publisher_connections),
-        drain_limit=drain_limit,
-        log=log,
-    )
-    return {broker: make(store=stores[broker], endpoint=endpoint) for broker, endpoint in endpoints.items()}
+    min_count, max_count = parse_connections(app.settings.publisher_connections)
+    return {
+        broker: MessagePublisher(
+            store=stores[broker],
+            keys=keys,
+            connections=PublisherConnections(
+                endpoint=endpoint,
+                timing=replace(timing, first_connect=float("inf")),
+                name=name,
+                on_link_event=watch,
+                min_count=min_count,
+                max_count=max_count,
+            ),
+            own_checks=own_checks,
+            drain_limit=drain_limit,
+            log=log,
+        )
+        for broker, endpoint in endpoints.items()
+    }
 
 
 def make_extra_sources(
@@ -249,10 +255,7 @@ class StoreCache:
                 )
                 self._stores[key] = MessagesStore(broker=broker, backlog=backlog, log=log), capacity
             stores[broker], capacity = self._stores[key]
-            capacity.max_messages, capacity.max_bytes = (
-                settings.publisher_backlog_messages,
-                settings.publisher_backlog_bytes,
-            )
+            capacity.resize(settings.publisher_backlog_messages, settings.publisher_backlog_bytes)
         return stores
 
 

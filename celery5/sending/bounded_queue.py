@@ -33,9 +33,10 @@ class BacklogCapacity(msgspec.Struct):
                 f"{self.used_bytes} of at most {self.max_bytes} bytes; none of these was kept, send them later"
             )
 
-    def resize(self, max_messages: int) -> None:
-        """Take so many messages at most from now on."""
+    def resize(self, max_messages: int, max_bytes: float = math.inf) -> None:
+        """Take so many messages and bytes at most from now on."""
         self.max_messages = max_messages
+        self.max_bytes = max_bytes
 
     def adjust_usage(self, count: int, size: int) -> None:
         """Count so much more as used, or less."""

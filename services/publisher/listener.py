@@ -76,24 +76,24 @@ CHUNK_BYTES = 65536
 CONNECTION_ERRORS = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
-class _Left(Exception):
+class _Ended(Exception):
     """The connection is over."""
 
 
-class _Places:
+class _OpenConnections:
     """The open connections.
 
     Each begins unidentified, of a `kind` (unix or TCP) and from a `host`, and becomes a client when it has sent
-    hello. `dropped` counts connections that were closed to make space.
+    hello. `evicted` counts connections that were closed to make space.
     """
 
-    def __init__(self, clients: int, strangers: int) -> None:
-        self._most = clients
-        self._most_strangers = strangers
-        self._clients: set[_Conversation] = set()
-        self._idle: dict[_Conversation, None] = {}  # longest idle first
-        self._strangers: dict[str, dict[str, dict[_Conversation, None]]] = {}
-        self.dropped = 0
+    def __init__(self, max_clients: int, max_unidentified: int) -> None:
+        self._max_clients = max_clients
+        self._max_unidentified = max_unidentified
+        self._clients: set[_Connection] = set()
+        self._idle: dict[_Connection, None] = {}  # longest idle first
+        self._unidentified: dict[str, dict[str, dict[_Connection, None]]] = {}
+        self.evicted = 0
 
     @property
     def clients(self) -> int:
@@ -101,60 +101,60 @@ class _Places:
         return len(self._clients)
 
     @property
-    def strangers(self) -> int:
+    def unidentified(self) -> int:
         """Return the number of connections that have not sent hello yet."""
-        return sum(len(held) for hosts in self._strangers.values() for held in hosts.values())
+        return sum(len(of_host) for hosts in self._unidentified.values() for of_host in hosts.values())
 
     @property
     def is_crowded(self) -> bool:
         """Return whether there is no place for another client: all are taken, and none is idle."""
-        return len(self._clients) >= self._most and not self._idle
+        return len(self._clients) >= self._max_clients and not self._idle
 
-    def came(self, who: "_Conversation") -> None:
+    def add(self, connection: "_Connection") -> None:
         """Add a new, unidentified connection.
 
         When there is no place, close the oldest unidentified connection of the host that has most of them: so a
         host can only displace its own.
         """
-        hosts = self._strangers.setdefault(who.kind, {})
-        if sum(map(len, hosts.values())) >= self._most_strangers:
-            most = max(hosts.values(), key=lambda held: len(held))
-            self._drop(next(iter(most)))
-        hosts.setdefault(who.host, {})[who] = None
+        hosts = self._unidentified.setdefault(connection.kind, {})
+        if sum(map(len, hosts.values())) >= self._max_unidentified:
+            of_busiest_host = max(hosts.values(), key=len)
+            self._evict(next(iter(of_busiest_host)))
+        hosts.setdefault(connection.host, {})[connection] = None
 
-    def greeted(self, who: "_Conversation") -> bool:
+    def identify(self, connection: "_Connection") -> bool:
         """Make an unidentified connection a client; return False when there is no place."""
         if self.is_crowded:
             return False
-        if len(self._clients) >= self._most:
-            self._drop(next(iter(self._idle)))
-        self.left(who)
-        self._clients.add(who)
+        if len(self._clients) >= self._max_clients:
+            self._evict(next(iter(self._idle)))
+        self.remove(connection)
+        self._clients.add(connection)
         return True
 
-    def rests(self, who: "_Conversation") -> None:
+    def mark_idle(self, connection: "_Connection") -> None:
         """Mark a client as idle: it may be closed to make space."""
-        if who in self._clients:
-            self._idle[who] = None
+        if connection in self._clients:
+            self._idle[connection] = None
 
-    def works(self, who: "_Conversation") -> None:
+    def mark_busy(self, connection: "_Connection") -> None:
         """Mark a client as busy: it sends something or waits for an answer."""
-        self._idle.pop(who, None)
+        self._idle.pop(connection, None)
 
-    def left(self, who: "_Conversation") -> None:
+    def remove(self, connection: "_Connection") -> None:
         """Remove a connection."""
-        self._clients.discard(who)
-        self._idle.pop(who, None)
-        hosts = self._strangers.get(who.kind, {})
-        if who in hosts.get(who.host, ()):
-            del hosts[who.host][who]
-            if not hosts[who.host]:
-                del hosts[who.host]
+        self._clients.discard(connection)
+        self._idle.pop(connection, None)
+        hosts = self._unidentified.get(connection.kind, {})
+        if connection in hosts.get(connection.host, ()):
+            del hosts[connection.host][connection]
+            if not hosts[connection.host]:
+                del hosts[connection.host]
 
-    def _drop(self, who: "_Conversation") -> None:
-        self.dropped += 1
-        self.left(who)
-        who.scope.cancel()
+    def _evict(self, connection: "_Connection") -> None:
+        self.evicted += 1
+        self.remove(connection)
+        connection.scope.cancel()
 
 
 class Listener:
@@ -179,34 +179,34 @@ class Listener:
         max_unidentified: int = MAX_UNIDENTIFIED,
     ) -> None:
         self._app = app_name
-        self._doors = sockets
+        self._sockets = sockets
         self._stores = stores
         self._broker_of = broker_of
         self._message_limit = message_limit
         self._frame_limit = get_frame_limit(message_limit)
         self._log = log
-        self._places = _Places(max_clients, max_unidentified)
-        self._told_at = -LOG_PERIOD
-        self._told = 0
-        self._unfinished = 0
+        self._connections = _OpenConnections(max_clients, max_unidentified)
+        self._evicted_logged_at = -LOG_PERIOD
+        self._evicted_logged = 0
+        self._unfinished_bytes = 0
         self._refused = 0
         self._groups = 0
-        self._looked = 0
+        self._messages_in_turn = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Complete frames are then still stored and answered."""
-        listeners = await self._doors.open_listeners()
+        listeners = await self._sockets.open_listeners()
         try:
-            context = self._doors.make_tls_context()
+            context = self._sockets.make_tls_context()
             async with trio.open_nursery() as nursery:
-                for each in listeners:
-                    nursery.start_soon(self._accept, each, context, nursery)
+                for listener in listeners:
+                    nursery.start_soon(self._accept, listener, context, nursery)
                 task_status.started()
         finally:
-            for each in listeners:
+            for listener in listeners:
                 with trio.CancelScope(shield=True):
-                    await each.aclose()
-            self._doors.close()
+                    await listener.aclose()
+            self._sockets.close()
 
     async def _accept(
         self, listener: trio.SocketListener, context: ssl.SSLContext | None, nursery: trio.Nursery
@@ -222,41 +222,41 @@ class Listener:
         kind = "unix" if raw.socket.family == trio.socket.AF_UNIX else "tcp"
         if context is not None and kind == "tcp":
             stream = trio.SSLStream(raw, context, server_side=True, https_compatible=True)
-        one = _Conversation(
-            self, stream, self._places, kind=kind, host=_host_of(raw) if kind == "tcp" else ""
+        connection = _Connection(
+            self, stream, self._connections, kind=kind, host=_get_host(raw) if kind == "tcp" else ""
         )
-        self._places.came(one)
-        self._tell_dropped()
+        self._connections.add(connection)
+        self._log_evicted()
         try:
-            with one.scope, suppress(_Left, *CONNECTION_ERRORS):
-                await one.go_on()
+            with connection.scope, suppress(_Ended, *CONNECTION_ERRORS):
+                await connection.serve()
         finally:
-            self._places.left(one)
+            self._connections.remove(connection)
             await trio.aclose_forcefully(stream)
 
-    def _tell_dropped(self) -> None:
+    def _log_evicted(self) -> None:
         """Log at intervals that connections were closed to make space: clients can cause that at any rate."""
-        new, now = self._places.dropped - self._told, trio.current_time()
-        if new and now >= self._told_at + LOG_PERIOD:
-            self._log.event("listener:overloaded", "warning", dropped=new, clients=self._places.clients)
-            self._told, self._told_at = self._places.dropped, now
+        new, now = self._connections.evicted - self._evicted_logged, trio.current_time()
+        if new and now >= self._evicted_logged_at + LOG_PERIOD:
+            self._log.event("listener:overloaded", "warning", dropped=new, clients=self._connections.clients)
+            self._evicted_logged, self._evicted_logged_at = self._connections.evicted, now
 
-    def check_hello(self, word: ClientHello) -> ConnectionRefusal | None:
+    def check_hello(self, hello: ClientHello) -> ConnectionRefusal | None:
         """Return why a client is refused; None to accept it."""
-        if word.version != VERSION:
+        if hello.version != VERSION:
             return ConnectionRefusal(
-                "unfit", f"it speaks version {VERSION} of the words, and the client {word.version}"
+                "unfit", f"it speaks version {VERSION} of the protocol, and the client {hello.version}"
             )
-        if word.app != self._app:
+        if hello.app != self._app:
             return ConnectionRefusal(
-                "unfit", f"it publishes for the application {self._app!r}, and not for {word.app[:200]!r}"
+                "unfit", f"it publishes for the application {self._app!r}, and not for {hello.app[:200]!r}"
             )
         return None
 
     def make_welcome(self) -> Welcome:
         """Return the first message to an accepted client."""
-        waiting = sum(each.size for each in self._stores.values())
-        return Welcome(waiting=waiting, trouble="; ".join(_troubles(self._stores)))
+        waiting = sum(store.size for store in self._stores.values())
+        return Welcome(waiting=waiting, trouble=self._format_problems())
 
     @property
     def frame_limit(self) -> int:
@@ -265,8 +265,8 @@ class Listener:
 
     def add_unfinished_bytes(self, more: int) -> bool:
         """Add to the bytes of unfinished frames, or subtract; return whether they are within the limit."""
-        self._unfinished += more
-        return self._unfinished <= MAX_UNFINISHED_BYTES
+        self._unfinished_bytes += more
+        return self._unfinished_bytes <= MAX_UNFINISHED_BYTES
 
     def count_refusal(self, why: str) -> None:
         """Count a refused client."""
@@ -275,74 +275,79 @@ class Listener:
 
     # ---- storing jobs
 
-    async def store_groups(self, word: PublishRequest) -> PublishReply:
+    async def store_groups(self, request: PublishRequest) -> PublishReply:
         """Store the groups in their order, together where possible, so that they share one write to the disk."""
-        self._groups += len(word.groups)
-        answers: list[GroupReply | None] = [await self._fault(group) for group in word.groups]
-        fit = [n for n, answer in enumerate(answers) if answer is None]
-        together = await self._stored([each for n in fit for each in word.groups[n]]) if fit else GroupReply()
-        for n in fit:
+        groups = request.groups
+        self._groups += len(groups)
+        replies: list[GroupReply | None] = [await self._find_fault(group) for group in groups]
+        valid = [n for n, reply in enumerate(replies) if reply is None]
+        together = (
+            await self._store([message for n in valid for message in groups[n]]) if valid else GroupReply()
+        )
+        for n in valid:
             # where all do not fit, some may
-            alone = together.code and len(fit) > 1
-            answers[n] = await self._stored(word.groups[n]) if alone else together
-        return PublishReply(tuple(answer or GroupReply() for answer in answers))
+            alone = together.code and len(valid) > 1
+            replies[n] = await self._store(groups[n]) if alone else together
+        return PublishReply(tuple(reply or GroupReply() for reply in replies))
 
-    async def _fault(self, group: Sequence[JobMessage]) -> GroupReply | None:
+    async def _find_fault(self, group: Sequence[JobMessage]) -> GroupReply | None:
         """Return why a group cannot be accepted; None if it can."""
         for start in range(0, len(group), MESSAGES_PER_TURN):
             part = group[start : start + MESSAGES_PER_TURN]
             await self._yield_after(len(part))
-            if wrong := next(
-                (wrong for each in part if (wrong := find_fault(each, self._message_limit))), None
-            ):
-                return wrong
+            for message in part:
+                if fault := find_fault(message, self._message_limit):
+                    return fault
             try:
-                for each in part:
-                    self._broker_of(each.queue)
+                for message in part:
+                    self._broker_of(message.queue)
             except CeleryError as error:  # its messages contradict each other about their queue
                 return GroupReply("unfit", str(error))
         return None
 
     async def _yield_after(self, messages: int) -> None:
         """Let other connections have their turn after every MESSAGES_PER_TURN messages."""
-        self._looked += messages
-        if self._looked >= MESSAGES_PER_TURN:
-            self._looked = 0
+        self._messages_in_turn += messages
+        if self._messages_in_turn >= MESSAGES_PER_TURN:
+            self._messages_in_turn = 0
             await trio.lowlevel.checkpoint()
 
-    async def _stored(self, parcels: Sequence[JobMessage]) -> GroupReply:
+    async def _store(self, messages: Sequence[JobMessage]) -> GroupReply:
         """Store these messages. Of several brokers, each stores all of its messages or none."""
         group_by_broker: dict[str, list[JobMessage]] = {}
-        for start in range(0, len(parcels), MESSAGES_PER_TURN):
-            part = parcels[start : start + MESSAGES_PER_TURN]
+        for start in range(0, len(messages), MESSAGES_PER_TURN):
+            part = messages[start : start + MESSAGES_PER_TURN]
             await self._yield_after(len(part))
-            for each in part:
-                group_by_broker.setdefault(self._broker_of(each.queue), []).append(each)
-        firmly, some = True, False
-        for broker, own in group_by_broker.items():
-            store = self._stores[broker]
+            for message in part:
+                group_by_broker.setdefault(self._broker_of(message.queue), []).append(message)
+        in_backlog, some_stored = True, False
+        for broker, of_broker in group_by_broker.items():
             try:
-                firmly = await store.put(own) and firmly
+                in_backlog = await self._stores[broker].put(of_broker) and in_backlog
             except BacklogFull as error:
-                return GroupReply("full", str(error), maybe=some)
-            some = True
-        return GroupReply(firmly=firmly, why="" if firmly else "; ".join(_troubles(self._stores)))
+                return GroupReply("full", str(error), maybe=some_stored)
+            some_stored = True
+        return GroupReply(firmly=in_backlog, why="" if in_backlog else self._format_problems())
+
+    def _format_problems(self) -> str:
+        """Return why the backlogs cannot be written; '' when they can."""
+        return "; ".join(store.problem for store in self._stores.values() if store.problem)
 
     # ---- health and metrics
 
     def conditions(self) -> Mapping[str, str]:
         """Return the problem, if there is no place for clients."""
-        return {"listener": "too many clients at once" if self._places.is_crowded else ""}
+        return {"listener": "too many clients at once" if self._connections.is_crowded else ""}
 
     def metric_families(self) -> Iterable[MetricFamily]:
         """Yield the metrics of clients and of their requests."""
         yield make_gauge(
-            "celery5_publisher_clients", "Connections of producers.", float(self._places.clients)
+            "celery5_publisher_clients", "Connections of producers.", float(self._connections.clients)
         )
         yield make_gauge(
             "celery5_publisher_unidentified",
             "Connections that have not sent hello yet.",
-            float(self._places.strangers),
+            float(self._connections.unidentified),
         )
         yield make_counter("celery5_publisher_requests_total", "Calls of producers.", float(self._groups))
         yield make_counter(
@@ -351,15 +356,11 @@ class Listener:
         yield make_counter(
             "celery5_publisher_evicted_total",
             "Connections that made room for others.",
-            float(self._places.dropped),
+            float(self._connections.evicted),
         )
 
 
-def _troubles(stores: Mapping[str, MessagesStore]) -> Iterable[str]:
-    return (each.problem for each in stores.values() if each.problem)
-
-
-def _host_of(raw: trio.SocketStream) -> str:
+def _get_host(raw: trio.SocketStream) -> str:
     """Return where a connection comes from, for counting: an address, or the IPv6 network that one host has."""
     try:
         peer = ip_address(raw.socket.getpeername()[0].partition("%")[0])
@@ -368,116 +369,120 @@ def _host_of(raw: trio.SocketStream) -> str:
         return ""
 
 
-class _Conversation:
+class _Connection:
     """One client connection, from its first byte to its last. Cancelling its `scope` ends it."""
 
     def __init__(
-        self, listener: Listener, stream: trio.abc.Stream, places: _Places, *, kind: str, host: str
+        self,
+        listener: Listener,
+        stream: trio.abc.Stream,
+        connections: _OpenConnections,
+        *,
+        kind: str,
+        host: str,
     ) -> None:
         self.scope = trio.CancelScope()
         self.kind = kind
         self.host = host
         self._listener = listener
         self._stream = stream
-        self._places = places
+        self._connections = connections
         self._frames = FrameReader(MAX_HELLO_BYTES)  # until it has sent hello
-        self._counted = 0
+        self._unfinished_bytes = 0
 
-    async def go_on(self) -> None:
+    async def serve(self) -> None:
         """Serve until the client disconnects or is refused.
 
-        Raises _Left, and the errors of a broken connection.
+        Raises _Ended, and the errors of a broken connection.
         """
         try:
-            with trio.move_on_after(HELLO_LIMIT) as greeting:
+            with trio.move_on_after(HELLO_LIMIT) as hello_limit:
                 await self._greet()
-            if greeting.cancelled_caught:
+            if hello_limit.cancelled_caught:
                 self._listener.count_refusal(f"a client took longer than {HELLO_LIMIT:g} s to say hello")
-                raise _Left
+                raise _Ended
             while True:
-                word = await self._word()
-                if isinstance(word, ClientHello):
-                    await self._send_away(ConnectionRefusal("unfit", "it has been greeted already"))
+                message = await self._receive_message()
+                if isinstance(message, ClientHello):
+                    await self._refuse(ConnectionRefusal("unfit", "it has sent hello already"))
                     continue
                 with trio.move_on_after(STORE_LIMIT, shield=True):  # what was stored must be answered
-                    await self._say(await self._listener.store_groups(word))
+                    await self._send(await self._listener.store_groups(message))
                     continue
-                raise _Left
+                raise _Ended
         finally:
-            self._count(0)
+            self._count_unfinished(0)
 
     async def _greet(self) -> None:
         handshake: Any = getattr(self._stream, "do_handshake", None)
         if handshake is not None:  # a TLS stream
             await handshake()
-        word = await self._word()
+        message = await self._receive_message()
         refusal = (
-            self._listener.check_hello(word)
-            if isinstance(word, ClientHello)
+            self._listener.check_hello(message)
+            if isinstance(message, ClientHello)
             else ConnectionRefusal("unfit", "it does not say hello")
         )
         if refusal is not None:
-            await self._send_away(refusal)
-        if not self._places.greeted(self):
-            await self._send_away(ConnectionRefusal("unavailable", "there are too many clients at once"))
-        self._frames.limit = self._listener.frame_limit
-        await self._say(self._listener.make_welcome())
+            await self._refuse(refusal)
+        if not self._connections.identify(self):
+            await self._refuse(ConnectionRefusal("unavailable", "there are too many clients at once"))
+        self._frames.set_limit(self._listener.frame_limit)
+        await self._send(self._listener.make_welcome())
 
-    async def _word(self) -> ClientHello | PublishRequest:
+    async def _receive_message(self) -> ClientHello | PublishRequest:
         """Return the next message. A client may be silent between two messages, but not within one."""
         try:
             body = self._frames.next_frame()
             if body is None and not len(self._frames):
-                self._places.rests(self)
+                self._connections.mark_idle(self)
                 try:
                     await self._receive()
                 finally:
-                    self._places.works(self)
+                    self._connections.mark_busy(self)
                 body = self._frames.next_frame()
             with trio.move_on_after(FRAME_LIMIT):
                 while body is None:
                     await self._receive()
                     body = self._frames.next_frame()
             if body is None:
-                await self._send_away(
-                    ConnectionRefusal("unfit", f"a frame took longer than {FRAME_LIMIT:g} s")
-                )
-                raise _Left
-            self._count(len(self._frames))
+                await self._refuse(ConnectionRefusal("unfit", f"a frame took longer than {FRAME_LIMIT:g} s"))
+                raise _Ended
+            self._count_unfinished(len(self._frames))
             return decode_client_message(body)
         except FrameTooLarge as error:
-            await self._send_away(ConnectionRefusal("too-large", str(error)))
+            await self._refuse(ConnectionRefusal("too-large", str(error)))
         except Corrupt as error:
-            await self._send_away(ConnectionRefusal("unfit", str(error)))
-        raise _Left
+            await self._refuse(ConnectionRefusal("unfit", str(error)))
+        raise _Ended
 
     async def _receive(self) -> None:
         received = bytes(await self._stream.receive_some(CHUNK_BYTES))
         if not received:
-            raise _Left
+            raise _Ended
         self._frames.feed(received)
-        if not self._count(len(self._frames)):
-            await self._send_away(ConnectionRefusal("unavailable", "too much is on its way at once"))
+        if not self._count_unfinished(len(self._frames)):
+            await self._refuse(ConnectionRefusal("unavailable", "too much is on its way at once"))
 
-    def _count(self, size: int) -> bool:
-        more, self._counted = size - self._counted, size
+    def _count_unfinished(self, size: int) -> bool:
+        more, self._unfinished_bytes = size - self._unfinished_bytes, size
         return self._listener.add_unfinished_bytes(more)
 
-    async def _send_away(self, refusal: ConnectionRefusal) -> None:
+    async def _refuse(self, refusal: ConnectionRefusal) -> None:
         """Send the reason and close the connection."""
         self._listener.count_refusal(refusal.why)
         with trio.move_on_after(1.0), suppress(*CONNECTION_ERRORS):
-            await self._say(refusal)
+            await self._send(refusal)
             if isinstance(self._stream, trio.SocketStream):
                 await self._stream.send_eof()
                 # Otherwise the client may never read the answer.
                 while await self._stream.receive_some(CHUNK_BYTES):
                     pass
-        raise _Left
+        raise _Ended
 
-    async def _say(self, word: DaemonMessage) -> None:
+    async def _send(self, message: DaemonMessage) -> None:
         with trio.move_on_after(ANSWER_LIMIT) as limit:
-            await self._stream.send_all(encode_frame(word))
+            await self._stream.send_all(encode_frame(message))
         if limit.cancelled_caught:
             self._listener.count_refusal("a client does not read its answers")
-            raise _Left
+            raise _Ended

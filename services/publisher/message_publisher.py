@@ -9,6 +9,7 @@ for a while is closed.
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
@@ -81,12 +82,35 @@ class _FirstConnection:
         return self._connections[0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherConnections:
+    """How a Message Publisher connects to its broker."""
+
+    endpoint: Endpoint
+    timing: Timing
+    # The name of the process; the server lists it.
+    name: str
+    # Called with what happens to a connection.
+    on_link_event: Callable[[LinkEvent], None]
+    # The least and the most connections at a time.
+    min_count: int
+    max_count: int
+
+    def connect(self) -> TrioRedis:
+        """Return another connection, which is not running yet."""
+        return TrioRedis(
+            endpoint=self.endpoint,
+            timing=self.timing,
+            name=f"{self.name}:publisher",
+            watch=self.on_link_event,
+        )
+
+
 class MessagePublisher:
-    """Publishes the messages in `store` to the broker at `endpoint`.
+    """Publishes the messages in `store` to one broker.
 
     Args:
         own_checks: the application's own checks, which hold up all its brokers.
-        connections: the least and the most connections.
         drain_limit: the most seconds to go on publishing after cancellation, while the broker accepts messages.
     """
 
@@ -95,35 +119,30 @@ class MessagePublisher:
         *,
         store: MessagesStore,
         keys: Keys,
-        endpoint: Endpoint,
-        timing: Timing,
-        name: str,
-        on_link_event: Callable[[LinkEvent], None],
+        connections: PublisherConnections,
         own_checks: PublishingChecks,
-        connections: tuple[int, int],
         drain_limit: float,
         log: Log,
     ) -> None:
         self._store = store
-        self._publisher = PublishPlanner(keys=keys)
-        self._endpoint = endpoint
-        self._timing = timing
-        self._name = name
-        self._watch = on_link_event
+        self._planner = PublishPlanner(keys=keys)
+        self._connections = connections
         self._open: list[TrioRedis] = []
-        self._check = make_broker_check(store.broker)
-        self._checks = PublishingChecks(
-            checks=[self._check], keys=keys, log=log, redis=_FirstConnection(self._open), reset=BREAKER_RESET
+        self._broker_check = make_broker_check(store.broker)
+        self._broker_checks = PublishingChecks(
+            checks=[self._broker_check],
+            keys=keys,
+            log=log,
+            redis=_FirstConnection(self._open),
+            reset=BREAKER_RESET,
         )
-        self._gates = (own_checks, self._checks)
-        self._least, self._most = connections
-        self._drain = drain_limit
+        self._all_checks = (own_checks, self._broker_checks)
+        self._drain_limit = drain_limit
         self._log = log
-        self._busy: set[str] = set()
-        self._refused: dict[str, int] = {}
+        self._failures_in_a_row: dict[str, int] = {}  # by queue
         self._attempts = 0
         self._failures = 0
-        self._told: set[str] = set()
+        self._logged_errors: set[str] = set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Publish until cancelled, then publish what is left.
@@ -132,24 +151,24 @@ class MessagePublisher:
         """
         async with trio.open_nursery() as nursery:
             work = trio.CancelScope(shield=True)
-            nursery.start_soon(self._work, work)
+            nursery.start_soon(self._publish_all, work)
             task_status.started()
             try:
                 await trio.sleep_forever()
             finally:
-                with trio.move_on_after(self._drain, shield=True):
-                    await self._drained()
+                with trio.move_on_after(self._drain_limit, shield=True):
+                    await self._drain()
                 work.cancel()
-                self._tell_what_is_left()
+                self._log_messages_left()
 
     # ---- connections
 
-    async def _work(self, scope: trio.CancelScope) -> None:
+    async def _publish_all(self, scope: trio.CancelScope) -> None:
         with scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._checks.run)
-                for _ in range(self._least):
-                    nursery.start_soon(self._serve, self._opened())
+                nursery.start_soon(self._broker_checks.run)
+                for _ in range(self._connections.min_count):
+                    nursery.start_soon(self._serve, self._open_connection())
                 await self._grow(nursery)
 
     async def _grow(self, nursery: trio.Nursery) -> None:
@@ -157,28 +176,34 @@ class MessagePublisher:
         while True:
             await self._store.wait_for_queues()
             await trio.sleep(GROW_AFTER)
-            while self._next() is not None and self._may_publish and len(self._open) < self._most:
-                nursery.start_soon(self._serve, self._opened())
+            while self._needs_connection:
+                nursery.start_soon(self._serve, self._open_connection())
                 await trio.sleep(GROW_AFTER)
 
-    def _opened(self) -> TrioRedis:
-        """Open another connection. It counts at once, before its task runs, so that the limit holds."""
-        redis = TrioRedis(
-            endpoint=self._endpoint, timing=self._timing, name=f"{self._name}:publisher", watch=self._watch
+    @property
+    def _needs_connection(self) -> bool:
+        return (
+            self._store.find_free_queue() is not None
+            and self._may_publish
+            and len(self._open) < self._connections.max_count
         )
+
+    def _open_connection(self) -> TrioRedis:
+        """Open another connection. It counts at once, before its task runs, so that the limit holds."""
+        redis = self._connections.connect()
         self._open.append(redis)
         return redis
 
     async def _serve(self, redis: TrioRedis) -> None:
         """Publish over this connection until it is idle for a while and others remain."""
-        extra = len(self._open) > self._least
+        extra = len(self._open) > self._connections.min_count
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._keep, redis)
+                nursery.start_soon(self._keep_connected, redis)
                 while True:
                     queue = ""
                     with trio.move_on_after(IDLE_LIMIT if extra else float("inf")):
-                        queue = await self._taken()
+                        queue = await self._take_queue()
                     if not queue:
                         break
                     await self._publish_first(redis, queue, nursery)
@@ -186,37 +211,32 @@ class MessagePublisher:
         finally:
             self._open.remove(redis)
 
-    async def _keep(self, redis: TrioRedis) -> None:
+    async def _keep_connected(self, redis: TrioRedis) -> None:
         """Keep a connection up, also when the first attempt or the authentication fails."""
         while True:
             try:
                 await redis.run()
             except BrokerUnavailable as error:
-                self._checks.report_failure(self._check.name, str(error))
+                self._broker_checks.report_failure(self._broker_check.name, str(error))
             except BrokerError as error:
-                self._tell("publisher:refused", "error", str(error))
-                self._checks.report_failure(self._check.name, str(error))
+                self._log_once("publisher:refused", "error", str(error))
+                self._broker_checks.report_failure(self._broker_check.name, str(error))
                 await trio.sleep(REFUSED_PAUSE)
 
     # ---- queues
 
     @property
     def _may_publish(self) -> bool:
-        return all(each.all_closed for each in self._gates)
+        return all(checks.all_closed for checks in self._all_checks)
 
-    def _next(self) -> str | None:
-        """Return the queue that has waited longest and is neither in use nor paused after a refusal."""
-        return next((each for each in self._store.waiting_queues if each not in self._busy), None)
-
-    async def _taken(self) -> str:
+    async def _take_queue(self) -> str:
         """Wait until a queue may be published to, and reserve it."""
         while True:
-            for gate in self._gates:
-                await gate.wait_until_closed()
-            queue = self._next()
+            for checks in self._all_checks:
+                await checks.wait_until_closed()
+            queue = self._store.find_free_queue()
             if queue is not None and self._may_publish:
-                self._busy.add(queue)
-                del self._store.waiting_queues[queue]
+                self._store.take_queue(queue)
                 return queue
             if queue is None:
                 await self._store.wait_for_queues()
@@ -230,108 +250,104 @@ class MessagePublisher:
         """
         pause = 0.0
         try:
-            kept = await self._read(queue)
-            if kept is None:
+            messages = await self._read(queue)
+            if messages is None:
                 pause = BACKOFF_CAP
-            elif kept:
-                pause = await self._published(redis, queue, kept)
+            elif messages:
+                pause = await self._try_to_publish(redis, queue, messages)
                 if not pause:
                     self._store.add_waiting_queue(queue)
         finally:
             if pause:
-                nursery.start_soon(self._rest, queue, pause)
+                nursery.start_soon(self._release_later, queue, pause)
             else:
-                self._free(queue)
+                self._store.release_queue(queue)
 
-    async def _rest(self, queue: str, pause: float) -> None:
+    async def _release_later(self, queue: str, pause: float) -> None:
         try:
             await trio.sleep(pause)
         finally:
             self._store.add_waiting_queue(queue)
-            self._free(queue)
-
-    def _free(self, queue: str) -> None:
-        self._busy.discard(queue)
-        self._store.recheck()
+            self._store.release_queue(queue)
 
     async def _read(self, queue: str) -> Sequence[StoredMessage] | None:
         try:
             return await self._store.read_first(queue)
         except Exception as error:  # an error of the disk, or of the user's own backlog
-            self._tell("publisher:read-failed", "error", f"{type(error).__name__}: {error}", queue=queue)
+            self._log_once("publisher:read-failed", "error", f"{type(error).__name__}: {error}", queue=queue)
             return None
 
-    async def _published(self, redis: TrioRedis, queue: str, kept: Sequence[StoredMessage]) -> float:
+    async def _try_to_publish(self, redis: TrioRedis, queue: str, messages: Sequence[StoredMessage]) -> float:
         """Make one attempt; return the seconds until the next one if it failed, else 0."""
         self._attempts += 1
         try:
-            if any(each.due is not None for each in kept):
+            if any(message.due is not None for message in messages):
                 # compute the rest of a countdown only when there is a connection
                 await redis.perform(jobs_calls.PING)
-            jobs = [_now(each) for each in kept]
-            answers = await redis.perform_all(self._publisher.plan_calls(jobs))
+            jobs = [_make_current_job(message) for message in messages]
+            replies = await redis.perform_all(self._planner.plan_calls(jobs))
         except BrokerUnavailable as error:
             self._failures += 1
-            self._tell("publisher:interrupted", "warning", str(error), queue=queue)
-            self._checks.report_failure(self._check.name, str(error))
+            self._log_once("publisher:interrupted", "warning", str(error), queue=queue)
+            self._broker_checks.report_failure(self._broker_check.name, str(error))
         except Exception as error:  # a refusal concerns this queue alone
             self._failures += 1
-            self._tell("publisher:refused", "error", str(error), queue=queue)
+            self._log_once("publisher:refused", "error", str(error), queue=queue)
         else:
-            self._publisher.record_published(jobs, answers)
-            self._store.mark_published(queue, kept)
-            self._refused.pop(queue, None)
-            if self._told and not self._refused:
-                self._told.clear()
+            self._planner.record_published(jobs, replies)
+            self._store.mark_published(queue, messages)
+            self._failures_in_a_row.pop(queue, None)
+            if self._logged_errors and not self._failures_in_a_row:
+                self._logged_errors.clear()
                 self._log.event("publisher:resumed", broker=self._store.broker)
             return 0.0
-        attempt = self._refused[queue] = self._refused.get(queue, 0) + 1
+        attempt = self._failures_in_a_row[queue] = self._failures_in_a_row.get(queue, 0) + 1
         return max(0.01, full_jitter(attempt, start=0.05, cap=BACKOFF_CAP, random=random.random))
 
     # ---- shutdown
 
-    async def _drained(self) -> None:
-        while self._store.waiting_queues or self._busy:
+    async def _drain(self) -> None:
+        while self._store.has_work:
             if self._store.is_durable and not self._may_publish:
                 return
             with trio.move_on_after(DRAIN_POLL_PERIOD):
                 await self._store.wait_for_queues()
 
-    def _tell_what_is_left(self) -> None:
-        if self._store.waiting_queues or self._busy:
+    def _log_messages_left(self) -> None:
+        if self._store.has_work:
             self._log.event(
                 "publisher:messages-left", "warning", broker=self._store.broker, messages=self._store.size
             )
 
-    def _tell(self, what: str, level: Level, why: str, **fields: str) -> None:
+    def _log_once(self, event: str, level: Level, why: str, **fields: str) -> None:
         """Log each problem once."""
-        if why not in self._told and len(self._told) < MAX_LOGGED_ERRORS:
-            self._told.add(why)
-            self._log.event(what, level, broker=self._store.broker, why=why, **fields)
+        if why not in self._logged_errors and len(self._logged_errors) < MAX_LOGGED_ERRORS:
+            self._logged_errors.add(why)
+            self._log.event(event, level, broker=self._store.broker, why=why, **fields)
 
     # ---- health and metrics
 
     def conditions(self) -> Mapping[str, str]:
         """Return the problem, if the broker does not accept messages."""
-        return self._checks.conditions()
+        return self._broker_checks.conditions()
 
     def metric_families(self) -> Iterable[MetricFamily]:
         """Yield the metrics of connections and attempts."""
-        of = {"broker": self._store.broker}
+        labels = {"broker": self._store.broker}
         yield make_gauge(
-            "celery5_publisher_connections", "Connections to the broker.", (float(len(self._open)), of)
+            "celery5_publisher_connections", "Connections to the broker.", (float(len(self._open)), labels)
         )
         yield make_counter(
-            "celery5_publisher_attempts_total", "Attempts to publish.", (float(self._attempts), of)
+            "celery5_publisher_attempts_total", "Attempts to publish.", (float(self._attempts), labels)
         )
         yield make_counter(
-            "celery5_publisher_failures_total", "Attempts that failed.", (float(self._failures), of)
+            "celery5_publisher_failures_total", "Attempts that failed.", (float(self._failures), labels)
         )
-        yield from self._checks.metric_families()
+        yield from self._broker_checks.metric_families()
 
 
-def _now(kept: StoredMessage) -> Job:
+def _make_current_job(message: StoredMessage) -> Job:
     """Return the job as it is to be published now, with the rest of its countdown."""
-    if kept.due is None:
-        return make_job(kept.job, kept.job.at)
-    return make_job(kept.job, f"+{max(0, kept.due - int(time.time() * 1000))}")
+    if message.due is None:
+        return make_job(message.job, message.job.at)
+    return make_job(message.job, f"+{max(0, message.due - int(time.time() * 1000))}")

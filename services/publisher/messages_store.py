@@ -1,12 +1,11 @@
 """Messages store: the messages that a Publisher has accepted for one broker and not published yet.
 
-They are in the backlog. When that cannot be written, new messages go to a bounded list in memory, and the
-sender learns that they are not durable. The list is published first, since the process may go down with it. So
+They are in the backlog. When that cannot be written, new messages go to a bounded queue in memory, and the
+sender learns that they are not durable. They are published first, since they are lost if the process dies. So
 only these messages break the order of a queue: they overtake what was written before.
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 import trio
@@ -27,7 +26,7 @@ from celery5.sending.messages_backlog import (
 )
 
 MAX_MEMORY_MESSAGES = 1000
-"""The most messages on the list in memory."""
+"""The most messages in memory while the backlog cannot be written."""
 MAX_MEMORY_BYTES = 64 * 1024 * 1024
 RETRY_DELAY = 1.0
 """Seconds between attempts to delete published messages while the backlog cannot be written."""
@@ -38,24 +37,22 @@ DELETE_BATCH = 5000
 
 
 class MessagesStore:
-    """The messages that wait for one broker.
-
-    `waiting` holds the queues that may have messages, longest waiting first.
-    """
+    """The messages that wait for one broker, and which of their queues are being published."""
 
     def __init__(self, *, broker: str, backlog: MessagesBacklog, log: Log) -> None:
         self.broker = broker
-        self.waiting_queues: OrderedDict[str, None] = OrderedDict()
         self.received = 0
         self.published = 0
+        self._waiting_queues: dict[str, None] = {}  # those that may have messages, longest waiting first
+        self._taken_queues: set[str] = set()  # those that are being published, or pause after a failure
         self._backlog = backlog
         self._log = log
         self._in_memory = BoundedQueue[MessageWithDue](BacklogCapacity(MAX_MEMORY_MESSAGES, MAX_MEMORY_BYTES))
-        self._done: dict[str, int] = {}
-        self._gone: list[int] = []
-        self._news = trio.Event()
-        self._to_forget = trio.Event()
-        self._trouble = ""
+        self._last_published: dict[str, int] = {}  # the number of the last published message of each queue
+        self._to_delete: list[int] = []
+        self._queues_changed = trio.Event()
+        self._delete_requested = trio.Event()
+        self._problem = ""
 
     @property
     def size(self) -> int:
@@ -69,13 +66,13 @@ class MessagesStore:
 
     @property
     def in_memory(self) -> int:
-        """Return how many messages are on the list in memory."""
+        """Return how many messages are in memory because the backlog could not be written."""
         return len(self._in_memory)
 
     @property
     def problem(self) -> str:
         """Return why the last write to the backlog failed; '' when it succeeded."""
-        return self._trouble
+        return self._problem
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the backlog open until cancelled."""
@@ -85,13 +82,13 @@ class MessagesStore:
             await trio.lowlevel.checkpoint_if_cancelled()  # see Boot
             backlog.shield = True  # closed only after all published messages are deleted
             try:
-                for queue in await self._backlog.queues():
+                for queue in (*self._in_memory.queues, *await self._backlog.queues()):
                     self.add_waiting_queue(queue)
                 task_status.started()
-                await self._forget_for_ever()
+                await self._keep_deleting()
             finally:
                 with trio.move_on_after(FINAL_DELETE_LIMIT, shield=True):
-                    await self._forget()
+                    await self._delete_published()
                 backlog.cancel()
 
     async def _keep_open(self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
@@ -100,36 +97,37 @@ class MessagesStore:
 
     # ---- storing
 
-    async def put(self, parcels: Sequence[JobMessage]) -> bool:
-        """Store these messages, all or none; return whether durably, which is False on the list in memory.
+    async def put(self, messages: Sequence[JobMessage]) -> bool:
+        """Store these messages, all or none; return whether they are in the backlog, and not only in memory.
 
         Raises BacklogFull.
         """
         now = int(time.time() * 1000)
-        pairs = [(each, get_due_time(each, now)) for each in parcels]
-        firmly = True
+        pairs = [(message, get_due_time(message, now)) for message in messages]
+        queues = dict.fromkeys(message.queue for message in messages)
+        in_backlog = True
         try:
             await self._backlog.put(pairs)
         except BacklogFull:
             raise
         except trio.Cancelled:  # it may be written after all: readers wait for that
-            for queue in dict.fromkeys(each.queue for each in parcels):
+            for queue in queues:
                 self.add_waiting_queue(queue)
             raise
         except Exception as error:  # an error of the disk, or of the user's own backlog
-            self._failed(error)
-            self._put_first(pairs, error)
-            firmly = False
+            self._record_write_error(error)
+            self._put_in_memory(pairs, error)
+            in_backlog = False
         else:
-            if self._trouble:
+            if self._problem:
                 self._log.event("backlog:write-recovered", broker=self.broker, hint="it can be written again")
-            self._trouble = ""
-        self.received += len(parcels)
-        for queue in dict.fromkeys(each.queue for each in parcels):
+            self._problem = ""
+        self.received += len(messages)
+        for queue in queues:
             self.add_waiting_queue(queue)
-        return firmly
+        return in_backlog
 
-    def _put_first(self, pairs: Sequence[MessageWithDue], error: Exception) -> None:
+    def _put_in_memory(self, pairs: Sequence[MessageWithDue], error: Exception) -> None:
         new = [pair for pair in pairs if not self._in_memory.has_id(pair[0].queue, pair[0].id)]
         if not self._in_memory.capacity.has_space(len(new), get_total_size(new)):
             raise BacklogFull(
@@ -139,9 +137,9 @@ class MessagesStore:
         for message, due in new:
             self._in_memory.add(message.queue, message.id, len(message.message), (message, due))
 
-    def _failed(self, error: Exception) -> None:
+    def _record_write_error(self, error: Exception) -> None:
         why = f"{type(error).__name__}: {error}"
-        if why != self._trouble:
+        if why != self._problem:
             self._log.event(
                 "backlog:write-failed",
                 "error",
@@ -149,21 +147,41 @@ class MessagesStore:
                 why=why,
                 hint="what comes is kept in memory meanwhile",
             )
-        self._trouble = why
+        self._problem = why
+
+    # ---- queues
 
     def add_waiting_queue(self, queue: str) -> None:
         """Mark a queue as one that may have messages."""
-        self.waiting_queues.setdefault(queue)
-        self.recheck()
+        self._waiting_queues.setdefault(queue)
+        self._wake()
 
-    def recheck(self) -> None:
-        """Wake the tasks that wait for queues."""
-        news, self._news = self._news, trio.Event()
-        news.set()
+    def find_free_queue(self) -> str | None:
+        """Return the queue that has waited longest of those that nobody has taken."""
+        return next((queue for queue in self._waiting_queues if queue not in self._taken_queues), None)
+
+    def take_queue(self, queue: str) -> None:
+        """Reserve a waiting queue: until it is released, `find_free_queue` does not return it."""
+        del self._waiting_queues[queue]
+        self._taken_queues.add(queue)
+
+    def release_queue(self, queue: str) -> None:
+        """End the reservation of a queue. It waits again only when it was added again."""
+        self._taken_queues.discard(queue)
+        self._wake()
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether a queue may have messages or is taken."""
+        return bool(self._waiting_queues or self._taken_queues)
 
     async def wait_for_queues(self) -> None:
-        """Return when the waiting queues should be checked."""
-        await self._news.wait()
+        """Return when a queue was added or released."""
+        await self._queues_changed.wait()
+
+    def _wake(self) -> None:
+        changed, self._queues_changed = self._queues_changed, trio.Event()
+        changed.set()
 
     # ---- reading and deleting
 
@@ -172,57 +190,60 @@ class MessagesStore:
         in_memory = self._in_memory.first(queue, limit=MAX_READ_MESSAGES, max_bytes=MAX_READ_BYTES)
         if in_memory:  # negative numbers, to tell them from the backlog's
             return [StoredMessage(-item.number, *item.value) for item in in_memory]
-        return await self._backlog.first(queue, self._done.get(queue, 0))
+        return await self._backlog.first(queue, self._last_published.get(queue, 0))
 
-    def mark_published(self, queue: str, kept: Sequence[StoredMessage]) -> None:
+    def mark_published(self, queue: str, messages: Sequence[StoredMessage]) -> None:
         """Mark these messages as published: they are not returned again, and will be deleted."""
-        self.published += len(kept)
-        self._in_memory.remove([-each.number for each in kept if each.number < 0])
-        numbers = [each.number for each in kept if each.number > 0]
+        self.published += len(messages)
+        self._in_memory.remove([-message.number for message in messages if message.number < 0])
+        numbers = [message.number for message in messages if message.number > 0]
         if numbers:
-            self._done[queue] = numbers[-1]
-            self._gone += numbers
-            self._to_forget.set()
+            self._last_published[queue] = numbers[-1]
+            self._to_delete += numbers
+            self._delete_requested.set()
 
-    async def _forget_for_ever(self) -> None:
+    async def _keep_deleting(self) -> None:
         while True:
-            await self._to_forget.wait()
-            self._to_forget = trio.Event()
-            if not await self._forget():
+            await self._delete_requested.wait()
+            self._delete_requested = trio.Event()
+            if not await self._delete_published():
                 await trio.sleep(RETRY_DELAY)
-                self._to_forget.set()
+                self._delete_requested.set()
 
-    async def _forget(self) -> bool:
-        while self._gone:
-            part = self._gone[:DELETE_BATCH]
+    async def _delete_published(self) -> bool:
+        """Delete what is published from the backlog; return False when it cannot be written."""
+        while self._to_delete:
+            part = self._to_delete[:DELETE_BATCH]
             try:
                 await self._backlog.gone(part)
             except Exception as error:  # it would be published again after a restart, which does no harm
-                self._failed(error)
+                self._record_write_error(error)
                 return False
-            del self._gone[: len(part)]
+            del self._to_delete[: len(part)]
         return True
 
     # ---- health and metrics
 
     def conditions(self) -> Mapping[str, str]:
         """Return the problem, if the backlog cannot be written."""
-        return {f"backlog {self.broker}": self._trouble}
+        return {f"backlog {self.broker}": self._problem}
 
     def metric_families(self) -> Iterable[MetricFamily]:
         """Yield the numbers of messages received, published and waiting."""
-        of = {"broker": self.broker}
+        labels = {"broker": self.broker}
         yield make_counter(
-            "celery5_publisher_received_total", "Messages taken from producers.", (float(self.received), of)
+            "celery5_publisher_received_total",
+            "Messages taken from producers.",
+            (float(self.received), labels),
         )
         yield make_counter(
-            "celery5_publisher_published_total", "Messages published.", (float(self.published), of)
+            "celery5_publisher_published_total", "Messages published.", (float(self.published), labels)
         )
         yield make_gauge(
-            "celery5_publisher_backlog_messages", "Messages in the backlog.", (float(self.size), of)
+            "celery5_publisher_backlog_messages", "Messages in the backlog.", (float(self.size), labels)
         )
         yield make_gauge(
             "celery5_publisher_memory_messages",
             "Messages in memory, because the backlog could not be written.",
-            (float(self.in_memory), of),
+            (float(self.in_memory), labels),
         )

@@ -22,12 +22,12 @@ MAX_BREAKER_RESET = 30.0
 """The most seconds after which a breaker's check runs again; fewer where its period is shorter."""
 
 
-class _Watched:
+class _CheckCircuit:
     """One check and its breaker."""
 
     def __init__(self, check: HealthCheck, log: Log, reset: float) -> None:
         self.check = check
-        self.fault = ""
+        self.last_error = ""
         policy = BreakerPolicy(threshold=None, reset=reset, longest=max(reset, 600.0))
         self.circuit = CircuitBreaker(name=f"publisher {check.name}", policy=policy, log=log, checks=(check,))
 
@@ -50,100 +50,102 @@ class PublishingChecks:
     ) -> None:
         self._context = CheckContext(keys, redis)
         self._log = log
-        self._watched = {
-            each.name: _Watched(each, log, min(MAX_BREAKER_RESET, each.period) if reset is None else reset)
+        self._circuits = {
+            each.name: _CheckCircuit(
+                each, log, min(MAX_BREAKER_RESET, each.period) if reset is None else reset
+            )
             for each in checks
         }
-        self._closed = trio.Event()
-        self._look_now = {name: trio.Event() for name in self._watched}
-        self._settle()
+        self._all_closed = trio.Event()
+        self._check_requested = {name: trio.Event() for name in self._circuits}
+        self._update_closed()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run each check at its period until cancelled."""
         task_status.started()
         async with trio.open_nursery() as nursery:
-            for each in self._watched.values():
-                nursery.start_soon(self._keep_looking, each)
+            for each in self._circuits.values():
+                nursery.start_soon(self._keep_checking, each)
             await trio.sleep_forever()
 
     @property
     def all_closed(self) -> bool:
         """Return whether all breakers let messages through."""
-        return self._closed.is_set()
+        return self._all_closed.is_set()
 
     async def wait_until_closed(self) -> None:
         """Return when all breakers are closed."""
-        await self._closed.wait()
+        await self._all_closed.wait()
 
     def report_failure(self, name: str, reason: str) -> None:
         """Report that an operation covered by this check failed.
 
         It counts as a failed check, and a second check is due.
         """
-        each = self._watched[name]
+        each = self._circuits[name]
         self._report(each, each.check.states[0], reason)
-        self._look_now[name].set()
+        self._check_requested[name].set()
 
     # ---- running checks
 
-    async def _keep_looking(self, each: _Watched) -> None:
+    async def _keep_checking(self, one: _CheckCircuit) -> None:
         """Run one check at its period. A check that reports by itself is run only to close its breaker."""
         while True:
             # cleared before the check runs: a failure reported meanwhile causes another check
-            self._look_now[each.check.name] = trio.Event()
-            if each.check.is_polled:
-                await self._look(each)
-            if each.circuit.is_closed:
-                with trio.move_on_after(each.check.period):
-                    await self._look_now[each.check.name].wait()
-                    await trio.sleep(min(1.0, each.check.period))  # not again at once
+            self._check_requested[one.check.name] = trio.Event()
+            if one.check.is_polled:
+                await self._check(one)
+            if one.circuit.is_closed:
+                with trio.move_on_after(one.check.period):
+                    await self._check_requested[one.check.name].wait()
+                    await trio.sleep(min(1.0, one.check.period))  # not again at once
             else:
-                await trio.sleep_until(each.circuit.breaker.open_until)
+                await trio.sleep_until(one.circuit.breaker.open_until)
 
-    async def _look(self, each: _Watched) -> None:
-        each.circuit.begin_probe(each)  # when its breaker is open and due, this check is the probe
-        found = await self._seen(each)
-        well = found == each.check.good_state
-        if each.circuit.breaker.state is BreakerState.HALF_OPEN:
-            learnt = None if found is None else well
-            each.circuit.record_result(
-                each, succeeded=learnt, why=f"health check {each.check.name} is {found}"
+    async def _check(self, one: _CheckCircuit) -> None:
+        one.circuit.begin_probe(one)  # when its breaker is open and due, this check is the probe
+        state = await self._run_functions(one)
+        is_good = state == one.check.good_state
+        if one.circuit.breaker.state is BreakerState.HALF_OPEN:
+            succeeded = None if state is None else is_good
+            one.circuit.record_result(
+                one, succeeded=succeeded, why=f"health check {one.check.name} is {state}"
             )
-        elif not well and found:
-            self._report(each, found, each.check.why)
-        self._settle()
+        elif not is_good and state:
+            self._report(one, state, one.check.why)
+        self._update_closed()
 
-    async def _seen(self, each: _Watched) -> str | None:
+    async def _run_functions(self, one: _CheckCircuit) -> str | None:
         """Return the worst state of the check's functions.
 
         That is the good one when none complains, and None when all failed or timed out, which is logged and
         decides nothing.
         """
-        check, found, looked = each.check, list[str](), False
+        check, states, answered = one.check, list[str](), False
         functions: Sequence[CheckFunction | None] = check.functions or [None]
         for function in functions:
             why = f"took longer than its {check.timeout:g} s"
             try:
                 with trio.move_on_after(check.timeout):
-                    found += parse_states(await check.run_check(function, self._context), check.states)
-                    looked = True
+                    states += parse_states(await check.run_check(function, self._context), check.states)
+                    answered = True
                     continue
             except (Exception, SystemExit) as error:  # user code
                 why = f"{type(error).__name__}: {error}"
-            if why != each.fault:
+            if why != one.last_error:
                 self._log.event("health:check-failed", "error", check=check.name, why=why)
-            each.fault = why
-        return (get_worst_state(found, check.states) or check.good_state) if looked else None
+            one.last_error = why
+        return (get_worst_state(states, check.states) or check.good_state) if answered else None
 
-    def _report(self, each: _Watched, state: str, why: str) -> None:
-        each.circuit.record_check(each.check, state, why)
-        self._settle()
+    def _report(self, one: _CheckCircuit, state: str, why: str) -> None:
+        one.circuit.record_check(one.check, state, why)
+        self._update_closed()
 
-    def _settle(self) -> None:
-        if all(each.circuit.is_closed for each in self._watched.values()):
-            self._closed.set()
-        elif self._closed.is_set():
-            self._closed = trio.Event()
+    def _update_closed(self) -> None:
+        if all(each.circuit.is_closed for each in self._circuits.values()):
+            self._all_closed.set()
+        elif self._all_closed.is_set():
+            self._all_closed = trio.Event()
 
     # ---- health and metrics
 
@@ -159,5 +161,5 @@ class PublishingChecks:
             *[(float(not each.circuit.is_closed), {"check": each.check.name}) for each in self._all()],
         )
 
-    def _all(self) -> Sequence[_Watched]:
-        return list(self._watched.values())
+    def _all(self) -> Sequence[_CheckCircuit]:
+        return list(self._circuits.values())

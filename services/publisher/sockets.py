@@ -53,29 +53,29 @@ class PublisherSockets:
 
     async def open_listeners(self) -> Sequence[trio.SocketListener]:
         """Open the sockets and listen. Raises Misconfigured when one cannot be opened."""
-        found: list[trio.SocketListener] = []
+        listeners: list[trio.SocketListener] = []
         try:
             for number in self._plan.inherited:
                 opened = socket.socket(fileno=os.dup(number))
-                if not self._plan.certificate and not self._plan.plain and not _is_here(opened):
+                if not self._plan.certificate and not self._plan.plain and not _is_local(opened):
                     opened.close()
                     raise Misconfigured(
                         f"socket {number} of systemd is one that other hosts reach: give the publisher a certificate "
                         "(--certificate, --key, --client-ca), or say --plain if the network is as safe as this host"
                     )
-                found.append(_listener(opened))
+                listeners.append(_make_listener(opened))
                 self._log.event("listener:opened", where=f"socket {number} of systemd")
             if self._plan.path and not self._plan.inherited:
-                found.append(_listener(self._unix(Path(self._plan.path))))
+                listeners.append(_make_listener(self._open_unix(Path(self._plan.path))))
                 self._log.event("listener:opened", where=f"unix://{self._plan.path}")
             if self._plan.tcp is not None:
-                found += await self._tcp(*self._plan.tcp)
+                listeners += await self._open_tcp(*self._plan.tcp)
         except BaseException:
-            for each in found:
-                await trio.aclose_forcefully(each)
+            for listener in listeners:
+                await trio.aclose_forcefully(listener)
             self.close()
             raise
-        return found
+        return listeners
 
     def make_tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS context for TCP clients; None for plain TCP. Raises Misconfigured."""
@@ -107,7 +107,7 @@ class PublisherSockets:
             os.close(self._lock)
             self._lock = None
 
-    def _unix(self, path: Path) -> socket.socket:
+    def _open_unix(self, path: Path) -> socket.socket:
         """Return a socket at `path` that only our user may use. Replace one that a dead daemon left there."""
         try:
             make_private(path.parent)
@@ -123,7 +123,7 @@ class PublisherSockets:
         opened = socket.socket(socket.AF_UNIX)
         before = os.umask(0o177)
         try:
-            _take_away(path)
+            _remove_old_socket(path)
             opened.bind(str(path))
             opened.listen(ACCEPT_BACKLOG)
             self._bound = (str(path), os.stat(path).st_ino)
@@ -137,27 +137,27 @@ class PublisherSockets:
             os.umask(before)
         return opened
 
-    async def _tcp(self, host: str, port: int) -> Sequence[trio.SocketListener]:
+    async def _open_tcp(self, host: str, port: int) -> Sequence[trio.SocketListener]:
         try:
-            found = await trio.open_tcp_listeners(port, host=host, backlog=ACCEPT_BACKLOG)
+            listeners = await trio.open_tcp_listeners(port, host=host, backlog=ACCEPT_BACKLOG)
         except OSError as error:
             raise Misconfigured(f"no listening on {host}:{port}: {error.strerror or error}") from None
-        for each in found:
-            where = each.socket.getsockname()
+        for listener in listeners:
+            where = listener.socket.getsockname()
             self._log.event(
                 "listener:opened", where=f"{where[0]}:{where[1]}", tls=bool(self._plan.certificate)
             )
-        return found
+        return listeners
 
 
-def _is_here(opened: socket.socket) -> bool:
+def _is_local(opened: socket.socket) -> bool:
     """Return whether only processes of this host can reach the socket."""
     if opened.family not in (socket.AF_INET, socket.AF_INET6):
         return opened.family == socket.AF_UNIX
     return ip_address(opened.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def _take_away(path: Path) -> None:
+def _remove_old_socket(path: Path) -> None:
     """Remove an old socket. Raises Misconfigured for anything else."""
     try:
         mode = os.lstat(path).st_mode
@@ -168,7 +168,7 @@ def _take_away(path: Path) -> None:
     os.unlink(path)
 
 
-def _listener(opened: socket.socket) -> trio.SocketListener:
+def _make_listener(opened: socket.socket) -> trio.SocketListener:
     opened.setblocking(False)
     try:
         return trio.SocketListener(trio.socket.from_stdlib_socket(opened))

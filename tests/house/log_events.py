@@ -27,7 +27,9 @@ WRAPPER_FIELDS = {
     "services/publisher/message_publisher.py": ("broker", "why"),
     "bootsteps/supervised.py": ("step", "why", "hint", "traceback"),
 }
-"""Fields that the `_tell` of a module adds to each event."""
+"""Fields that the wrapper of a module adds to each event."""
+WRAPPERS = ("_tell", "_log_once")
+"""The names of such wrappers."""
 
 
 @dataclass
@@ -122,10 +124,10 @@ def _add_call(
         return
     if not call.args or isinstance(call.args[0], ast.Starred) or function[:1].isupper():
         return  # a class, such as `ProcessEvents`, logs nothing by itself
-    added = WRAPPER_FIELDS.get(path, ()) if function == "_tell" else ()
+    added = WRAPPER_FIELDS.get(path, ()) if function in WRAPPERS else ()
     names = (
         assigned.get(call.args[0].id, [])
-        if isinstance(call.args[0], ast.Name) and function in ("event", "_tell")
+        if isinstance(call.args[0], ast.Name) and function in ("event", *WRAPPERS)
         else _list_names(call.args[0], deep=True)
     )
     for name in names:

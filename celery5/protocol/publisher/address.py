@@ -30,44 +30,44 @@ class DaemonAddress(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         if self.host:
-            return f"{'tls' if self.tls else 'tcp'}://{_shown(self.host)}:{self.port}"
+            return f"{'tls' if self.tls else 'tcp'}://{_format_host(self.host)}:{self.port}"
         return f"unix://{self.path}"
 
 
-def parse_daemon_address(said: str) -> DaemonAddress:
+def parse_daemon_address(text: str) -> DaemonAddress:
     """Return the address in a client's setting `publisher`. Raises Misconfigured."""
-    scheme, _, rest = said.partition("://")
+    scheme, _, rest = text.partition("://")
     if scheme == "unix":
         return DaemonAddress(path=check_socket_path(unquote(rest)) if rest else "")
     if scheme not in ("tls", "tcp"):
-        raise Misconfigured(f"publisher is {said!r}: give {ADDRESS_FORMS}")
-    parts = urlsplit(said)
+        raise Misconfigured(f"publisher is {text!r}: give {ADDRESS_FORMS}")
+    parts = urlsplit(text)
     options = dict(parse_qsl(parts.query))
     host, port = parse_host_and_port(parts.netloc)
-    if strange := sorted(set(options) - {"ca", "certificate", "key"}):
+    if unknown := sorted(set(options) - {"ca", "certificate", "key"}):
         raise Misconfigured(
-            f"publisher {said!r} has an option {strange[0]!r}: there are ca, certificate and key"
+            f"publisher {text!r} has an option {unknown[0]!r}: there are ca, certificate and key"
         )
     if parts.path.strip("/"):
-        raise Misconfigured(f"publisher is {said!r}: give {ADDRESS_FORMS}")
+        raise Misconfigured(f"publisher is {text!r}: give {ADDRESS_FORMS}")
     if scheme == "tcp" and (options or host not in LOOPBACK_HOSTS):
-        raise Misconfigured(f"publisher is {said!r}: what leaves this host goes by tls://")
+        raise Misconfigured(f"publisher is {text!r}: what leaves this host goes by tls://")
     return DaemonAddress(host=host, port=port, tls=scheme == "tls", **options)
 
 
-def parse_host_and_port(said: str) -> tuple[str, int]:
+def parse_host_and_port(text: str) -> tuple[str, int]:
     """Return both parts of `HOST:PORT`; an IPv6 address is in brackets. Raises Misconfigured."""
-    host, colon, port = said.rpartition(":")
+    host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (host and colon and port.isascii() and port.isdigit() and 0 <= int(port) <= 65535):
-        raise Misconfigured(f"{said!r} is no HOST:PORT: an example is 127.0.0.1:7070")
+        raise Misconfigured(f"{text!r} is no HOST:PORT: an example is 127.0.0.1:7070")
     return host, int(port)
 
 
 def check_socket_path(path: str) -> str:
     """Return the path of a socket if the system allows its length. Raises Misconfigured."""
     if not path.startswith("/"):
-        raise Misconfigured(f"the publisher's socket {path!r}: give a whole path, from / on")
+        raise Misconfigured(f"the publisher's socket {path!r}: give an absolute path")
     if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
         raise Misconfigured(
             f"the publisher's socket {path!r}: the system takes {MAX_SOCKET_PATH_BYTES} bytes at most"
@@ -75,24 +75,24 @@ def check_socket_path(path: str) -> str:
     return path
 
 
-def _shown(host: str) -> str:
+def _format_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def parse_optional_address(said: str) -> DaemonAddress | None:
+def parse_optional_address(text: str) -> DaemonAddress | None:
     """Return the address in the setting `publisher`; None when it is empty. Raises Misconfigured."""
-    return parse_daemon_address(said) if said else None
+    return parse_daemon_address(text) if text else None
 
 
-def parse_optional_tcp(said: str) -> tuple[str, int] | None:
+def parse_optional_tcp(text: str) -> tuple[str, int] | None:
     """Return host and port in the setting `publisher_tcp`; None when it is empty. Raises Misconfigured."""
-    return parse_host_and_port(said) if said else None
+    return parse_host_and_port(text) if text else None
 
 
-def parse_connections(said: str | int | list[int]) -> tuple[int, int]:
+def parse_connections(text: str | int | list[int]) -> tuple[int, int]:
     """Return the least and the most connections: 2 means `2..2`. Raises Misconfigured."""
-    parts = said if isinstance(said, list) else str(said).split("..")
-    numbers = [int(each) for each in parts if str(each).strip().isdigit()]
+    parts = text if isinstance(text, list) else str(text).split("..")
+    numbers = [int(part) for part in parts if str(part).strip().isdigit()]
     if (
         len(numbers) != len(parts)
         or len(numbers) not in (1, 2)

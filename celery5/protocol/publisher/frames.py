@@ -106,12 +106,16 @@ class _Groups(msgspec.Struct, frozen=True, array_like=True, tag="hand"):
     groups: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_GROUPS)]
 
 
-_PARCEL: msgspec.msgpack.Decoder[JobMessage] = msgspec.msgpack.Decoder(JobMessage)
+_JOB_MESSAGE_DECODER: msgspec.msgpack.Decoder[JobMessage] = msgspec.msgpack.Decoder(JobMessage)
 _ENCODER = msgspec.msgpack.Encoder()
-_OF_CLIENT: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
-_COUNTED: msgspec.msgpack.Decoder[ClientHello | _Groups] = msgspec.msgpack.Decoder(ClientHello | _Groups)
-_GROUP: msgspec.msgpack.Decoder[tuple[JobMessage, ...]] = msgspec.msgpack.Decoder(tuple[JobMessage, ...])
-_OF_DAEMON: msgspec.msgpack.Decoder[DaemonMessage] = msgspec.msgpack.Decoder(DaemonMessage)
+_CLIENT_DECODER: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_COUNTING_DECODER: msgspec.msgpack.Decoder[ClientHello | _Groups] = msgspec.msgpack.Decoder(
+    ClientHello | _Groups
+)
+_GROUP_DECODER: msgspec.msgpack.Decoder[tuple[JobMessage, ...]] = msgspec.msgpack.Decoder(
+    tuple[JobMessage, ...]
+)
+_DAEMON_DECODER: msgspec.msgpack.Decoder[DaemonMessage] = msgspec.msgpack.Decoder(DaemonMessage)
 _AT = re.compile(r"(\+?[0-9]{1,15})?\Z")
 _EXPIRES = re.compile(r"[0-9]{0,15}\Z")
 _QUEUE = re.compile(r"(\{events\}|[^\s{},]{1,200})\Z")  # the name of events is no valid task name
@@ -125,27 +129,31 @@ class FrameReader:
     """Splits received bytes into frames. A frame of more than `limit` bytes is refused by its header alone."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._kept = bytearray()
+        self._limit = limit
+        self._received = bytearray()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._received)
+
+    def set_limit(self, limit: int) -> None:
+        """Refuse frames of more than this many bytes from now on."""
+        self._limit = limit
 
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
-        self._kept += data
+        self._received += data
 
     def next_frame(self) -> bytes | None:
         """Return the next complete frame; None while there is none. Raises FrameTooLarge."""
-        if len(self._kept) < HEADER_BYTES:
+        if len(self._received) < HEADER_BYTES:
             return None
-        size = int.from_bytes(self._kept[:HEADER_BYTES])
-        if size > self.limit:
-            raise FrameTooLarge(f"a frame of {size} bytes: at most {self.limit} are taken")
-        if len(self._kept) < HEADER_BYTES + size:
+        size = int.from_bytes(self._received[:HEADER_BYTES])
+        if size > self._limit:
+            raise FrameTooLarge(f"a frame of {size} bytes: at most {self._limit} are taken")
+        if len(self._received) < HEADER_BYTES + size:
             return None
-        frame = bytes(self._kept[HEADER_BYTES : HEADER_BYTES + size])
-        del self._kept[: HEADER_BYTES + size]
+        frame = bytes(self._received[HEADER_BYTES : HEADER_BYTES + size])
+        del self._received[: HEADER_BYTES + size]
         return frame
 
 
@@ -158,29 +166,29 @@ def encode_frame(message: ClientMessage | DaemonMessage) -> bytes:
 def decode_client_message(body: bytes) -> ClientMessage:
     """Return a client's message. Raises Corrupt."""
     try:
-        word = _OF_CLIENT.decode(body) if len(body) <= SMALL_FRAME_BYTES else _large(body)
+        message = _CLIENT_DECODER.decode(body) if len(body) <= SMALL_FRAME_BYTES else _decode_large(body)
     except (msgspec.DecodeError, ValueError) as error:
-        raise Corrupt(f"not a word of a client: {error}") from None
-    if isinstance(word, PublishRequest) and not all(word.groups):
-        raise Corrupt("not a word of a client: a group without a message")
-    return word
+        raise Corrupt(f"not a message of a client: {error}") from None
+    if isinstance(message, PublishRequest) and not all(message.groups):
+        raise Corrupt("not a message of a client: a group without a message")
+    return message
 
 
-def _large(body: bytes) -> ClientMessage:
+def _decode_large(body: bytes) -> ClientMessage:
     """Decode a large frame, counting groups and jobs before any is read. Raises ValueError.
 
     The smallest group has one byte and the smallest job five, so a frame could hold a million. Decoding those
     would take seconds and hundreds of megabytes.
     """
-    word = _COUNTED.decode(body)
-    if isinstance(word, ClientHello):
-        return word
-    if sum(map(_elements, word.groups)) > MAX_MESSAGES:
+    message = _COUNTING_DECODER.decode(body)
+    if isinstance(message, ClientHello):
+        return message
+    if sum(map(_count_elements, message.groups)) > MAX_MESSAGES:
         raise ValueError(f"a frame may have at most {MAX_MESSAGES} messages")
-    return PublishRequest(tuple([_GROUP.decode(each) for each in word.groups]))
+    return PublishRequest(tuple([_GROUP_DECODER.decode(group) for group in message.groups]))
 
 
-def _elements(raw: msgspec.Raw) -> int:
+def _count_elements(raw: msgspec.Raw) -> int:
     """Return the number of elements in the header of a MessagePack array. Raises ValueError if it is no array."""
     head = bytes(memoryview(raw)[:5])
     if head[0] >> 4 == 0x9:
@@ -194,9 +202,9 @@ def _elements(raw: msgspec.Raw) -> int:
 def decode_daemon_message(body: bytes) -> DaemonMessage:
     """Return a message of the daemon. Raises Corrupt."""
     try:
-        return _OF_DAEMON.decode(body)
+        return _DAEMON_DECODER.decode(body)
     except (msgspec.DecodeError, ValueError) as error:
-        raise Corrupt(f"not a word of a Publisher daemon: {error}") from None
+        raise Corrupt(f"not a message of a Publisher daemon: {error}") from None
 
 
 def get_frame_limit(message_limit: int) -> int:
@@ -212,7 +220,7 @@ def find_fault(message: JobMessage, message_limit: int) -> GroupReply | None:
             f"{message.id}: {len(message.message)} bytes are over the daemon's limit of {message_limit}: raise its "
             "message_limit, too",
         )
-    wrong = (
+    invalid = (
         "id" if not 0 < len(message.id) <= 200
         else "queue" if not _QUEUE.match(message.queue)
         else "time" if not _AT.match(message.at)
@@ -221,7 +229,7 @@ def find_fault(message: JobMessage, message_limit: int) -> GroupReply | None:
         else "expiry" if not _EXPIRES.match(message.expires)
         else ""
     )  # fmt: skip
-    return GroupReply("unfit", f"{message.id[:200]!r} has no {wrong} that could be one") if wrong else None
+    return GroupReply("unfit", f"{message.id[:200]!r} has an invalid {invalid}") if invalid else None
 
 
 def encode_job_message(message: JobMessage) -> bytes:
@@ -232,9 +240,9 @@ def encode_job_message(message: JobMessage) -> bytes:
 def decode_job_message(raw: bytes) -> JobMessage:
     """Return a job from the backlog. Raises Corrupt."""
     try:
-        return _PARCEL.decode(raw)
+        return _JOB_MESSAGE_DECODER.decode(raw)
     except (msgspec.DecodeError, ValueError) as error:
-        raise Corrupt(f"not a parcel: {error}") from None
+        raise Corrupt(f"not a job message: {error}") from None
 
 
 def make_job_message(job: Job) -> JobMessage:
@@ -266,7 +274,7 @@ def split_into_frames(groups: Sequence[tuple[JobMessage, ...]]) -> Iterator[list
     part: list[int] = []
     count = size = 0
     for number, group in enumerate(groups):
-        more = sum(len(each.message) for each in group)
+        more = sum(len(message.message) for message in group)
         if part and (count + len(group) > MESSAGES_PER_FRAME or size + more > BYTES_PER_TRIP):
             yield part
             part, count, size = [], 0, 0

@@ -19,7 +19,7 @@ from celery5.protocol.publisher.frames import make_job_message
 from celery5.sending.bounded_queue import BacklogCapacity
 from celery5.sending.messages_backlog import MemoryBacklog
 from celery5.services.publisher import message_publisher
-from celery5.services.publisher.message_publisher import MessagePublisher
+from celery5.services.publisher.message_publisher import MessagePublisher, PublisherConnections
 from celery5.services.publisher.messages_store import MessagesStore
 from celery5.services.publisher.publishing_checks import PublishingChecks
 from tests.redis.publisher.publishing import LONG, numbers
@@ -42,12 +42,15 @@ class Press:
         self.publisher = MessagePublisher(
             store=self.store,
             keys=app.keys,
-            endpoint=app.connections.endpoint,
-            timing=Timing(first_connect=float("inf")),
-            name="press",
-            on_link_event=lambda _event: None,
+            connections=PublisherConnections(
+                endpoint=app.connections.endpoint,
+                timing=Timing(first_connect=float("inf")),
+                name="press",
+                on_link_event=lambda _event: None,
+                min_count=1,
+                max_count=most,
+            ),
             own_checks=self.checks,
-            connections=(1, most),
             drain_limit=5.0,
             log=log,
         )
@@ -92,7 +95,7 @@ async def test_several_connections_keep_the_order_of_each_queue_and_end_when_the
                 await press.put(300, queue, first)
             await trio.lowlevel.checkpoint()
         with trio.fail_after(LONG):
-            while press.store.waiting_queues or press.publisher._busy:
+            while press.store.has_work:
                 seen.add(len(press.publisher._open))
                 await trio.sleep(0.001)
         assert 1 < max(seen) <= 4

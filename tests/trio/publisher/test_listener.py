@@ -332,7 +332,7 @@ async def test_idle_clients_hold_no_place_that_another_needs(short_path: Path) -
         await producer.apublish([Job("a", "task", "q", b"{}", "")])
         busy = await host.client()
         await busy.stream.send_all(encode_frame(HAND)[:-1])
-        await until(lambda: len(host.listener._places._idle) == 1)
+        await until(lambda: len(host.listener._connections._idle) == 1)
         idle = [await host.client() for _ in range(20)]
         assert host.count("clients") == 5
         assert await idle[0].is_alone()
@@ -386,7 +386,7 @@ async def test_a_client_that_dies_in_the_middle_of_a_frame_leaves_nothing(host: 
         await one.stream.send_all(encode_frame(HAND)[:-1])
         await one.stream.aclose()
         await until(lambda: host.count("clients") == 0)
-        assert (host.backlog.size, host.listener._unfinished) == (0, 0)
+        assert (host.backlog.size, host.listener._unfinished_bytes) == (0, 0)
 
 
 async def test_tcp_speaks_tls_to_clients_with_the_right_certificate_only(short_path: Path) -> None:
@@ -399,13 +399,13 @@ async def test_tcp_speaks_tls_to_clients_with_the_right_certificate_only(short_p
     )
     host = Host(plan)
     opened = list[Any]()
-    inner = host.listener._doors.open_listeners
+    inner = host.listener._sockets.open_listeners
 
     async def listeners() -> Any:
         opened.extend(await inner())
         return opened
 
-    host.listener._doors.open_listeners = listeners  # type: ignore[method-assign]
+    host.listener._sockets.open_listeners = listeners  # type: ignore[method-assign]
     async with host.up():
         port = opened[0].socket.getsockname()[1]
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -22,6 +22,8 @@ from celery5.sending.messages_backlog import (
 from celery5.services.publisher import messages_store
 from celery5.services.publisher.messages_store import MessagesStore
 
+T = TypeVar("T", bound=MessagesBacklog | MessagesStore)
+
 
 def pairs(*ids: str, queue: str = "q", size: int = 1) -> list[tuple[JobMessage, int | None]]:
     """Messages to put."""
@@ -29,7 +31,7 @@ def pairs(*ids: str, queue: str = "q", size: int = 1) -> list[tuple[JobMessage, 
 
 
 @asynccontextmanager
-async def opened(one: MessagesBacklog) -> AsyncGenerator[MessagesBacklog, None]:
+async def opened(one: T) -> AsyncGenerator[T, None]:
     """It runs while the block does."""
     async with trio.open_nursery() as nursery:
         await nursery.start(one.run)
@@ -215,3 +217,22 @@ async def test_while_the_disk_is_full_messages_go_on_a_list_in_memory_that_is_pu
             while backlog.size:
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_queue_that_was_taken_when_the_store_stopped_waits_again_when_it_runs_again(
+    tmp_path: Path,
+) -> None:
+    backlog = SQLiteBacklog(path=tmp_path / "b.db", capacity=BacklogCapacity(1000, 10**9))
+    store = MessagesStore(broker="default", backlog=backlog, log=Log(worker="w", app="a"))
+    async with opened(store):
+        file: Any = backlog._file
+        file.execute("PRAGMA max_page_count=1")
+        assert not await store.put([JobMessage("a", "q", b"x" * 100_000)])
+        assert store.find_free_queue() == "q"
+        store.take_queue("q")
+        assert (store.find_free_queue(), store.has_work) == (None, True)
+        store.release_queue("q")
+        assert (store.find_free_queue(), store.has_work) == (None, False)
+    async with opened(store):
+        assert store.find_free_queue() == "q"
+        assert [each.job.id for each in await store.read_first("q")] == ["a"]
