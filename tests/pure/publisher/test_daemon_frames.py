@@ -107,7 +107,7 @@ def test_a_frame_of_too_many_is_refused_before_any_message_is_read(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parcels_module, "_GROUP_DECODER", None)
-    monkeypatch.setattr(parcels_module, "_OF_CLIENT", None)
+    monkeypatch.setattr(parcels_module, "_CLIENT_DECODER", None)
     with pytest.raises(Corrupt, match="not a message of a client"):
         decode_client_message(b"\x92\xa4hand" + BOMBS[name])
 
