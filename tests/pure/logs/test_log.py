@@ -243,8 +243,9 @@ def test_processes_that_write_to_one_pipe_leave_each_others_lines_whole() -> Non
     os.close(theirs)
     said = b""
     try:
-        while said.count(b"\n") < 2 * 1001:
-            said += os.read(ours, 3000)  # slowly, so that the pipe is full most of the time
+        # Slowly, so that the pipe is full most of the time, and no longer than there is a writer.
+        while said.count(b"\n") < 2 * 1001 and (more := os.read(ours, 3000)):
+            said += more
     finally:
         for each in talking:
             each.communicate(timeout=30)
