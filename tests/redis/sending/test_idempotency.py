@@ -96,9 +96,10 @@ RACER = """
 import sys, time
 from pathlib import Path
 from celery5 import App
+from celery5.broker.calls.jobs import list_queues
 app = App(sys.argv[1], broker=sys.argv[2])
 task = app.task(name="t")(lambda n: n)
-app.perform(app_queues := __import__("celery5.broker.calls.jobs", fromlist=["queues"]).queues(app.keys))
+app.perform(list_queues(app.keys))
 print("ready", flush=True)
 while not Path(sys.argv[3]).exists():
     time.sleep(0.001)

@@ -157,19 +157,19 @@ import contextlib, json, os
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session
 from celery5 import BrokerUnavailable
-from celery5.broker import calls
+from celery5.broker.calls import jobs
 from after_commit import send_after_commit
 from shop import app, send_receipt
 
 def sent():
-    graves = app.perform(calls.read([app.queue("default")], "w", count=100, block=0))
-    return [json.loads(each.message)["args"][0] for each in graves]
+    entries = app.perform(jobs.read_jobs([app.queue("default")], "w", count=100, block=0))
+    return [json.loads(each.message)["args"][0] for each in entries]
 
 def write(session, word):
     session.execute(text("INSERT INTO words VALUES (:word)"), {"word": word})
     send_after_commit(session, send_receipt.s(word))
 
-app.perform(calls.join(app.queue("default"), "w", lease=60))
+app.perform(jobs.join_queue(app.queue("default"), "w", lease=60))
 engine = create_engine("sqlite://")
 with Session(engine) as session, session.begin():
     session.execute(text("CREATE TABLE words (word TEXT)"))
