@@ -131,13 +131,13 @@ def test_a_call_with_more_jobs_than_a_daemon_takes_is_refused_by_its_sender() ->
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (JobMessage("", "default", b""), "no id"),
-        (JobMessage("x" * 201, "default", b""), "no id"),
-        (JobMessage("x", "two words", b""), "no queue"),
-        (JobMessage("x", "{other}", b""), "no queue"),
-        (JobMessage("x", "q", b"", "soon"), "no time"),
-        (JobMessage("x", "q", b"", "+-5"), "no time"),
-        (JobMessage("x", "q", b"", "", "z"), "no lane"),
+        (JobMessage("", "default", b""), "invalid id"),
+        (JobMessage("x" * 201, "default", b""), "invalid id"),
+        (JobMessage("x", "two words", b""), "invalid queue"),
+        (JobMessage("x", "{other}", b""), "invalid queue"),
+        (JobMessage("x", "q", b"", "soon"), "invalid time"),
+        (JobMessage("x", "q", b"", "+-5"), "invalid time"),
+        (JobMessage("x", "q", b"", "", "z"), "invalid lane"),
         (JobMessage("x", "q", b"12345"), "over the daemon's limit"),
     ],
 )
