@@ -312,7 +312,7 @@ async def run(
     cluster_values = make_cluster_values(app, cluster_options, log, server)
 
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
-        log.event("controller:starting", name=incarnation.name)
+        log.event("controller:boot-started", name=incarnation.name)
         status_line = cluster_values.on_status
         values = make_process_values(
             app, options, incarnation, kind=KIND, status_line=lambda: status_line.line

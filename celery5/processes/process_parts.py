@@ -177,7 +177,7 @@ def _format_conditions(process_status: ProcessStatus) -> str:
 _LINK_EVENTS: dict[type, tuple[str, Level]] = {
     LinkConnected: ("redis:connected", "info"),
     LinkConnectFailed: ("redis:connect-failed", "debug"),
-    LinkLost: ("redis:lost", "warning"),
+    LinkLost: ("redis:disconnected", "warning"),
     BreakerOpened: ("redis:breaker-opened", "warning"),
     BreakerClosed: ("redis:breaker-closed", "info"),
 }

@@ -285,7 +285,7 @@ async def run(
     store_cache = StoreCache()
 
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
-        log.event("publisher:starting", name=incarnation.name)
+        log.event("publisher:boot-started", name=incarnation.name)
         values = make_process_values(app, options, incarnation, kind=KIND)
         return build(BootGraph, PublisherParts, values, make_values(app, log, store_cache))
 

@@ -300,7 +300,7 @@ async def run(
     """
 
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
-        log.event("router:starting", name=incarnation.name)
+        log.event("router:boot-started", name=incarnation.name)
         return build(BootGraph, RouterParts, *make_values(app, options, incarnation))
 
     await run_auxiliary_process(

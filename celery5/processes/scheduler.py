@@ -230,7 +230,7 @@ async def run(
     """Run a Scheduler until cancelled. Raises BrokerError when the broker lets nobody in."""
 
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
-        log.event("scheduler:starting", name=incarnation.name)
+        log.event("scheduler:boot-started", name=incarnation.name)
         values = make_process_values(app, options, incarnation, kind=KIND)
         return build(BootGraph, SchedulerParts, values, make_values(app))
 

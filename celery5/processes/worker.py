@@ -194,7 +194,7 @@ async def _run_on_broker(
 
     def make_boot(name: str, next_incarnation: NextIncarnation) -> BootGraph:
         on_incarnation()
-        log.event("worker:starting", name=name, queues=list(_queues(app, options)), tasks=len(app.tasks))
+        log.event("worker:boot-started", name=name, queues=list(_queues(app, options)), tasks=len(app.tasks))
         incarnation = Incarnation(name, log, done, next_incarnation)
         return build(BootGraph, WorkerParts, *make_incarnation_values(app, options, incarnation))
 

@@ -240,7 +240,7 @@ class Inbox:
         try:
             await trio.to_thread.run_sync(self._keyring.check, limiter=self._thread, abandon_on_cancel=True)
         except (Misconfigured, OSError, ValueError) as error:
-            self._log.event("inbox:keys-not-found", "warning", why=str(error), lost=_NO_KEYS)
+            self._log.event("inbox:keys-rejected", "warning", why=str(error), lost=_NO_KEYS)
 
     async def _ring_later(self) -> None:
         await trio.sleep(AGAIN)

@@ -65,7 +65,7 @@ class PausedQueues:
                 await trio.sleep(RETRY_INTERVAL)
                 self._news.set()
             except BrokerError as error:
-                self._log.event("queue:read-failed", "warning", why=str(error))
+                self._log.event("queue:pauses-read-failed", "warning", why=str(error))
                 if is_key_corrupt(error):
                     await trio.sleep(REPAIR_INTERVAL)
                     self._news.set()

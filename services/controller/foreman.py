@@ -206,7 +206,7 @@ class Foreman:
         states = self.cluster_state.members.values()
         yield make_gauge(
             "celery5_members",
-            "Members of the cluster, by how they are.",
+            "Members of the cluster, by phase.",
             *[
                 (float(sum(state.phase is phase for state in states)), {"phase": phase.value})
                 for phase in Phase
@@ -214,7 +214,7 @@ class Foreman:
         )
         yield make_gauge(
             "celery5_members_desired",
-            "Members that there should be.",
+            "Members that should run.",
             sum(state.is_wanted for state in states),
         )
 
@@ -306,7 +306,7 @@ class Foreman:
     async def _perform(self, action: Action) -> None:
         match action:
             case Start(member):
-                self._log.event("member:starting", name=member.name, host=member.host)
+                self._log.event("member:start-requested", name=member.name, host=member.host)
                 environment = {**member.environment, **self._leads.get_epoch_environment()}
                 await self._platform.start(replace(member, environment=environment))
             case Stop(name):
@@ -341,7 +341,7 @@ class Foreman:
                 code=event.code,
             )
         elif phase is Phase.UP:
-            self._log.event("member:up", name=event.name)
+            self._log.event("member:started", name=event.name)
 
     @property
     def _excused(self) -> bool:

@@ -144,7 +144,9 @@ class Leadership:
     def metric_families(self) -> Iterable[MetricFamily]:
         """Yield whether it leads, as a metric."""
         yield make_gauge(
-            "celery5_controller_is_leader", "1 while this Controller acts.", self.has_valid_lease
+            "celery5_controller_is_leader",
+            "1 while this Controller leads and its lease is valid.",
+            self.has_valid_lease,
         )
         yield make_gauge(
             "celery5_controller_epoch", "The epoch of the leader, as far as is known.", self.record.epoch
@@ -173,7 +175,7 @@ class Leadership:
         if news is LeadershipChange.ACQUIRED:
             self._log.event("leadership:acquired", epoch=record.epoch)
         elif news is LeadershipChange.NEW_LEADER:
-            self._log.event("leadership:stands-by", leader=record.leader, epoch=record.epoch)
+            self._log.event("leadership:changed", leader=record.leader, epoch=record.epoch)
         self._stand(standing)
 
     def _stand(self, standing: LeadershipState) -> None:

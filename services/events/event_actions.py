@@ -51,12 +51,12 @@ class EventActions:
         said = _fields(event, _Suspended)
         what = Suspension(why=said.why, by=f"event {event.id}", since=event.sent)
         await self._redis.perform(limits.suspend_task(self._keys, said.task, what))
-        self._log.event("events:suspended", "warning", task=said.task, why=said.why)
+        self._log.event("events:task-suspended", "warning", task=said.task, why=said.why)
 
     async def _resume(self, event: EventMessage) -> None:
         said = _fields(event, _Resumed)
         await self._redis.perform(limits.resume_task(self._keys, said.task))
-        self._log.event("events:resumed", task=said.task)
+        self._log.event("events:task-resumed", task=said.task)
 
 
 S = TypeVar("S", _Suspended, _Resumed)

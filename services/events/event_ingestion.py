@@ -165,7 +165,7 @@ class EventIngestion:
         if known.entries is not None:
             read = {name: parse_subscription(value, self._limit) for name, value in known.entries.items()}
             for name in (name for name, each in read.items() if each is None):
-                self._log.event("events:read-failed", "error", subscription=name.replace("\n", " "))
+                self._log.event("subscription:read-failed", "error", subscription=name.replace("\n", " "))
             self._subscribed = group_by_subject(each for each in read.values() if each is not None)
         self._state = known.state
 

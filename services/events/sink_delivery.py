@@ -62,7 +62,7 @@ class SinkDelivery:
         self._redis = redis
         self._keys = keys
         self._takers = recipients
-        self._waits = OutageLog(log, "sinks:interrupted", "sinks:resumed")
+        self._waits = OutageLog(log, "sink:interrupted", "sink:resumed")
         self._queues: dict[str, QueueKeys] = {}
         self._said = -math.inf
         self._waiting: dict[str, int] = {}
@@ -167,7 +167,7 @@ class _Outflow:
         self._outlet = outlet
         self._message_limit = message_limit
         self._log = log
-        self._waits = OutageLog(log, "sinks:interrupted", "sinks:resumed", sink=outlet.name)
+        self._waits = OutageLog(log, "sink:interrupted", "sink:resumed", sink=outlet.name)
         self._flow = DeliveryPacing.start(outlet.batch)
         self._due: dict[str, float] = {}
         self._keys: dict[str, QueueKeys] = {}
@@ -268,7 +268,7 @@ class _Outflow:
             self.written += len(entries)
         except BrokerError as away:
             self._log.event(
-                "sinks:confirm-failed",
+                "sink:confirm-failed",
                 "warning",
                 sink=self.name,
                 count=len(batch),
@@ -305,7 +305,7 @@ class _Outflow:
                 try:
                     await self._redis.perform(call)
                 except BrokerError as error:
-                    self._log.event("sinks:interrupted", "debug", sink=self.name, why=str(error))
+                    self._log.event("sink:interrupted", "debug", sink=self.name, why=str(error))
 
     async def _after_failure(self, keys: QueueKeys, batch: "_Batch", error: Exception) -> None:
         one, policy = batch[0][0], self._outlet.retry

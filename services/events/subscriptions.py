@@ -105,7 +105,7 @@ class Subscriptions:
         try:
             await self.declare()
         except (BrokerUnavailable, BrokerReplied) as error:
-            self._log.event("events:declare-failed", "warning", why=str(error))
+            self._log.event("subscription:declare-failed", "warning", why=str(error))
             return False
         return True
 

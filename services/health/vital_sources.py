@@ -40,12 +40,12 @@ class ConnectionStatus:
         """The same as numbers."""
         yield make_gauge(
             "celery5_connected",
-            "1 if the connection to Redis is there.",
+            "1 if the process is connected to Redis.",
             *[(float(each.connected), {"connection": name}) for name, each in self._connections.items()],
         )
         yield make_gauge(
             "celery5_connection_breaker_state",
-            "Circuit breakers: 0 closed, 1 half-open, 2 open.",
+            "Circuit breakers of connections to the broker: 0 closed, 1 half-open, 2 open.",
             *[(_STATES[each.breaker], {"breaker": name}) for name, each in self._connections.items()],
         )
 
@@ -80,22 +80,22 @@ class DocumentMetrics:
         given = self._given()
         yield make_counter(
             "celery5_sink_documents_total",
-            "Documents given to Data Sinks.",
+            "Documents delivered to Data Sinks.",
             *[(float(written), {"sink": name}) for name, (written, _) in given.items()],
         )
         yield make_counter(
             "celery5_sink_dead_lettered_total",
-            "Documents that Data Sinks would not take.",
+            "Documents that were dead-lettered because a Data Sink refused them.",
             *[(float(buried), {"sink": name}) for name, (_, buried) in given.items()],
         )
         yield make_gauge(
             "celery5_sink_documents_waiting",
-            "Documents that Data Sinks have not got yet, whichever Router has them.",
+            "Documents that wait to be delivered to a Data Sink, in all Routers together.",
             *[(float(count), {"sink": name}) for name, count in self._waiting().items()],
         )
         yield make_counter(
             "celery5_source_documents_total",
-            "Documents that Data Sources have brought.",
+            "Documents read from Data Sources.",
             *[(float(count), {"source": name}) for name, count in self._taken().items()],
         )
 
@@ -200,7 +200,7 @@ class JobMetrics:
             "Jobs that wait in this worker for a slot.",
             *[(len(queue), {"kind": kind}) for kind, queue in self._queues.items()],
         )
-        yield make_gauge("celery5_jobs_running", "Jobs that run.", self._execution.running_count)
+        yield make_gauge("celery5_jobs_running", "Jobs that are running.", self._execution.running_count)
         yield make_gauge(
             "celery5_slots",
             "Jobs that may run at once: the concurrency budget.",
@@ -222,7 +222,7 @@ class CommandMetrics:
         """Commands by what became of them."""
         yield make_counter(
             "celery5_commands_total",
-            "Commands to this worker: done, or why not.",
+            "Commands to this process, by outcome.",
             *[(float(count), {"outcome": outcome}) for outcome, count in list(self._counts.items())],
         )
 
@@ -243,7 +243,9 @@ class LogMetrics:
             counts = self._log.writer.counts
             yield make_counter("celery5_log_written_total", "Log messages that were written.", counts.written)
             yield make_counter(
-                "celery5_log_retried_total", "Log messages that were brought again.", counts.again
+                "celery5_log_retried_total",
+                "Log messages that could not be written and are tried again.",
+                counts.again,
             )
             yield make_counter("celery5_log_lost_total", "Log messages that were shed or lost.", counts.lost)
 
@@ -262,6 +264,6 @@ class EventMetrics:
         """What became of them."""
         yield make_counter(
             "celery5_events_total",
-            "Events by what became of them, and the jobs that were made of them.",
+            "Events by outcome, and the jobs that were made of them.",
             *[(float(count), {"outcome": outcome}) for outcome, count in self._routed.items()],
         )

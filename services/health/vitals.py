@@ -114,10 +114,10 @@ class ProcessStatus:
         found = [
             make_gauge(
                 "celery5_worker_info",
-                "Who this is.",
+                "Always 1; its labels name the application, the process and its pid.",
                 (1, {"app": self.app, "worker": self.worker, "pid": str(os.getpid())}),
             ),
-            make_gauge("celery5_process_alive", "1 if the process lives.", float(self.get_liveness().ok)),
+            make_gauge("celery5_process_alive", "1 if the process is alive.", float(self.get_liveness().ok)),
             make_gauge(
                 "celery5_process_ready",
                 "1 if the process is ready for work.",
@@ -126,7 +126,7 @@ class ProcessStatus:
             *self.jobs.metric_families(),
             make_gauge(
                 "celery5_loop_lag_seconds",
-                "How late the event loop woke up, at worst within the last ten seconds.",
+                "Seconds by which the event loop woke up late, at worst within the last ten seconds.",
                 self.lag,
             ),
             *_of_the_loop(self.loop),
@@ -182,7 +182,7 @@ def _of_the_loop(loop: LoopBlocks) -> list[MetricFamily]:
     return [
         make_gauge(
             "celery5_loop_blocked_seconds",
-            "For how long the event loop has been blocked now; 0 when it is not.",
+            "Seconds for which the event loop has been blocked now; 0 when it is not.",
             0.0 if now is None else now.seconds,
         ),
         make_counter(
@@ -192,7 +192,7 @@ def _of_the_loop(loop: LoopBlocks) -> list[MetricFamily]:
         ),
         make_counter(
             "celery5_loop_blocked_seconds_total",
-            "For how long jobs of the task have blocked the event loop, in total.",
+            "Seconds for which jobs of the task have blocked the event loop, in total.",
             *[(seconds, {"task": task}) for task, (_, seconds) in totals],
         ),
     ]
@@ -211,12 +211,12 @@ def _of_queues(depths: Mapping[str, QueueDepth]) -> list[MetricFamily]:
         ),
         make_gauge(
             "celery5_queue_oldest_seconds",
-            "For how long the oldest job that waits on the queue has been there; 0 when none waits.",
+            "Age in seconds of the oldest job that waits on the queue; 0 when none waits.",
             *[(each.oldest or 0.0, {"queue": queue}) for queue, each in known],
         ),
         make_gauge(
             "celery5_queue_dead",
-            "Jobs in the dead-letter queue of the queue.",
+            "Jobs in the queue's dead-letter queue.",
             *[(each.dead, {"queue": queue}) for queue, each in known],
         ),
         make_gauge(
@@ -230,7 +230,7 @@ def _of_queues(depths: Mapping[str, QueueDepth]) -> list[MetricFamily]:
 def _of_the_process(born: float) -> list[MetricFamily]:
     """What Prometheus' own clients say of every process, under the same names."""
     found = [
-        make_gauge("process_start_time_seconds", "When the process began, in seconds since 1970.", born),
+        make_gauge("process_start_time_seconds", "When the process started, in seconds since 1970.", born),
         make_counter(
             "process_cpu_seconds_total",
             "CPU time, in seconds.",

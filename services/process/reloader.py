@@ -133,7 +133,7 @@ class Reloader:
             try:
                 told = await self.handle_command({})
             except CommandRefused as error:
-                self._log.event("configuration:read-failed", "error", why=str(error))
+                self._log.event("configuration:reload-refused", "error", why=str(error))
             except Exception as error:  # a backend of the user's own may raise anything
                 if self._configuration is not None:
                     self._complaint = ""

@@ -349,13 +349,17 @@ class Listener:
             "Connections that have not sent hello yet.",
             float(self._connections.unidentified),
         )
-        yield make_counter("celery5_publisher_requests_total", "Calls of producers.", float(self._groups))
+        yield make_counter(
+            "celery5_publisher_requests_total",
+            "Groups of jobs that producers have sent; one call sends one group.",
+            float(self._groups),
+        )
         yield make_counter(
             "celery5_publisher_refused_total", "Connections that were refused.", float(self._refused)
         )
         yield make_counter(
             "celery5_publisher_evicted_total",
-            "Connections that made room for others.",
+            "Connections that were closed to make space for others.",
             float(self._connections.evicted),
         )
 

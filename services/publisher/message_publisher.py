@@ -341,7 +341,9 @@ class MessagePublisher:
             "celery5_publisher_attempts_total", "Attempts to publish.", (float(self._attempts), labels)
         )
         yield make_counter(
-            "celery5_publisher_failures_total", "Attempts that failed.", (float(self._failures), labels)
+            "celery5_publisher_failures_total",
+            "Attempts to publish that failed.",
+            (float(self._failures), labels),
         )
         yield from self._broker_checks.metric_families()
 

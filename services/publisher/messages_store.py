@@ -233,7 +233,7 @@ class MessagesStore:
         labels = {"broker": self.broker}
         yield make_counter(
             "celery5_publisher_received_total",
-            "Messages taken from producers.",
+            "Messages received from producers.",
             (float(self.received), labels),
         )
         yield make_counter(

@@ -96,20 +96,22 @@ class Autoscaler:
         if found is None:
             return
         yield make_gauge("celery5_scaling_jobs", "Jobs that could use a slot.", found.jobs)
-        yield make_gauge("celery5_scaling_workers", "Workers that live.", found.workers)
+        yield make_gauge("celery5_scaling_workers", "Live workers.", found.workers)
         yield make_gauge(
-            "celery5_scaling_brokers_unreachable", "Brokers that could not be looked at.", len(found.unseen)
+            "celery5_scaling_brokers_unreachable", "Brokers that could not be read.", len(found.unseen)
         )
         if found.course is not None:
             yield make_gauge(
-                "celery5_scaling_workers_needed", "Workers that would have a slot for each job.", found.needed
+                "celery5_scaling_workers_needed",
+                "Workers that are needed for every job to have a slot.",
+                found.needed,
             )
             yield make_gauge(
-                "celery5_scaling_workers_desired", "Workers that there should be.", found.course.workers
+                "celery5_scaling_workers_desired", "Workers that should run.", found.course.workers
             )
             yield make_gauge(
                 "celery5_scaling_prefetch_factor",
-                "Factor on how far workers read ahead.",
+                "Factor by which workers read more jobs ahead.",
                 found.course.prefetch,
             )
 
@@ -187,7 +189,7 @@ class Autoscaler:
                 jobs=found.jobs,
                 workers=found.workers,
                 needed=found.needed,
-                cools=round(max(0.0, found.cool_until - found.at), 3),
+                cooldown=round(max(0.0, found.cool_until - found.at), 3),
             )
 
     def _prefer(self, situation: ClusterSnapshot) -> Preference:

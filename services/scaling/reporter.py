@@ -74,7 +74,7 @@ class Reporter:
                     scaling_calls.send_report(self._keys, self._worker, self.make_report())
                 )
             except BrokerError as error:
-                self._log.event("reporter:failed", "debug", why=str(error))
+                self._log.event("autoscale:report-failed", "debug", why=str(error))
             await trio.sleep(REPORT_INTERVAL)
 
     def make_report(self) -> WorkerReport:

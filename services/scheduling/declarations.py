@@ -123,7 +123,7 @@ class ScheduleDeclarations:
             )
             if new.next is None and get_next_fire_time(of.trigger, 0) is None:
                 self._log.event(
-                    "schedule:never-due",
+                    "schedule:fire-time-not-found",
                     "error",
                     schedule=name,
                     when=describe_trigger(of.trigger),

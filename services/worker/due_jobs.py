@@ -31,7 +31,7 @@ class Mover:
     def __init__(self, *, redis: AsyncDriver, consumed: Sequence[QueueKeys], log: Log) -> None:
         self._redis = redis
         self._queues: Mapping[bytes, QueueKeys] = {keys.wake.encode(): keys for keys in consumed}
-        self._waits = OutageLog(log, "mover:interrupted", "mover:resumed")
+        self._waits = OutageLog(log, "due-jobs:interrupted", "due-jobs:resumed")
         self._due: dict[str, float] = {}
         self._news = trio.Event()
 

@@ -116,7 +116,9 @@ class OutcomeHandler:
             why = f"{type(error).__name__}: {error}"
         self._unproven[task] -= 1
         if why:
-            self._log.event("job:wrong-result", "warning", job=envelope.id, task=task, why=why, hint=_WRONG)
+            self._log.event(
+                "job:result-mismatched", "warning", job=envelope.id, task=task, why=why, hint=_WRONG
+            )
         if why or not self._unproven[task]:
             del self._unproven[task]
 

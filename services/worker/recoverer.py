@@ -97,8 +97,8 @@ class Recoverer:
                     "warning",
                     dead_worker=done.worker,
                     queue=keys.queue,
-                    put_back=done.requeued,
-                    buried=done.dead_lettered,
+                    requeued=done.requeued,
+                    dead_lettered=done.dead_lettered,
                 )
         return total
 

@@ -21,6 +21,8 @@ COMPUTED = {
     "schedule:{}": ("added", "changed", "declared"),
 }
 """What stands for `{}` in names that the code puts together."""
+LEVEL_FIELD = "is_error"
+"""A field of an event about a connection that is not logged: where it is true, the level is error."""
 WRAPPER_FIELDS = {
     "celery5/tasks/sections.py": ("job", "task", "attempt", "trace", "section", "error"),
     "services/controller/remote_host.py": ("host",),
@@ -67,9 +69,10 @@ def collect_events(root: Path) -> dict[str, LoggedEvent]:
                 _add_call(events, path, node, assigned)
             elif isinstance(node, ast.Dict):
                 _add_message(events, node)
+                _add_connection_events(events, root, node)
             elif isinstance(node, ast.FunctionDef) and node.name == "log_job_end" and node.args.kwonlyargs:
                 job = events.setdefault("job", LoggedEvent("job"))
-                job.fields |= {each.arg for each in node.args.kwonlyargs}
+                job.fields |= {MORE if one.arg == "extra" else one.arg for one in node.args.kwonlyargs}
             elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
                 for name in _list_names(node.elts[0]):
                     events[name] = events.get(name) or LoggedEvent(name)
@@ -149,6 +152,27 @@ def _add_message(events: dict[str, LoggedEvent], message: ast.Dict) -> None:
             one.fields |= set(pairs)
 
 
+def _add_connection_events(events: dict[str, LoggedEvent], root: Path, table: ast.Dict) -> None:
+    """Add the fields of the events in a table from the class of an event to its name and level."""
+    for key, value in zip(table.keys, table.values, strict=True):
+        if isinstance(key, ast.Name) and isinstance(value, ast.Tuple) and len(value.elts) == 2:
+            for name in _list_names(value.elts[0]):
+                one = events.setdefault(name, LoggedEvent(name))
+                fields = _list_class_fields(root / "celery5/broker/connection/link.py", key.id)
+                one.fields |= fields - {LEVEL_FIELD}
+                one.levels |= {"error"} if LEVEL_FIELD in fields else set()
+
+
+def _list_class_fields(path: Path, name: str) -> set[str]:
+    return {
+        str(field.target.id)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+
+
 def _list_fields(call: ast.Call) -> set[str]:
     return {keyword.arg or MORE for keyword in call.keywords}
 
@@ -165,9 +189,9 @@ def _list_names(node: ast.AST, *, deep: bool = False) -> list[str]:
     if (
         deep
         and isinstance(node, ast.Attribute)
-        and node.attr in ("ready", "stopped", "reloading", "restarted")
+        and node.attr in ("started", "stopped", "reload_started", "restarted")
     ):
-        return [f"{kind}:{node.attr}" for kind in PROCESSES]  # a field of `ProcessEvents`
+        return [f"{kind}:{node.attr.replace('_', '-')}" for kind in PROCESSES]  # a field of `ProcessEvents`
     if isinstance(node, ast.JoinedStr):
         pattern = "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
         return [pattern.format(part) for part in COMPUTED.get(pattern, ())]

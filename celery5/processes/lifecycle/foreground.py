@@ -403,7 +403,7 @@ class _Ready(trio.TaskStatus[None]):
         gc.collect()
         gc.freeze()
         self._on_ready()
-        self._log.event(PROCESS_EVENTS[self._kind].ready)
+        self._log.event(PROCESS_EVENTS[self._kind].started)
 
 
 _ROOT = (

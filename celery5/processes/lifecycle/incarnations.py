@@ -43,23 +43,23 @@ class ProcessKind:
 class ProcessEvents:
     """The log events about a process of one kind: written out, so that a search finds them."""
 
-    ready: str
-    reloading: str
+    started: str
+    reload_started: str
     restarted: str
     stopped: str
 
 
 PROCESS_EVENTS: Mapping[str, ProcessEvents] = {
-    "worker": ProcessEvents("worker:ready", "worker:reloading", "worker:restarted", "worker:stopped"),
-    "router": ProcessEvents("router:ready", "router:reloading", "router:restarted", "router:stopped"),
+    "worker": ProcessEvents("worker:started", "worker:reload-started", "worker:restarted", "worker:stopped"),
+    "router": ProcessEvents("router:started", "router:reload-started", "router:restarted", "router:stopped"),
     "scheduler": ProcessEvents(
-        "scheduler:ready", "scheduler:reloading", "scheduler:restarted", "scheduler:stopped"
+        "scheduler:started", "scheduler:reload-started", "scheduler:restarted", "scheduler:stopped"
     ),
     "publisher": ProcessEvents(
-        "publisher:ready", "publisher:reloading", "publisher:restarted", "publisher:stopped"
+        "publisher:started", "publisher:reload-started", "publisher:restarted", "publisher:stopped"
     ),
     "controller": ProcessEvents(
-        "controller:ready", "controller:reloading", "controller:restarted", "controller:stopped"
+        "controller:started", "controller:reload-started", "controller:restarted", "controller:stopped"
     ),
 }
 
@@ -105,7 +105,7 @@ async def run_incarnations(
         try:
             await boot.run(task_status=status)
         except* ConfigurationChanged:
-            log.event(events.reloading, name=own_name)
+            log.event(events.reload_started, name=own_name)
             attempts = itertools.count()
         except* _SURVIVABLE as errors:
             final = _split_final(errors, is_first=is_first, unreachable_reported=on_unreachable is not None)
@@ -174,7 +174,7 @@ class _FirstStart(trio.TaskStatus[None]):
 
     def started(self, value: None = None) -> None:
         if self.is_started:
-            self._log.event(self._events.ready)
+            self._log.event(self._events.started)
         else:
             self.is_started = True
             self._status.started()

@@ -104,10 +104,10 @@ class JobTally:
         return [
             make_counter(
                 "celery5_jobs_total",
-                "Attempts that have ended here, by task and by what became of them.",
+                "Attempts that have ended in this worker, by task and outcome.",
                 *counts,
             ),
-            MetricFamily("celery5_job_seconds", "histogram", "How long attempts ran.", samples),
+            MetricFamily("celery5_job_seconds", "histogram", "Seconds that attempts ran.", samples),
         ]
 
 

@@ -57,17 +57,17 @@ class Clustered:
 
     def whole(self) -> None:
         """Wait until all members have been up once."""
-        wait_until(lambda: bool(self.controller.lines("controller:ready")), within=LIMIT)
+        wait_until(lambda: bool(self.controller.lines("controller:started")), within=LIMIT)
 
     def back(self, name: str, pid: int) -> None:
         """Wait until another process than this one is there for a member, and is up."""
         wait_until(lambda: self.members.get(name, pid) != pid, within=LIMIT)
-        wait_until(lambda: self.said("member:up", name) != [] and self.is_whole, within=LIMIT)
+        wait_until(lambda: self.said("member:started", name) != [] and self.is_whole, within=LIMIT)
 
     @property
     def is_whole(self) -> bool:
         """Whether as many are up as were started."""
-        ups, starts = (len(self.said(f"member:{each}")) for each in ("up", "starting"))
+        ups, starts = (len(self.said(f"member:{each}")) for each in ("started", "start-requested"))
         return ups == starts
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:

@@ -79,7 +79,7 @@ class Cluster:
 
     def _is_ready(self, life: Life) -> bool:
         kind = kind_of(life.name)
-        life.ready = life.ready or bool(logged(self._running[life.name].output, f"{kind}:ready"))
+        life.ready = life.ready or bool(logged(self._running[life.name].output, f"{kind}:started"))
         return life.ready
 
     async def _keep(self, name: str) -> None:
@@ -91,7 +91,7 @@ class Cluster:
             self.record.lives.append(life)
             while one.process.poll() is None:
                 await trio.sleep(0.02)
-            life.ready = life.ready or bool(logged(one.output, f"{kind_of(name)}:ready"))
+            life.ready = life.ready or bool(logged(one.output, f"{kind_of(name)}:started"))
             life.code, life.ended = one.process.returncode, time.monotonic()
             if self.stopping:
                 return

@@ -234,7 +234,7 @@ async def test_a_worker_and_a_router_that_lost_their_leases_wait_for_a_real_serv
                 await until(partial(refused, f"{word}:restarted"))
             end()
             for word in ("worker", "router"):
-                await until(lambda word=word: bool(lines.of(f"{word}:ready")))  # type: ignore[misc]
+                await until(lambda word=word: bool(lines.of(f"{word}:started")))  # type: ignore[misc]
             await app.tasks["one"].adelay()
             for each in processes:
                 await each.stop()

@@ -59,13 +59,13 @@ def test_every_message_is_one_json_line_inside_the_process_action() -> None:
     with LogWriter(stream) as journal:
         journal._buffer.clear()  # what eliot had kept for the first who would listen
         log = Log(worker="w1", app="shop")
-        log.event("worker:ready", queues=["a"])
+        log.event("worker:started", queues=["a"])
         log.log_job("error", job="j1", state="DEAD", error="ValueError: no")
         log.finish()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line.get("message_type", line.get("action_status")) for line in lines] == [
         "started",
-        "celery5:worker:ready",
+        "celery5:worker:started",
         "celery5:job",
         "succeeded",
     ]
@@ -80,7 +80,7 @@ def test_a_silent_log_writes_nothing() -> None:
         journal._buffer.clear()
         log = NullLog()
         log.set_worker("w1")
-        log.event("worker:ready", queues=["a"])
+        log.event("worker:started", queues=["a"])
         log.log_job("error", job="j1")
         log.finish()
     assert stream.getvalue() == ""
@@ -117,12 +117,12 @@ def test_people_get_a_time_a_level_a_name_and_the_fields() -> None:
 def test_people_see_on_every_line_which_process_it_is_from() -> None:
     stream = io.StringIO()
     with LogWriter(LineWriter(stream, form="console", process="web:7")) as journal:
-        Log(worker="w1", app="shop").event("worker:ready")
+        Log(worker="w1", app="shop").event("worker:started")
         journal({"message_type": "celery5:log", "logger": "shop", "message": "hello", "timestamp": 0.0})
         journal.count_lost(1)
     lines = [line.split()[2:] for line in stream.getvalue().splitlines()[1:]]
     assert lines == [
-        ["info", "w1", "worker:ready"],
+        ["info", "w1", "worker:started"],
         ["info", "web:7", "shop", "hello"],
         ["warning", "web:7", "log:dropped", "count=1"],
     ]

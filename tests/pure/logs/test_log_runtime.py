@@ -242,13 +242,13 @@ class Terminal(io.StringIO):
 
 
 def test_people_at_a_terminal_get_lines_for_people_and_programs_get_json() -> None:
-    said = {"message_type": "celery5:worker:ready", "worker": "w1", "level": "info", "timestamp": 0.0}
+    said = {"message_type": "celery5:worker:started", "worker": "w1", "level": "info", "timestamp": 0.0}
 
     def written(form: Any, stdout: io.StringIO) -> str:
         make_destination(form, RuntimeEnvironment({}, stdout, Terminal())).write([dict(said)])
         return stdout.getvalue()
 
-    assert "w1 worker:ready" in written("auto", Terminal())
+    assert "w1 worker:started" in written("auto", Terminal())
     assert json.loads(written("auto", io.StringIO())) == said  # although stderr is a terminal
     assert json.loads(written("json", Terminal())) == said
     closed = Terminal()

@@ -140,8 +140,8 @@ def test_an_application_is_checked_for_each_process_that_it_needs(monkeypatch: p
 def test_the_log_events_of_a_process_begin_with_its_kind() -> None:
     for kind, events in PROCESS_EVENTS.items():
         assert {getattr(events, field.name) for field in fields(events)} == {
-            f"{kind}:ready",
-            f"{kind}:reloading",
+            f"{kind}:started",
+            f"{kind}:reload-started",
             f"{kind}:restarted",
             f"{kind}:stopped",
         }

@@ -185,7 +185,7 @@ def test_addresses() -> None:
     [
         ("http://x", "unix:///path"),
         ("/run/p.sock", "unix:///path"),
-        ("unix://run/p.sock", "a whole path"),
+        ("unix://run/p.sock", "an absolute path"),
         (f"unix:///{'x' * 200}", "107 bytes"),
         ("tls://box", "HOST:PORT"),
         ("tls://box:99999", "HOST:PORT"),

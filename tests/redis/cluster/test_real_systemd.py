@@ -98,7 +98,7 @@ def test_a_controller_under_systemd(machine: Machine) -> None:
 
     # Every role's lines are in the journal.
     for role in ("controller", "publisher", "router", "scheduler", "worker"):
-        assert machine.run(f"journalctl -t celery5 CELERY5_EVENT=celery5:{role}:ready -o cat") != ""
+        assert machine.run(f"journalctl -t celery5 CELERY5_EVENT=celery5:{role}:started -o cat") != ""
 
     # Stop: all in order.
     machine.run("systemctl stop celery5-controller", limit=200)

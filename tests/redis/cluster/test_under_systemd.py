@@ -65,7 +65,7 @@ def test_the_main_process_says_that_it_is_ready_alive_and_stopping(
 def test_a_fleet_is_ready_when_all_of_it_is(staff: Staff, systemd: Systemd) -> None:
     fleet = staff.start("--processes", "3")
     wait_until(lambda: systemd.heard("READY=1", fleet) == 1)
-    wait_until(lambda: len(fleet.lines("worker:ready")) == 3)
+    wait_until(lambda: len(fleet.lines("worker:started")) == 3)
     assert systemd.heard("STATUS=3 of 3 worker processes at work", fleet) >= 1
 
 
@@ -73,7 +73,7 @@ def test_a_fleet_whose_worker_is_replaced_does_not_begin_again(staff: Staff, sys
     fleet = staff.start("--processes", "2", ready=2, max_deliveries=1)
     wait_until(lambda: systemd.heard("READY=1", fleet) == 1)
     staff.app.send_many([staff.app.signature("die")])
-    wait_until(lambda: len(fleet.lines("worker:ready")) >= 3)
+    wait_until(lambda: len(fleet.lines("worker:started")) >= 3)
     fleet.signal(signal.SIGTERM)
     wait_until(lambda: systemd.heard("STOPPING=1", fleet) == 1)  # read on: ten messages fill the socket
     assert fleet.wait() == 0

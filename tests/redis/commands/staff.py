@@ -82,7 +82,7 @@ class Staff:
     def start(self, *flags: str, ready: int = 1, **settings: Any) -> Employee:
         """Start a worker and wait until it consumes (or `ready` of its processes do)."""
         one = self.launch([sys.executable, "-m", "celery5", *_TARGET, "worker", "start", *flags], **settings)
-        wait_until(lambda: len(one.lines("worker:ready")) >= ready or one.process.poll() is not None)
+        wait_until(lambda: len(one.lines("worker:started")) >= ready or one.process.poll() is not None)
         assert one.process.poll() is None, one.output.read_text()
         return one
 

@@ -52,7 +52,7 @@ async def test_a_replay_is_refused_also_by_the_next_incarnation_of_the_same_proc
         await keyed.control.asend("resume-queue", {"queue": "default"}, to=INBOX)
         config.write_text("concurrency = 33")
         assert (await keyed.control.asend("reload", to=INBOX))[0].answer == {"changed": ["concurrency"]}
-        await until(lambda: bool(post.lines.of("worker:reloading")))
+        await until(lambda: bool(post.lines.of("worker:reload-started")))
         redis_client.delete(keyed.keys.nonce(one.id))
         assert (await post.sent(one, sealed)).reason == "replayed"
     keyed.close()

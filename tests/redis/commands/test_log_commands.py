@@ -42,7 +42,7 @@ def talker(staff: Staff, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "celery5", "-A", "talk", "worker", "start", "--name", "one"]
     worker = staff.launch(command, keys=tmp_path / "keys")
-    wait_until(lambda: worker.lines("worker:ready") != [] or worker.process.poll() is not None)
+    wait_until(lambda: worker.lines("worker:started") != [] or worker.process.poll() is not None)
     assert worker.process.poll() is None, worker.output.read_text()
     app = App(staff.app.name, broker=staff.app.settings.broker, keys=str(tmp_path / "keys"))
     for name in ("say", "hear", "pass_on"):

@@ -68,7 +68,7 @@ def test_a_worker_that_died_in_an_outage_is_recovered_after_it(
     sent = send(own_staff, "gate", str(gate), count=4)
     wait_until(lambda: len(own_staff.notes()) == 4)
     others = [own_staff.start(lease=LEASE, concurrency=4) for _ in range(2)]
-    names = {each.lines("worker:starting")[0]["name"] for each in others}
+    names = {each.lines("worker:boot-started")[0]["name"] for each in others}
     with frozen(own_server):
         victim.lose_its_machine()
         time.sleep(2 * LEASE)

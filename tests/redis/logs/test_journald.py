@@ -36,7 +36,8 @@ def started(
         worker = staff.launch([*CELERY5, role, "start"], stderr=stderr, journal_socket=journal.socket)
     wait_until(
         lambda: (
-            journal.entries(f"CELERY5_EVENT=celery5:{role}:ready") != [] or worker.process.poll() is not None
+            journal.entries(f"CELERY5_EVENT=celery5:{role}:started") != []
+            or worker.process.poll() is not None
         ),
         within=30,
     )
@@ -77,9 +78,9 @@ def test_every_role_writes_into_the_journal_what_it_is_and_where_in_its_action_e
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))  # where a Publisher opens its socket
     one = started(staff, journal, monkeypatch, role)
-    (ready,) = journal.entries(f"CELERY5_EVENT=celery5:{role}:ready")
+    (ready,) = journal.entries(f"CELERY5_EVENT=celery5:{role}:started")
     assert (ready["PRIORITY"], ready["SYSLOG_IDENTIFIER"]) == ("6", "celery5")
-    assert ready["MESSAGE"].startswith(f"{role}:ready")
+    assert ready["MESSAGE"].startswith(f"{role}:started")
     assert (ready["_PID"], ready["_TRANSPORT"]) == (str(one.process.pid), "journal")
     of_its_action = journal.entries(f"CELERY5_TASK_UUID={ready['CELERY5_TASK_UUID']}")
     (first,) = [each for each in of_its_action if each["CELERY5_TASK_LEVEL"] == "/1"]
@@ -110,13 +111,13 @@ def test_a_variable_that_was_inherited_does_not_make_a_file_the_journal(
     with journal.stream() as (_, named):
         monkeypatch.setenv("JOURNAL_STREAM", named)
         worker = staff.start(journal_socket=journal.socket)
-    assert worker.lines("worker:ready") != []
+    assert worker.lines("worker:started") != []
     assert journal.entries("SYSLOG_IDENTIFIER=celery5") == []
 
 
 def test_the_journal_can_be_asked_for_by_name(staff: Staff, journal: JournalDaemon) -> None:
     worker = staff.launch([*START, "--log-format", "journal"], journal_socket=journal.socket)
-    wait_until(lambda: journal.entries("CELERY5_EVENT=celery5:worker:ready") != [])
+    wait_until(lambda: journal.entries("CELERY5_EVENT=celery5:worker:started") != [])
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     lost = staff.launch([*START, "--log-format", "journal"], journal_socket=str(staff.folder / "none"))

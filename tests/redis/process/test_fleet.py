@@ -51,7 +51,7 @@ def test_a_fleet_that_was_told_to_stop_kills_those_who_do_not(staff: Staff) -> N
         "raise SystemExit(foreground.serve(app, foreground.ServeOptions(processes=2)))\n"
     )
     fleet = staff.launch([sys.executable, "-c", script], grace_period=0.1)
-    wait_until(lambda: len(fleet.lines("worker:ready")) == 2)
+    wait_until(lambda: len(fleet.lines("worker:started")) == 2)
     send(staff, "deaf", 20.0)
     wait_until(lambda: len(staff.notes()) == 1)
     fleet.signal(signal.SIGTERM)

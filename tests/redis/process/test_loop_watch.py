@@ -249,7 +249,7 @@ async def test_blocking_code_of_no_job_is_told_of_with_its_stack(app: App) -> No
 def test_a_process_that_was_stopped_blames_no_job(staff: Staff) -> None:
     worker = staff.start(loop_block_warning=0.3)
     staff.app.tasks["nap"].delay(60)
-    wait_until(lambda: bool(logged(worker.output, "worker:ready")))
+    wait_until(lambda: bool(logged(worker.output, "worker:started")))
     os.kill(worker.process.pid, signal.SIGSTOP)
     time.sleep(1.5)  # nothing can be awaited of a process that is stopped
     os.kill(worker.process.pid, signal.SIGCONT)

@@ -53,7 +53,7 @@ def test_a_worker_without_a_parent_begins_anew_in_place_and_each_job_runs_once(s
     wait_until(lambda: len(recycled(one)) >= 2, within=30)
     assert each_ran_once(staff, [*sent, *more])
     assert all("(max_jobs)" in each for each in recycled(one))
-    wait_until(lambda: len(one.lines("worker:ready")) == len(recycled(one)) + 1)
+    wait_until(lambda: len(one.lines("worker:started")) == len(recycled(one)) + 1)
     assert stopped(one) == 0
 
 
@@ -66,7 +66,7 @@ def test_a_fleet_replaces_who_is_recycled_and_counts_no_death(staff: Staff) -> N
     pids |= {each.get(timeout=30) for each in more}
     assert each_ran_once(staff, [*sent, *more])
     assert len(pids) > 2
-    wait_until(lambda: len(fleet.lines("worker:ready")) == len(recycled(fleet)) + 2)
+    wait_until(lambda: len(fleet.lines("worker:started")) == len(recycled(fleet)) + 2)
     assert "ended with" not in fleet.output.read_text()
     assert stopped(fleet) == 0
 
@@ -79,7 +79,7 @@ def test_a_worker_that_takes_too_much_memory_is_recycled(staff: Staff) -> None:
     assert [each.get(timeout=30) for each in more]
     wait_until(lambda: len(recycled(one)) == 1)
     assert "(max_memory)" in recycled(one)[0]
-    wait_until(lambda: len(one.lines("worker:ready")) == 2)
+    wait_until(lambda: len(one.lines("worker:started")) == 2)
     assert each_ran_once(staff, [*sent, *more])
     stats = staff.app.control.send("stats")[0].answer
     assert stats["memory"] < 130 * 2**20
@@ -117,7 +117,7 @@ def test_who_is_told_to_stop_meanwhile_does_not_begin_anew(staff: Staff, tmp_pat
     door.touch()
     assert one.wait(30) == 0
     assert long.get(timeout=30)
-    assert len(one.lines("worker:ready")) == 1
+    assert len(one.lines("worker:started")) == 1
 
 
 def test_under_a_controller_it_ends_with_a_code_that_asks_for_the_next_one(staff: Staff) -> None:
@@ -147,7 +147,7 @@ def test_a_worker_that_begins_anew_waits_for_a_broker_that_is_away(
     finally:
         del os.environ[RESTART_FOLDER_VARIABLE]
         os.kill(own_server.pid, signal.SIGCONT)
-    wait_until(lambda: bool(one.lines("worker:ready")), within=60)
+    wait_until(lambda: bool(one.lines("worker:started")), within=60)
     assert send(own_staff, "nap", 0.0)[0].get(timeout=30)
     assert stopped(one) == 0
 

@@ -47,7 +47,7 @@ def at_once(staff: Staff, path: Path) -> int:
 
 def lives(worker: Employee) -> int:
     """How many incarnations of this process were ready."""
-    return len(worker.lines("worker:ready"))
+    return len(worker.lines("worker:started"))
 
 
 def test_a_change_takes_effect_and_what_runs_finishes_first(staff: Staff, tmp_path: Path) -> None:
@@ -301,10 +301,10 @@ async def test_a_job_that_takes_no_notice_of_a_reload_is_waited_for_and_never_ru
             await until(lambda: len(begun) == 1)
             write(config, "concurrency = 33")
             await until(lambda: bool(lines.of("job:awaited")))
-            assert not lines.of("worker:reloading")
+            assert not lines.of("worker:reload-started")
             gate.set()
             assert await result.aget(timeout=30) == 1
-            await until(lambda: bool(lines.of("worker:reloading")))
+            await until(lambda: bool(lines.of("worker:reload-started")))
     assert len(begun) == 1
 
 

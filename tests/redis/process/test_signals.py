@@ -31,7 +31,7 @@ def launched(staff: Staff, kind: str, *flags: str, ready: int = 1, **settings: A
     """A process of that kind which is up, or a parent of which so many are."""
     one = staff.launch([*COMMAND, kind, "start", *flags], **settings)
     wait_until(
-        lambda: len(one.lines(f"{kind}:ready")) >= ready or one.process.poll() is not None, within=LIMIT
+        lambda: len(one.lines(f"{kind}:started")) >= ready or one.process.poll() is not None, within=LIMIT
     )
     assert one.process.poll() is None, one.output.read_text()
     return one
@@ -128,7 +128,7 @@ def test_a_fleet_passes_usr1_and_hup_on_to_its_processes_and_lives(staff: Staff)
     fleet.signal(signal.SIGUSR1)
     wait_until(lambda: len(fleet.lines("process:stacks-dumped")) == 2, within=LIMIT)
     fleet.signal(signal.SIGHUP)
-    wait_until(lambda: len(fleet.lines("configuration:read-failed")) == 2, within=LIMIT)
+    wait_until(lambda: len(fleet.lines("configuration:reload-refused")) == 2, within=LIMIT)
     fleet.signal(signal.SIGTERM)
     assert fleet.wait(LIMIT) == 0
 
@@ -143,11 +143,11 @@ def test_hup_has_every_process_read_its_configuration(staff: Staff, tmp_path: Pa
     config.write_text("concurrency = 0")
     wait_until(lambda: bool(one.lines("configuration:rejected")), within=LIMIT)
     one.signal(signal.SIGHUP)
-    wait_until(lambda: bool(one.lines("configuration:read-failed")), within=LIMIT)
-    assert "the old settings stay: concurrency" in one.lines("configuration:read-failed")[0]["why"]
+    wait_until(lambda: bool(one.lines("configuration:reload-refused")), within=LIMIT)
+    assert "the old settings stay: concurrency" in one.lines("configuration:reload-refused")[0]["why"]
     config.write_text("concurrency = 3")
     one.signal(signal.SIGHUP)
-    wait_until(lambda: len(one.lines(f"{kind}:ready")) == 2, within=LIMIT)
+    wait_until(lambda: len(one.lines(f"{kind}:started")) == 2, within=LIMIT)
     one.signal(signal.SIGTERM)
     assert one.wait(LIMIT) == 0
 
@@ -208,9 +208,9 @@ def test_a_worker_whose_terminal_is_closed_ends_in_order(
         os.dup2(file, 2)
         os.execve(words[0], words, environment)
     one = Employee(None, output)  # type: ignore[arg-type]
-    wait_until(lambda: output.exists() and len(one.lines("worker:ready")) == processes, within=LIMIT)
+    wait_until(lambda: output.exists() and len(one.lines("worker:started")) == processes, within=LIMIT)
     os.kill(pid, signal.SIGHUP)  # while it is there
-    wait_until(lambda: len(one.lines("configuration:read-failed")) == processes, within=LIMIT)
+    wait_until(lambda: len(one.lines("configuration:reload-refused")) == processes, within=LIMIT)
     os.close(terminal)
     wait_until(
         lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None, within=LIMIT

@@ -55,7 +55,7 @@ def hasty(staff: Staff) -> Employee:
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
     worker = staff.launch([sys.executable, "-c", script], grace_period=0.1)
-    wait_until(lambda: len(worker.lines("worker:ready")) == 1)
+    wait_until(lambda: len(worker.lines("worker:started")) == 1)
     return worker
 
 
@@ -93,7 +93,7 @@ def stubborn(staff: Staff, config: str = "") -> Employee:
         "foreground.serve(app, foreground.ServeOptions(name='w'))\n"
     )
     worker = staff.launch([sys.executable, "-c", script], grace_period=0.1)
-    wait_until(lambda: len(worker.lines("worker:ready")) == 1)
+    wait_until(lambda: len(worker.lines("worker:started")) == 1)
     return worker
 
 

@@ -73,7 +73,7 @@ class Daemon:
     def start(self, *flags: str, **settings: Any) -> None:
         """Start it, and wait until it takes jobs."""
         self.launch(*flags, **settings)
-        wait_until(lambda: bool(self.lines("publisher:ready")) or not self.lives, within=LONG)
+        wait_until(lambda: bool(self.lines("publisher:started")) or not self.lives, within=LONG)
         assert self.lives, self.output.read_text()
 
     @property

@@ -58,7 +58,7 @@ def test_jobs_go_by_tls_for_clients_with_a_certificate(daemon: Daemon) -> None:
         (("--tcp", "7070"), "is no HOST:PORT"),
         (("--tcp", "127.0.0.1:0", "--certificate", "/nowhere.pem"), "TLS files cannot be used"),
         (("--client-ca", "/nowhere.pem"), "give a publisher_certificate"),
-        (("--socket", "p.sock"), "a whole path"),
+        (("--socket", "p.sock"), "an absolute path"),
         (("--backlog", "sqlit"), "give sqlite, memory, a folder"),
         (("--backlog", "/dev/null/x"), "no backlog at"),
         (("--connections", "4..1"), "give 1, or 1..4"),

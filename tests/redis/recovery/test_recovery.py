@@ -66,8 +66,8 @@ def test_jobs_of_a_worker_whose_machine_is_lost_are_finished_by_another(
     assert [runs[each.id] for each in gates] == [2, 2, 2]
     # Nothing runs again but what had begun and was not settled when its worker was lost.
     assert {job for job, times in runs.items() if times > 1} <= set(once) - settled
-    wait_until(lambda: sum(each["put_back"] for each in other.lines("recoverer:recovered")) >= 3)
-    assert list(held(redis_client, staff.app)) == [other.lines("worker:starting")[0]["name"]]
+    wait_until(lambda: sum(each["requeued"] for each in other.lines("recoverer:recovered")) >= 3)
+    assert list(held(redis_client, staff.app)) == [other.lines("worker:boot-started")[0]["name"]]
 
 
 def test_a_job_that_kills_its_workers_is_buried_as_poisonous_and_the_fleet_lives(
@@ -104,7 +104,9 @@ def test_a_job_that_takes_one_machine_after_another_down_is_buried_too(staff: St
     }
     assert failed[poison].reason == "poisoned"
     assert {got.reason for got in failed.values()} == {"poisoned"}  # whom the second machine held
-    wait_until(lambda: sum(each["buried"] for each in other.lines("recoverer:recovered")) == len(failed))
+    wait_until(
+        lambda: sum(each["dead_lettered"] for each in other.lines("recoverer:recovered")) == len(failed)
+    )
     assert [each.attempt for each in staff.notes()] == [1] * (4 + 3 - len(failed))
 
 
@@ -147,9 +149,9 @@ def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     other.signal(signal.SIGTERM)
     assert other.wait() == 0
     assert send(staff, "nap", 0.0)[0].get(timeout=30) == frozen.process.pid
-    names = [each["name"] for each in frozen.lines("worker:starting")]
+    names = [each["name"] for each in frozen.lines("worker:boot-started")]
     assert len(set(names)) == 2
-    assert [each["worker"] for each in frozen.lines("worker:ready")] == names
+    assert [each["worker"] for each in frozen.lines("worker:started")] == names
     # Valkey makes the old name's consumer anew when its blocked read ends; the next beat removes it.
     wait_until(lambda: list(held(redis_client, staff.app)) == [names[1]])
 
@@ -263,7 +265,7 @@ def test_a_killed_child_is_replaced_and_its_jobs_are_put_back_at_once(staff: Sta
     (first,) = staff.notes()
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: len(staff.notes()) == 2)
-    wait_until(lambda: len(fleet.lines("worker:ready")) == 3)
+    wait_until(lambda: len(fleet.lines("worker:started")) == 3)
     (tmp_path / "gate").touch()
     assert sent.get(timeout=30) == staff.notes()[1].pid
     fleet.signal(signal.SIGTERM)

@@ -33,7 +33,7 @@ def staff(
     with watched(server), staffed(server.url, name, tmp_path_factory.mktemp("matrix")) as one:
         command = [sys.executable, "-m", "tests.redis.events.keeper", str(request.param)]
         keeper = one.launch(command, lease=50, concurrency=SLOTS, cpu_slots=SLOTS, box_slots=SLOTS)
-        wait_until(lambda: len(keeper.lines("worker:ready")) == request.param, within=30)
+        wait_until(lambda: len(keeper.lines("worker:started")) == request.param, within=30)
         yield one
 
 

@@ -53,7 +53,7 @@ def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
     two = [staff.launch([sys.executable, "-c", script], lease=0.5) for _ in range(2)]
-    wait_until(lambda: all(each.lines("worker:ready") for each in two))
+    wait_until(lambda: all(each.lines("worker:started") for each in two))
     send(staff, "hold", 120.0)
     wait_until(lambda: len(staff.notes()) == 1)
     hung, other = sorted(two, key=lambda each: each.process.pid != staff.notes()[0].pid)
@@ -182,7 +182,7 @@ def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_li
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
     worker = staff.launch([sys.executable, "-c", script], lease=0.5, grace_period=0.1)
-    wait_until(lambda: len(worker.lines("worker:ready")) == 1)
+    wait_until(lambda: len(worker.lines("worker:started")) == 1)
     sent = send(staff, "deaf", 120.0)
     wait_until(lambda: len(staff.notes()) == 1)
     worker.signal(signal.SIGTERM)

@@ -18,7 +18,7 @@ from tests.redis.worker.workers import Lines, start, until, until_async, working
 def employed(staff: Staff, *flags: str, **settings: Any) -> Employee:
     """A Scheduler in a process of its own, once it is up."""
     one = staff.launch([sys.executable, "-m", "celery5", *_TARGET, "scheduler", "start", *flags], **settings)
-    wait_until(lambda: bool(one.lines("scheduler:ready")) or one.process.poll() is not None)
+    wait_until(lambda: bool(one.lines("scheduler:started")) or one.process.poll() is not None)
     assert one.process.poll() is None, one.output.read_text()
     return one
 
@@ -54,7 +54,7 @@ async def test_it_does_what_it_is_told_by_its_inbox(app: App) -> None:
             assert told.ok
             with trio.fail_after(30):
                 await one.done.wait()
-        assert lines.of("scheduler:starting")
+        assert lines.of("scheduler:boot-started")
         await one.stop()
 
 

@@ -153,7 +153,7 @@ async def test_a_schedule_in_code_that_would_never_fire_is_told_of_and_holds_up_
             one = await start(nursery, app, page=SCHEDULER)
             await until(lambda: len(sent(redis_client, app)) >= 3)
             await one.stop()
-    (never,) = lines.of("schedule:never-due")
+    (never,) = lines.of("schedule:fire-time-not-found")
     assert never["schedule"] == "never"
     assert "never fire" in never["hint"]
 

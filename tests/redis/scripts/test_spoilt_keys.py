@@ -33,12 +33,12 @@ def _launched(staff: Staff, kind: str) -> Employee:
 
 
 def _is_ready(one: Employee, kind: str) -> bool:
-    return bool(one.lines(f"{kind}:ready"))
+    return bool(one.lines(f"{kind}:started"))
 
 
 def _has_met_it(one: Employee, kind: str) -> bool:
     """Return whether it tries again and again to begin, or does without the keys."""
-    return len(one.lines(f"{kind}:restarted")) >= 2 or bool(one.lines(f"{kind}:ready"))
+    return len(one.lines(f"{kind}:restarted")) >= 2 or bool(one.lines(f"{kind}:started"))
 
 
 def _assert_alive(processes: Iterable[Employee]) -> None:
@@ -86,7 +86,7 @@ def test_no_process_ends_for_what_is_in_redis_and_all_go_on_when_it_is_repaired(
         wait_until(partial(_has_met_it, each, kind))
     wait_until(lambda: bool(running[0].lines("heartbeat:missed")))
     _assert_alive([*running, *late])
-    assert not late[0].lines("worker:ready")
+    assert not late[0].lines("worker:started")
 
     redis_client.delete(*spoilt)
     for kind, each in zip(KINDS, late, strict=True):

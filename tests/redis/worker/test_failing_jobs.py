@@ -180,7 +180,7 @@ async def test_a_result_of_another_type_than_declared_is_warned_of_once_for_each
             for task, times in ((wrong, 3), (right, 3), (anything, 3), (late, CHECKED_RESULTS), (late, 1)):
                 found = await agather([await task.adelay() for _ in range(times)])
             assert isinstance(found[-1], BadResult)
-    (line,) = lines.of("job:wrong-result")
+    (line,) = lines.of("job:result-mismatched")
     assert (line["task"], line["level"]) == ("wrong", "warning")
     assert "the result is not what the task declares, int" in line["why"]
     assert {each["state"] for each in lines.of("job")} == {"SUCCESS"}

@@ -90,12 +90,12 @@ class Serving:
         return [json.loads(line) for line in self._out.read_text().splitlines(True) if line.endswith("\n")]
 
     def logged(self, kind: str) -> list[dict[str, Any]]:
-        """The messages of one kind, such as `worker:ready`."""
+        """The messages of one kind, such as `worker:started`."""
         return [each for each in self.messages if each.get("message_type") == f"celery5:{kind}"]
 
     def ready(self, workers: int = 1) -> Self:
         """Wait until so many workers consume."""
-        until(lambda: len(self.logged("worker:ready")) >= workers or self.process.poll() is not None)
+        until(lambda: len(self.logged("worker:started")) >= workers or self.process.poll() is not None)
         assert self.process.poll() is None, self.err
         return self
 

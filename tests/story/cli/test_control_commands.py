@@ -189,11 +189,11 @@ def test_a_worker_whose_keys_cannot_be_used_says_so_as_it_begins(
     with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder, env=keys) as one:
         one.ready()
         if why:
-            (warned,) = until(lambda: one.logged("inbox:keys-not-found"))
+            (warned,) = until(lambda: one.logged("inbox:keys-rejected"))
             assert (warned["level"], why in warned["why"]) == ("warning", True)
         else:  # the first command makes them
             assert told(desk, "worker", "ping", **keys).code == 0
-            assert not one.logged("inbox:keys-not-found")
+            assert not one.logged("inbox:keys-rejected")
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_a_job_that_was_revoked_or_expired_says_so(desk: Desk) -> None:
         until(lambda: (desk.folder / "stuck").exists() and expired.status() in FINISHED)
         running.revoke()
         until(lambda: running.status() in FINISHED)
-        name = until(lambda: worker.logged("worker:ready"))[0]["worker"]
+        name = until(lambda: worker.logged("worker:started"))[0]["worker"]
     assert re.search(r"(?m)^reason +revoked before a worker had it$", desk("task", "show", revoked.id))
     assert re.search(rf"(?m)^reason +revoked while {name} had it$", desk("task", "show", running.id))
     assert re.search(r"(?m)^reason +no worker began it before it expired$", desk("task", "show", expired.id))

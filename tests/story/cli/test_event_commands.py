@@ -76,7 +76,7 @@ def test_routers_and_schedulers_are_named_where_workers_are(paid: Desk) -> None:
         Serving("-A", "shop", "router", "start", "--name", "route1", cwd=paid.folder) as router,
         Serving("-A", "shop", "scheduler", "start", "--name", "s1", cwd=paid.folder) as scheduler,
     ):
-        until(lambda: router.logged("router:ready") and scheduler.logged("scheduler:ready"))
+        until(lambda: router.logged("router:started") and scheduler.logged("scheduler:started"))
         paid("event", "send", "shop.Paid", "order=1")
         seen = paid("info")
         assert re.search(r"(?m)^routers +route1:", seen)

@@ -19,7 +19,7 @@ def test_a_schedule_is_added_runs_and_is_removed_from_the_command_line(desk: Des
         Serving("-A", "shop", "scheduler", "start", cwd=desk.folder) as scheduler,
     ):
         until(lambda: bool(scheduler.logged("schedule:fired")))
-        name = scheduler.logged("scheduler:starting")[0]["name"]
+        name = scheduler.logged("scheduler:boot-started")[0]["name"]
         assert f"schedulers  {name}" in desk("info")
         assert json.loads(desk("info", "--json"))["schedulers"] == [name]
         job = scheduler.logged("schedule:fired")[0]["jobs"][0]

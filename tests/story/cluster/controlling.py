@@ -31,7 +31,7 @@ class Controlling(Serving):
 
     def up(self) -> "Controlling":
         """Wait until the whole cluster is."""
-        until(lambda: self.logged("controller:ready") or self.process.poll() is not None)
+        until(lambda: self.logged("controller:started") or self.process.poll() is not None)
         assert self.process.poll() is None, self.err
         return self
 

@@ -295,7 +295,7 @@ def test_a_member_that_cannot_live_is_given_up_loudly(desk: Desk) -> None:
         status = controller.tell("status")
         assert status.code == 1
         assert "worker-broken-1: given up: it has died 2 times" in status.err
-        assert not controller.logged("controller:ready")
+        assert not controller.logged("controller:started")
         probe = celery5("health", "--port", str(port), cwd=desk.folder)
         assert probe.code == 1
         assert "worker-broken-1: given up" in probe.out + probe.err

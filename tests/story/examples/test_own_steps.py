@@ -77,7 +77,7 @@ def test_a_mandatory_step_that_fails_ends_the_worker_with_one_line(
     assert ended.code == 1
     assert ended.err.startswith("Error: boot step 'rates' did not come up: FileNotFoundError: ")
     assert len(ended.err.splitlines()) == 1
-    assert "worker:ready" not in ended.out
+    assert "worker:started" not in ended.out
     assert "in read_rates" in ended.out  # the traceback is in the log
 
 

@@ -15,7 +15,7 @@ from tests.story.conftest import Desk
 def routing(desk: Desk, *words: object, routers: int = 1) -> Serving:
     """Routers that are up."""
     serving = Serving("-A", "shop", "router", "start", *words, cwd=desk.folder)
-    until(lambda: len(serving.logged("router:ready")) >= routers or serving.process.poll() is not None)
+    until(lambda: len(serving.logged("router:started")) >= routers or serving.process.poll() is not None)
     assert serving.process.poll() is None, serving.err
     return serving
 
@@ -52,10 +52,10 @@ def test_a_router_ends_when_it_is_told_to(desk: Desk, url: str) -> None:
 
 def test_of_several_router_processes_one_that_dies_is_replaced(desk: Desk, url: str) -> None:
     with routing(desk, "--processes", 2, routers=2) as serving:
-        first = {each["name"] for each in serving.logged("router:starting")}
+        first = {each["name"] for each in serving.logged("router:boot-started")}
         (pid, *_) = [int(name.rpartition(":")[0].rpartition(":")[2]) for name in first]
         os.kill(pid, signal.SIGKILL)
-        until(lambda: len(serving.logged("router:ready")) == 3)
+        until(lambda: len(serving.logged("router:started")) == 3)
         assert f"router process {pid} ended with -9" in serving.err
     with redis.Redis.from_url(url) as client:
         groups = client.xinfo_groups(desk.app.queue(EVENTS).stream)

@@ -36,7 +36,7 @@ def test_a_burst_of_several_processes(desk: Desk) -> None:
     results = desk.app.send_many([shop.add.s(number, 1) for number in range(500)])
     out = desk("worker", "start", "--burst", "--processes", 2, "--concurrency", 4)
     assert [each.get(timeout=30) for each in results] == list(range(1, 501))
-    ready = [line for line in out.splitlines() if '"celery5:worker:ready"' in line]
+    ready = [line for line in out.splitlines() if '"celery5:worker:started"' in line]
     assert len(ready) == 2
 
 
@@ -182,7 +182,7 @@ def test_ctrl_c_while_the_development_controller_starts_leaves_nothing_behind(
 def test_a_worker_logs_under_the_name_that_it_has_in_redis(desk: Desk) -> None:
     sys.modules["shop"].add.delay(1, 2)
     lines = [json.loads(line) for line in desk("worker", "start", "--burst").splitlines()]
-    (began,) = [line for line in lines if line.get("message_type") == "celery5:worker:starting"]
+    (began,) = [line for line in lines if line.get("message_type") == "celery5:worker:boot-started"]
     (job,) = [line for line in lines if line.get("message_type") == "celery5:job"]
     assert {began["name"], job["worker"], lines[0]["worker"]} == {began["name"]}
     assert began["name"].startswith(f"{socket.gethostname()}:")
@@ -213,6 +213,6 @@ def test_a_terminal_gets_lines_for_people_that_begin_with_who_says_them(desk: De
     burst = ("worker", "start", "--burst", "--name", "web1")
     lines = [line for line in on_a_terminal(desk, *burst, NO_COLOR="1").splitlines() if line]
     assert [line for line in lines if "web1" not in line] == []
-    assert any(line.split()[4] == "worker:ready" for line in lines)
+    assert any(line.split()[4] == "worker:started" for line in lines)
     for words, env in ((("--log-format", "json"), {}), ((), {"CELERY5_LOG_FORMAT": "json"})):
         assert json.loads(on_a_terminal(desk, *burst, *words, **env).splitlines()[0])["worker"]

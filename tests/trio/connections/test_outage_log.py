@@ -73,4 +73,4 @@ async def test_who_looks_for_due_jobs_of_many_queues_says_so_once(
             await redis.back.wait()
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-    assert told(lines, "mover") == ["mover:interrupted", "mover:resumed"]
+    assert told(lines, "due-jobs") == ["due-jobs:interrupted", "due-jobs:resumed"]

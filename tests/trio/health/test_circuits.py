@@ -403,4 +403,4 @@ async def test_a_breaker_says_everywhere_what_it_does_with_its_jobs(
     assert ward.circuits.get_readings()["treat"].effect == ""
     (tripped,) = told(lines, "breaker:tripped")
     assert tripped["effect"] == effect
-    assert [told(lines, f"breaker:{each}")[0]["mode"] for each in ("probing", "closed")] == [mode, mode]
+    assert [told(lines, f"breaker:{each}")[0]["mode"] for each in ("half-opened", "closed")] == [mode, mode]
