@@ -69,11 +69,11 @@ class Controlling(Serving):
     def replaced(self, name: str, pid: int) -> int:
         """Wait until another process is there under that name, and is up; gives it."""
         until(lambda: self.pids().get(name, pid) != pid)
-        until(lambda: len(self.of(name, "up")) > len(self.of(name, "ended")))
+        until(lambda: len(self.of(name, "started")) > len(self.of(name, "ended")))
         return self.pids()[name]
 
     def of(self, name: str, what: str) -> list[dict[str, Any]]:
-        """What was logged about a member: `starting`, `up`, `stopping`, `ended`, `killed`, `given-up`."""
+        """What was logged about a member: `start-requested`, `started`, `stop-requested`, `ended`, `killed`, `abandoned`."""
         return [each for each in self.logged(f"member:{what}") if each["name"] == name]
 
     def environment_of(self, pid: int) -> dict[str, str]:

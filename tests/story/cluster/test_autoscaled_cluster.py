@@ -106,7 +106,7 @@ def test_what_waits_begins_processes_and_when_it_is_done_they_end_in_order_and_n
         assert workers(controller) == [WORKERS[0]]
         loaded = stall.send_many([stall.signature(squeeze, number, 0.5) for number in range(MANY)])
         until(lambda: workers(controller) == list(WORKERS))
-        until(lambda: all(controller.of(name, "up") for name in WORKERS))
+        until(lambda: all(controller.of(name, "started") for name in WORKERS))
         crowd = controller.pids()
         with Customers(lambda: stall.send_many([stall.signature(squeeze, next(numbers), 0.5)])[0]) as few:
             assert [each.get(timeout=LIMIT) for each in loaded] == list(range(MANY))

@@ -226,7 +226,7 @@ def test_a_member_that_is_given_up_names_the_step_or_error_that_ended_it(
     with Controlling(desk.folder, BROKEN_CLUSTER) as controller:
         until(lambda: len(controller.logged("member:abandoned")) == len(REASONS))
         logged = {each["name"]: each["why"] for each in controller.logged("member:abandoned")}
-        until(lambda: controller.of("worker-fine-1", "up"))
+        until(lambda: controller.of("worker-fine-1", "started"))
         members = controller.members()
         status = controller.tell("status")
         pids = controller.pids()

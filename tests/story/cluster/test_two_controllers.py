@@ -50,7 +50,7 @@ class Pair:
             )
         )
         until(lambda: bool(self.all[name].pids()))
-        until(lambda: bool(self.all[name].of("worker-default-1", "up")))
+        until(lambda: bool(self.all[name].of("worker-default-1", "started")))
 
 
 @pytest.fixture
