@@ -73,7 +73,7 @@ class Controlling(Serving):
         return self.pids()[name]
 
     def of(self, name: str, what: str) -> list[dict[str, Any]]:
-        """What was logged about a member: `start-requested`, `started`, `stop-requested`, `ended`, `killed`, `abandoned`."""
+        """Return what was logged about a member: `what` is `started`, `ended`, `killed` and so on."""
         return [each for each in self.logged(f"member:{what}") if each["name"] == name]
 
     def environment_of(self, pid: int) -> dict[str, str]:

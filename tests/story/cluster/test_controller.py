@@ -254,7 +254,7 @@ def test_a_second_signal_ends_all_at_once(desk: Desk) -> None:
         desk.app.send_many([desk.app.signature("shop.stuck")])
         until((desk.folder / "stuck").exists)
         controller.process.terminate()
-        until(lambda: controller.of("worker-default-1", "stopping"))
+        until(lambda: controller.of("worker-default-1", "stop-requested"))
         controller.process.terminate()
         assert controller.ended().code == 128 + signal.SIGTERM
         until(lambda: not any(map(is_alive, members.values())))

@@ -93,9 +93,9 @@ def fewest_up(controller: Controlling, kind: str) -> int:
         name = str(each.get("name", ""))
         if not name.startswith(kind):
             continue
-        if what == "up":
+        if what == "started":
             up.add(name)
-        elif what in ("stopping", "ended"):
+        elif what in ("stop-requested", "ended"):
             up.discard(name)
         whole = whole or len(up) == wanted
         found = min(found, len(up)) if whole else found
