@@ -55,17 +55,20 @@ def _broker(app: "App", name: str) -> BrokerChecks:
 
 def _checks_of_broker(broker: BrokerChecks, which: str = "") -> list[DoctorCheck]:
     """The checks of one broker; `which` follows their names, where there are several."""
-    there = (
-        broker.check_persistence,
-        broker.check_memory,
-        broker.check_clock,
-        broker.check_latency,
-        broker.check_permissions,
-        broker.check_keys,
-    )
+    checks = {
+        "persistence": broker.check_persistence,
+        "memory": broker.check_memory,
+        "clock": broker.check_clock,
+        "latency": broker.check_latency,
+        "permissions": broker.check_permissions,
+        "keys": broker.check_keys,
+    }
     return [
         DoctorCheck(f"server{which}", broker.check_server, broker.close),
-        *(DoctorCheck(f"{each.__name__}{which}", partial(_unless_away, broker, each)) for each in there),
+        *(
+            DoctorCheck(f"{name}{which}", partial(_unless_away, broker, check))
+            for name, check in checks.items()
+        ),
     ]
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tests.story.cli.forking import AT_START, ForkServer
+
 LIMIT = 30.0
 """Seconds that anything here may take."""
 
@@ -38,12 +40,21 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("CELERY5_")} | more
 
 
+_forks = ForkServer()
+
+
 def celery5(
-    *words: object, cwd: Path, env: Mapping[str, str] | None = None, command: Sequence[str] = COMMAND
+    *words: object, cwd: Path, env: Mapping[str, str] | None = None, command: Sequence[str] | None = None
 ) -> Ended:
-    """Run one command to its end."""
+    """Run one command to its end: in a fork, or as `command` where that is given or its interpreter matters."""
+    serves = "start" in words or "demo" in words
+    if command is None and not serves and not any(name.startswith(AT_START) for name in env or {}):
+        arguments = [str(word) for word in words]
+        ended = _forks.run(arguments, cwd=cwd, env=environment(**(env or {})), timeout=LIMIT)
+        if ended is not None:
+            return Ended(*ended)
     done = subprocess.run(
-        [*command, *map(str, words)],
+        [*(command or COMMAND), *map(str, words)],
         cwd=cwd,
         env=environment(**(env or {})),
         capture_output=True,

@@ -3,6 +3,7 @@
 import json
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import click
@@ -13,8 +14,11 @@ import celery5 as package
 from celery5 import BrokerUnavailable, TaskFailed, default_app
 from celery5.cli.terminal.errors import explain_error
 from celery5.cli.terminal.loading import CannotLoad, load_app
-from tests.story.cli.commands import celery5
+from tests.story.cli import commands
 from tests.story.conftest import Desk
+
+celery5 = partial(commands.celery5, command=commands.COMMAND)
+"""A command in an interpreter of its own, as a person starts it."""
 
 # Which application
 
