@@ -18,13 +18,12 @@ from celery5.broker.calls.jobs import HeartbeatReply
 from celery5.broker.calls.limits import AdmissionReply, AdmissionRequest, AdmittedJobs
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import JOB_EXPIRED, JOB_REVOKED, JobExpired, JobRevoked, Release
 from celery5.protocol.limits import AdmissionRule, format_expiry, get_waiting_list, unescape_word
 from celery5.services.limits.admission_state import AdmissionState, is_expired
-from celery5.services.process.broker_outages import OutageLog, is_recoverable
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.in_flight import InFlightJobs, RecentJobs
 from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import Lease
@@ -108,20 +107,14 @@ class AdmissionControl:
             while True:
                 with trio.move_on_at(self._next()):
                     await self._turnstile.changed.wait()
-                self._turnstile.changed = trio.Event()
-                try:
-                    await self.request_admission()
-                    await self.admit_waiting()
-                except (BrokerUnavailable, BrokerReplied) as error:
-                    if not is_recoverable(error):
-                        raise
-                    self._waits.record_error(error)
-                    await trio.sleep(AGAIN)
-                    self._turnstile.changed.set()
-                else:
-                    self._waits.record_recovery()
+                await retry_until_available(self._request_and_admit, self._waits, AGAIN)
         finally:
             self.release_unadmitted()
+
+    async def _request_and_admit(self) -> None:
+        self._turnstile.changed = trio.Event()
+        await self.request_admission()
+        await self.admit_waiting()
 
     def release_unadmitted(self) -> None:
         """Release what is on the way to a gate."""
