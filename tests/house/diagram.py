@@ -36,8 +36,7 @@ WHERE = {
 BENDS = {
     (_S.EXECUTING, _S.SENT): 12,
     (_S.SENT, _S.EXECUTING): 12,
-    (_S.SENT, _S.HELD): 30,
-    (_S.HELD, _S.SENT): 30,
+    (_S.HELD, _S.SENT): 15,
     (_S.DEAD, _S.SENT): -62,
 }
 """How far the middle of a line lies to its right."""

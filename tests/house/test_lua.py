@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from celery5.protocol.job.states import Place
+from tests.house.lua import SCRIPTS, body
 from tests.house.sources import files, name, tree
 
-SCRIPTS = [path for path in files("celery5/broker/lua", suffix=".lua") if path.parent.name != "lib"]
-"""A part is no script: others begin with it."""
 CALLS = [path for path in files("celery5/broker") if " = Script.load(" in path.read_text()]
 
 
@@ -80,11 +79,6 @@ def legend(path: Path) -> Legend:
         what=" ".join(sections["what"]).strip(),
         gives=" ".join(sections.get("Returns", [])).strip(),
     )
-
-
-def body(path: Path) -> str:
-    """A script without its comments."""
-    return re.sub(r"(?m)--.*$", "", path.read_text())
 
 
 def sent() -> dict[str, list[tuple[WordCount, WordCount]]]:

@@ -1,7 +1,7 @@
-"""The states of a job, where Redis keeps it in each of them, and which step leads from one to the next.
+"""The states of a job, where Redis keeps it in each of them, and which move leads from one to the next.
 
-This table is the machine: whoever tells of a job reads it, the scripts write these places and make these steps and no
-others (tests play it against each of them), and the diagram in the documentation is drawn from it.
+This table is the machine: all that shows a job's state reads it, the Lua scripts write these places and make these
+moves and no others (a test plays it against each script), and the diagram in the documentation is drawn from it.
 """
 
 from collections.abc import Mapping
@@ -9,14 +9,13 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """The state of one job. The values are what the wire, the logs and the command line say."""
+    """The state of one job. The values are the words of the wire, the logs and the command line."""
 
-    UNKNOWN = "UNKNOWN"  # nothing is known of the id: never sent here, or its result has expired
+    UNKNOWN = "UNKNOWN"  # nothing is known of the id: it was never sent here, or its result has expired
     SENT = "SENT"  # on its queue
     SCHEDULED = "SCHEDULED"  # waits in Redis for its time
-    HELD = (
-        "HELD"  # waits in Redis, as it is: for its task's circuit breaker, or in the waiting list of a limit
-    )
+    # Waits in Redis, as it is: for its task's circuit breaker, or in the waiting list of a limit.
+    HELD = "HELD"
     EXECUTING = "EXECUTING"  # given to a worker
     RETRY = "RETRY"  # failed, waits in Redis for its next attempt
     SUCCESS = "SUCCESS"
@@ -34,7 +33,7 @@ class Place(StrEnum):
     """
 
     STREAM = "S"  # the id of its entry on a stream
-    REVOKED = "V"  # the same; it was revoked while a worker has it, and ends when the worker lets go of it
+    REVOKED = "V"  # the same; it was revoked while a worker had it, and ends when that worker settles it
     SCHEDULED = "D"  # nothing: it waits for its time
     RETRY = "R"  # nothing: it waits for its next attempt
     HELD = "H"  # how many workers died with it, '' for none: it waits for a circuit breaker
@@ -81,9 +80,11 @@ PLACES: Mapping[JobState, tuple[Place, ...]] = {
 """The places of a job in each state."""
 
 TRANSITIONS: Mapping[JobState, Mapping[Move, JobState]] = {
-    _S.UNKNOWN: {_M.SEND: _S.SENT, _M.SCHEDULE: _S.SCHEDULED},
-    _S.SENT: {_M.START: _S.EXECUTING, _M.HOLD: _S.HELD, _M.REVOKE: _S.REVOKED},
+    # Hold: a producer may put a job straight on the waiting list of its limit.
+    _S.UNKNOWN: {_M.SEND: _S.SENT, _M.SCHEDULE: _S.SCHEDULED, _M.HOLD: _S.HELD},
+    _S.SENT: {_M.START: _S.EXECUTING, _M.REVOKE: _S.REVOKED},
     _S.SCHEDULED: {_M.FALL_DUE: _S.SENT, _M.REVOKE: _S.REVOKED},
+    # Release: off the waiting list of a limit. The script that does it gives the job to a worker in the same step.
     _S.HELD: {_M.FALL_DUE: _S.SENT, _M.RELEASE: _S.SENT, _M.REVOKE: _S.REVOKED},
     _S.EXECUTING: {
         _M.SUCCEED: _S.SUCCESS,
@@ -114,11 +115,11 @@ _STATES_BY_PLACE: Mapping[str, JobState] = {
 
 
 class IllegalTransition(ValueError):
-    """A move that the table does not have."""
+    """A move that the table does not allow in that state."""
 
 
 def advance(state: JobState, move: Move) -> JobState:
-    """Return the state after `move`. Raises IllegalTransition when the table has no such step."""
+    """Return the state after `move`. Raises IllegalTransition when the state does not allow it."""
     try:
         return TRANSITIONS[state][move]
     except KeyError:
