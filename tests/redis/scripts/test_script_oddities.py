@@ -11,6 +11,7 @@ from celery5.broker.calls.jobs import Entry
 from celery5.broker.calls.revocation import revoke
 from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.envelope import Envelope, encode
+from celery5.protocol.job.lanes import ADMITTED, HIGH, NORMAL
 from tests.redis.worker.one_queue import Queue, done, envelope
 from tests.redis.worker.workers import until, working
 
@@ -118,9 +119,11 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
 
 
 @pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("lane", [NORMAL, HIGH, ADMITTED])
 def test_of_two_raw_entries_with_one_id_one_ends_the_job_and_the_other_changes_nothing(
-    queue: Queue, together: bool
+    queue: Queue, lane: str, together: bool
 ) -> None:
+    queue.keys = queue.keys.on_lane(lane)
     for _ in range(2):
         queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
     queue.join("w")

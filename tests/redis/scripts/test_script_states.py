@@ -126,6 +126,16 @@ def test_a_job_goes_this_way(driver: BlockingRedis, lane: str, job: str, moves: 
     model.clear()
 
 
+def test_a_job_for_one_worker_finds_no_group_on_a_new_lane(driver: BlockingRedis) -> None:
+    model = QueueModel(driver, "h")
+    model.make("a", Move.SEND)
+    model.make("d", Act.DELIVER)
+    assert model.seen() == model.states()
+    assert model.jobs["d"].state is model.jobs["a"].state is JobState.EXECUTING
+    model.check_what_is_left()
+    model.clear()
+
+
 def play_event(driver: BlockingRedis) -> set[str]:
     """Keep an event that nobody wants, and send it again to a subscription. Return the scripts that were run."""
     app = Keys(f"states-{id(driver)}")

@@ -14,9 +14,10 @@
 -- is none, and what the worker has is in its pending list.
 local stream, jobs, group, worker, id = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
 if redis.call('HEXISTS', jobs, id) == 1 or redis.call('EXISTS', KEYS[3]) == 1 then return {} end
-if ARGV[6] ~= '' and redis.call('EXISTS', stream) == 0 then -- nobody reads this lane yet
-  redis.call('XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM')
-  redis.call('PUBLISH', ARGV[7], 'lane')
+if ARGV[6] ~= '' then
+  if redis.call('EXISTS', stream) == 0 then redis.call('PUBLISH', ARGV[7], 'lane') end -- nobody reads this lane yet
+  -- The first job on a lane creates no group: a worker's heartbeat does.
+  redis.pcall('XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM')
 end
 local waiting = redis.call('XLEN', stream) - redis.call('XPENDING', stream, group)[1]
 if waiting > tonumber(ARGV[5]) then return false end

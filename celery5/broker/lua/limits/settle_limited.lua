@@ -21,14 +21,16 @@ local at = use_keys {settles = true, handed = KEYS[1], jobs = KEYS[2], waiting =
 local keys, argv = {}, {}
 for n = 9, #KEYS do keys[n - 8] = KEYS[n] end -- bound: the words of this call
 for n = 4, #ARGV do argv[n - 3] = ARGV[n] end -- bound: the words of this call
-local owned = settle(keys, argv)
-if owned < 0 then return {owned, {}, {}} end
 local freed, total, results = {}, 0, {}
-for _, limit in ipairs(free_slots(at, cjson.decode(ARGV[3]))) do -- bound: the outcomes of this call, 32 at most
+local limits = free_slots(at, cjson.decode(ARGV[3]))
+for _, limit in ipairs(limits) do -- bound: the outcomes of this call, 32 at most
   local task, token = limit[1], limit[2]
   freed[task] = freed[task] or {}
   freed[task][token] = (freed[task][token] or 0) + 1
 end
+argv.all_have_slots = #limits == #keys - 8 -- keys: eight, and one for each outcome
+local owned = settle(keys, argv)
+if owned < 0 then return {owned, {}, {}} end -- what was freed is not written yet
 for n, rule in ipairs(cjson.decode(ARGV[2])) do -- bound: the tasks of these outcomes
   local given, wait, more = admit_next(at, rule, freed[rule.task] or {}, argv[2])
   if more and not rule.suspended then redis.call('PUBLISH', ARGV[1], rule.task) end
