@@ -98,7 +98,7 @@ def test_every_step_of_the_table_is_made(
     model.clear()
 
 
-WAYS = {
+WAYS: dict[str, tuple[str, list[str]]] = {
     "publish": ("a", [Move.SEND, Move.START, Move.SUCCEED]),
     "schedule": ("a", [Move.SCHEDULE, Move.FALL_DUE, Move.START, Move.RETRY]),
     "claim": ("b", [Move.SEND, Move.START, Move.RECOVER, Move.START, Move.REVOKE, Move.RETRY]),

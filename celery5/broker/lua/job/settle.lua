@@ -32,21 +32,25 @@ local unique, documents = KEYS[7], KEYS[8]
 local group, me, lane = ARGV[1], ARGV[2], ARGV[4]
 local lease = redis.call('ZSCORE', leases, me)
 if not lease or tonumber(lease) < 0 then return -1 end
-local settled, ended, earliest, has_documents = {}, {}, nil, false
--- Where the jobs are: asked for all at once, and kept up to date, for two entries of one batch may have one id.
-local ids, places = {}, {}
-for n = 9, #KEYS do ids[n - 8] = ARGV[6 * n - 47] end -- bound: the outcomes of this call, 256 at most
-local function read_places()
-  local found = ids[1] and redis.call('HMGET', jobs, unpack(ids))
-  for n = 1, #ids do places[ids[n]] = found[n] end -- bound: as above
-end
+local count = #KEYS - 8
+local settled, ended, owned, earliest, has_documents = {}, {}, 0, nil, false
 -- Only a waiting list gives jobs to the lane `handed`, each once, with a slot. Where all have one (settle_limited.lua says
 -- so), what completes is the job: that saves a command.
 local is_trusted = lane == 'g' and ARGV.all_have_slots
+-- Where the jobs are, asked for all at once.
+local ids, found, places = {}, {}, nil
+for n = 1, count do ids[n] = ARGV[6 * n + 1] end -- bound: the outcomes of this call, 256 at most
+local function read_places() found = ids[1] and redis.call('HMGET', jobs, unpack(ids)) or {} end
 if not is_trusted then read_places() end
 -- For each entry, where the words for its sinks begin.
 local for_sinks = {}
-for at = 5 + 6 * (#KEYS - 8), #ARGV, 3 do for_sinks[ARGV[at]] = at end -- bound: the documents of this call
+for at = 5 + 6 * count, #ARGV, 3 do for_sinks[ARGV[at]] = at end -- bound: the documents of this call
+-- The same by id, and kept up to date, for two entries of one batch may have one id.
+local function use_places_by_id()
+  places = {}
+  for n = 1, count do places[ids[n]] = found[n] end -- bound: the outcomes of this call
+  for _, id in ipairs(ended) do places[id] = false end -- bound: as above
+end
 local function is_job(id, entry, result)
   local place = places[id]
   if place then return string.sub(place, 2) == entry end
@@ -57,16 +61,18 @@ local function send_document(at, document)
   has_documents = send_to_sinks(documents, sinks, own ~= '' and own or document) or has_documents
 end
 local function complete(id, entry, result, document, ttl, lock)
-  if not is_trusted and not is_job(id, entry, result) then return end
   store_document(result, document, ttl)
   if for_sinks[entry] then send_document(for_sinks[entry], document) end
-  places[id], ended[#ended + 1] = false, id
+  ended[#ended + 1] = id
   if lock ~= '' then unlock(unique, lock, id) end
 end
 -- The other verbs are rare. Their functions are made when the first of them comes: that costs as much as to settle a job.
 local function make_other_verbs()
   local verbs, clock = {}, now_ms()
-  if is_trusted then read_places() end
+  if is_trusted then
+    read_places()
+    use_places_by_id()
+  end
   local function move(id, place)
     places[id] = place
     redis.call('HSET', jobs, id, place)
@@ -142,18 +148,42 @@ local function make_other_verbs()
   end
   return verbs
 end
+-- Nearly all outcomes complete a job that is where `jobs` has it, so this entry is pending: these are acknowledged at once.
+local others, is_other = {}, {}
+for n = 1, count do -- bound: the outcomes of this call
+  local entry = ARGV[6 * n]
+  if found[n] == 'S' .. entry and ARGV[6 * n - 1] == 'complete' then
+    settled[#settled + 1] = lane == '' and entry or string.sub(entry, 1, -2)
+  else
+    others[#others + 1], is_other[n] = n, true
+  end
+end
+if settled[1] then
+  owned = redis.call('XACK', stream, group, unpack(settled))
+  local seen = owned < #settled and {} -- an entry came twice in this call
+  for n = 1, count do -- bound: the outcomes of this call
+    local at = 6 * n
+    local entry = ARGV[at]
+    if not is_other[n] and not (seen and seen[entry]) then
+      complete(ids[n], entry, KEYS[n + 8], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+      if seen then seen[entry] = true end
+    end
+  end
+end
 local other_verbs
-for n = 9, #KEYS do -- bound: the outcomes of this call, 256 at most
-  local at = 6 * n - 49
-  local verb, entry, id = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+for _, n in ipairs(others) do -- bound: the outcomes of this call
+  local at = 6 * n
+  local verb, entry, id, result = ARGV[at - 1], ARGV[at], ids[n], KEYS[n + 8]
   local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
   if redis.call('XACK', stream, group, on_stream) == 1 then
-    settled[#settled + 1] = on_stream
-    if verb == 'complete' then
-      complete(id, entry, KEYS[n], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5])
-    else
+    owned, settled[#settled + 1] = owned + 1, on_stream
+    if not places then use_places_by_id() end
+    if verb ~= 'complete' then
       other_verbs = other_verbs or make_other_verbs()
-      other_verbs[verb](id, entry, KEYS[n], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5])
+      other_verbs[verb](id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+    elseif is_trusted or is_job(id, entry, result) then
+      complete(id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+      places[id] = false
     end
   end
 end
@@ -163,4 +193,4 @@ if has_documents then redis.call('PUBLISH', documents, '') end
 if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
   redis.call('PUBLISH', ARGV[3], string.format('%.0f', earliest))
 end
-return #settled
+return owned
