@@ -15,6 +15,7 @@ import trio
 
 from celery5.boot_step import BootStep
 from celery5.errors import Misconfigured
+from celery5.protocol.masking import describe_error
 
 ProvidedValues = MutableMapping[str, Any]
 """What code may ask for by name. What steps gave is added under their names, with _ for -."""
@@ -115,8 +116,8 @@ def _loaded(step: BootStep, said: Any) -> Any:
     try:
         found = import_module(module)
     except (Exception, SystemExit) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise Misconfigured(f"boot step {step.name!r}: {module} cannot be imported: {said}") from error
+        why = describe_error(error)
+        raise Misconfigured(f"boot step {step.name!r}: {module} cannot be imported: {why}") from error
     try:
         return attrgetter(name)(found)
     except AttributeError:

@@ -16,6 +16,7 @@ from celery5.bootsteps.own_steps import ProvidedValues, StepCode
 from celery5.errors import BootStepFailed, BrokerReplied, BrokerUnavailable, CeleryError
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.process.supervision import (
     STABLE_AFTER,
     FailurePhase,
@@ -281,13 +282,7 @@ def _kinds(error: BaseException) -> list[str]:
 
 
 def _told(error: BaseException) -> str:
-    """An error in one line. Its text is the application's code, too."""
-    leaf = _leaf(error)
-    try:
-        text = " ".join(str(leaf).split())[:500]
-    except Exception:
-        text = "<no text>"
-    return f"{type(leaf).__name__}: {text}" if text else type(leaf).__name__
+    return describe_error(_leaf(error), MAX_ERROR_LENGTH)
 
 
 _PUT_OFF = f"it is optional: the worker goes on without it, and tries it again ({RETRY_BOOT_STEP.name})"

@@ -21,7 +21,7 @@ from celery5.errors import (
     BrokerUnavailable,
     UnreadableReply,
 )
-from celery5.protocol.masking import escape_text
+from celery5.protocol.masking import escape_text, get_error_text, to_one_line
 
 # Redis 6.2 wraps the error of a command inside a script; later servers return it as it is.
 _INSIDE_SCRIPT = re.compile(r"^ERR Error running script .*@user_script: ?\d+: -?([A-Z]{3,} .*)$", re.DOTALL)
@@ -96,7 +96,7 @@ def translate_reply(text: str, *, where: str) -> BrokerError:
     match = _INSIDE_SCRIPT.match(text)
     if match:
         text = match.group(1)
-    text = escape_text(" ".join(text.split()))
+    text = escape_text(to_one_line(text))
     code, _, rest = text.partition(" ")
     if code == "LOADING":
         return BrokerLoading(f"broker {where} is still loading its data; try again soon")
@@ -120,7 +120,7 @@ def unreadable_reply(call: Call[Any], error: Exception, *, where: str) -> Broker
     command = call.script.name if call.script is not None else str(call.words[0])
     keys = [str(word) for word in call.words[1:] if str(word).startswith("celery5:")]
     about = f" about {keys[0]}" if keys else ""
-    reason = escape_text(" ".join(str(error).split())[:200])
+    reason = escape_text(get_error_text(error, 200))
     unreadable = UnreadableReply(
         f"broker {where}: the reply to {command}{about} cannot be read ({type(error).__name__}: {reason}); "
         "another program may have written to this key"
@@ -145,7 +145,7 @@ def _reason(error: Exception) -> str:
         if isinstance(source, OSError) and source.errno and source.strerror:
             # By its number, since Trio adds the address to the text; negative numbers are the resolver's.
             return os.strerror(source.errno) if source.errno > 0 else source.strerror
-    return " ".join(str(error).split()) or type(error).__name__
+    return get_error_text(error) or type(error).__name__
 
 
 def _full_text(error: Exception) -> str:

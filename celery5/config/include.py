@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pkgutil import iter_modules
 
 from celery5.errors import Misconfigured
+from celery5.protocol.masking import describe_error
 
 
 def check_includes(include: str | Sequence[str]) -> tuple[str, ...]:
@@ -119,5 +120,5 @@ def import_modules(names: Iterable[str]) -> None:
                 and f"{name}.".startswith(f"{error.name}.")
             ):
                 raise Misconfigured(f"there is no module {name!r} to include") from None
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise Misconfigured(f"included module {name!r} fails while it is imported: {said}") from error
+            why = describe_error(error)
+            raise Misconfigured(f"included module {name!r} fails while it is imported: {why}") from error

@@ -15,6 +15,7 @@ from celery5.doctor.host_checks import HostChecks
 from celery5.errors import CeleryError
 from celery5.protocol.health import host_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
+from celery5.protocol.masking import get_error_text
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -123,7 +124,7 @@ def _looked(check: DoctorCheck) -> Finding:
     except _Away as error:
         return Finding(check.name, "warn", str(error), "see above")
     except CeleryError as error:
-        return Finding(check.name, "fail", " ".join(str(error).split()), "see docs/guide/doctor.md")
+        return Finding(check.name, "fail", get_error_text(error), "see docs/guide/doctor.md")
     except Exception as error:  # one check that is broken says so, and the others go on
         return Finding(
             check.name,

@@ -1,10 +1,12 @@
-"""Masking: makes text safe to show: without passwords, and without control characters for a terminal."""
+"""Masking: makes text safe to show: without passwords, without control characters for a terminal, on one line."""
 
 import re
 from collections.abc import Mapping
 from typing import Any, cast
 
 MASK = "***"
+MAX_ERROR_LENGTH = 500
+"""The most characters of an error's text in a log."""
 _USER = re.compile(r"(?<=//)[^:/@]*:")
 _IN_QUERY = re.compile(r"(?i)((?:pass\w{0,12}|pwd|secret|token)=)[^&]*")
 _NAMED = re.compile(r"(?i)passw|secret|token|credential|api_?key")
@@ -25,6 +27,29 @@ def escape_text(text: str, *, keep: str = "") -> str:
     or forge a line of the log. Everything that is shown to people goes through here.
     """
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else _as_python(found[0]), text)
+
+
+def to_one_line(text: str) -> str:
+    """Return the text on one line, with a single space wherever it has white space."""
+    return " ".join(text.split())
+
+
+def get_error_text(error: BaseException, max_length: int | None = None) -> str:
+    """Return the text of an error on one line, of at most so many characters. Never raises."""
+    try:
+        return to_one_line(str(error))[:max_length]
+    except Exception:  # the text of an error may be the user's code
+        return "<no text>"
+
+
+def describe_error(error: BaseException, max_length: int | None = None) -> str:
+    """Return an error on one line, as Python ends a traceback: `ValueError: not a number`. Never raises.
+
+    Args:
+        max_length: The most characters of its text.
+    """
+    text = get_error_text(error, max_length)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def escape_json(text: str) -> str:

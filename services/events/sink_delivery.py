@@ -27,6 +27,7 @@ from celery5.logs.log import Log
 from celery5.protocol.events.documents import DeliveryPacing, ResultDocument, parse_result_document
 from celery5.protocol.job.envelope import Failure
 from celery5.protocol.job.names import get_class_names
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text
 from celery5.results.sinks import SinkOptions
 from celery5.services.process.broker_outages import OutageLog
 
@@ -209,7 +210,9 @@ class _Outflow:
             else:
                 await trio.to_thread.run_sync(close, abandon_on_cancel=True)
         except (Exception, SystemExit) as error:  # the user's code
-            self._log.event("sink:close-failed", "warning", sink=self.name, why=_told(error))
+            self._log.event(
+                "sink:close-failed", "warning", sink=self.name, why=describe_error(error, MAX_ERROR_LENGTH)
+            )
 
     async def _take_from(self, keys: QueueKeys) -> None:
         """One batch of one queue."""
@@ -310,7 +313,13 @@ class _Outflow:
     async def _after_failure(self, keys: QueueKeys, batch: "_Batch", error: Exception) -> None:
         one, policy = batch[0][0], self._outlet.retry
         if len(batch) > 1:  # one of them is to blame, or none is
-            self._log.event("sink:failed", "debug", sink=self.name, count=len(batch), why=_told(error))
+            self._log.event(
+                "sink:failed",
+                "debug",
+                sink=self.name,
+                count=len(batch),
+                why=describe_error(error, MAX_ERROR_LENGTH),
+            )
             entries = [each.entry for each, _ in batch]
             await self._redis.perform(
                 documents_calls.defer_documents(keys, self.name, entries, delay=0, tried=False)
@@ -319,7 +328,7 @@ class _Outflow:
             delay = policy.delay(one.tries + 1, random.random)
             self._log.event(
                 "sink:failed", "warning", sink=self.name, document=batch[0][1].id, tries=one.tries + 1,
-                delay=round(delay, 3), why=_told(error),
+                delay=round(delay, 3), why=describe_error(error, MAX_ERROR_LENGTH),
             )  # fmt: skip
             await self._redis.perform(
                 documents_calls.defer_documents(keys, self.name, [one.entry], delay=delay, tried=True)
@@ -328,9 +337,16 @@ class _Outflow:
             await self._bury(keys, one, error)
 
     async def _bury(self, keys: QueueKeys, one: ClaimedDocument, error: Exception) -> None:
-        failure = Failure(type=type(error).__name__, message=_text(error), attempt=one.tries + 1)
+        failure = Failure(
+            type=type(error).__name__, message=get_error_text(error, MAX_ERROR_LENGTH), attempt=one.tries + 1
+        )
         self._log.event(
-            "sink:dead-lettered", "error", sink=self.name, queue=keys.queue, why=_told(error), hint=_BURIED
+            "sink:dead-lettered",
+            "error",
+            sink=self.name,
+            queue=keys.queue,
+            why=describe_error(error, MAX_ERROR_LENGTH),
+            hint=_BURIED,
         )
         await self._redis.perform(
             documents_calls.bury_document(keys, self.name, one.entry, msgspec.json.encode(failure))
@@ -347,17 +363,6 @@ async def _hurry(limit: trio.CancelScope) -> None:
         await trio.sleep_forever()
     finally:
         limit.deadline = min(limit.deadline, trio.current_time() + STOP_LIMIT)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return " ".join(str(error).split())[:500]
-    except Exception:  # its text is the user's code, too
-        return "<no text>"
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_text(error)}".removesuffix(": ")
 
 
 _UNTOLD = "the sink may have them, and is given them again when AsyncDriver is back"

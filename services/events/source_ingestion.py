@@ -24,6 +24,7 @@ from celery5.protocol.events.documents import SourceDocument, make_document_job_
 from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.retry_policy import full_jitter
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.tasks.task import Task
 
 LEASE = 5.0
@@ -167,7 +168,7 @@ class _Kept:
                     "source:failed",
                     "warning",
                     source=self.source.name,
-                    why=_told(error),
+                    why=describe_error(error, MAX_ERROR_LENGTH),
                     again_in=round(wait, 3),
                 )
                 await trio.sleep(wait)
@@ -207,7 +208,12 @@ class _Kept:
         try:
             await self.emit(body)
         except (BadArguments, MessageTooLarge) as error:
-            self._log.event("source:document-rejected", "error", source=self.source.name, why=_told(error))
+            self._log.event(
+                "source:document-rejected",
+                "error",
+                source=self.source.name,
+                why=describe_error(error, MAX_ERROR_LENGTH),
+            )
 
     # ---- one Router at a time
 
@@ -265,14 +271,6 @@ def _first_of(group: Any) -> Exception:
     """The first error in a group of groups."""
     first = group.exceptions[0]
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-def _told(error: BaseException) -> str:
-    try:
-        text = " ".join(str(error).split())[:500]
-    except Exception:  # its text is the user's code, too
-        text = "<no text>"
-    return f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 _LOST = "another Router may run it now; here it ends, and waits for its turn"

@@ -9,6 +9,7 @@ from celery5.cli.terminal.errors import EXIT_FAILED
 from celery5.cli.terminal.output import echo, format_cell, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
+from celery5.protocol.masking import get_error_text
 
 if TYPE_CHECKING:
     from celery5.protocol.health.broker_diagnosis import Finding
@@ -40,7 +41,7 @@ def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
     except (Misconfigured, BrokerError) as error:
         if not target.name:
             raise
-        why = " ".join(str(error).split())
+        why = get_error_text(error)
         which = "settings" if isinstance(error, InvalidSettings) else "application"
         found.append(Finding(which, "fail", why, "correct it: all else needs the application"))
         checks = get_host_checks()

@@ -22,6 +22,7 @@ from celery5.errors import (
     Misconfigured,
     UnknownTask,
 )
+from celery5.protocol.masking import describe_error, to_one_line
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -79,14 +80,17 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
         )
     for leaf in leaves:
         if isinstance(leaf, AlreadyInUse):
-            return f"Error: {_one_line(str(leaf))}", EXIT_ALREADY_IN_USE
+            return f"Error: {to_one_line(str(leaf))}", EXIT_ALREADY_IN_USE
         if isinstance(leaf, CeleryError):
-            return f"Error: {_one_line(str(leaf))}", EXIT_USAGE if isinstance(
+            return f"Error: {to_one_line(str(leaf))}", EXIT_USAGE if isinstance(
                 leaf, _ASKED_WRONGLY
             ) else EXIT_FAILED
     for leaf in leaves:
         if isinstance(leaf, click.ClickException):
-            return f"Error: {_one_line(leaf.format_message()).removesuffix('.')}{_hint(leaf)}", leaf.exit_code
+            return (
+                f"Error: {to_one_line(leaf.format_message()).removesuffix('.')}{_hint(leaf)}",
+                leaf.exit_code,
+            )
     if any(isinstance(leaf, (KeyboardInterrupt, click.Abort)) for leaf in leaves):
         return "Interrupted.", EXIT_INTERRUPTED
     return None
@@ -106,11 +110,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _named(error: BaseException) -> str:
-    return _one_line(f"{type(error).__name__}: {error}").removesuffix(":")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return describe_error(error)
 
 
 def _hint(error: click.ClickException) -> str:

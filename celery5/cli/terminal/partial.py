@@ -13,6 +13,7 @@ import msgspec
 from celery5.cli.terminal.errors import EXIT_FAILED
 from celery5.cli.terminal.output import echo, format_cell, to_json
 from celery5.errors import BrokerError
+from celery5.protocol.masking import get_error_text
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -39,8 +40,7 @@ class ReachedBrokers(NamedTuple):
     def unreachable(self) -> list[UnreachableBroker]:
         """For programs: the field `unreachable`."""
         return [
-            UnreachableBroker(name, " ".join(str(error).split()))
-            for name, error in self.relevant_errors.items()
+            UnreachableBroker(name, get_error_text(error)) for name, error in self.relevant_errors.items()
         ]
 
 

@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from celery5.protocol.masking import to_one_line
+
 Kind = Literal["worker", "router", "scheduler", "publisher"]
 State = Literal["starting", "up", "stopping"]
 """The state of a running process: not ready yet, ready, or about to end."""
@@ -106,7 +108,7 @@ def format_end_reason(how: str, reason: str) -> str:
 
 def _one_line(text: str) -> str:
     printable = "".join(char if char.isprintable() else " " for char in text)
-    return " ".join(printable.split())[:MAX_REASON_LENGTH]
+    return to_one_line(printable)[:MAX_REASON_LENGTH]
 
 
 class Phase(Enum):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 
 from celery5.errors import CommandRefused, Misconfigured
+from celery5.protocol.masking import get_error_text
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -457,7 +458,7 @@ def _registry() -> Any:
 
 
 def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return get_error_text(error, 200)
 
 
 _ORDER = msgspec.json.Decoder(ControlCommand)

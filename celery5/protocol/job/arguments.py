@@ -29,7 +29,7 @@ from msgspec import Raw
 
 from celery5.errors import BadArguments, BadResult, Misconfigured
 from celery5.protocol.job.envelope import MAX_DEPTH, NO_KWARGS, is_nested_deeper, try_decode_value
-from celery5.protocol.masking import mask_passwords
+from celery5.protocol.masking import get_error_text, mask_passwords
 from celery5.protocol.similar_names import did_you_mean
 
 MAX_CALL_LENGTH = 120
@@ -128,17 +128,13 @@ def _refuse_infinite(value: Any) -> None:
             _refuse_infinite(each)
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())  # pydantic's errors have many lines
-
-
 def encode_value(value: Any) -> bytes:
     """JSON of a task's result. Raises TypeError when there is none."""
     try:
         return _encode(value)
     except _FAULTS as error:
         raise TypeError(
-            f"a result of type {type(value).__name__} cannot be encoded: {_line(error)}"
+            f"a result of type {type(value).__name__} cannot be encoded: {get_error_text(error)}"
         ) from None
 
 
@@ -160,7 +156,7 @@ class ResultType:
             return self._decoder.decode(raw)
         except _FAULTS as error:
             raise BadResult(
-                f"the result is not what the task declares, {_shown(self._annotation)}: {_line(error)}"
+                f"the result is not what the task declares, {_shown(self._annotation)}: {get_error_text(error)}"
             ) from None
 
 
@@ -242,7 +238,9 @@ class Parameters:
             raw_args = Raw(_encode_call(args))
             raw_kwargs = Raw(_encode_call(kwargs)) if kwargs else NO_KWARGS
         except _FAULTS as error:
-            raise BadArguments(f"{self._task}: an argument cannot be encoded: {_line(error)}") from None
+            raise BadArguments(
+                f"{self._task}: an argument cannot be encoded: {get_error_text(error)}"
+            ) from None
         if whole is None or not _is_read(raw_args, whole):
             # What the worker will do with them; it says which one it cannot read.
             self.decode(raw_args, raw_kwargs)
@@ -279,7 +277,9 @@ class Parameters:
         try:
             return _encode(found)
         except _FAULTS as error:
-            raise BadArguments(f"{self._task}: a default cannot be encoded: {_line(error)}") from None
+            raise BadArguments(
+                f"{self._task}: a default cannot be encoded: {get_error_text(error)}"
+            ) from None
 
     def _decode_positional(self, raw: Raw) -> Sequence[Any]:
         if self._fixed is not None:
@@ -291,7 +291,7 @@ class Parameters:
             each = _RAW_ARGS.decode(raw)
             whole = self._wholes.get(len(each))
         except _FAULTS as error:
-            raise BadArguments(f"{self._task}: args are no list: {_line(error)}") from None
+            raise BadArguments(f"{self._task}: args are no list: {get_error_text(error)}") from None
         if whole is not None:
             try:
                 return cast("Sequence[Any]", whole.decode(raw))
@@ -312,7 +312,7 @@ class Parameters:
         try:
             each = _RAW_KWARGS.decode(raw)
         except _FAULTS as error:
-            raise BadArguments(f"{self._task}: kwargs are no object: {_line(error)}") from None
+            raise BadArguments(f"{self._task}: kwargs are no object: {get_error_text(error)}") from None
         return {
             name: self._decode_one(name if name in self._keywords else self._more, one)
             for name, one in each.items()
@@ -324,7 +324,7 @@ class Parameters:
             return self._decoders[name].decode(raw) if name else None
         except _FAULTS as error:
             raise BadArguments(
-                f"{self._task}: parameter {name!r} takes {_shown(self._types[name or ''])}: {_line(error)}"
+                f"{self._task}: parameter {name!r} takes {_shown(self._types[name or ''])}: {get_error_text(error)}"
             ) from None
 
     def _check_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -369,7 +369,7 @@ class Parameters:
         except _FAULTS as error:
             raise BadArguments(
                 f"{self._task}: parameter {name!r} takes {_shown(wanted)}, got {type(value).__name__} "
-                f"({_line(error)})"
+                f"({get_error_text(error)})"
             ) from None
 
     def _known(self, what: str, annotation: Any) -> Any:
@@ -384,7 +384,9 @@ class Parameters:
             self.has_unresolved = True
             return Any
         except (TypeError, NotImplementedError) as error:
-            raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_line(error)}") from None
+            raise Misconfigured(
+                f"task {self._task}: {what} has no JSON form: {get_error_text(error)}"
+            ) from None
         if bare is not None:
             raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_shown(bare)} {_INSTEAD}")
         return annotation

@@ -9,6 +9,7 @@ from msgspec.structs import force_setattr
 
 from celery5.errors import Misconfigured
 from celery5.protocol.job.names import get_error_names
+from celery5.protocol.masking import describe_error
 
 LONGEST = 100 * 365 * 86400.0
 """Seconds. No wait is longer: a hundred years are for ever, and still fit every clock and script."""
@@ -59,19 +60,12 @@ class CustomBackoff:
             said = self._function(retry)
             seconds = float(said)
         except Exception as error:  # the user's code
-            return f"retry_backoff {self._name}({retry}) failed: {type(error).__name__}: {_text(error)}"
+            return f"retry_backoff {self._name}({retry}) failed: {describe_error(error, 200)}"
         if not seconds >= 0:  # nor is nan
             return f"retry_backoff {self._name}({retry}) gave {seconds}: not 0 seconds or more"
         if seconds == float("inf"):
             return f"retry_backoff {self._name}({retry}) gave {seconds}: not a number of seconds"
         return min(seconds, LONGEST)
-
-
-def _text(error: Exception) -> str:
-    try:
-        return " ".join(str(error).split())[:200]
-    except Exception:  # its text is the user's code, too
-        return "<no text>"
 
 
 if TYPE_CHECKING:

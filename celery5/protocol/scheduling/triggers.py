@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.masking import to_one_line
 
 
 class Trigger(
@@ -244,7 +245,7 @@ def parse_crontab(line: str, zone: str = "") -> AnyTrigger:
         month=month,
         day_of_week=weekday,
         zone=zone,
-        line=" ".join(line.split()),
+        line=to_one_line(line),
     )
     if day.startswith("*") or weekday.startswith("*"):
         return cron

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from celery5.config.settings import format_value as said
 from celery5.protocol.job.arguments import MAX_CALL_LENGTH, MAX_CALL_SIZE, format_call
-from celery5.protocol.masking import mask_passwords
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, mask_passwords
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,15 @@ def test_long_arguments_are_shortened_and_very_long_ones_not_even_read() -> None
     long = format_call((), Raw(b'["' + b"x" * 1000 + b'"]'), Raw(b"{}"))
     assert long == '"' + "x" * (MAX_CALL_LENGTH - 1) + "..."
     assert format_call((), Raw(b"[" + b"1," * MAX_CALL_SIZE + b"1]"), Raw(b"{}")).endswith(" bytes)")
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_errors_are_described_on_one_line() -> None:
+    assert describe_error(ValueError("several\n  lines\tof text")) == "ValueError: several lines of text"
+    assert describe_error(ValueError("a" * 600), MAX_ERROR_LENGTH) == "ValueError: " + "a" * 500
+    assert describe_error(ValueError()) == "ValueError"
+    assert describe_error(_Unprintable()) == "_Unprintable: <no text>"
