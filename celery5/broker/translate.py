@@ -21,7 +21,7 @@ from celery5.errors import (
     BrokerUnavailable,
     UnreadableReply,
 )
-from celery5.protocol.masking import escape_text, get_error_text, to_one_line
+from celery5.protocol.masking import collapse_whitespace, escape_text, get_error_text
 
 # Redis 6.2 wraps the error of a command inside a script; later servers return it as it is.
 _INSIDE_SCRIPT = re.compile(r"^ERR Error running script .*@user_script: ?\d+: -?([A-Z]{3,} .*)$", re.DOTALL)
@@ -96,7 +96,7 @@ def translate_reply(text: str, *, where: str) -> BrokerError:
     match = _INSIDE_SCRIPT.match(text)
     if match:
         text = match.group(1)
-    text = escape_text(to_one_line(text))
+    text = escape_text(collapse_whitespace(text))
     code, _, rest = text.partition(" ")
     if code == "LOADING":
         return BrokerLoading(f"broker {where} is still loading its data; try again soon")

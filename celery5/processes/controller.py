@@ -60,7 +60,7 @@ from celery5.protocol.cluster.foreman import ClusterState
 from celery5.protocol.cluster.members import Kind
 from celery5.protocol.cluster.own_broker import BROKER_VARIABLE
 from celery5.protocol.job.job import Options
-from celery5.protocol.masking import to_one_line
+from celery5.protocol.masking import collapse_whitespace
 from celery5.protocol.process.recycling import SUPERVISED_VARIABLE
 from celery5.protocol.scaling.autoscale import Autoscale
 from celery5.scaling.strategies import get_autoscale
@@ -341,7 +341,7 @@ class ClusterStatusLine:
 
     def __call__(self, line: str) -> None:
         """Show this line from now on."""
-        self.line = to_one_line(line)
+        self.line = collapse_whitespace(line)
         notify(self._address, f"STATUS={self.line}")
 
 

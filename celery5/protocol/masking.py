@@ -29,7 +29,7 @@ def escape_text(text: str, *, keep: str = "") -> str:
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else _as_python(found[0]), text)
 
 
-def to_one_line(text: str) -> str:
+def collapse_whitespace(text: str) -> str:
     """Return the text on one line, with a single space wherever it has white space."""
     return " ".join(text.split())
 
@@ -37,7 +37,7 @@ def to_one_line(text: str) -> str:
 def get_error_text(error: BaseException, max_length: int | None = None) -> str:
     """Return the text of an error on one line, of at most so many characters. Never raises."""
     try:
-        return to_one_line(str(error))[:max_length]
+        return collapse_whitespace(str(error))[:max_length]
     except Exception:  # the text of an error may be the user's code
         return "<no text>"
 

@@ -13,7 +13,7 @@ from celery5.cli.terminal.output import echo, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
 from celery5.health.probe import ProbeResponse, send_probe
-from celery5.protocol.masking import to_one_line
+from celery5.protocol.masking import collapse_whitespace
 
 if TYPE_CHECKING:
     from celery5.cli.terminal.partial import ReachedBrokers
@@ -126,7 +126,7 @@ def _in_words(answer: ProbeResponse, *, live: bool) -> str:
     conditions = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     wrong = [f"{name}: {why}" for name, why in conditions.items() if why]
     said = "; ".join(wrong) or answer.why or report.get("error") or f"it answers with {answer.status}"
-    return to_one_line(f"is not {what}: {said}")
+    return collapse_whitespace(f"is not {what}: {said}")
 
 
 def _from_redis(target: Target, *, wants_json: bool) -> int:

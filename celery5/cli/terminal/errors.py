@@ -22,7 +22,7 @@ from celery5.errors import (
     Misconfigured,
     UnknownTask,
 )
-from celery5.protocol.masking import describe_error, to_one_line
+from celery5.protocol.masking import collapse_whitespace, describe_error
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -80,15 +80,15 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
         )
     for leaf in leaves:
         if isinstance(leaf, AlreadyInUse):
-            return f"Error: {to_one_line(str(leaf))}", EXIT_ALREADY_IN_USE
+            return f"Error: {collapse_whitespace(str(leaf))}", EXIT_ALREADY_IN_USE
         if isinstance(leaf, CeleryError):
-            return f"Error: {to_one_line(str(leaf))}", EXIT_USAGE if isinstance(
+            return f"Error: {collapse_whitespace(str(leaf))}", EXIT_USAGE if isinstance(
                 leaf, _ASKED_WRONGLY
             ) else EXIT_FAILED
     for leaf in leaves:
         if isinstance(leaf, click.ClickException):
             return (
-                f"Error: {to_one_line(leaf.format_message()).removesuffix('.')}{_hint(leaf)}",
+                f"Error: {collapse_whitespace(leaf.format_message()).removesuffix('.')}{_hint(leaf)}",
                 leaf.exit_code,
             )
     if any(isinstance(leaf, (KeyboardInterrupt, click.Abort)) for leaf in leaves):

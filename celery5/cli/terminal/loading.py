@@ -11,7 +11,7 @@ import celery5
 from celery5.app import App, default_app
 from celery5.config.settings import InvalidSettings
 from celery5.errors import Misconfigured
-from celery5.protocol.masking import to_one_line
+from celery5.protocol.masking import collapse_whitespace
 from celery5.protocol.similar_names import find_similar
 from celery5.tasks.task import Task
 
@@ -144,7 +144,7 @@ def _kind(value: object) -> str:
 
 def _last_words(error: BaseException) -> str:
     """An error as its last line and its place."""
-    said = to_one_line("".join(traceback.format_exception_only(error)[-1:]))
+    said = collapse_whitespace("".join(traceback.format_exception_only(error)[-1:]))
     return f"{said} {_place(error)}".rstrip()
 
 

@@ -23,7 +23,7 @@ import trio
 
 from celery5.health.event_loop import LoopBlock
 from celery5.logs.log import Log
-from celery5.protocol.masking import to_one_line
+from celery5.protocol.masking import collapse_whitespace
 from celery5.runners import on_trio
 from celery5.runners.context import CURRENT_JOB
 from celery5.services.health.status_port import StatusPort
@@ -119,7 +119,7 @@ class LoopWatchdog:
             self._told, self._seen = 0.0, Counter()
             self._log.event("loop:resumed", "warning", **_fields(block))
             self._vitals.loop.end_block(block)
-            notify(self._address, f"STATUS={to_one_line(self._vitals.format_summary())}")
+            notify(self._address, f"STATUS={collapse_whitespace(self._vitals.format_summary())}")
 
     # ---- in the thread
 
@@ -177,7 +177,7 @@ class LoopWatchdog:
             if block.seconds >= self._told:
                 self._told = block.seconds + min(block.seconds, MAX_WARNING_INTERVAL)
                 self._log.event("loop:blocked", "warning", **_fields(block), stack=format_stack(frame))
-                notify(self._address, f"STATUS={to_one_line(block.why)}")
+                notify(self._address, f"STATUS={collapse_whitespace(block.why)}")
 
     def _ask(self) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from celery5.protocol.masking import to_one_line
+from celery5.protocol.masking import collapse_whitespace
 
 Kind = Literal["worker", "router", "scheduler", "publisher"]
 State = Literal["starting", "up", "stopping"]
@@ -108,7 +108,7 @@ def format_end_reason(how: str, reason: str) -> str:
 
 def _one_line(text: str) -> str:
     printable = "".join(char if char.isprintable() else " " for char in text)
-    return to_one_line(printable)[:MAX_REASON_LENGTH]
+    return collapse_whitespace(printable)[:MAX_REASON_LENGTH]
 
 
 class Phase(Enum):

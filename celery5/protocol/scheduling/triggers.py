@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.masking import to_one_line
+from celery5.protocol.masking import collapse_whitespace
 
 
 class Trigger(
@@ -245,7 +245,7 @@ def parse_crontab(line: str, zone: str = "") -> AnyTrigger:
         month=month,
         day_of_week=weekday,
         zone=zone,
-        line=to_one_line(line),
+        line=collapse_whitespace(line),
     )
     if day.startswith("*") or weekday.startswith("*"):
         return cron
