@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     them for ever: they get THREADS_LIMIT seconds.
     """
     if CHILD in os.environ:
-        import_module("celery5.cli.terminal.serving_flags").end_with_parent()
+        import_module("celery5.cli.terminal.flags").end_with_parent()
     code = run_reporting_errors(
         lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False), on_failure=_report_failure
     )

@@ -16,13 +16,13 @@ from celery5.hints import find_hint
 from celery5.protocol.brokers import check_queue_routes, find_route_errors
 from celery5.protocol.job.retry_policy import LONGEST
 from celery5.protocol.masking import mask_passwords
-from celery5.protocol.process.recycling import parse_bytes
-from celery5.protocol.publisher.address import parse_connections, parse_optional_address, parse_optional_tcp
+from celery5.protocol.publisher.address import parse_connections, parse_optional_address
 from celery5.protocol.scaling.autoscale import parse_autoscale
 from celery5.protocol.scaling.budget import parse_budgets
 from celery5.protocol.scaling.prioritisation import parse_strategy
 from celery5.protocol.scaling.read_order import parse_priorities, parse_queue_order
 from celery5.protocol.similar_names import did_you_mean, find_similar
+from celery5.protocol.text_values import DURATION, HOST_AND_PORT, SIZE, TextKind, parse_json
 
 PREFIX = "CELERY5_"
 
@@ -411,15 +411,36 @@ _TABLES = ("schedules", "brokers", "routes", "queue_routes")
 _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "budgets": parse_budgets,
     "autoscale": parse_autoscale,
-    "max_memory": parse_bytes,
+    "max_memory": SIZE.parse_optional,
     "prioritise": parse_strategy,
     "priorities": parse_priorities,
     "queue_order": parse_queue_order,
     "queue_routes": check_queue_routes,
     "publisher": parse_optional_address,
-    "publisher_tcp": parse_optional_tcp,
+    "publisher_tcp": HOST_AND_PORT.parse_optional,
     "publisher_connections": parse_connections,
 }
+
+
+_TEXT_KINDS: Mapping[str, TextKind[Any]] = {
+    **dict.fromkeys(
+        (
+            "results_ttl",
+            "box_idle",
+            "grace_period",
+            "lease",
+            "time_limit",
+            "soft_time_limit",
+            "loop_block_warning",
+            "event_retention",
+            "subscription_ttl",
+            "read_block",
+        ),
+        DURATION,
+    ),
+    **dict.fromkeys(("message_limit", "publisher_backlog_bytes"), SIZE),
+}
+"""The settings that are numbers, and may be written with a unit as well."""
 
 
 class InvalidSettings(Misconfigured):
@@ -523,7 +544,7 @@ def read_settings(
 def parse_value(name: str, raw: object) -> Any:
     """What `raw` means as the setting `name`. Raises Misconfigured."""
     try:
-        value: Any = msgspec.convert(_table(raw) if name in _TABLES else raw, _TYPES[name], strict=False)
+        value: Any = msgspec.convert(_parse_text(name, raw), _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
         raise Misconfigured(str(error)) from None
     if name in _CHECKS:
@@ -604,14 +625,16 @@ def find_variable_fault(name: str, value: str) -> str:
     return ""
 
 
-def _table(raw: object) -> object:
-    """A table; where there is only text, as in the environment, that is JSON."""
+def _parse_text(name: str, raw: object) -> object:
+    """Return what a text means as the setting `name`; what is not a text, or needs no parsing, as it is.
+
+    Where only text can be, as in the environment, a table is JSON. Raises Misconfigured.
+    """
     if not isinstance(raw, str):
         return raw
-    try:
-        return msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
-        raise msgspec.ValidationError(f"not JSON: {error}") from None
+    if name in _TABLES:
+        return parse_json(raw, dict, name)
+    return _TEXT_KINDS[name].parse_unit(raw) if name in _TEXT_KINDS else raw
 
 
 def find_changed_settings(one: Settings, other: Settings) -> tuple[str, ...]:

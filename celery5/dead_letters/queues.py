@@ -5,7 +5,6 @@ whoever is interrupted has done some jobs and left the others as they were. Fenn
 """
 
 import math
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Unpack, cast
@@ -32,6 +31,7 @@ from celery5.protocol.job.dead_letters import (
 )
 from celery5.protocol.job.envelope import make_replay, read_envelope
 from celery5.protocol.job.lanes import get_lane
+from celery5.protocol.text_values import RATE
 from celery5.sending.publisher import split_into_trips
 
 if TYPE_CHECKING:
@@ -285,21 +285,10 @@ class _Pace:
 
 def _checked_rate(rate: float | str | None) -> float | None:
     if isinstance(rate, str):
-        return parse_rate(rate)
+        return RATE.parse(rate).per_second
     number = isinstance(cast("object", rate), int | float) and not isinstance(rate, bool)
     if rate is not None and (not number or not 0 < rate < math.inf):
         raise Misconfigured(
             f"rate is {rate!r}: give a number of jobs per second, more than 0, or a text such as 50/s"
         )
     return rate
-
-
-def parse_rate(text: str) -> float:
-    """Jobs in a time, `50`, `50/s`, `100/m` or `1000/h`, in jobs per second. Raises Misconfigured."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/([smhd]))?", text.strip().lower())
-    if not found or not float(found[1]):
-        raise Misconfigured(f"{text!r} is no rate: write 50/s, 100/m or 1000/h")
-    return float(found[1]) / _SECONDS[found[2]]
-
-
-_SECONDS: dict[str | None, int] = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -33,12 +33,8 @@ from celery5.processes.process_parts import (
     run_auxiliary_process,
 )
 from celery5.protocol.brokers import DEFAULT_BROKER
-from celery5.protocol.publisher.address import (
-    LOOPBACK_HOSTS,
-    check_socket_path,
-    parse_connections,
-    parse_optional_tcp,
-)
+from celery5.protocol.publisher.address import LOOPBACK_HOSTS, check_socket_path, parse_connections
+from celery5.protocol.text_values import HOST_AND_PORT
 from celery5.sending.bounded_queue import BacklogCapacity
 from celery5.sending.messages_backlog import make_backlog
 from celery5.sending.publisher_client import get_default_socket
@@ -194,12 +190,12 @@ class PublisherParts(AuxiliaryParts):
 
 def make_listen_plan(app: App) -> SocketPlan:
     """Return where it listens, by the application's settings. Raises Misconfigured."""
-    settings, tcp = app.settings, parse_optional_tcp(app.settings.publisher_tcp)
+    settings, tcp = app.settings, HOST_AND_PORT.parse_optional(app.settings.publisher_tcp)
     if (
         tcp
         and not settings.publisher_certificate
         and not settings.publisher_plain
-        and not _is_loopback(tcp[0])
+        and not _is_loopback(tcp.host)
     ):
         raise Misconfigured(
             f"publisher_tcp is {settings.publisher_tcp!r}: what comes from other hosts speaks TLS; give it a "

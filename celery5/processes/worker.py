@@ -22,9 +22,10 @@ from celery5.processes.process_parts import Incarnation, ProcessValues, make_pro
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
 from celery5.protocol.brokers import DEFAULT_BROKER
-from celery5.protocol.process.recycling import RecyclingLimits, parse_bytes
+from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import KINDS
 from celery5.protocol.scaling.prefetch import DurationEstimate
+from celery5.protocol.text_values import SIZE
 from celery5.results.sinks import get_all_recipients
 from celery5.scaling.strategies import is_scaled
 from celery5.services.health.vitals import ProcessStatus
@@ -262,7 +263,7 @@ def make_incarnation_values(
         recipients=get_all_recipients(app.tasks.values()),
         subscribed={} if options.is_secondary else app.events.group_subscriptions(),
         burst=options.burst,
-        recycle_at=RecyclingLimits(settings.max_jobs, parse_bytes(settings.max_memory)),
+        recycle_at=RecyclingLimits(settings.max_jobs, SIZE.parse_optional(settings.max_memory) or 0),
         restart_mode=options.restart_mode,
         breaker_suspends=settings.breaker_suspends,
         default_queue=settings.default_queue,

@@ -5,13 +5,13 @@ two make the `AdmissionRule` that holds now. A task without a rule is not limite
 """
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.text_values import RATE
 
 Per = Literal["all", "worker"]
 """Whether a limit is counted for all workers together, or for each by itself."""
@@ -20,10 +20,8 @@ MAX_LIMIT = 1_000_000
 """The highest limit or rate that may be given."""
 SHARE, LEAST, LONGEST = 1 / 20, 0.05, 1.0
 """What is added to the span of a rate: a twentieth, but so many seconds at least and at most."""
-UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 MAX_EXPIRY_MS = 10**15
 """Milliseconds since 1970: what expires later does not."""
-_RATE = re.compile(r"([1-9][0-9]{0,6})/([0-9]{1,4})?(s|m|h|d)")
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -86,13 +84,12 @@ class Rate(msgspec.Struct, frozen=True):
     @property
     def count(self) -> int:
         """How many may begin in one span."""
-        return int(_match(self.text)[1])
+        return int(RATE.parse(self.text).count)
 
     @property
     def span(self) -> float:
         """The span in seconds."""
-        found = _match(self.text)
-        return int(found[2] or 1) * UNIT_SECONDS[found[3]]
+        return RATE.parse(self.text).seconds
 
     @property
     def slack(self) -> float:
@@ -102,12 +99,13 @@ class Rate(msgspec.Struct, frozen=True):
 
     def validate(self, task: str) -> "Rate":
         """Itself. Raises Misconfigured."""
-        words: object = self.text
-        is_rate = isinstance(words, str) and _RATE.fullmatch(words)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not is_rate or not self.span:
-            raise Misconfigured(
-                f"task {task}: rate {self.text!r}: give a number, / and s, m, h or d: '200/m', '3/10s'"
-            )
+        try:
+            rate = RATE.parse(str(self.text))
+            is_whole = "/" in self.text and rate.count == int(rate.count)
+        except (Misconfigured, TypeError):
+            is_whole = False
+        if not is_whole:
+            raise Misconfigured(f"task {task}: rate {RATE.make_error(self.text)}; the number is a whole one")
         _check_count(self.count, task, "rate_limit", 1)
         _check_per(self.per, task)
         return self
@@ -271,12 +269,6 @@ def parse_declared_limits(
             f"task {task}: concurrency_key says what the limit is counted by: give limit, too"
         )
     return DeclaredLimits(limit and limit.validate(task), rate and rate.validate(task), keyed, fair)
-
-
-def _match(words: str) -> re.Match[str]:
-    found = _RATE.fullmatch(words)
-    assert found is not None, words
-    return found
 
 
 def _check_count(count: object, task: str, name: str, least: int) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from celery5.cli.terminal.flags import SETTING_FLAGS
 from celery5.cli.terminal.output import echo, format_cell, format_table, to_json
-from celery5.cli.terminal.serving_flags import SETTING_FLAGS
 from celery5.cli.terminal.target import Target
 from celery5.config.settings import get_descriptions
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_duration, format_table, to_json
 from celery5.cli.terminal.partial import skip_unreachable
 from celery5.cli.terminal.target import Target
-from celery5.errors import CeleryError, Misconfigured
+from celery5.errors import CeleryError
 from celery5.protocol.commands.definitions import (
     ACTIVE,
     BUDGET,
@@ -26,6 +27,7 @@ from celery5.protocol.commands.definitions import (
 )
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import KINDS
+from celery5.protocol.text_values import parse_json, parse_parameter
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -148,7 +150,7 @@ def reply_flags(command: F) -> F:
         click.option("--json", "wants_json", is_flag=True, help="For programs."),
         click.option(
             "--timeout",
-            type=click.FloatRange(0.01, 3600),
+            type=Duration(0.01, 3600),
             default=5.0,
             show_default=True,
             metavar="SECONDS",
@@ -275,7 +277,7 @@ def budget(
 @click.option("--to", required=True, metavar="NAME", help="The worker.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.01, 60),
+    type=Duration(0.01, 60),
     default=5.0,
     show_default=True,
     metavar="SECONDS",
@@ -285,7 +287,7 @@ def budget(
 def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, timeout: float) -> None:
     """Run a job of TASK on one worker, now. Prints the job's id."""
     app = target.load(needs_code=True)
-    args, kwargs = parse_json_value(arguments, "--args", list), parse_json_value(named, "--kwargs", dict)
+    args, kwargs = parse_json(arguments, list, "--args"), parse_json(named, dict, "--kwargs")
     echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
 
 
@@ -296,7 +298,7 @@ def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, ti
 @click.pass_obj
 def tell(target: Target, /, command: str, parameters: tuple[str, ...], **said: Any) -> None:
     """Send any COMMAND: `health`."""
-    _tell(target.load(), command, dict(map(_parameter, parameters)), **said)
+    _tell(target.load(), command, dict(map(parse_parameter, parameters)), **said)
 
 
 COMMANDS: tuple[click.Command, ...] = (
@@ -377,29 +379,3 @@ def _shown(replies: "list[Reply]") -> str:
         for each in replies
     ]
     return "\n".join(lines)
-
-
-def _parameter(said: str) -> tuple[str, Any]:
-    """One parameter; what is no JSON is text."""
-    import json
-
-    name, equals, value = said.partition("=")
-    if not name or not equals:
-        raise Misconfigured(f"{said!r} is no parameter: write name=value")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
-def parse_json_value(said: str, flag: str, kind: type[Any]) -> Any:
-    """Return the JSON array or object that a flag gives. Raises Misconfigured."""
-    import json
-
-    try:
-        found = json.loads(said)
-    except ValueError as error:
-        raise Misconfigured(f"{flag} is no JSON: {error}") from None
-    if not isinstance(found, kind):
-        raise Misconfigured(f"{flag} must be a JSON {'array' if kind is list else 'object'}")
-    return found

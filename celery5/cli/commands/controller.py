@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from celery5.cli.commands.control import reply_flags
+from celery5.cli.terminal.flags import Duration, broker_flag, configure, queue_names, serving_flags
 from celery5.cli.terminal.output import echo, format_duration, format_table, to_json, to_one_line
-from celery5.cli.terminal.serving_flags import broker_flag, configure, queue_names, serving_flags
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
 
@@ -156,7 +156,7 @@ def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
 @reply_flags
 @click.option(
     "--wait",
-    type=click.FloatRange(0, 3600),
+    type=Duration(0, 3600),
     default=300.0,
     show_default=True,
     metavar="SECONDS",
@@ -179,7 +179,7 @@ def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) ->
 
 _until_done = click.option(
     "--wait",
-    type=click.FloatRange(0, 86_400),
+    type=Duration(0, 86_400),
     default=0.0,
     metavar="SECONDS",
     help="Return when it is done, and fail when it is not after so long; without it, when it has begun.",

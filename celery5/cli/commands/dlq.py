@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery5.cli.terminal.choice_flags import is_narrowed, parse_selection, selection_flags
-from celery5.cli.terminal.choice_flags import parse_rate_flag as rate_of
+from celery5.cli.terminal.flags import is_narrowed, parse_selection, queue_names, selection_flags
+from celery5.cli.terminal.flags import parse_rate_flag as rate_of
 from celery5.cli.terminal.output import (
     clean_lines,
     echo,
@@ -20,7 +20,6 @@ from celery5.cli.terminal.output import (
     to_json,
 )
 from celery5.cli.terminal.partial import ReachedBrokers, skip_unreachable
-from celery5.cli.terminal.serving_flags import queue_names
 from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError, Misconfigured
 from celery5.protocol.job.dead_letters import format_position

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.cli.terminal.errors import EXIT_FAILED
+from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import echo, format_cell, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.option(
     "--limit",
-    type=click.FloatRange(0.1, 600),
+    type=Duration(0.1, 600),
     default=15.0,
     show_default=True,
     metavar="SECONDS",

@@ -1,15 +1,15 @@
 """Event: the commands about events."""
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from celery5.cli.terminal.output import echo, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
-from celery5.errors import BrokerError, CeleryError, Misconfigured
+from celery5.errors import BrokerError, CeleryError
 from celery5.protocol.similar_names import find_similar
+from celery5.protocol.text_values import parse_parameter
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -81,7 +81,7 @@ def send(
     """Send EVENT with these fields. A VALUE is JSON, or a text if it is none."""
     app = target.load(needs_code=True)
     kind = _named(app, name, version)
-    said = dict(_field(each) for each in fields)
+    said = dict(parse_parameter(each) for each in fields)
     sent = app.events.send([app.events.make_event(kind, said)])[0]
     echo(to_json(sent) if wants_json else sent.id)
     with suppress(BrokerError):  # it is sent, or in the backlog: that nobody can be asked now changes nothing
@@ -170,16 +170,6 @@ def _meant(task: str, there: "list[Subscriber]") -> str:
     return (
         f"; those that are: {', '.join(sorted({f'{each.task} of {each.app}' for each in there})) or 'none'}"
     )
-
-
-def _field(said: str) -> tuple[str, Any]:
-    name, equals, text = said.partition("=")
-    if not equals or not name:
-        raise Misconfigured(f"{said!r} is no field: write FIELD=VALUE")
-    try:
-        return name, msgspec.json.decode(text)
-    except ValueError:
-        return name, text
 
 
 def _told(state: "EventState") -> str:

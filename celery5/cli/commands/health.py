@@ -94,13 +94,17 @@ def health(
 
 def _place(url: str) -> tuple[str, int]:
     """Host and port of a URL. Raises Misconfigured."""
-    rest = url.removeprefix("http://").rstrip("/")
-    host, colon, port = rest.rpartition(":")
-    if not url.startswith("http://") or not (host and colon and port.isascii() and port.isdigit()):
-        raise Misconfigured(f"--url {url!r}: give http://HOST:PORT")
-    if not 0 < int(port) < 65536 or "/" in host:
+    from celery5.protocol.text_values import (
+        HOST_AND_PORT,  # not for `--port`: a probe loads as little as can be
+    )
+
+    try:
+        host, port = HOST_AND_PORT.parse(url.removeprefix("http://").rstrip("/"))
+    except Misconfigured:
+        raise Misconfigured(f"--url {url!r}: give http://HOST:PORT") from None
+    if not url.startswith("http://") or not port or "/" in host:
         raise Misconfigured(f"--url {url!r}: give http://HOST:PORT; --live chooses what is asked")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host, port
 
 
 def _report(answer: ProbeResponse) -> dict[str, Any]:

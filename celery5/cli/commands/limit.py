@@ -1,6 +1,5 @@
 """Limiting: the commands that impose limits on tasks, suspend them and let them go on."""
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from celery5.cli.terminal.output import echo, format_cell, format_duration, form
 from celery5.cli.terminal.partial import skip_unreachable
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
+from celery5.protocol.text_values import COUNT
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 NO_LIMIT = "none"
 """Takes back what was imposed."""
-_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # else -1 were an option
@@ -37,14 +36,18 @@ def limit(target: Target, name: str, limit: str) -> None:
                 if done
                 else f"{format_cell(name)}: nothing was imposed"
             )
-        elif _NUMBER.fullmatch(limit):
-            limits.set(name, int(limit))
-            echo(f"{format_cell(name)}: limit {format_cell(limit)}")
         elif "/" in limit:
             limits.set(name, limit)
             echo(f"{format_cell(name)}: rate {format_cell(limit)}")
         else:
-            raise Misconfigured(f"limit {limit!r}: give a number from 0, a rate such as 200/m, or none")
+            try:
+                count = COUNT.parse(limit)
+            except Misconfigured:
+                raise Misconfigured(
+                    f"limit {limit!r}: give a number from 0, a rate such as 200/m, or none"
+                ) from None
+            limits.set(name, count)
+            echo(f"{format_cell(name)}: limit {format_cell(limit)}")
 
 
 @click.command()

@@ -1,17 +1,18 @@
 """Schedule: the commands about periodic tasks."""
 
-import json
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import echo, format_fields, format_table, format_time, to_json, to_one_line
 from celery5.cli.terminal.partial import skip_unreachable
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.text_values import parse_json
 
 if TYPE_CHECKING:
     from celery5.protocol.scheduling.triggers import AnyTrigger
@@ -75,7 +76,7 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 @NAME_ARGUMENT
 @click.argument("task")
 @click.option("--cron", metavar="LINE", help="A line of a crontab: '0 3 * * *'.")
-@click.option("--every", type=float, metavar="SECONDS", help="An interval.")
+@click.option("--every", type=Duration(), metavar="SECONDS", help="An interval.")
 @click.option("--at", "moment", metavar="TIME", help="Once: 2026-12-24T18:00:00+01:00.")
 @click.option("--timezone", metavar="ZONE", help="Of --cron: Europe/Berlin; default: the setting.")
 @click.option("--args", "arguments", default="[]", metavar="JSON", help="The task's arguments, as a list.")
@@ -83,19 +84,16 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 @click.option("--queue", help="The queue of its jobs.")
 @click.option("--misfire", type=click.Choice(["skip", "once", "catch-up"]), default="once", show_default=True)
 @click.option("--overlap", type=click.Choice(["allow", "skip", "queue"]), default="allow", show_default=True)
-@click.option("--jitter", type=float, default=0.0, metavar="SECONDS", help="Put off by up to so much.")
+@click.option("--jitter", type=Duration(), default=0.0, metavar="SECONDS", help="Put off by up to so much.")
 @JSON_FLAG
 @click.pass_obj
 def add(target: Target, /, name: str, task: str, *, wants_json: bool, **said: Any) -> None:
     """Add a schedule NAME, which sends jobs of TASK."""
     app = target.load(needs_code=True)
-    call = app.signature(
-        task, *_json("--args", said["arguments"], list), **_json("--kwargs", said["kwargs"], dict)
-    )
+    args, kwargs = parse_json(said["arguments"], list, "--args"), parse_json(said["kwargs"], dict, "--kwargs")
+    call = app.signature(task, *args, **kwargs)
     if said["queue"]:
-        call = call.task.options(queue=said["queue"]).s(
-            *_json("--args", said["arguments"], list), **_json("--kwargs", said["kwargs"], dict)
-        )
+        call = call.task.options(queue=said["queue"]).s(*args, **kwargs)
     when = _when(said["cron"], said["every"], said["moment"], said["timezone"])
     how = {each: said[each] for each in ("misfire", "overlap", "jitter")}
     _say(app.schedule.add(call, when, name=name, **how), wants_json=wants_json)
@@ -177,17 +175,6 @@ def _next(state: "ScheduleState") -> str:
         return ""
     overdue = time.time() - state.next > state.jitter + OVERDUE_AFTER
     return f"{format_time(state.next)}{' overdue' if overdue else ''}"
-
-
-def _json(flag: str, text: str, kind: type) -> Any:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, kind):
-        what = "a list, like [1, 2]" if kind is list else 'an object, like {"a": 1}'
-        raise Misconfigured(f"{flag} {text!r} is no JSON of the right kind: give {what}")
-    return found
 
 
 def _say(state: "ScheduleState", *, wants_json: bool) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from celery5.cli.terminal.serving_flags import auxiliary_process_flags, configure
+from celery5.cli.terminal.flags import auxiliary_process_flags, configure
 from celery5.cli.terminal.target import Target
 
 

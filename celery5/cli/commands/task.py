@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery5.cli.commands.control import parse_json_value
 from celery5.cli.commands.limit import COMMANDS as LIMITING
 from celery5.cli.commands.limit import format_suspension
-from celery5.cli.terminal.choice_flags import parse_age_flag
+from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import (
     clean_lines,
     echo,
@@ -22,6 +21,7 @@ from celery5.cli.terminal.output import (
 )
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError
+from celery5.protocol.text_values import parse_json
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -77,7 +77,7 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
 @click.option("--queue", help="The queue to send it to; default: the task's.")
 @click.option(
     "--countdown",
-    type=parse_age_flag,
+    type=Duration(min=0),
     metavar="SPAN",
     help="Delay until it is due: 90 (seconds), 15m, 2h, 1d12h.",
 )
@@ -86,7 +86,7 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
 def send(target: Target, /, name: str, *, arguments: str, named: str, **options: Any) -> None:
     """Send a job of TASK. Prints the job's id."""
     app = target.load(needs_code=True)
-    args, kwargs = parse_json_value(arguments, "--args", list), parse_json_value(named, "--kwargs", dict)
+    args, kwargs = parse_json(arguments, list, "--args"), parse_json(named, dict, "--kwargs")
     declared = app.signature(name).task
     handle = declared.options(**{word: each for word, each in options.items() if each is not None}).delay(
         *args, **kwargs

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery5.cli.commands.control import COMMANDS, NO_WORKER, reply_flags
+from celery5.cli.terminal.flags import broker_flag, configure, processes_flag, serving_flags
 from celery5.cli.terminal.output import echo, format_duration, format_table, to_json
 from celery5.cli.terminal.partial import skip_unreachable
-from celery5.cli.terminal.serving_flags import broker_flag, configure, processes_flag, serving_flags
 from celery5.cli.terminal.target import Target
 from celery5.protocol.process.recycling import format_mib
 

@@ -20,8 +20,8 @@ from celery5.protocol.cluster.own_broker import (
     find_broker_conflicts,
     parse_own_broker,
 )
-from celery5.protocol.process.recycling import parse_bytes
 from celery5.protocol.similar_names import did_you_mean
+from celery5.protocol.text_values import DURATION, NAMES, SIZE, TextKind
 
 COMMON_FLAGS = {
     "broker": str,
@@ -336,11 +336,7 @@ class _Reading:
         if kind is list:
             return self._names(where, value)
         if kind == "size":
-            try:
-                return parse_bytes(value) if isinstance(value, str) and value else int(value or 0)
-            except (Misconfigured, TypeError, ValueError) as error:
-                self.errors.append(f"{where}: {error}")
-                return 0
+            return self._number(where, self._from_text(where, value or 0, SIZE, 0), int, 0, 2**63)
         if kind in (int, float):
             return self._number(where, value, kind, 0, 10**9)
         return self._typed(where, value, kind, kind())
@@ -350,14 +346,26 @@ class _Reading:
             self.errors.append(f"{where} {fault}")
 
     def _names(self, where: str, value: Any) -> tuple[str, ...]:
-        named: Any = [each.strip() for each in value.split(",")] if isinstance(value, str) else value
-        listed: list[Any] = cast("list[Any]", named) if isinstance(named, list) else [None]
+        names = self._from_text(where, value, NAMES, ())
+        listed = cast("list[Any]", list(names) if isinstance(names, list | tuple) else [None])
         if not all(isinstance(each, str) and each for each in listed):
-            self.errors.append(f'{where}: {value!r} is no list of names: write ["one", "other"]')
+            self.errors.append(f'{where}: {value!r} is not {NAMES.noun}: write ["one", "other"]')
             return ()
         return tuple(listed)
 
+    def _from_text(self, where: str, value: Any, kind: TextKind[Any], otherwise: Any) -> Any:
+        """Return the value that a text stands for, or `otherwise` after an error; what is not a text stays as it is."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return kind.parse(value)
+        except Misconfigured as error:
+            self.errors.append(f"{where}: {error}")
+            return otherwise
+
     def _number(self, where: str, value: Any, kind: Callable[[Any], Any], least: float, most: float) -> Any:
+        if kind is float:
+            value = self._from_text(where, value, DURATION, least)
         fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
         if not fits or not least <= value <= most:
             what = "a whole number" if kind is int else "a number"

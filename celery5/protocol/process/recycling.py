@@ -1,10 +1,7 @@
 """Recycling: when a worker process should restart, by the jobs it has done and the memory it uses."""
 
-import re
 from collections.abc import Callable
 from typing import NamedTuple
-
-from celery5.errors import Misconfigured
 
 RESTART_EXIT_CODE = 75
 """The exit code of a process that asks for a restart and has not failed (EX_TEMPFAIL of sysexits.h)."""
@@ -16,11 +13,6 @@ LIMIT_JITTER = 0.2
 """The largest part by which a process' limit is reduced at random, so that processes do not all restart
 together.
 """
-_UNITS = {
-    "": 1, "b": 1,
-    "k": 2**10, "kib": 2**10, "m": 2**20, "mib": 2**20, "g": 2**30, "gib": 2**30, "t": 2**40, "tib": 2**40,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-}  # fmt: skip
 
 
 class RecyclingLimits(NamedTuple):
@@ -28,21 +20,6 @@ class RecyclingLimits(NamedTuple):
 
     jobs: int = 0
     memory: int = 0  # bytes
-
-
-def parse_bytes(text: str) -> int:
-    """Return the bytes in `500 MiB`, `2 GB` or a bare number; 0 for an empty text.
-
-    `K`, `M` and `G` are powers of 1024, as in systemd. Raises Misconfigured.
-    """
-    text = text.strip()
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text, re.ASCII)
-    unit = None if found is None else _UNITS.get(found[2].lower())
-    if not text:
-        return 0
-    if found is None or unit is None:
-        raise Misconfigured(f"{text!r} is no size: say 500 MiB, 2 GiB or a number of bytes")
-    return int(float(found[1]) * unit)
 
 
 def jitter_limits(limits: RecyclingLimits, random: Callable[[], float]) -> RecyclingLimits:

@@ -5,6 +5,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.text_values import COUNT, HOST_AND_PORT, RANGE
 
 ADDRESS_FORMS = (
     "unix:///path/to/publisher.sock, unix:// for the usual place, or "
@@ -34,34 +35,25 @@ class DaemonAddress(msgspec.Struct, frozen=True):
         return f"unix://{self.path}"
 
 
-def parse_daemon_address(text: str) -> DaemonAddress:
+def parse_daemon_address(address: str) -> DaemonAddress:
     """Return the address in a client's setting `publisher`. Raises Misconfigured."""
-    scheme, _, rest = text.partition("://")
+    scheme, _, rest = address.partition("://")
     if scheme == "unix":
         return DaemonAddress(path=check_socket_path(unquote(rest)) if rest else "")
     if scheme not in ("tls", "tcp"):
-        raise Misconfigured(f"publisher is {text!r}: give {ADDRESS_FORMS}")
-    parts = urlsplit(text)
+        raise Misconfigured(f"publisher is {address!r}: give {ADDRESS_FORMS}")
+    parts = urlsplit(address)
     options = dict(parse_qsl(parts.query))
-    host, port = parse_host_and_port(parts.netloc)
+    host, port = HOST_AND_PORT.parse(parts.netloc)
     if unknown := sorted(set(options) - {"ca", "certificate", "key"}):
         raise Misconfigured(
-            f"publisher {text!r} has an option {unknown[0]!r}: there are ca, certificate and key"
+            f"publisher {address!r} has an option {unknown[0]!r}: there are ca, certificate and key"
         )
     if parts.path.strip("/"):
-        raise Misconfigured(f"publisher is {text!r}: give {ADDRESS_FORMS}")
+        raise Misconfigured(f"publisher is {address!r}: give {ADDRESS_FORMS}")
     if scheme == "tcp" and (options or host not in LOOPBACK_HOSTS):
-        raise Misconfigured(f"publisher is {text!r}: what leaves this host goes by tls://")
+        raise Misconfigured(f"publisher is {address!r}: what leaves this host goes by tls://")
     return DaemonAddress(host=host, port=port, tls=scheme == "tls", **options)
-
-
-def parse_host_and_port(text: str) -> tuple[str, int]:
-    """Return both parts of `HOST:PORT`; an IPv6 address is in brackets. Raises Misconfigured."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 <= int(port) <= 65535):
-        raise Misconfigured(f"{text!r} is no HOST:PORT: an example is 127.0.0.1:7070")
-    return host, int(port)
 
 
 def check_socket_path(path: str) -> str:
@@ -79,24 +71,19 @@ def _format_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def parse_optional_address(text: str) -> DaemonAddress | None:
+def parse_optional_address(address: str) -> DaemonAddress | None:
     """Return the address in the setting `publisher`; None when it is empty. Raises Misconfigured."""
-    return parse_daemon_address(text) if text else None
+    return parse_daemon_address(address) if address else None
 
 
-def parse_optional_tcp(text: str) -> tuple[str, int] | None:
-    """Return host and port in the setting `publisher_tcp`; None when it is empty. Raises Misconfigured."""
-    return parse_host_and_port(text) if text else None
-
-
-def parse_connections(text: str | int | list[int]) -> tuple[int, int]:
+def parse_connections(connections: str | int | list[int]) -> tuple[int, int]:
     """Return the least and the most connections: 2 means `2..2`. Raises Misconfigured."""
-    parts = text if isinstance(text, list) else str(text).split("..")
-    numbers = [int(part) for part in parts if str(part).strip().isdigit()]
-    if (
-        len(numbers) != len(parts)
-        or len(numbers) not in (1, 2)
-        or not 1 <= numbers[0] <= numbers[-1] <= MAX_CONNECTIONS
-    ):
+    text = "..".join(map(str, connections)) if isinstance(connections, list) else str(connections)
+    try:
+        least, most = RANGE.parse(text)
+        limits = least, least if most is None else COUNT.parse(most)
+    except Misconfigured:
+        limits = 0, 0
+    if not 1 <= limits[0] <= limits[1] <= MAX_CONNECTIONS:
         raise Misconfigured(f"give 1, or 1..4, and at most {MAX_CONNECTIONS}")
-    return numbers[0], numbers[-1]
+    return limits

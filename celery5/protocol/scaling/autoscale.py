@@ -21,6 +21,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.job.retry_policy import exponential
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
 from celery5.protocol.similar_names import did_you_mean
+from celery5.protocol.text_values import DURATION, parse_assignments
 
 STEP_FACTOR = 2
 """The largest factor, up or down, of one step."""
@@ -271,13 +272,13 @@ def parse_autoscale(
     A strategy is a function, or `module:function`, which `load_function` loads; without it such a name is not
     checked.
     """
-    told = _told(value) if isinstance(value, str) else dict(value)
-    if not told:
+    options: dict[str, Any] = parse_assignments(value, _HINT) if isinstance(value, str) else dict(value)
+    if not options:
         return None
-    _refuse_strange(told)
-    if "maximum" not in told:
+    _check_names(options)
+    if "maximum" not in options:
         raise Misconfigured(f"autoscale needs a maximum, the most worker processes there may be: {_HINT}")
-    fields: dict[str, Any] = {"minimum": 1, **told}
+    fields: dict[str, Any] = {"minimum": 1, **options}
     minimum, maximum = (_whole(name, fields[name], least) for name, least in (("minimum", 0), ("maximum", 1)))
     if minimum > maximum:
         raise Misconfigured(f"autoscale: the minimum, {minimum}, is over the maximum, {maximum}")
@@ -287,7 +288,7 @@ def parse_autoscale(
     for name in _SECONDS:
         if name in fields:
             least = 0.1 if "cooldown" in name else 0.0
-            fields[name] = _number(name, fields[name], least, MAX_SECONDS, "seconds")
+            fields[name] = _seconds(name, fields[name], least)
     if "strategy" in fields:
         fields["strategy"] = _strategy(fields["strategy"], load_function)
         if fields["strategy"] is None:
@@ -295,23 +296,11 @@ def parse_autoscale(
     return Autoscale(**fields)
 
 
-def _refuse_strange(told: Mapping[str, Any]) -> None:
-    for name in told:
+def _check_names(options: Mapping[str, Any]) -> None:
+    for name in options:
         if name not in _NAMES:
             meant = did_you_mean(str(name), _NAMES, otherwise=f"there are {', '.join(_NAMES)}")
             raise Misconfigured(f"autoscale has {name!r}, which it does not know: {meant}")
-
-
-def _told(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for word in text.replace(",", " ").split():
-        name, equals, value = word.partition("=")
-        if not name or not equals or not value:
-            raise Misconfigured(f"{word!r} is not understood: {_HINT}")
-        if name in found:
-            raise Misconfigured(f"there are two of {name!r}")
-        found[name] = value
-    return found
 
 
 def _whole(name: str, value: object, least: int) -> int:
@@ -322,6 +311,14 @@ def _whole(name: str, value: object, least: int) -> int:
             f"autoscale: {name} is {value!r}: give a number of worker processes, {least} or more"
         )
     return value
+
+
+def _seconds(name: str, value: object, least: float) -> float:
+    try:
+        seconds = DURATION.parse(value) if isinstance(value, str) else value
+    except Misconfigured as error:
+        raise Misconfigured(f"autoscale: {name}: {error}") from None
+    return _number(name, seconds, least, MAX_SECONDS, "seconds")
 
 
 def _number(name: str, value: object, least: float, most: float, what: str) -> float:

@@ -15,6 +15,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.similar_names import did_you_mean
+from celery5.protocol.text_values import COUNT, RANGE, SIZE, parse_assignments
 
 KINDS = ("trio", "asyncio", "thread", "boxed")
 """The kinds of tasks, by where their code runs."""
@@ -218,10 +219,8 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-_ONE = re.compile(r"(?P<kind>[^=\s]+)=(?P<minimum>\d{1,9})(?P<range>\.\.(?P<maximum>\S*))?")
 _LOAD = re.compile(r"load(?:\*(\d{1,6}(?:\.\d{1,6})?))?")
-_MEMORY = re.compile(r"memory/(\d{1,15})([kMG]?)B?")
-_TIMES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+_MEMORY = re.compile(r"memory/(\d{1,15}[kMG]?)B?")
 _HINT = "write thread=4, thread=2..8, thread=2.., thread=2..load or boxed=1..memory/200MB"
 
 
@@ -231,30 +230,32 @@ def parse_budgets(text: str) -> dict[str, Budget]:
     A maximum is a number; nothing; `load` or `load*1.5`, for `ByLoad` with that value per core; `memory/200MB`,
     for `ByMemory` with that much per job. Raises Misconfigured.
     """
-    found: dict[str, Budget] = {}
-    for word in text.replace(",", " ").split():
-        match = _ONE.fullmatch(word)
-        if match is None:
-            raise Misconfigured(f"{word!r} is no budget: {_HINT}")
-        kind, minimum = match["kind"], int(match["minimum"])
-        if kind in found:
-            raise Misconfigured(f"there are two budgets for {kind!r}")
-        ranged = match["range"] is not None
-        found[kind] = (
-            Budget(minimum=minimum, maximum=_maximum(word, match["maximum"]))
-            if ranged
-            else fixed_budget(minimum)
+    budgets: dict[str, Budget] = {}
+    for kind, slots in parse_assignments(text, _HINT).items():
+        try:
+            minimum, maximum = RANGE.parse(slots)
+        except Misconfigured:
+            raise _make_error(f"{kind}={slots}") from None
+        budgets[kind] = (
+            fixed_budget(minimum)
+            if maximum is None
+            else Budget(minimum=minimum, maximum=_parse_maximum(f"{kind}={slots}", maximum))
         )
-    return check_budgets(found)
+    return check_budgets(budgets)
 
 
-def _maximum(word: str, text: str) -> int | Maximum | None:
+def _parse_maximum(budget: str, text: str) -> int | Maximum | None:
     if not text:
         return None
-    if text.isdecimal() and len(text) < 10:
-        return int(text)
     if match := _LOAD.fullmatch(text):
         return ByLoad(per_core=float(match[1] or 1))
     if match := _MEMORY.fullmatch(text):
-        return ByMemory(per_job=int(match[1]) * _TIMES[match[2]])
-    raise Misconfigured(f"{word!r} is no budget: {_HINT}")
+        return ByMemory(per_job=SIZE.parse(f"{match[1]}B"))  # memory/200M is 200 MB, not MiB
+    try:
+        return COUNT.parse(text)
+    except Misconfigured:
+        raise _make_error(budget) from None
+
+
+def _make_error(budget: str) -> Misconfigured:
+    return Misconfigured(f"{budget!r} is not a budget: {_HINT}")

@@ -10,12 +10,13 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.job.lanes import HIGH, LOW, NORMAL
+from celery5.protocol.text_values import parse_assignments
 
 Weights = Mapping[str, float]
 """Numbers above 0, by name."""
 
 _WEIGHTS = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3}):([1-9]\d{0,3})")
-_QUEUE = re.compile(r"(?P<queue>\S+)=(?P<weight>[1-9]\d{0,3})")
+_WEIGHT = re.compile(r"[1-9]\d{0,3}")
 _LEVELS_HINT = "write strict, 4:2:1, or mail=4:2:1 for one queue"
 _ORDER_HINT = "write urgent > mail > bulk, or weights: urgent=4 mail=2 bulk=1"
 
@@ -77,20 +78,16 @@ def parse_priorities(text: str) -> PriorityWeights:
     `strict` or `4:2:1` (high, normal, low) is for all queues, `mail=4:2:1` for one; separated by spaces. Raises
     Misconfigured.
     """
-    said: dict[str, Weights | None] = {}
-    for word in text.split():
-        queue, _, way = word.rpartition("=")
-        match = _WEIGHTS.fullmatch(way)
-        if match is None and way != "strict":
+    weights: dict[str, Weights | None] = {}
+    for queue, levels in parse_assignments(text, _LEVELS_HINT, nameless=True).items():
+        match = _WEIGHTS.fullmatch(levels)
+        if match is None and levels != "strict":
+            word = f"{queue}={levels}" if queue else levels
             raise Misconfigured(f"{word!r} does not say how priorities share a queue: {_LEVELS_HINT}")
-        if queue in said:
-            raise Misconfigured(
-                f"{word!r}: {f'queue {queue!r}' if queue else 'for all queues it'} is said twice"
-            )
-        said[queue] = (
+        weights[queue] = (
             None if match is None else dict(zip((HIGH, NORMAL, LOW), map(float, match.groups()), strict=True))
         )
-    return PriorityWeights(said)
+    return PriorityWeights(weights)
 
 
 def parse_queue_order(text: str) -> QueueOrder:
@@ -102,18 +99,14 @@ def parse_queue_order(text: str) -> QueueOrder:
     words = text.split()
     if ">" in words:
         names = words[::2]
-        mixed = ">" in names or any(_QUEUE.fullmatch(each) for each in names)
+        mixed = ">" in names or any(_WEIGHT.fullmatch(each.rpartition("=")[2]) for each in names)
         if mixed or set(words[1::2]) != {">"} or len(words) % 2 == 0:
-            raise Misconfigured(f"{text!r} is no order of queues: {_ORDER_HINT}")
+            raise Misconfigured(f"{text!r} is not an order of queues: {_ORDER_HINT}")
         if len(set(names)) < len(names):
             raise Misconfigured(f"{text!r} names a queue twice")
         return QueueOrder(names=tuple(names))
-    weights: dict[str, float] = {}
-    for word in words:
-        match = _QUEUE.fullmatch(word)
-        if match is None:
-            raise Misconfigured(f"{word!r} is no weight of a queue: {_ORDER_HINT}")
-        if match["queue"] in weights:
-            raise Misconfigured(f"{text!r} names a queue twice")
-        weights[match["queue"]] = float(match["weight"])
-    return QueueOrder(weights=weights)
+    weights = parse_assignments(text, _ORDER_HINT)
+    for queue, weight in weights.items():
+        if not _WEIGHT.fullmatch(weight):
+            raise Misconfigured(f"{f'{queue}={weight}'!r} is not the weight of a queue: {_ORDER_HINT}")
+    return QueueOrder(weights={queue: float(weight) for queue, weight in weights.items()})

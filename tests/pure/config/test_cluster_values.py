@@ -24,7 +24,7 @@ from celery5.protocol.cluster.description import parse_cluster
         ),
         (
             {"environment": {"CELERY5_LEASE": "long"}},
-            "workers.default.environment.CELERY5_LEASE is 'long': Expected `float`",
+            "workers.default.environment.CELERY5_LEASE is 'long': 'long' is not a duration",
         ),
         (
             {"environment": {"CELERY5_BROKER": "ftp://x"}},

@@ -105,7 +105,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"limit": Limit(1, per="queue")}, "per is 'queue'"),  # type: ignore[arg-type]
     ({"limit": Range(5, 2, compute=lambda: 1)}, "the first bound is the lower one"),
     ({"rate_limit": 5}, "rate_limit is 5"),
-    ({"rate_limit": "fast"}, "rate 'fast'"),
+    ({"rate_limit": "fast"}, "rate 'fast' is not a rate: write 50/s, 100/m, 3/10s"),
     ({"concurrency_key": "a"}, "give limit, too"),
     ({"limit": 1, "concurrency_key": "c"}, "'c', which is no parameter of it; it has: a, b"),
     ({"fair_key": 3}, "fair_key is 3"),

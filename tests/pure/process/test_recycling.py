@@ -2,37 +2,10 @@
 
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.errors import Misconfigured
-from celery5.protocol.process.recycling import RecyclingLimits, get_recycle_reason, jitter_limits, parse_bytes
-
-
-@pytest.mark.parametrize(
-    ("said", "size"),
-    [
-        ("", 0),
-        ("  ", 0),
-        ("1048576", 2**20),
-        ("500 MiB", 500 * 2**20),
-        ("500MiB", 500 * 2**20),
-        ("512M", 512 * 2**20),
-        ("1.5 GiB", 3 * 2**29),
-        ("2 gb", 2 * 10**9),
-        ("64 KiB", 2**16),
-        ("0", 0),
-    ],
-)
-def test_sizes_are_said_as_people_say_them(said: str, size: int) -> None:
-    assert parse_bytes(said) == size
-
-
-@pytest.mark.parametrize("said", ["lots", "500 MiBs", "-1", "1 2", "MiB", "1e9", "\u0665 MiB"])
-def test_what_is_no_size_is_told_what_one_is(said: str) -> None:
-    with pytest.raises(Misconfigured, match="is no size: say 500 MiB"):
-        parse_bytes(said)
+from celery5.protocol.process.recycling import RecyclingLimits, get_recycle_reason, jitter_limits
 
 
 @given(

@@ -14,7 +14,6 @@ from celery5.protocol.publisher.address import (
     DaemonAddress,
     parse_connections,
     parse_daemon_address,
-    parse_host_and_port,
 )
 from celery5.protocol.publisher.frames import (
     BYTES_PER_TRIP,
@@ -177,7 +176,6 @@ def test_addresses() -> None:
         host="box", port=70, tls=True, ca="c.pem", certificate="m.pem", key="m.key"
     )
     assert str(parse_daemon_address("tcp://[::1]:70")) == "tcp://[::1]:70"
-    assert parse_host_and_port("[::1]:70") == ("::1", 70)
 
 
 @pytest.mark.parametrize(

@@ -267,15 +267,15 @@ def test_budgets_are_said_in_one_line_of_text(text: str, budgets: dict[str, Budg
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("thread", "'thread' is no budget: write thread=4, thread=2..8"),
-        ("thread=-1", "'thread=-1' is no budget"),
-        ("thread=1..fast", "'thread=1..fast' is no budget"),
-        ("thread=1..memory/", "'thread=1..memory/' is no budget"),
-        ("thread=1..9999999999", "is no budget"),
+        ("thread", "'thread' is not understood: write thread=4, thread=2..8"),
+        ("thread=-1", "'thread=-1' is not a budget"),
+        ("thread=1..fast", "'thread=1..fast' is not a budget"),
+        ("thread=1..memory/", "'thread=1..memory/' is not a budget"),
+        ("thread=1..9999999999", "is not a budget"),
         ("thread=0", "budgets['thread']: minimum is 0: give a whole number, 1 or more"),
         ("thread=5..2", "the minimum, 5, is over the maximum, 2"),
         ("threads=5", "budgets has 'threads', which is no kind of task: did you mean 'thread'?"),
-        ("thread=5 thread=6", "there are two budgets for 'thread'"),
+        ("thread=5 thread=6", "has 'thread' twice"),
     ],
 )
 def test_text_that_is_no_budget_is_refused_with_where_it_stands(text: str, says: str) -> None:

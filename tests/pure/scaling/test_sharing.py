@@ -65,7 +65,7 @@ def test_levels_and_orders_are_said_in_a_line() -> None:
     "text", ["4:2", "4:2:0", "fair", "mail=", "mail=fair", "4:2:1 1:1:1", "a=strict a=4:2:1", "-1:2:3"]
 )
 def test_what_says_no_levels_is_refused(text: str) -> None:
-    with pytest.raises(Misconfigured, match=r"write strict, 4:2:1|said twice"):
+    with pytest.raises(Misconfigured, match=r"write strict, 4:2:1"):
         parse_priorities(text)
 
 

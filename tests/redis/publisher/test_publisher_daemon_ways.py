@@ -55,7 +55,7 @@ def test_jobs_go_by_tls_for_clients_with_a_certificate(daemon: Daemon) -> None:
     ("flags", "why"),
     [
         (("--tcp", "0.0.0.0:7070"), "what comes from other hosts speaks TLS"),
-        (("--tcp", "7070"), "is no HOST:PORT"),
+        (("--tcp", "7070"), "is not HOST:PORT"),
         (("--tcp", "127.0.0.1:0", "--certificate", "/nowhere.pem"), "TLS files cannot be used"),
         (("--client-ca", "/nowhere.pem"), "give a publisher_certificate"),
         (("--socket", "p.sock"), "an absolute path"),

@@ -199,7 +199,7 @@ def test_a_worker_whose_keys_cannot_be_used_says_so_as_it_begins(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("worker", "run", "shop.add", "--args", "{", "--to", "w1"), "--args is no JSON"),
+        (("worker", "run", "shop.add", "--args", "{", "--to", "w1"), "--args is not JSON"),
         (("worker", "run", "shop.add", "--args", "{}", "--to", "w1"), "--args must be a JSON array"),
         (("worker", "tell", "ping", "what"), "write name=value"),
         (("keys", "trust", "nowhere.pem"), "nowhere.pem cannot be read"),

@@ -40,7 +40,7 @@ def test_an_event_is_sent_and_seen(paid: Desk) -> None:
     [
         (("show", "shop.Payed"), "no event 'shop.Payed' is known: did you mean 'shop.Paid'?"),
         (("send", "Nothing"), "no event 'Nothing' is known; those that are: shop.Paid"),
-        (("send", "shop.Paid", "order"), "'order' is no field: write FIELD=VALUE"),
+        (("send", "shop.Paid", "order"), "'order' is not a parameter: write name=value"),
         (("send", "shop.Paid", "order=x"), "field 'order' takes int"),
         (("send", "shop.Paid"), "order: int, note: str = ''"),
         (

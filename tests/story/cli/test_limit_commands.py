@@ -78,7 +78,7 @@ def test_a_limit_that_makes_no_sense_is_refused_in_one_clear_line(desk: Desk) ->
             desk, "limit", "shop.add", words
         )
     for words in ("-1/s", "\u0663/s"):
-        assert "give a number, / and s, m, h or d" in refused(desk, "limit", "shop.add", words)
+        assert "is not a rate: write 50/s, 100/m" in refused(desk, "limit", "shop.add", words)
     assert desk("task", "limit", "shop.add", "none") == "shop.add: nothing was imposed\n"
     assert desk("task", "limits") == "nothing is imposed on any task\n"
 

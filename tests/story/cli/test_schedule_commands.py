@@ -77,7 +77,7 @@ def test_schedules_that_nobody_fires_are_told_of(desk: Desk) -> None:
             ("add", "n", "shop.add", "--cron", "@daily", "--timezone", "", "--args", "[1, 2]"),
             "--timezone '' is no",
         ),
-        (("add", "n", "shop.add", "--every", "1", "--args", "1, 2"), "is no JSON of the right kind"),
+        (("add", "n", "shop.add", "--every", "1", "--args", "1, 2"), "--args is not JSON"),
         (("add", "n", "shop.add", "--every", "1", "--args", '["a"]'), "shop.add"),
         (("add", "n", "shop.add", "--every", "1", "--timezone", "Europe/Berlin"), "--timezone is for --cron"),
     ],

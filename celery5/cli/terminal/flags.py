@@ -1,8 +1,9 @@
-"""Serving: the flags of every command that serves an application.
+"""Flags that several commands share, and the types of flags that are written with a unit.
 
-Flags that are settings have no default here: what they leave unsaid is the environment's or the application's to say.
+Flags that are settings have no default here: without them the environment or the application decides.
 """
 
+import math
 import os
 import signal
 import sys
@@ -14,10 +15,41 @@ import click
 from celery5.errors import Misconfigured
 from celery5.protocol.cluster.members import PARENT_VARIABLE
 from celery5.protocol.job.job import Options
+from celery5.protocol.text_values import DURATION, NAMES, RATE
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.processes.lifecycle.foreground import ServeOptions
+    from celery5.protocol.job.dead_letters import DeadJobFilter
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Duration(click.FloatRange):
+    """The type of a flag that takes seconds, or a text such as `15m`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the seconds. Raises BadParameter."""
+        if isinstance(value, str):
+            try:
+                value = DURATION.parse_unit(value)
+                if isinstance(value, str) and not math.isfinite(float(value)):
+                    raise DURATION.make_error(value)
+            except Misconfigured as error:
+                self.fail(str(error), param, ctx)
+            except ValueError:
+                self.fail(str(DURATION.make_error(value)), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def parse_rate_flag(text: str) -> float:
+    """Return the number per second in `50`, `50/s`, `100/m` or `1000/h`."""
+    try:
+        return RATE.parse(text).per_second
+    except Misconfigured as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def end_with_parent() -> None:
@@ -33,8 +65,6 @@ def end_with_parent() -> None:
         if os.getppid() != int(parent):
             sys.exit(1)
 
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 SETTING_FLAGS = (
     "broker",
@@ -66,7 +96,7 @@ _OF_JOBS: Sequence[Callable[[Any], Any]] = (
     click.option("--burst", is_flag=True, help="End when all is done, scheduled jobs and retries included."),
     click.option(
         "--grace-period",
-        type=float,
+        type=Duration(),
         metavar="SECONDS",
         help="How long running jobs may go on after a stop.",
     ),
@@ -149,12 +179,67 @@ def configure(app: "App", said: dict[str, Any]) -> "ServeOptions":
     return ServeOptions(queues=queue_names(said.pop("queues", None)), **said)
 
 
-def queue_names(listed: str | None) -> tuple[str, ...]:
-    """The names in a list with commas; without a list none, which means all. Raises Misconfigured for one that no queue
-    can have, and for a list of none: what a shell makes of a variable that is not set must not mean all."""
-    names = [each.strip() for each in (listed or "").split(",") if each.strip()]
-    if listed is not None and not names:
-        raise Misconfigured(f"--queues {listed!r} names no queue; leave it out for all")
+def queue_names(text: str | None) -> tuple[str, ...]:
+    """Return the queues in a list with commas; none for no list, which means all.
+
+    Raises Misconfigured for a name that no queue can have, and for a list of none: what a shell makes of a variable
+    that is not set must not mean all.
+    """
+    if text is None:
+        return ()
+    try:
+        names = NAMES.parse(text)
+    except Misconfigured:
+        raise Misconfigured(f"--queues {text!r} names no queue; leave it out for all") from None
     for name in names:
         Options(queue=name).checked()
-    return tuple(dict.fromkeys(names))
+    return names
+
+
+def selection_flags(command: F) -> F:
+    """Add the flags that say which dead jobs are meant."""
+    flags = (
+        click.option("--queue", "queues", metavar="A,B", help="Queues to look at; default: all."),
+        click.option(
+            "--task", "tasks", multiple=True, metavar="NAME", help="Of this task; 'shop.*' will do."
+        ),
+        click.option(
+            "--error", "errors", multiple=True, metavar="CLASS", help="Last raised; '*Error' will do."
+        ),
+        click.option("--message", metavar="TEXT", help="Whose error says this."),
+        click.option("--reason", "reasons", multiple=True, metavar="REASON", help="Dead for this reason."),
+        click.option("--sink", "sinks", multiple=True, metavar="NAME", help="Documents for this Data Sink."),
+        click.option(
+            "--older-than", type=Duration(min=0), metavar="AGE", help="Dead for longer: 90, 15m, 2h, 1d12h."
+        ),
+        click.option("--newer-than", type=Duration(min=0), metavar="AGE", help="Dead for less."),
+        click.option(
+            "--id", "ids", multiple=True, metavar="ID", help="This job; or, with --queue, this entry."
+        ),
+    )
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+def parse_selection(flags: dict[str, Any]) -> "DeadJobFilter":
+    """What the flags mean. Raises Misconfigured for a name that no queue can have."""
+    return {
+        "queue": queue_names(flags["queues"]) or None,
+        "task": flags["tasks"] or None,
+        "error": flags["errors"] or None,
+        "message": flags["message"],
+        "reason": flags["reasons"] or None,
+        "sink": flags["sinks"] or None,
+        "older_than": flags["older_than"],
+        "newer_than": flags["newer_than"],
+        "ids": flags["ids"] or None,
+        "limit": flags.get("limit"),
+        "newest_first": flags.get("newest_first") or None,
+        "after": flags.get("after"),
+    }
+
+
+def is_narrowed(choice: "DeadJobFilter") -> bool:
+    """Whether a choice means less than all dead jobs of its queues."""
+    return any(value is not None for name, value in choice.items() if name != "queue")
