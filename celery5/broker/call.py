@@ -19,6 +19,9 @@ def _lua(name: str) -> str:
     return files("celery5.broker").joinpath("lua", f"{name}.lua").read_text()
 
 
+_LIBS_HERE = "  -- libs\n"
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """A Lua script: `name` of its file, its `body`, and the `sha` under which Redis knows it."""
@@ -33,7 +36,8 @@ class Script:
 
         Args:
             path: The file below `lua/`, without its suffix: `job/publish`.
-            libs: Files below `lua/lib/` whose functions the script uses. They are put in front.
+            libs: Files below `lua/lib/` whose functions the script uses. They are put in front, or in place of the
+                line `-- libs`: to make functions takes time, so a script may do it only when it needs them.
             inner: Another script that this one calls as a function, named like its file, with tables of its own in
                 place of KEYS and ARGV.
         """
@@ -41,7 +45,9 @@ class Script:
         if inner:
             function = inner.rpartition("/")[2]
             body = f"local function {function}(KEYS, ARGV)\n{_lua(inner)}end\n{body}"
-        body = "".join(_lua(f"lib/{lib}") for lib in libs) + body
+        functions = "".join(_lua(f"lib/{lib}") for lib in libs)
+        at_line = not inner and _LIBS_HERE in body
+        body = body.replace(_LIBS_HERE, functions) if at_line else functions + body
         return cls(path.rpartition("/")[2], body, sha1(body.encode(), usedforsecurity=False).hexdigest())
 
 

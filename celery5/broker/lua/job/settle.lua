@@ -38,121 +38,18 @@ local settled, ended, owned, earliest, has_documents = {}, {}, 0, nil, false
 -- so), what completes is the job: that saves a command.
 local is_trusted = lane == 'g' and ARGV.all_have_slots
 -- Where the jobs are, asked for all at once.
-local ids, found, places = {}, {}, nil
+local ids, found = {}, {}
 for n = 1, count do ids[n] = ARGV[6 * n + 1] end -- bound: the outcomes of this call, 256 at most
-local function read_places() found = ids[1] and redis.call('HMGET', jobs, unpack(ids)) or {} end
-if not is_trusted then read_places() end
+if count > 0 and not is_trusted then found = redis.call('HMGET', jobs, unpack(ids)) end
 -- For each entry, where the words for its sinks begin.
 local for_sinks = {}
 for at = 5 + 6 * count, #ARGV, 3 do for_sinks[ARGV[at]] = at end -- bound: the documents of this call
--- The same by id, and kept up to date, for two entries of one batch may have one id.
-local function use_places_by_id()
-  places = {}
-  for n = 1, count do places[ids[n]] = found[n] end -- bound: the outcomes of this call
-  for _, id in ipairs(ended) do places[id] = false end -- bound: as above
-end
-local function is_job(id, entry, result)
-  local place = places[id]
-  if place then return string.sub(place, 2) == entry end
-  return id ~= '' and redis.call('EXISTS', result) == 0
-end
-local function send_document(at, document)
-  local sinks, own = ARGV[at + 1], ARGV[at + 2]
-  has_documents = send_to_sinks(documents, sinks, own ~= '' and own or document) or has_documents
-end
-local function complete(id, entry, result, document, ttl, lock)
-  store_document(result, document, ttl)
-  if for_sinks[entry] then send_document(for_sinks[entry], document) end
-  ended[#ended + 1] = id
-  if lock ~= '' then unlock(unique, lock, id) end
-end
--- The other verbs are rare. Their functions are made when the first of them comes: that costs as much as to settle a job.
-local function make_other_verbs()
-  local verbs, clock = {}, now_ms()
-  if is_trusted then
-    read_places()
-    use_places_by_id()
-  end
-  local function move(id, place)
-    places[id] = place
-    redis.call('HSET', jobs, id, place)
-  end
-  local function end_as_revoked(id, message, result, ttl)
-    local envelope = decode_message(message)
-    local task = as_text(envelope.task)
-    local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', worker = me,
-      finished = clock / 1000, attempt = as_whole(envelope.attempt, 1), replays = as_whole(envelope.replays, 0)})
-    store_document(result, document, ttl)
-    look_up_sinks(documents, 'REVOKED', task, document)
-    places[id], ended[#ended + 1] = false, id
-    unlock(unique, lock_of(envelope), id)
-  end
-  local function is_revoked(id) return string.sub(places[id] or '', 1, 1) == 'V' end
-  -- Return whether a job goes on: no copy does, and one that was revoked ends here. What has no id has only its entry.
-  local function goes_on(id, entry, result, message, ttl)
-    if id == '' then return true end
-    if not is_job(id, entry, result) then return false end
-    if not is_revoked(id) then return true end
-    end_as_revoked(id, message, result, ttl)
-    return false
-  end
-  -- The lane that a job comes back to when it is due: its own. One that was given to this worker has that of its priority.
-  local function home_of(message)
-    if lane ~= 'g' then return lane end
-    return ({high = 'h', low = 'l'})[as_text(decode_message(message).priority)] or ''
-  end
-  -- How many workers died with the job so far: what is held keeps that.
-  local function deliveries_of(entry)
-    local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
-    local fields = fields_of(redis.call('XRANGE', stream, on_stream, on_stream)[1])
-    return string.match(fields.deliveries or '', '^%d+$') or ''
-  end
-  local function keep_until_due(id, message, place, delay)
-    local when = clock + tonumber(delay)
-    redis.call('ZADD', due, when, id)
-    redis.call('HSET', waiting, id, message)
-    move(id, place)
-    if not earliest or when < earliest then earliest = when end
-  end
-  function verbs.retry(id, entry, result, message, delay, ttl)
-    if goes_on(id, entry, result, message, ttl) then keep_until_due(id, message, 'R' .. home_of(message), delay) end
-  end
-  function verbs.hold(id, entry, result, message, delay, ttl)
-    if not goes_on(id, entry, result, message, ttl) then return end
-    keep_until_due(id, message, 'H' .. deliveries_of(entry) .. home_of(message), delay)
-  end
-  function verbs.bury(id, entry, result, message, ttl, document)
-    local here = is_job(id, entry, result)
-    if is_revoked(id) then
-      if here then end_as_revoked(id, message, result, ttl) end
-      return
-    end
-    local dead_entry = redis.call('XADD', dead, '*', 'job', message, 'document', document)
-    if not here then return end
-    move(id, 'X' .. dead_entry)
-    store_document(result, document, ttl)
-    if for_sinks[entry] then send_document(for_sinks[entry], document) end
-    unlock(unique, lock_of(decode_message(message)), id)
-  end
-  function verbs.release(id, entry, result, message, deliveries, ttl)
-    -- Nobody reads what was given to a worker and comes back on that lane.
-    if lane == 'g' then return verbs.hold(id, entry, result, message, 0, ttl) end
-    if not goes_on(id, entry, result, message, ttl) then return end
-    local again = redis.call('XADD', stream, '*', 'job', message, 'deliveries', deliveries)
-    if id ~= '' then move(id, 'S' .. again .. lane) end
-  end
-  function verbs.drop(id, entry, result, message, deliveries, ttl)
-    if id ~= '' and places[id] and is_job(id, entry, result) then
-      verbs.release(id, entry, result, message, deliveries, ttl)
-    end
-  end
-  return verbs
-end
 -- Nearly all outcomes complete a job that is where `jobs` has it, so this entry is pending: these are acknowledged at once.
+-- No function is made for them: that would cost as much as to settle a job.
 local others, is_other = {}, {}
 for n = 1, count do -- bound: the outcomes of this call
   local entry = ARGV[6 * n]
-  if found[n] == 'S' .. entry and ARGV[6 * n - 1] == 'complete' then
+  if found[n] == 'S' .. entry and ARGV[6 * n - 1] == 'complete' and not for_sinks[entry] then
     settled[#settled + 1] = lane == '' and entry or string.sub(entry, 1, -2)
   else
     others[#others + 1], is_other[n] = n, true
@@ -162,28 +59,137 @@ if settled[1] then
   owned = redis.call('XACK', stream, group, unpack(settled))
   local seen = owned < #settled and {} -- an entry came twice in this call
   for n = 1, count do -- bound: the outcomes of this call
-    local at = 6 * n
-    local entry = ARGV[at]
-    if not is_other[n] and not (seen and seen[entry]) then
-      complete(ids[n], entry, KEYS[n + 8], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
-      if seen then seen[entry] = true end
+    local at, id, result = 6 * n, ids[n], KEYS[n + 8]
+    if not is_other[n] and not (seen and seen[ARGV[at]]) then
+      local document, lock = ARGV[at + 2], ARGV[at + 4]
+      redis.call('SET', result, document, 'PX', ARGV[at + 3])
+      redis.call('PUBLISH', result, document)
+      if lock ~= '' and redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
+      ended[#ended + 1] = id
+      if seen then seen[ARGV[at]] = true end
     end
   end
 end
-local other_verbs
-for _, n in ipairs(others) do -- bound: the outcomes of this call
-  local at = 6 * n
-  local verb, entry, id, result = ARGV[at - 1], ARGV[at], ids[n], KEYS[n + 8]
-  local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
-  if redis.call('XACK', stream, group, on_stream) == 1 then
-    owned, settled[#settled + 1] = owned + 1, on_stream
-    if not places then use_places_by_id() end
-    if verb ~= 'complete' then
-      other_verbs = other_verbs or make_other_verbs()
-      other_verbs[verb](id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
-    elseif is_trusted or is_job(id, entry, result) then
-      complete(id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
-      places[id] = false
+if others[1] then
+  -- libs
+  -- Where the jobs are, by id, and kept up to date: two entries of one batch may have one id.
+  local places = {}
+  local function use_places()
+    for n = 1, count do places[ids[n]] = found[n] end -- bound: the outcomes of this call
+    for _, id in ipairs(ended) do places[id] = false end -- bound: as above
+  end
+  use_places()
+  local function is_job(id, entry, result)
+    local place = places[id]
+    if place then return string.sub(place, 2) == entry end
+    return id ~= '' and redis.call('EXISTS', result) == 0
+  end
+  local function send_document(at, document)
+    local sinks, own = ARGV[at + 1], ARGV[at + 2]
+    has_documents = send_to_sinks(documents, sinks, own ~= '' and own or document) or has_documents
+  end
+  local function complete(id, entry, result, document, ttl, lock)
+    if not is_trusted and not is_job(id, entry, result) then return end
+    store_document(result, document, ttl)
+    if for_sinks[entry] then send_document(for_sinks[entry], document) end
+    places[id], ended[#ended + 1] = false, id
+    unlock(unique, lock, id)
+  end
+  -- The other verbs are rare. Their functions are made when the first of them comes.
+  local function make_other_verbs()
+    local verbs, clock = {}, now_ms()
+    if is_trusted then
+      found = redis.call('HMGET', jobs, unpack(ids))
+      use_places()
+    end
+    local function move(id, place)
+      places[id] = place
+      redis.call('HSET', jobs, id, place)
+    end
+    local function end_as_revoked(id, message, result, ttl)
+      local envelope = decode_message(message)
+      local task = as_text(envelope.task)
+      local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', worker = me,
+        finished = clock / 1000, attempt = as_whole(envelope.attempt, 1), replays = as_whole(envelope.replays, 0)})
+      store_document(result, document, ttl)
+      look_up_sinks(documents, 'REVOKED', task, document)
+      places[id], ended[#ended + 1] = false, id
+      unlock(unique, lock_of(envelope), id)
+    end
+    local function is_revoked(id) return string.sub(places[id] or '', 1, 1) == 'V' end
+    -- Return whether a job goes on: no copy does, and one that was revoked ends here. What has no id has only its entry.
+    local function goes_on(id, entry, result, message, ttl)
+      if id == '' then return true end
+      if not is_job(id, entry, result) then return false end
+      if not is_revoked(id) then return true end
+      end_as_revoked(id, message, result, ttl)
+      return false
+    end
+    -- The lane that a job comes back to when it is due: its own. One that was given to this worker has that of its priority.
+    local function home_of(message)
+      if lane ~= 'g' then return lane end
+      return ({high = 'h', low = 'l'})[as_text(decode_message(message).priority)] or ''
+    end
+    -- How many workers died with the job so far: what is held keeps that.
+    local function deliveries_of(entry)
+      local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
+      local fields = fields_of(redis.call('XRANGE', stream, on_stream, on_stream)[1])
+      return string.match(fields.deliveries or '', '^%d+$') or ''
+    end
+    local function keep_until_due(id, message, place, delay)
+      local when = clock + tonumber(delay)
+      redis.call('ZADD', due, when, id)
+      redis.call('HSET', waiting, id, message)
+      move(id, place)
+      if not earliest or when < earliest then earliest = when end
+    end
+    function verbs.retry(id, entry, result, message, delay, ttl)
+      if goes_on(id, entry, result, message, ttl) then keep_until_due(id, message, 'R' .. home_of(message), delay) end
+    end
+    function verbs.hold(id, entry, result, message, delay, ttl)
+      if not goes_on(id, entry, result, message, ttl) then return end
+      keep_until_due(id, message, 'H' .. deliveries_of(entry) .. home_of(message), delay)
+    end
+    function verbs.bury(id, entry, result, message, ttl, document)
+      local here = is_job(id, entry, result)
+      if is_revoked(id) then
+        if here then end_as_revoked(id, message, result, ttl) end
+        return
+      end
+      local dead_entry = redis.call('XADD', dead, '*', 'job', message, 'document', document)
+      if not here then return end
+      move(id, 'X' .. dead_entry)
+      store_document(result, document, ttl)
+      if for_sinks[entry] then send_document(for_sinks[entry], document) end
+      unlock(unique, lock_of(decode_message(message)), id)
+    end
+    function verbs.release(id, entry, result, message, deliveries, ttl)
+      -- Nobody reads what was given to a worker and comes back on that lane.
+      if lane == 'g' then return verbs.hold(id, entry, result, message, 0, ttl) end
+      if not goes_on(id, entry, result, message, ttl) then return end
+      local again = redis.call('XADD', stream, '*', 'job', message, 'deliveries', deliveries)
+      if id ~= '' then move(id, 'S' .. again .. lane) end
+    end
+    function verbs.drop(id, entry, result, message, deliveries, ttl)
+      if id ~= '' and places[id] and is_job(id, entry, result) then
+        verbs.release(id, entry, result, message, deliveries, ttl)
+      end
+    end
+    return verbs
+  end
+  local other_verbs
+  for _, n in ipairs(others) do -- bound: the outcomes of this call
+    local at = 6 * n
+    local verb, entry, id, result = ARGV[at - 1], ARGV[at], ids[n], KEYS[n + 8]
+    local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
+    if redis.call('XACK', stream, group, on_stream) == 1 then
+      owned, settled[#settled + 1] = owned + 1, on_stream
+      if verb == 'complete' then
+        complete(id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+      else
+        other_verbs = other_verbs or make_other_verbs()
+        other_verbs[verb](id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+      end
     end
   end
 end
