@@ -87,11 +87,12 @@ from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
 from celery5.services.worker.concurrency_budget import ConcurrencyBudget
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.due_jobs import Mover
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
+from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs
+from celery5.services.worker.intake import JobIntake, UnstartedJobs
 from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import Heartbeat, Lease
-from celery5.services.worker.reading import NEW_LANE, QueueLanes, ReadOrder
+from celery5.services.worker.reading import NEW_LANE, QueueLanes, ReadingState, ReadOrder
 from celery5.services.worker.recoverer import Recoverer
 from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
 from celery5.services.worker.revocations import Revocations
@@ -412,6 +413,9 @@ class WorkerParts(ProcessParts):
     revocations = Revocations
     # from the queue into the worker
     consumer = Consumer
+    intake = JobIntake
+    unstarted = UnstartedJobs
+    reading = ReadingState
     lanes = QueueLanes
     read_order = ReadOrder
     preferences = Preferences
@@ -421,6 +425,7 @@ class WorkerParts(ProcessParts):
     in_flight = InFlightJobs
     recent = made_by(make_recent_jobs)
     isolated_jobs = IsolatedJobs
+    held = HeldJobs
     # limits
     admission = AdmissionState
     admission_control = AdmissionControl

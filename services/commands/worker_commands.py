@@ -35,6 +35,7 @@ from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.concurrency_budget import ConcurrencyBudget
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.in_flight import InFlightJobs
+from celery5.services.worker.intake import JobIntake
 from celery5.services.worker.task_execution import TaskExecution
 
 SHOWN = 1000
@@ -53,6 +54,7 @@ class WorkerCommands:
         *,
         redis: AsyncDriver,
         consumer: Consumer,
+        intake: JobIntake,
         pauses: PausedQueues,
         consumed: Sequence[QueueKeys],
         in_flight: InFlightJobs,
@@ -69,6 +71,7 @@ class WorkerCommands:
     ) -> None:
         self._redis = redis
         self._consumer = consumer
+        self._intake = intake
         self._pauses = pauses
         self._queues = {keys.queue: keys for keys in consumed}
         self._ledger = in_flight
@@ -183,7 +186,7 @@ class WorkerCommands:
                 self._consumer.recheck()
                 raise
         # It was the last of them. First here, it takes the free slot; the others are given back if there is none.
-        self._consumer.accept_new(entries[::-1] if entries else [])
+        self._intake.accept_new(entries[::-1] if entries else [])
         return entries
 
     async def _shutdown(self, parameters: Mapping[str, Any]) -> object:

@@ -7,8 +7,8 @@ costs nothing. Two small collections are all that the way of a job looks at: `sh
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -220,6 +220,16 @@ class CircuitBreaker:
         return effects.get(self.policy.mode, "")
 
 
+@dataclass(frozen=True, slots=True)
+class BreakerTrip:
+    """The breaker of a task has opened, and its jobs are held."""
+
+    task: str
+    why: str
+    # On Trio's clock.
+    open_until: float
+
+
 class CircuitBreakers:
     """All breakers of one worker, those of its services under `service:<name>`.
 
@@ -231,14 +241,19 @@ class CircuitBreakers:
         self._log = log
         self._of: dict[str, CircuitBreaker | None] = {}
         self._services: dict[str, CircuitBreaker] = {}
-        self.on_tripped: Callable[[str, str, float], None] | None = None
-        """Hears of each task whose jobs are held from now on: its name, why, and for how many seconds."""
-        self._heard: dict[str, int] = {}
+        self._trips: trio.MemorySendChannel[BreakerTrip] | None = None
+        self._sent_trips: dict[str, int] = {}
         self.not_closed: dict[str, CircuitBreaker] = {}
         self.needing_success: set[str] = set()
         for name, task in tasks.items():
             if task.checks:
                 self._of[name] = self._made(name)
+
+    def open_trips_channel(self) -> trio.MemoryReceiveChannel[BreakerTrip]:
+        """Return a channel on which each task is sent whose jobs are held from now on. There is one such channel."""
+        # Unbounded: a task comes again only after its breaker was closed, or a probe has failed.
+        self._trips, receive = trio.open_memory_channel[BreakerTrip](math.inf)
+        return receive
 
     def add_service(
         self, name: str, policy: BreakerPolicy | None = None, checks: Sequence[HealthCheck] = ()
@@ -308,10 +323,10 @@ class CircuitBreakers:
             self.not_closed.pop(task, None)
         else:
             self.not_closed[task] = circuit
-        if self.on_tripped is not None and circuit.trips > self._heard.get(task, 0):
-            self._heard[task] = circuit.trips
+        if self._trips is not None and circuit.trips > self._sent_trips.get(task, 0):
+            self._sent_trips[task] = circuit.trips
             if circuit.policy.mode == "delay":
-                self.on_tripped(task, circuit.why, circuit.breaker.open_until - trio.current_time())
+                self._trips.send_nowait(BreakerTrip(task, circuit.why, circuit.breaker.open_until))
         if circuit.breaker.needs_success:
             self.needing_success.add(task)
         else:

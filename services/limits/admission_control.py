@@ -24,9 +24,11 @@ from celery5.protocol.job.verdict import JOB_EXPIRED, JOB_REVOKED, JobExpired, J
 from celery5.protocol.limits import AdmissionRule, format_expiry, get_waiting_list, unescape_word
 from celery5.services.limits.admission_state import AdmissionState, is_expired
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.in_flight import InFlightJobs, RecentJobs
+from celery5.services.worker.in_flight import HeldJobs
+from celery5.services.worker.intake import JobIntake, UnstartedJobs
 from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import Lease
+from celery5.services.worker.reading import ReadingState
 from celery5.services.worker.task_execution import TaskExecution
 from celery5.tasks.task import Task
 
@@ -55,8 +57,10 @@ class AdmissionControl:
         tasks: Mapping[str, Task[..., Any]],
         admission: AdmissionState,
         task_execution: TaskExecution,
-        in_flight: InFlightJobs,
-        recent: RecentJobs,
+        held: HeldJobs,
+        intake: JobIntake,
+        unstarted: UnstartedJobs,
+        reading: ReadingState,
         outcome_handler: OutcomeHandler,
         lease: Lease,
         log: Log,
@@ -68,8 +72,11 @@ class AdmissionControl:
         self._tasks = tasks
         self._turnstile = admission
         self._execution = task_execution
-        self._ledger = in_flight
-        self._recent = recent
+        self._ledger = held.in_flight
+        self._recent = held.recent
+        self._intake = intake
+        self._unstarted = unstarted
+        self._reading = reading
         self._judgement = outcome_handler
         self._lease = lease
         self._log = log
@@ -79,8 +86,7 @@ class AdmissionControl:
         self._wanted: set[QueueTask] = set()
         self._due: dict[QueueTask, float] = {}
         admission.add_listener(self._changed)
-        admission.on_jobs_received = self.receive_jobs
-        in_flight.add_listener(self._look)
+        held.in_flight.add_listener(self._look)
 
     @property
     def channels(self) -> list[str]:
@@ -122,7 +128,7 @@ class AdmissionControl:
             delivery = self._turnstile.awaiting_admission.popleft()
             if delivery.rule is None:
                 self._may_have_a_slot(delivery)
-                self._turnstile.release_job(delivery, Release())
+                self._unstarted.settle(delivery, Release())
 
     async def request_admission(self) -> None:
         """Ask for all who have come to a gate whether they may pass."""
@@ -151,9 +157,8 @@ class AdmissionControl:
         """Redis has handed jobs to this worker, which it asked for at that time (seconds since 1970)."""
         self._note_waits(queue, rules, handed.delays)
         if handed.entries:
-            self._turnstile.asked_at = asked
-            self._turnstile.take_entries(handed.entries)
-            self._turnstile.asked_at = 0.0
+            with self._turnstile.receiving_since(asked):
+                self._intake.accept_new(handed.entries)
         self._look_for_lost()
 
     async def _ask(self, keys: QueueKeys, jobs: Sequence[Delivery]) -> None:
@@ -187,9 +192,7 @@ class AdmissionControl:
         for each in jobs:
             rule, kind = rules[_task(each)], self._tasks[_task(each)].kind
             if kind not in room:
-                room[kind] = (
-                    0 if self._turnstile.is_queue_closed(queue) else self._turnstile.count_free_slots(kind)
-                )
+                room[kind] = 0 if self._reading.is_closed(queue) else self._turnstile.count_free_slots(kind)
             left = room[kind]
             how = "count" if each.rule is not None else "run" if left and not rule.suspended else "wait"
             room[kind] -= how == "run"
@@ -287,7 +290,8 @@ class AdmissionControl:
         connects = self._redis.statistics().connects
         if connects != self._connects:
             self._connects = connects
-            self._turnstile.recheck()
+            self._reading.request_audit()
+            self._reading.interrupt()
 
     def _next(self) -> float:
         after = self._turnstile.yielding_until

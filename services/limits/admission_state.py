@@ -7,24 +7,22 @@ who has left. A task without a rule is looked for here, not found, and goes its 
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from itertools import count, takewhile
 from typing import Any
 
 import trio
 
-from celery5.broker.calls.jobs import Entry
-from celery5.broker.calls.limits import AdmittedJobs
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.lanes import ADMITTED
-from celery5.protocol.job.verdict import Release
 from celery5.protocol.limits import AdmissionRule, LimitOverride, Range, Suspension, make_admission_rule
 from celery5.protocol.scaling.prefetch import HORIZON, DurationEstimate, count_ahead
 from celery5.services.worker.concurrency_budget import ConcurrencyBudget
 from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs
 from celery5.services.worker.internal_queues import TasksQueue
+from celery5.services.worker.reading import ReadingState
 from celery5.tasks.task import Task
 
 AWAITING_ADMISSION = "gate"
@@ -38,12 +36,11 @@ A_MOMENT = 0.01
 class AdmissionState:
     """The gates of one worker. `rules` has those of the tasks that have one now, by the tasks' names."""
 
-    has_unreadable_queue = False
-    """Whether there is a queue that the Consumer has no room to read."""
+    _has_unreadable_queue = False
     yielding_until = 0.0
     """The time before which nobody is to be taken out of a waiting room."""
     _gave_way = False
-    asked_at = 0.0
+    _asked_at = 0.0
     """When Redis was asked for what is taken now; 0 when nobody knows."""
     is_used = False
     """Whether any job of this worker ever had to do with a gate."""
@@ -57,6 +54,7 @@ class AdmissionState:
         budget: ConcurrencyBudget,
         in_flight: InFlightJobs,
         isolated_jobs: IsolatedJobs,
+        reading: ReadingState,
         log: Log,
         default_queue: str,
     ) -> None:
@@ -68,6 +66,7 @@ class AdmissionState:
         self._suspects = isolated_jobs
         self._log = log
         self._default_queue = default_queue
+        self._reading = reading
         self._imposed: Mapping[str, LimitOverride] = {}
         self._suspended: Mapping[str, Suspension] = {}
         self._computed: dict[str, int] = {}
@@ -78,18 +77,6 @@ class AdmissionState:
         self.admitted: Counter[str] = Counter()
         """How many have come through, by kind."""
         self.changed = trio.Event()
-        self.is_queue_closed: Callable[[str], bool] = lambda _queue: False
-        """Whether this worker takes no jobs of a queue now."""
-        self.take_entries: Callable[[Sequence[Entry]], object] = lambda _entries: None
-        """Takes jobs that were handed to this worker."""
-        self.on_jobs_received: Callable[[str, Sequence[AdmissionRule], AdmittedJobs, float], None] = (
-            lambda _queue, _rules, _handed, _asked: None
-        )
-        """Hears what a gate has answered."""
-        self.release_job: Callable[[Delivery, Release], None] = lambda _delivery, _verdict: None
-        """Gives a job back."""
-        self.recheck: Callable[[], None] = lambda: None
-        """Something may have been handed to this worker whose answer was lost."""
         self._promised: Counter[str] = Counter()
         self._served: dict[str, int] = {}
         """The turn in which each task was last asked for; the larger, the later."""
@@ -163,7 +150,7 @@ class AdmissionState:
             return self._why_not(delivery, rule)
         if handed:
             if rule.rate is not None:
-                delivery.start_before = self.asked_at + rule.rate.slack if self.asked_at else 1.0
+                delivery.start_before = self._asked_at + rule.rate.slack if self._asked_at else 1.0
             self._ledger.add(delivery)
             self.admit([delivery])
         else:
@@ -172,6 +159,19 @@ class AdmissionState:
             self.awaiting_admission.append(delivery)
             self.changed.set()
         return ""
+
+    @contextmanager
+    def receiving_since(self, asked_at: float) -> Generator[None]:
+        """While this lasts, jobs are received that Redis was asked for at that time (seconds since 1970)."""
+        self._asked_at = asked_at
+        try:
+            yield
+        finally:
+            self._asked_at = 0.0
+
+    def set_unreadable(self, has_unreadable_queue: bool) -> None:
+        """Note whether there is a queue that the Consumer has no capacity to read."""
+        self._has_unreadable_queue = has_unreadable_queue
 
     def _why_not(self, delivery: Delivery, rule: AdmissionRule) -> str:
         if rule.rejects_all:
@@ -232,7 +232,7 @@ class AdmissionState:
         gone = Counter(delivery.kind for delivery in settled if delivery.rule is not None)
         names = [name for name in tasks if name in self._tasks]
         kinds = {self._tasks[name].kind for name in names}
-        if self.is_queue_closed(queue) or self._gives_way(gone):
+        if self._reading.is_closed(queue) or self._gives_way(gone):
             return [(self.get_rule(name), 0) for name in names]
         shares = self._share_out(
             names, {kind: self.count_free_slots(kind, leaving=gone[kind]) for kind in kinds}
@@ -260,7 +260,7 @@ class AdmissionState:
     def _gives_way(self, gone: Counter[str]) -> bool:
         """Whether the room that is free now is for those without a gate: where the Consumer has none to read for, every
         other time. Else who waits at gates would keep all others from running."""
-        self._gave_way = bool(gone) and self.has_unreadable_queue and not self._gave_way
+        self._gave_way = bool(gone) and self._has_unreadable_queue and not self._gave_way
         if self._gave_way:
             self.yielding_until = trio.current_time() + A_MOMENT
         return self._gave_way

@@ -20,7 +20,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.limits import LimitOverride, Suspension
-from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.health.circuits import BreakerTrip, CircuitBreakers
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import is_key_corrupt
 from celery5.tasks.task import Task
@@ -64,8 +64,7 @@ class LimitOverrides:
         self._tripped: dict[str, Suspension] = {}
         self._news = trio.Event()
         self._beats = 0
-        if breaker_suspends:
-            circuit_breakers.on_tripped = self.on_breaker_open
+        self._trips = circuit_breakers.open_trips_channel() if breaker_suspends else None
 
     @property
     def channels(self) -> list[str]:
@@ -87,17 +86,27 @@ class LimitOverrides:
             if self._beats % HEARTBEATS_PER_CHECK == 0:
                 self._news.set()
 
-    def on_breaker_open(self, task: str, why: str, seconds: float) -> None:
-        """The circuit breaker of a task has opened: no worker is to run it for so long."""
-        now = time.time()
+    async def _receive_trips(self, trips: trio.MemoryReceiveChannel[BreakerTrip]) -> None:
+        """Note each task whose circuit breaker has opened: no worker is to run it for as long."""
         by = f"{BREAKER_NAME} of {self._worker}"
-        self._tripped[task] = Suspension(why=why, by=by, since=round(now, 3), until=round(now + seconds, 3))
-        self._news.set()
+        async for trip in trips:
+            now = time.time()
+            until = now + trip.open_until - trio.current_time()
+            self._tripped[trip.task] = Suspension(
+                why=trip.why, by=by, since=round(now, 3), until=round(until, 3)
+            )
+            self._news.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Know what is imposed, until cancelled."""
         await self._look()
-        task_status.started()
+        async with trio.open_nursery() as nursery:
+            if self._trips is not None:
+                nursery.start_soon(self._receive_trips, self._trips)
+            task_status.started()
+            await self._follow()
+
+    async def _follow(self) -> None:
         while True:
             with trio.move_on_after(self._next()):
                 await self._news.wait()

@@ -5,6 +5,7 @@ It is what bounds everything in a worker: the Consumer reads no more than the le
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import trio
 
@@ -165,3 +166,15 @@ class IsolatedJobs:
         if self._out is None and self._waiting:
             self._out = self._waiting.popleft()
             self._queues[self._out.kind].put(self._out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldJobs:
+    """The jobs of one worker, each view of them with its owner."""
+
+    # From the read to the settlement.
+    in_flight: InFlightJobs
+    # Messages that came not long ago, so that a duplicate is noticed.
+    recent: RecentJobs
+    # Those that run alone, because workers have died with them.
+    isolated_jobs: IsolatedJobs

@@ -127,17 +127,27 @@ class TasksQueue(HandoffQueue[Delivery]):
 
 
 class ResultsQueue(HandoffQueue[tuple[Delivery, Settlement]]):
-    """Outcomes that wait to be settled. `ahead` is told of one that finds the publisher waiting, before that wakes."""
+    """Outcomes that wait to be settled."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.before_wake: Callable[[Delivery, Settlement], None] | None = None
+        self._on_first: Callable[[Delivery, Settlement], None] | None = None
+
+    async def take_first(
+        self, on_first: Callable[[Delivery, Settlement], None]
+    ) -> tuple[Delivery, Settlement]:
+        """Return the oldest outcome. If it must be waited for, call `on_first` with it as it is put, before we wake."""
+        self._on_first = on_first
+        try:
+            return await self.take()
+        finally:
+            self._on_first = None
 
     def _wake_one(self) -> None:
         if self._parked:
             super()._wake_one()
-            if self.before_wake is not None:
-                self.before_wake(*self.items[0])
+            if self._on_first is not None:
+                self._on_first(*self.items[0])
 
 
 def _alike(_job: Delivery) -> float:

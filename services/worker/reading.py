@@ -7,6 +7,8 @@ what a Scheduler prefers, they are read one after the other; so is a queue that 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+import trio
+
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry, HeartbeatReply
@@ -19,13 +21,75 @@ NEW_LANE = b"lane"
 """What is said on the channel that wakes workers when a lane has its first job."""
 
 
-class QueueLanes:
-    """The lanes of one worker's queues, as far as they are in use."""
+class ReadingState:
+    """Which queues a worker reads now, and the read that is under way.
 
-    def __init__(self, *, consumed: Sequence[QueueKeys]) -> None:
+    The Consumer reads by it. Others end a read that began before they had news.
+    """
+
+    def __init__(self) -> None:
+        self._paused: set[str] = set()
+        self._is_stopping = False
+        self._read = trio.CancelScope()
+        self._is_audit_requested = False
+
+    def is_closed(self, queue: str) -> bool:
+        """Return whether this worker takes no jobs of a queue now."""
+        return self._is_stopping or queue in self._paused
+
+    @property
+    def paused_queues(self) -> frozenset[str]:
+        """The queues that are not read now."""
+        return frozenset(self._paused)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nothing is read any more."""
+        return self._is_stopping
+
+    def is_paused(self, queue: str) -> bool:
+        """Return whether a queue is not read now."""
+        return queue in self._paused
+
+    def pause(self, *queues: str) -> None:
+        """Read these queues no more, until `resume`."""
+        self._paused.update(queues)
+        self.interrupt()
+
+    def resume(self, queue: str) -> None:
+        """Read this queue again."""
+        self._paused.discard(queue)
+        self.interrupt()
+
+    def set_stopping(self, is_stopping: bool) -> None:
+        """Note whether nothing is read any more."""
+        self._is_stopping = is_stopping
+
+    def begin_read(self, scope: trio.CancelScope) -> None:
+        """A read begins, which ends when `scope` is cancelled."""
+        self._read = scope
+
+    def interrupt(self) -> None:
+        """End the read that is under way."""
+        self._read.cancel()
+
+    def request_audit(self) -> None:
+        """Look for lost jobs before the next read: one may have been read whose answer was lost."""
+        self._is_audit_requested = True
+
+    def take_audit_request(self) -> bool:
+        """Return whether an audit was requested since this was last asked."""
+        requested, self._is_audit_requested = self._is_audit_requested, False
+        return requested
+
+
+class QueueLanes:
+    """The lanes of one worker's queues, as far as they are in use. A new one ends the read that is under way."""
+
+    def __init__(self, *, consumed: Sequence[QueueKeys], reading: ReadingState) -> None:
         self._used: dict[str, str] = {keys.queue: "" for keys in consumed}
         self._read: dict[str, tuple[QueueKeys, ...]] = {keys.queue: (keys,) for keys in consumed}
-        self._followers: list[Callable[[], None]] = []
+        self._reading = reading
 
     def get_read_lanes(self, queue: str) -> tuple[QueueKeys, ...]:
         """The lanes of a queue from which jobs are read, the most urgent first: one, unless its jobs had priorities."""
@@ -42,12 +106,7 @@ class QueueLanes:
             self._read[keys.queue] = tuple(
                 keys.on_lane(lane) for lane in (HIGH, NORMAL, LOW) if lane in pulse.lanes
             )
-            for tell in self._followers:
-                tell()
-
-    def add_listener(self, follower: Callable[[], None]) -> None:
-        """Have `follower` called when a lane comes into use."""
-        self._followers.append(follower)
+            self._reading.interrupt()
 
 
 ReceiveFunction = Callable[[Call[list[Entry]]], Awaitable[Sequence[Entry]]]
@@ -88,10 +147,6 @@ class ReadOrder:
     def get_held_lanes(self) -> list[QueueKeys]:
         """All lanes that this worker may have jobs of."""
         return [lane for keys in self._in_turn for lane in self._lanes.get_held_lanes(keys)]
-
-    def add_listener(self, listener: Callable[[], None]) -> None:
-        """Have `follower` called when there is something new to read from."""
-        self._lanes.add_listener(listener)
 
     async def read_nonblocking(
         self, queues: Sequence[QueueKeys], room: "PassCapacity", receive: ReceiveFunction

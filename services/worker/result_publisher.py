@@ -31,9 +31,10 @@ from celery5.protocol.job.delivery import (
 from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.job.lanes import ADMITTED
 from celery5.protocol.job.verdict import Bury, Reason, Release
+from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import is_recoverable
-from celery5.services.worker.in_flight import InFlightJobs, RecentJobs
+from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.worker.lease import Lease
 
@@ -139,10 +140,10 @@ class ResultPublisher:
         redis: TrioRedis,
         consumed: Sequence[QueueKeys],
         results: ResultsQueue,
-        in_flight: InFlightJobs,
-        recent: RecentJobs,
+        held: HeldJobs,
         unpublishable_retries: UnpublishableRetries,
         admission: AdmissionState,
+        admission_control: AdmissionControl,
         lease: Lease,
         log: Log,
         worker: str,
@@ -150,12 +151,12 @@ class ResultPublisher:
         self._redis = redis
         self._queues = {keys.queue: keys for keys in consumed}
         self._results = results
-        results.before_wake = self._begin
         self._begun: tuple[Call[int], PendingRequest] | None = None
-        self._ledger = in_flight
-        self._recent = recent
+        self._ledger = held.in_flight
+        self._recent = held.recent
         self._unpublishable = unpublishable_retries
         self._turnstile = admission
+        self._admission_control = admission_control
         self._handed: Callable[[], None] | None = None
         self._lease = lease
         self._log = log
@@ -167,7 +168,7 @@ class ResultPublisher:
         task_status.started()
         try:
             while True:
-                first = await self._results.take()
+                first = await self._results.take_first(self._begin)
                 self._unsettled = [first, *(() if self._begun else self._results.drain(BATCH - 1))]
                 await self.settle(self._unsettled)
                 self._unsettled = ()
@@ -255,7 +256,7 @@ class ResultPublisher:
         with self._turnstile.reserving_slots(rules):
             handed = await self._redis.perform(limits.settle_limited(keys, settle, leaving, rules))
         told = [rule for rule, _ in rules]
-        self._handed = partial(self._turnstile.on_jobs_received, keys.queue, told, handed, asked)
+        self._handed = partial(self._admission_control.receive_jobs, keys.queue, told, handed, asked)
         return handed.owned
 
     def _instead(self, batch: Outcomes, sent: bool) -> Outcomes:

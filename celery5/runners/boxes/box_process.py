@@ -47,8 +47,8 @@ MAX_LINE_BYTES = 2_000
 class BoxOutput:
     """The output of one box: writes it to the worker's log, and keeps the end of its stderr."""
 
-    def __init__(self, log_event: LogEvent) -> None:
-        self.pid = 0
+    def __init__(self, log_event: LogEvent, pid: int) -> None:
+        self._pid = pid
         self._is_muted = False
         self._log_event = log_event
         self._job: CurrentJob | None = None
@@ -65,7 +65,7 @@ class BoxOutput:
         dropped = max(0, self._printed_count - MAX_OUTPUT_LINES) + max(0, self._logged_count - MAX_LOG_LINES)
         if dropped:
             self._log_event(
-                "box:output-truncated", "warning", **self._job_fields(), pid=self.pid, lines=dropped
+                "box:output-truncated", "warning", **self._job_fields(), pid=self._pid, lines=dropped
             )
         self._job, self._printed_count, self._logged_count = None, 0, 0
 
@@ -104,7 +104,7 @@ class BoxOutput:
         if self._printed_count <= MAX_OUTPUT_LINES:
             text = line[:MAX_LINE_BYTES].decode("utf-8", "backslashreplace").rstrip()
             self._log_event(
-                "box:printed", "info", **self._job_fields(), pid=self.pid, stream=stream, line=text
+                "box:printed", "info", **self._job_fields(), pid=self._pid, stream=stream, line=text
             )
 
     def _job_fields(self) -> dict[str, Any]:
@@ -166,9 +166,8 @@ class BoxProcess:
         self._outcome: Outcome | None = None
         self._nursery: trio.Nursery | None = None
         self._is_ending = self._is_broken = False
-        self._output = BoxOutput(log_event)
         self._group = ProcessGroup(command, box.get_variables(os.environ))
-        self._output.pid = self.pid
+        self._output = BoxOutput(log_event, self.pid)
         log_event("box:started", "debug", pid=self.pid, command=list(command)[:8])
 
     @property

@@ -36,7 +36,7 @@ def _voice() -> tuple[BoxOutput, list[dict[str, Any]]]:
     def tell(what: str, _level: Any = "info", /, **fields: Any) -> None:
         told.append({"what": what, **fields})
 
-    return BoxOutput(tell), told
+    return BoxOutput(tell, 1), told
 
 
 def test_a_box_that_logs_without_end_is_counted_from_some_line_on() -> None:

@@ -14,6 +14,7 @@ from celery5.services.limits.admission_state import MAX_REQUESTED_JOBS, Admissio
 from celery5.services.worker.concurrency_budget import ConcurrencyBudget
 from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs
 from celery5.services.worker.internal_queues import TasksQueue
+from celery5.services.worker.reading import ReadingState
 
 NAMES = ("a", "b", "c")
 
@@ -41,6 +42,7 @@ class Asking(AdmissionState):
             ),
             in_flight=in_flight,
             isolated_jobs=IsolatedJobs(queues=queues, in_flight=in_flight, max_deliveries=3),
+            reading=ReadingState(),
             log=log,
             default_queue="default",
         )

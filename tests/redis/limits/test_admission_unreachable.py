@@ -24,6 +24,7 @@ from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.reloader import NextIncarnation
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.in_flight import InFlightJobs, RecentJobs
+from celery5.services.worker.intake import JobIntake
 from celery5.services.worker.internal_queues import ResultsQueue
 from celery5.services.worker.reading import QueueLanes
 from celery5.services.worker.result_publisher import ResultPublisher
@@ -65,6 +66,7 @@ class Desk:
         self,
         *,
         consumer: Consumer,
+        intake: JobIntake,
         admission_control: AdmissionControl,
         admission: AdmissionState,
         result_publisher: ResultPublisher,
@@ -78,6 +80,7 @@ class Desk:
         self.recent = recent
         self.ledger = in_flight
         self.consumer = consumer
+        self.intake = intake
         self.gates = admission_control
         self.turnstile = admission
         self.publisher = result_publisher
@@ -98,7 +101,7 @@ async def desk(app: App) -> AsyncGenerator[tuple[Desk, Deaf]]:
         await nursery.start(one.publisher.run)
         await app.tasks["one"].adelay()
         await link.perform(jobs.join_queue(keys, "w", lease=30))
-        one.consumer.accept(await link.perform(jobs.read_jobs([keys], "w", count=9, block_seconds=0)))
+        one.intake.accept(await link.perform(jobs.read_jobs([keys], "w", count=9, block_seconds=0)))
         yield one, deaf
         nursery.cancel_scope.cancel()
 
@@ -170,7 +173,7 @@ async def test_a_job_that_was_handed_over_but_had_come_before(app: App, redis_cl
         one.turnstile.awaiting_admission.clear()
         pulled = await app.aperform(limits.admit_waiting(keys, "w", [(one.turnstile.get_rule("one"), 1)]))
         assert redis_client.hlen(keys.slots) == 1
-        one.consumer.accept(pulled.entries)  # the worker remembers that it had this very message
+        one.intake.accept(pulled.entries)  # the worker remembers that it had this very message
         await until(lambda: redis_client.xlen(handed.stream) == 0)
         assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.slot_counts) == {}
 
@@ -195,12 +198,12 @@ async def test_what_is_found_as_lost_while_its_answer_is_on_the_way_is_one_job(a
     async with desk(app) as (one, deaf):
         handed = await handed_over(one, app)
         if late == "the look":
-            deaf.meanwhile = [lambda: None, lambda: one.turnstile.take_entries(handed)]
+            deaf.meanwhile = [lambda: None, lambda: one.intake.accept_new(handed)]
         one.consumer.recheck()
         with trio.move_on_after(0.5):  # it reads on
             await one.consumer.fetch()
         if late == "the answer":
-            one.turnstile.take_entries(handed)
+            one.intake.accept_new(handed)
         assert not deaf.meanwhile
         assert [each.entry for each in one.ledger] == [each.id for each in handed]
         assert one.turnstile.admitted.total() == 1

@@ -22,7 +22,7 @@ from celery5.protocol.job.envelope import Envelope, read_envelope
 from celery5.protocol.job.lanes import Priority
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.internal_queues import SharedSlots, SharedTasksQueue, TasksQueue
-from celery5.services.worker.reading import PassCapacity, QueueLanes, ReadOrder
+from celery5.services.worker.reading import PassCapacity, QueueLanes, ReadingState, ReadOrder
 from tests.redis.commands.staff import Staff, wait_until
 from tests.redis.worker.workers import until, working
 
@@ -52,7 +52,7 @@ class Reader:
     def __init__(self, app: App, queues: Sequence[str]) -> None:
         self._app = app
         self._queues = [app.queue(name) for name in queues]
-        self._lanes = QueueLanes(consumed=self._queues)
+        self._lanes = QueueLanes(consumed=self._queues, reading=ReadingState())
         self._reading = ReadOrder(
             consumed=self._queues,
             lanes=self._lanes,

@@ -23,9 +23,10 @@ from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.job.verdict import Complete, Release
 from celery5.protocol.limits import AdmissionRule
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
+from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs
 from celery5.services.worker.internal_queues import ResultsQueue
 from celery5.services.worker.lease import Lease
+from celery5.services.worker.reading import ReadingState
 from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
 from tests.redis.worker.workers import until
 
@@ -77,13 +78,15 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
     unpublishable = UnpublishableRetries(
         when_unpublishable="backlog", queues={}, results=results, log=log, worker=WORKER, results_ttl=60
     )
+    isolated = IsolatedJobs(queues={}, in_flight=ledger, max_deliveries=3)
     turnstile = AdmissionState(
         tasks={},
         queues={},
         duration_estimates={},
         budget=cast("Any", None),  # nobody has a rule
         in_flight=ledger,
-        isolated_jobs=IsolatedJobs(queues={}, in_flight=ledger, max_deliveries=3),
+        isolated_jobs=isolated,
+        reading=ReadingState(),
         log=log,
         default_queue="default",
     )
@@ -91,10 +94,10 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
         redis=link,
         consumed=[keys],
         results=results,
-        in_flight=ledger,
-        recent=RecentJobs(recent_jobs=10),
+        held=HeldJobs(in_flight=ledger, recent=RecentJobs(recent_jobs=10), isolated_jobs=isolated),
         unpublishable_retries=unpublishable,
         admission=turnstile,
+        admission_control=cast("Any", None),  # nobody has a rule
         lease=lease,
         log=log,
         worker=WORKER,

@@ -1,0 +1,141 @@
+"""Job intake: every job that was read for this worker, by whichever way it came, goes to the queue of its kind here."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery5.broker.calls.jobs import Entry
+from celery5.errors import Corrupt
+from celery5.logs.log import Log
+from celery5.protocol.job.delivery import Delivery, make_drop, make_settlement
+from celery5.protocol.job.envelope import Envelope, Failure, read_envelope, read_job_id
+from celery5.protocol.job.lanes import ADMITTED
+from celery5.protocol.job.verdict import Bury, Reason, Release
+from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
+from celery5.services.scaling.preferences import Preferences
+from celery5.services.worker.capacity import QueueCapacity
+from celery5.services.worker.in_flight import HeldJobs
+from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
+from celery5.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnstartedJobs:
+    """Ends jobs that no executor has taken."""
+
+    results: ResultsQueue
+    log: Log
+    # The name of this worker, which stands in the documents.
+    worker: str
+    # Seconds that the document of a job's end is kept.
+    results_ttl: float
+
+    def settle(self, delivery: Delivery, verdict: Bury | Release) -> None:
+        """Settle a job that is held."""
+        settlement = make_settlement(verdict, delivery, worker=self.worker, ttl=self.results_ttl)
+        self.results.put((delivery, settlement))
+
+    def refuse(self, delivery: Delivery, reason: Reason, error: str, text: str) -> None:
+        """Dead-letter a job that cannot run here, and log it."""
+        delivery.finished = delivery.read
+        self.settle(delivery, Bury(reason, Failure(type=error, message=text)))
+        job = delivery.envelope.id if delivery.envelope else read_job_id(delivery.message)
+        entry = delivery.entry.decode()
+        self.log.log_job(
+            "error", job=job, queue=delivery.queue, entry=entry, state="DEAD", reason=reason.value, error=text
+        )
+
+    def drop_duplicate(self, delivery: Delivery, envelope: Envelope) -> None:
+        """Remove an entry whose very message came before. The job stays as it was."""
+        self.results.put((delivery, make_drop(delivery)))
+        self.log.event(
+            "consumer:duplicate-dropped", "warning", job=envelope.id, task=envelope.task, attempt=envelope.attempt,
+            queue=delivery.queue, entry=delivery.entry.decode(),
+        )  # fmt: skip
+
+
+class JobIntake:
+    """Takes the jobs that the Consumer has read, and those that Redis hands over on other calls."""
+
+    def __init__(
+        self,
+        *,
+        tasks: Mapping[str, Task[..., Any]],
+        queues: Mapping[str, TasksQueue],
+        queue_capacity: QueueCapacity,
+        held: HeldJobs,
+        admission: AdmissionState,
+        preferences: Preferences,
+        unstarted: UnstartedJobs,
+        message_limit: int,
+    ) -> None:
+        self._tasks = tasks
+        self._queues = queues
+        self._capacity = queue_capacity
+        self._in_flight = held.in_flight
+        self._recent = held.recent
+        self._isolated = held.isolated_jobs
+        self._admission = admission
+        self._preferences = preferences
+        self._unstarted = unstarted
+        self._message_limit = message_limit
+
+    def accept_new(self, entries: Sequence[Entry]) -> int:
+        """Take the entries that this worker does not hold yet, and return how many those are.
+
+        A job that is handed to a worker may be found as lost while the answer that carries it is on its way. Whichever
+        comes second is no copy of the job.
+        """
+        new = [entry for entry in entries if (entry.queue, entry.id) not in self._in_flight]
+        self.accept(new)
+        return len(new)
+
+    def accept(self, entries: Sequence[Entry]) -> None:
+        """Take entries that were read for this worker."""
+        now = time.time()
+        counts_by_queue: dict[str, dict[str, int]] = {}
+        for entry in entries:
+            delivery = Delivery(
+                entry.queue, entry.id, entry.message, entry.deliveries, read=now, lane=entry.lane
+            )
+            try:
+                envelope = delivery.envelope = read_envelope(entry.message, self._message_limit)
+            except Corrupt as error:
+                self._refuse(delivery, Reason.CORRUPT, "Corrupt", str(error))
+                continue
+            if self._recent.check_and_add(delivery, envelope):
+                self._in_flight.add(delivery)
+                self._unstarted.drop_duplicate(delivery, envelope)
+                continue
+            if envelope.task not in self._tasks:
+                text = f"no task {envelope.task!r} on this worker: does it load the module that declares it?"
+                self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
+                continue
+            task = self._tasks[envelope.task]
+            kind, delivery.recipients = task.kind, task.recipients
+            delivery.kind = kind
+            counts = counts_by_queue.setdefault(entry.queue, {})
+            if entry.lane == ADMITTED or envelope.task in self._admission.rules:
+                self._to_admission(delivery, envelope.task, counts)
+                continue
+            counts[kind] = counts.get(kind, 0) + 1
+            self._in_flight.add(delivery)
+            if entry.deliveries < self._isolated.min_deaths:
+                self._queues[kind].put(delivery)
+            else:
+                self._isolated.add(delivery)
+        self._capacity.record_read(counts_by_queue)
+        if self._preferences.tasks:
+            for queue_of_kind in self._queues.values():
+                self._preferences.sort_queue(queue_of_kind)
+
+    def _to_admission(self, delivery: Delivery, task: str, counts: dict[str, int]) -> None:
+        if why := self._admission.receive(delivery, task):
+            self._refuse(delivery, Reason.REJECTED_BY_LIMIT, "RejectedByLimit", why)
+        elif delivery.lane != ADMITTED:
+            counts[AWAITING_ADMISSION] = counts.get(AWAITING_ADMISSION, 0) + 1
+
+    def _refuse(self, delivery: Delivery, reason: Reason, error: str, text: str) -> None:
+        self._in_flight.add(delivery)
+        self._unstarted.refuse(delivery, reason, error, text)
