@@ -86,14 +86,14 @@ class BrokerPing(HealthCheck):
         super().__init__(name, period=period, **more)
         self._most = _above_zero(limit, name)
 
-    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
+    async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """One ping."""
         import trio
 
         began = trio.current_time()
         with trio.move_on_after(self._most):
             try:
-                await ground.perform(jobs.PING)
+                await context.perform(jobs.PING)
             except BrokerError as error:
                 self.why: str = str(error)
                 return "unhealthy"
@@ -113,7 +113,7 @@ class EventLoopLag(HealthCheck):
         super().__init__(name, period=period, **more)
         self._most = _above_zero(limit, name)
 
-    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
+    async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """How much later than asked for some short sleeps end, at worst."""
         from celery5.health.event_loop import measure_lateness
 
@@ -147,7 +147,7 @@ class Memory(HealthCheck):
         self._needed = needed
         self._most = None if limit is None else _above_zero(limit, name)
 
-    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
+    async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """Some small files that the kernel writes."""
         available, used = available_memory(), used_memory()
         self.why: str = f"{_mib(available)} of memory are available, {_mib(self._needed)} are needed"
@@ -186,9 +186,9 @@ class QueueLength(HealthCheck):
         self._queue = queue
         self._most = _above_zero(limit, self.name)
 
-    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
+    async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """One short question."""
-        size = await ground.perform(jobs.measure_queue(ground.get_queue_keys(self._queue)))
+        size = await context.perform(jobs.measure_queue(context.get_queue_keys(self._queue)))
         waiting = max(size.stream - size.in_workers, 0)
         self.why: str = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._most}"
         return grade_usage(waiting, self._most)
@@ -217,7 +217,7 @@ class UnpublishedMessages(HealthCheck):
         self._backlog = backlog
         self._most = _above_zero(limit, name)
 
-    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
+    async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """Compare one number of this process' memory."""
         size = self._backlog.size
         self.why: str = f"{size} messages wait that Redis has not got; the limit is {self._most}"
@@ -263,7 +263,7 @@ class HttpEndpoint(HealthCheck):
         self._cafile = None if cafile is None else str(cafile)
         self._is_compromised = False
 
-    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
+    async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """One OPTIONS request, in a thread."""
         import trio
 

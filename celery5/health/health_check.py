@@ -1,5 +1,4 @@
-"""Health checks: what may be wrong with a worker or with what its tasks need, looked at again and again (C27 to
-C36)."""
+"""Health checks: what may be wrong with a worker or with what its tasks need, checked at a period."""
 
 import inspect
 import math
@@ -18,12 +17,12 @@ T = TypeVar("T")
 
 Scope = Literal["local", "global"]
 CheckFunction = Callable[[], Any]
-"""Says the state: one of the check's, several of which the worst counts, True or None (good), or False (the worst)."""
+"""Returns the state, or several, of which the worst counts; or True or None (good), or False (the worst)."""
 
 PERIOD = 30.0
-"""Seconds between two looks, unless said otherwise."""
+"""The default period, in seconds."""
 TIMEOUT = 10.0
-"""Seconds that a look may take, unless said otherwise."""
+"""The default timeout, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +45,29 @@ class CheckContext:
 
 
 class ReportListener(Protocol):
-    """Who is told of each report."""
+    """Called with each report."""
 
     def __call__(self, check: "HealthCheck", state: str, why: str, /) -> None: ...
 
 
 class HealthCheck:
-    """A health check: it has a name, states, and functions that say which one it is in.
+    """A health check: it has a name, states, and functions that return which one it is in.
 
-    `states`: the worst first, the good one last; when several hold the first counts (C35). `period`: seconds between
-    two looks (30). `timeout`: seconds that one may take (10, but no more than the period). `allowed`: how often a
-    state may be seen within `window` seconds before it trips the circuit breakers of the tasks and services that have
-    this check: by default 2 times, `degraded` 10 times, in 12 periods. `scope`: `local` to each worker, or `global`:
-    one worker looks for all, and the state is kept in Redis. After `stale_after` periods without being seen a state
-    is stale (C31).
+    Without functions it is in the state that was reported last, which is stale only when `period` is given.
 
-    Without functions it is in the state that was reported last, which is stale only when `period` is given. Raises
-    Misconfigured.
+    Args:
+        look: A function that returns the state; `subscribe` adds more.
+        states: The worst first, the good one last. When several hold, the first counts.
+        period: Seconds between two runs; by default 30.
+        timeout: Seconds that a run may take; by default 10, but no more than the period.
+        allowed: How often a state may be seen within `window` before it trips the circuit breakers of the tasks and
+            services that have this check; by default 2 times, `degraded` 10 times.
+        window: Seconds; by default 12 periods.
+        scope: `local`: each worker runs it. `global`: one worker runs it for all, and the state is kept in Redis.
+        stale_after: Periods after which a state that was not seen again is stale.
+
+    Raises:
+        Misconfigured: These do not fit together.
     """
 
     def __init__(
@@ -79,24 +84,24 @@ class HealthCheck:
         stale_after: int = 3,
     ) -> None:
         if not (isinstance(cast("object", name), str) and name) or any(
-            each.isspace() or each in "{}" for each in name
+            character.isspace() or character in "{}" for character in name
         ):
             raise Misconfigured(f"health check name {name!r}: use 1 or more characters, no spaces, no braces")
         self.name: str = name
         self.states: tuple[str, ...] = validate_states(states, name)
-        self.functions: list[CheckFunction] = [] if look is None else [_fit(look, name)]
+        self.functions: list[CheckFunction] = [] if look is None else [_check_function(look, name)]
         self.period: float = PERIOD if period is None else period
         self.timeout: float = min(TIMEOUT, self.period) if timeout is None else timeout
         self.window: float = 12 * self.period if window is None else window
-        self.allowed: Mapping[str, int] = dict(self._usual() if allowed is None else allowed)
+        self.allowed: Mapping[str, int] = dict(self._get_default_allowed() if allowed is None else allowed)
         self.scope: Scope = scope
         self.stale_after: int = stale_after
         self.state: str = UNKNOWN_STATE
         """The state that was seen last in this process."""
         self.why: str = ""
-        """A word on the last look, from a class of its own."""
+        """Why it is in this state, from a check of an own class."""
         self._is_periodic = period is not None
-        self._hearers: list[ReportListener] = []
+        self._listeners: list[ReportListener] = []
         self._check()
 
     def __repr__(self) -> str:
@@ -104,50 +109,51 @@ class HealthCheck:
 
     @property
     def good_state(self) -> str:
-        """The good state."""
+        """Return the good state."""
         return self.states[-1]
 
     @property
     def stale_after_seconds(self) -> float:
-        """Seconds after which its state is stale."""
-        has_rhythm = self.functions or self._is_periodic or type(self).run_check is not HealthCheck.run_check
-        return self.stale_after * self.period if has_rhythm else math.inf
+        """Return the seconds after which its state is stale."""
+        has_period = self.functions or self._is_periodic or type(self).run_check is not HealthCheck.run_check
+        return self.stale_after * self.period if has_period else math.inf
 
     @property
     def is_polled(self) -> bool:
-        """Whether there is something to run when its period lapses."""
+        """Return whether there is something to run at each period."""
         return bool(self.functions) or type(self).run_check is not HealthCheck.run_check
 
     def subscribe(self, function: CheckFunction) -> CheckFunction:
-        """Have `function` or a task run, too, when the period lapses (C28): `async def` on Trio, `def` in a thread.
-        The worst state that one of them says counts. Raises Misconfigured for what cannot run here, with nothing
-        given."""
-        self.functions.append(_fit(function, self.name))
+        """Run `function` or a task, too, at each period: `async def` on Trio, `def` in a thread.
+
+        The worst state that one of them returns counts. Raises Misconfigured for what cannot run without arguments.
+        """
+        self.functions.append(_check_function(function, self.name))
         return function
 
     def report(self, state: str, why: str = "") -> None:
-        """Say which state it is in (C30, C36): from a task, a service or any thread of a worker. `why` is a word on it.
+        """Report which state it is in, and why: from a task, a service or any thread of a worker.
 
-        Elsewhere, as in a script, nobody hears it. Raises Misconfigured for a state that the check does not have.
+        Elsewhere, as in a script, it does nothing. Raises Misconfigured for a state that the check does not have.
         """
         if state not in self.states:
             raise Misconfigured(
                 f"health check {self.name} has no state {state!r}; it has: {', '.join(self.states)}"
             )
-        for hear in list(self._hearers):
-            hear(self, state, why)
+        for listener in list(self._listeners):
+            listener(self, state, why)
 
-    def attach(self, hear: ReportListener) -> None:
-        """Tell `hear` of each report from now on."""
-        self._hearers.append(hear)
+    def attach(self, listener: ReportListener) -> None:
+        """Call `listener` with each report from now on."""
+        self._listeners.append(listener)
 
-    def detach(self, hear: ReportListener) -> None:
-        """Tell it no more."""
-        if hear in self._hearers:
-            self._hearers.remove(hear)
+    def detach(self, listener: ReportListener) -> None:
+        """Stop calling it."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
-    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
-        """Have one look, by a function of its own, or as a class of its own likes to."""
+    async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
+        """Run one of its functions and return the state; a subclass may do something else. None: it has no function."""
         import trio  # an application is declared without an event loop
 
         if function is None:
@@ -159,28 +165,28 @@ class HealthCheck:
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter())
 
     def _limiter(self) -> Any:
-        """One thread for each check: a function that hangs for ever takes no more than that."""
+        """Return the limiter of the one thread that each check has: a function that hangs for ever takes no more."""
         import trio
 
         if "_threads" not in self.__dict__:
             self.__dict__["_threads"] = trio.CapacityLimiter(1)
         return self.__dict__["_threads"]
 
-    def _usual(self) -> dict[str, int]:
+    def _get_default_allowed(self) -> dict[str, int]:
         return {state: 10 if state == "degraded" else 2 for state in self.states[:-1]}
 
     def _check(self) -> None:
-        strange = [state for state in self.allowed if state not in self.states]
-        if strange:
+        unknown = [state for state in self.allowed if state not in self.states]
+        if unknown:
             raise Misconfigured(
-                f"health check {self.name}: allowed names {strange[0]!r}; its states are: {', '.join(self.states)}"
+                f"health check {self.name}: allowed names {unknown[0]!r}; its states are: {', '.join(self.states)}"
             )
         if self.good_state in self.allowed:
             raise Misconfigured(
                 f"health check {self.name}: {self.good_state!r} is its good state and trips nothing"
             )
         if (
-            not all(0 < each < math.inf for each in (self.period, self.timeout, self.window))
+            not all(0 < seconds < math.inf for seconds in (self.period, self.timeout, self.window))
             or self.stale_after < 1
         ):
             raise Misconfigured(
@@ -192,8 +198,8 @@ class HealthCheck:
             raise Misconfigured(f"health check {self.name}: scope is {self.scope!r}; use 'local' or 'global'")
 
 
-def _fit(look: Any, check: str) -> CheckFunction:
-    """The function that looks: of a task its own. Raises Misconfigured."""
+def _check_function(look: Any, check: str) -> CheckFunction:
+    """Return the function to run; for a task, its own. Raises Misconfigured."""
     kind = getattr(look, "kind", "")
     function: Any = look.function if kind in ("trio", "thread") else look
     if kind in ("asyncio", "boxed"):
@@ -204,9 +210,9 @@ def _fit(look: Any, check: str) -> CheckFunction:
         inspect.signature(function).bind()
     except TypeError as error:
         raise Misconfigured(
-            f"health check {check}: {look!r} cannot be called with nothing: {error}"
+            f"health check {check}: {look!r} cannot be called without arguments: {error}"
         ) from None
-    except ValueError:  # written in C: it says nothing about itself
+    except ValueError:  # written in C: it has no signature
         pass
     return cast("CheckFunction", function)
 
@@ -214,32 +220,30 @@ def _fit(look: Any, check: str) -> CheckFunction:
 def validate_checks(
     checks: Sequence[HealthCheck], breaker: BreakerPolicy | None, what: str
 ) -> tuple[HealthCheck, ...]:
-    """The health checks of `what`, and whether its breaker fits them. Raises Misconfigured."""
-    said: Any = checks
-    several = isinstance(said, list | tuple)
-    for each in cast("Sequence[object]", said) if several else (said,):
-        if not isinstance(each, HealthCheck):
+    """Return the health checks of `what`, if its breaker fits them. Raises Misconfigured."""
+    value: Any = checks
+    for check in cast("Sequence[object]", value) if isinstance(value, list | tuple) else (value,):
+        if not isinstance(check, HealthCheck):
             raise Misconfigured(
-                f"{what}: checks has {each!r}; give HealthChecks, as @app.health_check makes them"
+                f"{what}: checks has {check!r}; give HealthChecks, as @app.health_check makes them"
             )
     if breaker is not None and not isinstance(cast("object", breaker), BreakerPolicy):
         raise Misconfigured(f"{what}: breaker is {breaker!r}; give a BreakerPolicy(...)")
     known = {state for check in checks for state in check.states[:-1]}
-    strange = [state for state in (breaker and breaker.allowed) or () if state not in known]
-    if strange:
-        there = f"bad states of its checks are: {', '.join(sorted(known))}" if known else "it has no checks"
-        raise Misconfigured(f"{what}: its breaker allows {strange[0]!r}, but {there}")
+    unknown = [state for state in (breaker and breaker.allowed) or () if state not in known]
+    if unknown:
+        hint = f"bad states of its checks are: {', '.join(sorted(known))}" if known else "it has no checks"
+        raise Misconfigured(f"{what}: its breaker allows {unknown[0]!r}, but {hint}")
     return tuple(checks)
 
 
 class DeclareCheck:
-    """What `@app.health_check` is: a decorator that works bare and called. What it takes is HealthCheck's, and
-    `name`."""
+    """The decorator `@app.health_check`, with or without arguments. They are those of HealthCheck."""
 
     def __init__(self, checks: Sequence[HealthCheck] = ()) -> None:
         self.known: dict[str, HealthCheck] = {}
-        for each in checks:
-            self.add(each)
+        for check in checks:
+            self.add(check)
 
     @overload
     def __call__(self, function: CheckFunction, /) -> HealthCheck: ...
@@ -256,18 +260,20 @@ class DeclareCheck:
         scope: Scope = "local",
         stale_after: int = 3,
     ) -> Callable[[CheckFunction], HealthCheck]: ...
-    def __call__(self, function: CheckFunction | None = None, *, name: str | None = None, **said: Any) -> Any:
+    def __call__(
+        self, function: CheckFunction | None = None, *, name: str | None = None, **options: Any
+    ) -> Any:
         """Declare a check. Raises Misconfigured."""
 
         def declared(function: CheckFunction) -> HealthCheck:
             if not callable(function):
                 raise Misconfigured(f"@health_check takes a function, got {function!r}")
-            return self.add(HealthCheck(name or str(getattr(function, "__name__", "")), function, **said))
+            return self.add(HealthCheck(name or str(getattr(function, "__name__", "")), function, **options))
 
         return declared if function is None else declared(function)
 
     def add(self, check: HealthCheck) -> HealthCheck:
-        """Have a check run by the application's workers. Raises Misconfigured when another one has its name."""
+        """Let the application's workers run a check. Raises Misconfigured when another one has its name."""
         if not isinstance(cast("object", check), HealthCheck):
             raise Misconfigured(f"checks are HealthChecks, got {check!r}")
         if self.known.setdefault(check.name, check) is not check:

@@ -1,4 +1,4 @@
-"""Journald: messages to systemd's journal, by its native protocol, so that every field can be searched (C15).
+"""Journald: messages to systemd's journal, by its native protocol, so that every field can be searched.
 
 `journalctl CELERY5_JOB=...` finds a job's lines. The protocol: one datagram for each message, `NAME=value` on a line,
 or, for a value with newlines, its name, its length in eight bytes and the value itself. What is too large for a
@@ -23,7 +23,7 @@ JOURNAL_SOCKET = "/run/systemd/journal/socket"
 IDENTIFIER = "celery5"
 """What the lines are listed under: `journalctl -t celery5`."""
 SEND_TIMEOUT = 0.5
-"""Seconds that one batch waits for room in the socket of a journal that is busy."""
+"""Seconds that one batch waits for space in the socket of a journal that is busy."""
 MAX_NAME_LENGTH = 64
 """Characters that the journal allows in the name of a field."""
 
@@ -42,69 +42,73 @@ _ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 
 
 class JournaldDestination:
-    """An outlet: every message is an entry of the journal that listens at `path`. Raises OSError when none does."""
+    """A destination that writes entries to the journal at `path`. Raises OSError when there is none."""
 
     def __init__(self, path: str = JOURNAL_SOCKET) -> None:
         self._path = path
-        self._line = self._connected()
+        self._socket = self._connect()
 
     def write(self, messages: Sequence[Message]) -> int:
-        """Send them in order; gives how many the journal took before it was busy for longer than PATIENCE, or went
-        away. Raises OSError when it took none because it is gone."""
+        """Send messages in order; return how many were sent before the journal was busy for SEND_TIMEOUT, or gone.
+
+        Raises OSError when it is gone and none was sent.
+        """
         limit = time.monotonic() + SEND_TIMEOUT
         for index, message in enumerate(messages):
             try:
-                sent = self._sent(format_entry(message), limit)
+                is_sent = self._send(format_entry(message), limit)
             except OSError:
                 if not index:
                     raise
                 return index  # the next ones are offered again, and raise then
-            if not sent:
+            if not is_sent:
                 return index
         return len(messages)
 
     def close(self) -> None:
         """Close the socket; whoever writes again opens another."""
-        self._line.close()
+        self._socket.close()
 
-    def _connected(self) -> socket.socket:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            line.setblocking(False)
-            line.connect(self._path)
+            connection.setblocking(False)
+            connection.connect(self._path)
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        return line
+        return connection
 
-    def _sent(self, data: bytes, limit: float) -> bool:
-        """Send one entry; False when there was no room for it until `limit`. A journal that was restarted has another
-        socket under the same name, so one that does not answer is looked for once."""
+    def _send(self, data: bytes, limit: float) -> bool:
+        """Send one entry; return False when there was no space for it until `limit`.
+
+        A journal that was restarted has another socket of the same name, so connect again once.
+        """
         try:
-            return self._offered(data, limit)
+            return self._send_datagram(data, limit)
         except OSError as error:
             if error.errno in _TOO_LARGE:
-                return self._in_a_file(data, limit)
-        self._line.close()
-        self._line = self._connected()
-        return self._offered(data, limit)
+                return self._send_file(data, limit)
+        self._socket.close()
+        self._socket = self._connect()
+        return self._send_datagram(data, limit)
 
-    def _offered(self, data: bytes, limit: float) -> bool:
-        return self._until(lambda: self._line.send(data), limit)
+    def _send_datagram(self, data: bytes, limit: float) -> bool:
+        return self._repeat_until(lambda: self._socket.send(data), limit)
 
-    def _in_a_file(self, data: bytes, limit: float) -> bool:
-        """Pass a sealed memory file: nobody can change it any more, so that the journal may read it where it is."""
+    def _send_file(self, data: bytes, limit: float) -> bool:
+        """Pass a sealed memory file, which nobody can change any more, so that the journal may map it."""
         file = os.memfd_create(IDENTIFIER, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             with os.fdopen(os.dup(file), "wb") as writer:
                 writer.write(data)
             fcntl.fcntl(file, _ADD_SEALS, _SEALED)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", file))]
-            return self._until(lambda: self._line.sendmsg([], rights), limit)
+            return self._repeat_until(lambda: self._socket.sendmsg([], rights), limit)
         finally:
             os.close(file)
 
-    def _until(self, send: Callable[[], int], limit: float) -> bool:
+    def _repeat_until(self, send: Callable[[], int], limit: float) -> bool:
         while True:
             try:
                 send()
@@ -113,13 +117,13 @@ class JournaldDestination:
                 left = limit - time.monotonic()
                 if left <= 0:
                     return False
-            waiting = select.poll()
-            waiting.register(self._line, select.POLLOUT)
-            waiting.poll(min(left, 0.05) * 1000)
+            poll = select.poll()
+            poll.register(self._socket, select.POLLOUT)
+            poll.poll(min(left, 0.05) * 1000)
 
 
 def format_entry(message: Message) -> bytes:
-    """A message as the journal wants it. One that cannot be shown is told of in its place."""
+    """Return a message in the journal's format; for one that cannot be formatted, an entry that says so."""
     try:
         return _entry(message)
     except Exception as error:  # values of user code, with methods of their own
@@ -147,7 +151,7 @@ def _entry(message: Message) -> bytes:
 
 
 def _name(name: str) -> str:
-    """The journal takes upper-case letters, digits and underscores; the prefix keeps ours apart from its own."""
+    """Return the journal's name of a field: upper-case letters, digits and underscores, with our prefix."""
     return ("CELERY5_" + _NOT_IN_NAMES.sub("_", name.upper()))[:MAX_NAME_LENGTH]
 
 
@@ -158,7 +162,7 @@ def _is_plain(name: str) -> bool:
 def _value(name: str, value: Any) -> str:
     if name == "task_level" and isinstance(value, list):
         # The place in the action, as eliot writes it on one line.
-        return "".join(f"/{each}" for each in cast("list[object]", value))
+        return "".join(f"/{part}" for part in cast("list[object]", value))
     if isinstance(value, str):
         return value
     return to_json(value)
@@ -172,23 +176,25 @@ def _field(name: str, value: str) -> bytes:
 
 
 def _sentence(message: Message) -> str:
-    """What `journalctl` shows: a job's end in words, others' own words, else the event and its fields."""
+    """Return what `journalctl` shows: how a job ended, the text of a log record, else the event and its fields."""
     kind = get_message_kind(message).removeprefix("celery5:")
     if kind == "log":
-        return f"{message.get('logger')}: {message.get('message')}{_below(message)}"
+        return f"{message.get('logger')}: {message.get('message')}{_format_traceback(message)}"
     if kind == "job":
-        said = f"{message.get('task')} {message.get('state')} in {message.get('seconds')} s"
+        ended = f"{message.get('task')} {message.get('state')} in {message.get('seconds')} s"
         more = [f"{name}={message[name]}" for name in ("job", "attempt", "trace") if name in message]
         error = f": {message['error']}" if message.get("error") else ""
-        return f"{said} ({' '.join(more)}){error}{_below(message)}"
-    return " ".join([kind, *(f"{name}={value}" for name, value in message.items() if name not in _ASIDE)])
+        return f"{ended} ({' '.join(more)}){error}{_format_traceback(message)}"
+    return " ".join(
+        [kind, *(f"{name}={value}" for name, value in message.items() if name not in _NOT_IN_SENTENCE)]
+    )
 
 
-def _below(message: Message) -> str:
+def _format_traceback(message: Message) -> str:
     return "\n" + str(message["traceback"]).rstrip() if message.get("traceback") else ""
 
 
-_ASIDE = {
+_NOT_IN_SENTENCE = {
     *_NO_FIELDS,
     "task_level",
     "message_type",

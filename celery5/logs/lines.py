@@ -15,14 +15,14 @@ import msgspec
 from celery5.protocol.masking import escape_json, escape_text
 
 Message = dict[str, Any]
-"""One message, as eliot hands it on: `message_type`, `level`, `timestamp`, and fields of its own."""
+"""One message, as eliot passes it on: `message_type`, `level`, `timestamp`, and fields of its own."""
 
 
 class JobLine(msgspec.Struct, gc=False, omit_defaults=True):
-    """The message of a job of which there is no more to say than that it has ended: nearly all that a worker writes.
+    """The message of a job that has ended with nothing unusual: nearly all that a worker logs.
 
-    As a dict it would take three times the memory, which is cold again when the log's thread comes to it, and keep the
-    garbage collector busy: together two thirds of what the log costs.
+    A dict would take three times the memory, which is cold again when the log's thread reads it, and keep the garbage
+    collector busy: together two thirds of what logging costs.
     """
 
     job: str
@@ -41,7 +41,7 @@ class JobLine(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
-_BELOW = ("traceback", "stack")
+_MULTILINE_FIELDS = ("traceback", "stack")
 """Fields of several lines: they are shown below the line."""
 _HIDDEN = {
     "timestamp",
@@ -52,16 +52,18 @@ _HIDDEN = {
     "action_status",
     "level",
     "worker",
-    *_BELOW,
+    *_MULTILINE_FIELDS,
 }
-_SAID = {*_HIDDEN, "logger", "message"}
+_HIDDEN_OF_LOG = {*_HIDDEN, "logger", "message"}
 _COLOURS: Mapping[str, str] = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m"}
 _PLAIN = "\x1b[0m"
 
 
 class LineWriter:
-    """An outlet: every message is a line on `stream`. Lines for people begin with who says them: the worker, or the
-    `process` where a message names none."""
+    """A destination that writes each message as a line on `stream`.
+
+    Lines for people name the worker, or the `process` where a message has no worker.
+    """
 
     def __init__(
         self, stream: TextIO, *, form: Literal["json", "console"] = "json", process: str = ""
@@ -74,39 +76,39 @@ class LineWriter:
 
     @property
     def accepts_job_lines(self) -> bool:
-        """Whether it makes lines of them as they are, as well as of dicts."""
+        """Return whether it takes a JobLine as it is, as well as a dict."""
         return self._form == "json"
 
     def write(self, messages: Sequence[Message | JobLine]) -> int:
-        """Write them all, however long that takes. Raises OSError or ValueError when the stream is gone."""
-        text = self._text(messages)
-        with _turn(self._stream):
+        """Write all messages, however long that takes. Raises OSError or ValueError when the stream is gone."""
+        text = self._format_batch(messages)
+        with _exclusive(self._stream):
             self._stream.write(text)
             self._stream.flush()
         return len(messages)
 
-    def _text(self, batch: Sequence[Message | JobLine]) -> str:
-        """The lines of a batch. The stream's encoding takes every one of them."""
+    def _format_batch(self, batch: Sequence[Message | JobLine]) -> str:
+        """Return the lines of a batch, with escapes for what the stream's encoding does not have."""
         try:
             if self._form != "json":
                 raise ValueError("lines for people are made one by one")
             text = _ENCODER.encode_lines(batch).decode()
         except Exception:  # values of user code, with methods of their own
-            text = "".join([self._shown(to_message(message)) for message in batch])
+            text = "".join([self._format_safely(to_message(message)) for message in batch])
         if text.isascii():
             return text
         if self._form == "json":
             text = escape_json(text)
         return text.encode(self._encoding, "backslashreplace").decode(self._encoding)
 
-    def _shown(self, message: Message) -> str:
-        """One line. A message that cannot be shown is told of in its place."""
+    def _format_safely(self, message: Message) -> str:
+        """Return one line; for a message that cannot be formatted, a line that says so."""
         try:
-            return self._line(message)
+            return self._format(message)
         except Exception as error:  # values of user code, with methods of their own
-            return self._line(make_unprintable_message(message, error))
+            return self._format(make_unprintable_message(message, error))
 
-    def _line(self, message: Message) -> str:
+    def _format(self, message: Message) -> str:
         return (
             _console(message, self._coloured, self._process)
             if self._form == "console"
@@ -115,11 +117,11 @@ class LineWriter:
 
 
 @contextmanager
-def _turn(stream: TextIO) -> Generator[None, None, None]:
-    """Have the stream to ourselves: several processes that write to one pipe would break each other's lines (F63)."""
+def _exclusive(stream: TextIO) -> Generator[None, None, None]:
+    """Lock the stream: several processes that write to one pipe would break each other's lines."""
     try:
-        mine = stream.fileno()
-        fcntl.lockf(mine, fcntl.LOCK_EX)
+        number = stream.fileno()
+        fcntl.lockf(number, fcntl.LOCK_EX)
     except (OSError, ValueError):  # no file, or one that cannot be locked
         yield
         return
@@ -127,22 +129,22 @@ def _turn(stream: TextIO) -> Generator[None, None, None]:
         yield
     finally:
         with suppress(OSError):
-            fcntl.lockf(mine, fcntl.LOCK_UN)
+            fcntl.lockf(number, fcntl.LOCK_UN)
 
 
 def to_message(line: Message | JobLine) -> Message:
-    """What was said, as a dict."""
+    """Return a line as a dict."""
     if not isinstance(line, JobLine):
         return line
-    said = msgspec.structs.asdict(line)
-    said["task_level"] = list(line.task_level)
+    message = msgspec.structs.asdict(line)
+    message["task_level"] = list(line.task_level)
     if not line.trace:
-        del said["trace"]
-    return said
+        del message["trace"]
+    return message
 
 
 def make_dropped_message(count: int) -> Message:
-    """The message that so many others were lost."""
+    """Return the message that so many others were lost."""
     return {
         "message_type": "celery5:log:dropped",
         "count": count,
@@ -152,7 +154,7 @@ def make_dropped_message(count: int) -> Message:
 
 
 def make_unprintable_message(message: Message, error: Exception) -> Message:
-    """What is left of a message with a value that has no text. The names are ours and can be shown."""
+    """Return what is left of a message with a value that cannot be formatted: the names of its fields."""
     kept = {name: message.get(name) for name in ("timestamp", "task_uuid", "task_level", "level")}
     return {
         **kept,
@@ -164,12 +166,12 @@ def make_unprintable_message(message: Message, error: Exception) -> Message:
 
 
 def get_message_kind(message: Message) -> str:
-    """What a message is: its type, or the type and the state of its action."""
+    """Return the type of a message, or the type and the state of its action."""
     return str(message.get("message_type") or f"{message.get('action_type')} {message.get('action_status')}")
 
 
 def to_json(value: object) -> str:
-    """A value as JSON on one line. Raises what the methods of the user's values raise."""
+    """Return a value as JSON on one line. Raises what the methods of the user's values raise."""
     try:
         return _ENCODER.encode(value).decode()
     except ValueError:  # half of a surrogate pair, as in the name of a file: the standard library escapes it
@@ -187,19 +189,26 @@ def _fields(message: Message, hidden: set[str]) -> list[str]:
 
 def _console(message: Message, coloured: bool, process: str) -> str:
     """Return a line for people: time, level, process, event and its fields; below it a stack or a traceback."""
-    who = str(message.get("worker") or process)
-    at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
-    when = at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    what, level = get_message_kind(message), str(message.get("level", "info"))
-    if what == "celery5:log":  # said by others: their words first
+    name = str(message.get("worker") or process)
+    logged_at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
+    time_text = logged_at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    kind, level = get_message_kind(message), str(message.get("level", "info"))
+    if kind == "celery5:log":  # from the standard library: its text first
         text = escape_text(str(message.get("message")), keep="\n\t").replace("\n", "\n    ")
-        what, shown = escape_text(str(message.get("logger"))), "  ".join([text, *_fields(message, _SAID)])
+        kind, shown = (
+            escape_text(str(message.get("logger"))),
+            "  ".join([text, *_fields(message, _HIDDEN_OF_LOG)]),
+        )
     else:
         shown = "  ".join(_fields(message, _HIDDEN))
-    what, level, who = escape_text(what), escape_text(level), escape_text(who)
+    kind, level, name = escape_text(kind), escape_text(level), escape_text(name)
     colour = _COLOURS.get(level, "") if coloured else ""
-    head = f"{when} {colour}{level:7}{colour and _PLAIN}{who and f' {who}'}"
-    below = [escape_text(str(message[name]).rstrip(), keep="\n\t") for name in _BELOW if message.get(name)]
+    head = f"{time_text} {colour}{level:7}{colour and _PLAIN}{name and f' {name}'}"
+    blocks = [
+        escape_text(str(message[field]).rstrip(), keep="\n\t")
+        for field in _MULTILINE_FIELDS
+        if message.get(field)
+    ]
     return "\n".join(
-        [f"{head} {what.removeprefix('celery5:'):16} {shown}", *[indent(text, "    ") for text in below], ""]
+        [f"{head} {kind.removeprefix('celery5:'):16} {shown}", *[indent(text, "    ") for text in blocks], ""]
     )

@@ -1,8 +1,7 @@
 """Log: structured messages through eliot, to a bounded buffer that a thread writes out.
 
-One completion message for each job inside a worker-long action; never a write on the event loop; what does not fit
-the buffer is shed and counted; what cannot be written may be given to somebody who brings it again. No other module
-imports eliot.
+Each job has one message, inside an action that lasts as long as the process. Nothing is written on the event loop.
+Messages that do not fit the buffer are dropped and counted. No other module imports eliot.
 """
 
 import sys
@@ -25,39 +24,44 @@ Format = Literal["auto", "json", "console", "journal"]
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
 MAX_RETRIES = 3
-"""How often a message that could not be written is brought again, before it counts as lost (C16)."""
+"""How often a message that could not be written is tried again, before it counts as lost."""
 FINAL_FLUSH_LIMIT = 1.5
 """Seconds in which the thread writes what is left when the process ends."""
 
 _RANK: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-_OF_THE_WAY_BACK = "celery5:inbox"
-"""What the inbox says is not brought again through the inbox: it would say so again, for ever."""
+_INBOX_EVENTS = "celery5:inbox"
+"""Messages come back through the inbox, so those of the inbox are not tried again: it would log them for ever."""
 
 
 class LogDestination(Protocol):
     """Where messages are written to, in the log's own thread: it may block there, but not without a limit."""
 
     def write(self, messages: Sequence[Message], /) -> int:
-        """Write messages in order; gives how many it took. What it had no room for is offered again, in a moment.
+        """Write messages in order; return how many were written. The others are offered again in a moment.
 
-        Raises OSError or ValueError when it is gone and took none. If it has a `close()`, that is called at the end.
+        Raises OSError or ValueError when it is gone and wrote none. If it has a `close()`, that is called at the end.
         """
         ...
 
 
 class LogCounts(msgspec.Struct, frozen=True):
-    """What has become of the messages so far: `written`; `lost`, for want of room or because they could not be written;
-    and brought `again`."""
+    """What has become of the messages so far."""
 
     written: int
+    # Dropped because the buffer was full, or because they could not be written.
     lost: int
-    again: int
+    # Could not be written, and were given to the retry hook.
+    retried: int
 
 
 class LogWriter:
     """An eliot destination: keeps messages in a bounded buffer, which a thread of its own writes out in batches.
 
-    `to` is an outlet, or a stream, for lines in the form `form`; without it stdout.
+    Args:
+        destination: Where messages go: a destination, or a stream for lines; None for stdout.
+        line_format: The form of the lines on a stream.
+        level: Messages below this level are dropped.
+        capacity: The most messages in the buffer.
     """
 
     def __init__(
@@ -68,58 +72,67 @@ class LogWriter:
         level: Level = "info",
         capacity: int = 20_000,
     ) -> None:
-        outlet = sys.stdout if destination is None else destination
-        self._outlet = (
-            LineWriter(cast("TextIO", outlet), form=line_format)
-            if hasattr(outlet, "isatty")
-            else cast("LogDestination", outlet)
+        target = sys.stdout if destination is None else destination
+        self._destination = (
+            LineWriter(cast("TextIO", target), form=line_format)
+            if hasattr(target, "isatty")
+            else cast("LogDestination", target)
         )
-        self._job_lines = isinstance(self._outlet, LineWriter) and self._outlet.accepts_job_lines
+        self._takes_job_lines = (
+            isinstance(self._destination, LineWriter) and self._destination.accepts_job_lines
+        )
         self._listeners: list[object] | None = None
         self._global_fields: Mapping[str, object] = {}
-        self._least = _RANK[level]
+        self._min_rank = _RANK[level]
         self._level: Level = level
-        self._followers: list[Callable[[Level], None]] = []
+        self._level_listeners: list[Callable[[Level], None]] = []
         self._buffer: deque[Message | JobLine] = deque()
         self._capacity = capacity
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._counting = threading.Lock()
-        self._shed = self._lost = self._written = self._again = 0
-        self._told = False
-        self.retry_hook: Callable[[list[Message]], int] | None = None
+        self._shed = self._lost = self._written = self._retried = 0  # `_shed`: lost, and not logged yet
+        self._has_warned = False
+        self._retry_hook: Callable[[list[Message]], int] | None = None
 
     @property
     def shed(self) -> int:
-        """How many messages were lost and not told of yet."""
+        """Return how many messages were lost and are not logged yet."""
         return self._shed
 
     @property
     def counts(self) -> LogCounts:
-        """What has become of the messages so far."""
-        return LogCounts(self._written, self._lost, self._again)
+        """Return what has become of the messages so far."""
+        return LogCounts(self._written, self._lost, self._retried)
 
     @property
     def level(self) -> Level:
-        """From which level on messages are taken. It may be changed at any time."""
+        """Return the level from which on messages are taken."""
         return self._level
 
-    @level.setter
-    def level(self, level: Level) -> None:
-        self._level, self._least = level, _RANK[level]
-        for each in self._followers:
-            each(level)
+    def set_level(self, level: Level) -> None:
+        """Take messages from this level on. It may be changed at any time."""
+        self._level, self._min_rank = level, _RANK[level]
+        for listener in self._level_listeners:
+            listener(level)
 
-    def on_level_change(self, follow: Callable[[Level], None]) -> None:
-        """Have `follow` called with each level that is set from now on."""
-        self._followers.append(follow)
+    def on_level_change(self, listener: Callable[[Level], None]) -> None:
+        """Call `listener` with each level that is set from now on."""
+        self._level_listeners.append(listener)
+
+    def set_retry_hook(self, hook: Callable[[list[Message]], int] | None) -> None:
+        """Give messages that could not be written to `hook`, which returns how many it has taken; None to lose them.
+
+        It is called in the thread of the log, and brings messages back by `requeue`.
+        """
+        self._retry_hook = hook
 
     def __call__(self, message: Message) -> None:
         """Take one message; called by eliot, from any thread."""
-        if _RANK.get(message.get("level", "info"), 20) < self._least:
+        if _RANK.get(message.get("level", "info"), 20) < self._min_rank:
             return
         if "worker" not in message:
-            message = _whose(message)
+            message = _add_job(message)
         if len(self._buffer) >= self._capacity:
             self.count_lost(1)
         else:
@@ -127,33 +140,33 @@ class LogWriter:
 
     @property
     def is_only_destination(self) -> bool:
-        """Whether nobody else hears what eliot is told, and eliot has nothing to add: then it need not be told."""
+        """Return whether eliot has no other destinations and no global fields, so that it may be passed by."""
         return self._listeners == [self] and not self._global_fields
 
     def accepts(self, level: Level) -> bool:
-        """Whether messages of this level are taken."""
-        return _RANK[level] >= self._least
+        """Return whether messages of this level are taken."""
+        return _RANK[level] >= self._min_rank
 
     def add_job_line(self, line: JobLine) -> None:
-        """Take what is said of a job, when nobody else listens."""
+        """Take the message of a job without eliot: only when this is its only destination."""
         if len(self._buffer) >= self._capacity:
             self.count_lost(1)
         else:
             self._buffer.append(line)
 
     def requeue(self, messages: Iterable[Message]) -> int:
-        """Take messages that were given to `bring_again`; gives how many of them there was room for."""
+        """Take messages back that the retry hook was given; return how many fitted the buffer."""
         taken = 0
-        for each in messages:
+        for message in messages:
             if len(self._buffer) >= self._capacity:
                 self.count_lost(1)
             else:
-                self._buffer.append(each)
+                self._buffer.append(message)
                 taken += 1
         return taken
 
     def count_lost(self, count: int) -> None:
-        """So many messages are lost."""
+        """Count so many messages as lost."""
         with self._counting:
             self._shed += count
             self._lost += count
@@ -161,20 +174,20 @@ class LogWriter:
     def __enter__(self) -> Self:
         """Install it for this process."""
         eliot.add_destinations(self)
-        self._listeners, self._global_fields = _in_eliot()
+        self._listeners, self._global_fields = _get_eliot_settings()
         self._stop.clear()
-        self._thread = threading.Thread(target=self._write_on, name="celery5-log", daemon=True)
+        self._thread = threading.Thread(target=self._keep_writing, name="celery5-log", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Take it out again and write what is left."""
+        """Remove it from this process and write what is left."""
         eliot.remove_destination(self)
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2.0)
 
-    def _write_on(self) -> None:
+    def _keep_writing(self) -> None:
         while not self._stop.wait(0.05):
             self._flush()
         limit = time.monotonic() + FINAL_FLUSH_LIMIT
@@ -182,26 +195,32 @@ class LogWriter:
             time.sleep(0.01)
         if self._buffer:
             self.report_lost(len(self._buffer), "the log was not read")
-        close = getattr(self._outlet, "close", None)
+        close = getattr(self._destination, "close", None)
         if callable(
             close
-        ):  # here, where it is written to: a journal that is closed while it is would open another line
+        ):  # in this thread: a journal that is closed while it is written to opens another socket
             close()
 
     def _flush(self) -> bool:
-        """Write what is there, 256 messages at a time; gives whether the outlet is too busy for all of it. One that is
-        gone costs messages, never the process."""
+        """Write what there is, 256 messages at a time; return whether the destination is too busy for all of it.
+
+        A destination that fails costs messages, never the process.
+        """
         while self._buffer or self._shed:
             batch = [self._buffer.popleft() for _ in range(min(256, len(self._buffer)))]
-            said = cast("list[Message]", batch) if self._job_lines else [to_message(each) for each in batch]
+            messages = (
+                cast("list[Message]", batch)
+                if self._takes_job_lines
+                else [to_message(line) for line in batch]
+            )
             with self._counting:
                 shed, self._shed = self._shed, 0
             try:
-                done = self._outlet.write([*said, make_dropped_message(shed)] if shed else said)
-            except Exception as error:  # the outlet may be the user's own
+                done = self._destination.write([*messages, make_dropped_message(shed)] if shed else messages)
+            except Exception as error:  # the destination may be the user's own
                 with self._counting:
                     self._shed += shed
-                self._could_not_write([to_message(each) for each in batch], error)
+                self._retry([to_message(line) for line in batch], error)
                 return False
             self._written += min(done, len(batch))
             if done < len(batch) + bool(shed):
@@ -211,25 +230,25 @@ class LogWriter:
                 return True
         return False
 
-    def _could_not_write(self, batch: list[Message], error: Exception) -> None:
-        """Have the messages brought again that may be, and lose the others."""
-        again = [
+    def _retry(self, batch: list[Message], error: Exception) -> None:
+        """Give those messages to the retry hook that may be tried again; the others are lost."""
+        messages = [
             message
             for message in batch
             if message.get("again", 0) < MAX_RETRIES
-            and not str(message.get("message_type")).startswith(_OF_THE_WAY_BACK)
+            and not str(message.get("message_type")).startswith(_INBOX_EVENTS)
         ]
-        bring = self.retry_hook
-        taken = bring(again) if bring is not None and again else 0
-        self._again += taken
+        hook = self._retry_hook
+        taken = hook(messages) if hook is not None and messages else 0
+        self._retried += taken
         if taken < len(batch):
             self.report_lost(len(batch) - taken, f"{type(error).__name__}: {error}")
 
     def report_lost(self, count: int, why: str) -> None:
-        """Count what is lost; the first time somebody is told, in the one place that is left."""
+        """Count lost messages; the first time write a line to stderr, the one place that is left."""
         self.count_lost(count)
-        if not self._told:
-            self._told = True
+        if not self._has_warned:
+            self._has_warned = True
             with suppress(OSError, ValueError, AttributeError):
                 sys.stderr.write(
                     f"celery5: log messages are lost and counted from here on: {escape_text(why)}\n"
@@ -238,10 +257,11 @@ class LogWriter:
 
 
 class Log:
-    """What one process writes: all inside one action, so that every line says which process it is from.
+    """The log of one process: all messages are inside one eliot action, which names the process.
 
-    `kind` says what it is: a worker, a Router, a Scheduler.
-    `journal` is what takes it, for those who change its level or bring messages again; None where nobody takes it.
+    Args:
+        kind: `worker`, `router`, `scheduler` and so on.
+        writer: What writes the messages; None where the application has its own eliot destinations.
     """
 
     def __init__(
@@ -256,14 +276,14 @@ class Log:
         self._uuid, _, branch = self._action.serialize_task_id().decode().partition("@")
         self._branch = [int(part) for part in branch.split("/") if part]
         self._jobs = 0
-        self._tell_eliot = eliot.Logger().write
+        self._write_to_eliot = eliot.Logger().write
 
     def set_worker(self, worker: str) -> None:
-        """From here on this is the worker's name: each of its incarnations has another."""
+        """Use this name of the worker from now on: each incarnation has another."""
         self._worker = worker
 
     def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
-        """Something happened to the process: `celery5:<name>`."""
+        """Log an event of the process, as `celery5:<name>`."""
         fields.setdefault("worker", self._worker)
         self._write(message_type=f"celery5:{name}", level=level, **fields)
 
@@ -280,11 +300,13 @@ class Log:
         trace: str = "",
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """A job has ended here. The same as `job`; at a third of the cost where there is not `more` to say of it, and
-        eliot has no other listeners than the journal."""
-        journal = self.writer
-        if extra is not None or journal is None or not journal.is_only_destination:
-            said = {
+        """Log that an attempt has ended here.
+
+        It costs a third of `log_job` when there is no `extra`, and eliot has no other destinations than the writer.
+        """
+        writer = self.writer
+        if extra is not None or writer is None or not writer.is_only_destination:
+            fields: dict[str, Any] = {
                 "job": job,
                 "task": task,
                 "queue": queue,
@@ -292,12 +314,12 @@ class Log:
                 "attempt": attempt,
                 "seconds": seconds,
             }
-            said |= {"trace": trace} if trace else {}
-            self.log_job(level, **said, **(extra or {}))
-        elif journal.accepts(level):
+            fields |= {"trace": trace} if trace else {}
+            self.log_job(level, **fields, **(extra or {}))
+        elif writer.accepts(level):
             self._jobs += 1
             place = (*self._branch, self._jobs)
-            journal.add_job_line(
+            writer.add_job_line(
                 JobLine(
                     job,
                     task,
@@ -316,7 +338,7 @@ class Log:
             )
 
     def log_job(self, level: Level, **fields: Any) -> None:
-        """A job has ended here: the one message of its run."""
+        """Log that an attempt has ended here, with these fields."""
         self._jobs += 1
         fields["worker"] = self._worker
         fields["timestamp"] = time.time()
@@ -324,10 +346,10 @@ class Log:
         fields["message_type"] = "celery5:job"
         fields["task_uuid"] = self._uuid
         fields["task_level"] = [*self._branch, self._jobs]
-        self._tell_eliot(fields)
+        self._write_to_eliot(fields)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """The process ends, by an `error` if there is one; of a group its first."""
+        """End the action of the process, with the first error of `error` if there is one."""
         first = error
         while isinstance(first, BaseExceptionGroup):
             first = cast("BaseExceptionGroup[BaseException]", first).exceptions[0]
@@ -335,47 +357,48 @@ class Log:
 
 
 class NullLog(Log):
-    """A log in which nothing is written: for a process that is put together only to see whether it can be."""
+    """A log that writes nothing, for a process that is built only to check whether it can be."""
 
     def __init__(self) -> None:
         self.writer = None
         self._worker = ""
 
     def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def log_job(self, level: Level, **fields: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def log_job_end(self, level: Level, **fields: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def get_eliot_context() -> str:
-    """Where in an eliot action of the caller's own this is, as eliot writes it to go on with elsewhere; '' outside of
-    any (C17)."""
+    """Return the caller's place in its own eliot action, for eliot's `continue_task`; '' outside of any."""
     action = eliot.current_action()
     return "" if action is None else action.serialize_task_id().decode()
 
 
-def _in_eliot() -> tuple[list[object] | None, Mapping[str, object]]:
-    """Who hears what eliot is told, and what it adds to each message, as eliot itself keeps both: they change when the
-    application adds something. None for the first where eliot keeps them in another way than we know."""
-    kept = getattr(eliot.Logger, "_destinations", None)
-    listeners: object = getattr(kept, "_destinations", None)
-    fields: object = getattr(kept, "_globalFields", None)
+def _get_eliot_settings() -> tuple[list[object] | None, Mapping[str, object]]:
+    """Return eliot's own list of destinations and its own global fields, which the application may change later.
+
+    The list is None where eliot keeps it in another way than we know.
+    """
+    registry = getattr(eliot.Logger, "_destinations", None)
+    listeners: object = getattr(registry, "_destinations", None)
+    fields: object = getattr(registry, "_globalFields", None)
     if not isinstance(listeners, list) or not isinstance(fields, dict):
         return None, {}
     return cast("list[object]", listeners), cast("dict[str, object]", fields)
 
 
-def _whose(message: Message) -> Message:
-    """The message; what user code says through eliot while a job runs has the job, as all other lines do."""
+def _add_job(message: Message) -> Message:
+    """Return a message that user code logs through eliot with the running job, as all other lines have it."""
     job = CURRENT_JOB.get()
     if job is None:
         return message
-    said: Message = {"job": job.id, "task": job.task, "worker": job.worker}
-    return {**said, **({"trace": job.trace} if job.trace else {}), **message}
+    fields: Message = {"job": job.id, "task": job.task, "worker": job.worker}
+    return {**fields, **({"trace": job.trace} if job.trace else {}), **message}

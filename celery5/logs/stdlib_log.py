@@ -1,4 +1,4 @@
-"""Stdlib log: what tasks and libraries say through the standard library's `logging` goes into the worker's log.
+"""Stdlib log: what tasks and libraries log through the standard library goes into the worker's log.
 
 Only a worker process of the `celery5` command does this, and only while the application has no root handler of its own.
 """
@@ -29,11 +29,13 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 def captured_logging(
     take: Callable[[dict[str, Any]], None], level: Level
 ) -> Generator[Callable[[Level], None], None, None]:
-    """Have the standard library's logging, from `level` on, come to `take` for as long as the block lasts. Gives what
-    changes the level.
+    """Pass the records of the standard library, from `level` on, to `take` while the block lasts.
 
-    An application that has given the root logger handlers knows what it wants: then nothing is touched. A level that it
-    has given the root logger stays.
+    An application that has given the root logger handlers wants something else: then nothing is changed. A level that
+    it has given the root logger stays.
+
+    Yields:
+        A function that changes the level.
     """
     root = logging.getLogger()
     if root.handlers:
@@ -60,8 +62,10 @@ def captured_logging(
 
 
 class _Routed(logging.Handler):
-    """Makes a message of each record. Without the usual lock: `take` needs none, and a time limit that ended a job in
-    the middle of it would leave it locked for ever."""
+    """Makes a message of each record.
+
+    It has no lock: `take` needs none, and a time limit that ends a job within it would leave it locked for ever.
+    """
 
     def __init__(self, take: Callable[[dict[str, Any]], None]) -> None:
         super().__init__()
@@ -73,8 +77,8 @@ class _Routed(logging.Handler):
         self.lock = None
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Called from any thread. Never raises but for a time limit that hits it, and takes nothing that it causes."""
-        if os.getpid() != self._pid:  # a process that a task has forked: nobody writes a journal there
+        """Take a record, in any thread. Raises only TimeLimitExceeded, and ignores records that it causes itself."""
+        if os.getpid() != self._pid:  # a process that a task has forked: nothing writes its log
             last = logging.lastResort
             return bool(last and record.levelno >= last.level and last.handle(record))
         if getattr(self._here, "busy", False):  # a value's `__str__` logs
@@ -92,9 +96,9 @@ class _Routed(logging.Handler):
 
 
 def _message(record: logging.LogRecord) -> dict[str, Any]:
-    """A record as a message. What `extra` gave it is among the fields."""
-    said = {name: _plain(value) for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
-    said |= {
+    """Return a record as a message; what is in `extra` is among its fields."""
+    message = {name: _plain(value) for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
+    message |= {
         "timestamp": record.created,
         "message_type": "celery5:log",
         "level": _level(record.levelno),
@@ -103,12 +107,12 @@ def _message(record: logging.LogRecord) -> dict[str, Any]:
     }
     job = current_job()
     if job is not None:
-        said |= {"job": job.id, "task": job.task, "worker": job.worker}
-        said |= {"trace": job.trace} if job.trace else {}
-    below = _traceback(record)
-    if below:
-        said["traceback"] = below
-    return said
+        message |= {"job": job.id, "task": job.task, "worker": job.worker}
+        message |= {"trace": job.trace} if job.trace else {}
+    traceback = _format_traceback(record)
+    if traceback:
+        message["traceback"] = traceback
+    return message
 
 
 def _level(number: int) -> Level:
@@ -119,7 +123,7 @@ def _level(number: int) -> Level:
 
 
 def _text(record: logging.LogRecord) -> str:
-    """What was said. Words and values that do not fit each other are told of as they are, as `logging` does."""
+    """Return the text of a record; where its values do not fit its format, the format alone."""
     try:
         return record.getMessage()
     except TimeLimitExceeded:
@@ -128,15 +132,15 @@ def _text(record: logging.LogRecord) -> str:
         return f"{_plain(record.msg)} (its values do not fit: {type(error).__name__})"
 
 
-def _traceback(record: logging.LogRecord) -> str:
-    found = record.exc_text or ""
+def _format_traceback(record: logging.LogRecord) -> str:
+    text = record.exc_text or ""
     if record.exc_info and record.exc_info[1] is not None:
-        found = "".join(format_exception(record.exc_info[1]))
-    return "\n".join(filter(None, (found.rstrip(), record.stack_info)))
+        text = "".join(format_exception(record.exc_info[1]))
+    return "\n".join(filter(None, (text.rstrip(), record.stack_info)))
 
 
 def _plain(value: Any) -> Any:
-    """A value that nobody can change until it is written."""
+    """Return a value that nobody can change before it is written."""
     if isinstance(value, _PLAIN_VALUES):
         return value
     try:

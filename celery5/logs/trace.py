@@ -1,7 +1,7 @@
-"""Trace: the context of a trace, carried along with jobs, so that what belongs together says so in every log (C17).
+"""Trace: the trace context that jobs carry, so that every log line shows which trace it belongs to.
 
-A producer says it with `tracing`; what runs for a job passes on what came with that; else it is the place in an eliot
-action, if the producer is in one. celery5 carries it and makes no spans of its own.
+A producer sets it with `tracing`. A job that sends jobs passes its own on. Else it is the place in an eliot action, if
+the producer is in one. celery5 makes no spans of its own.
 """
 
 import re
@@ -13,14 +13,14 @@ from contextvars import ContextVar
 from celery5.errors import Misconfigured
 from celery5.runners.context import CURRENT_JOB
 
-_SAID: ContextVar[str] = ContextVar("celery5_trace", default="")
+_TRACE: ContextVar[str] = ContextVar("celery5_trace", default="")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_ELIOT: list[Callable[[], str]] = []
+_GET_ELIOT_CONTEXT: list[Callable[[], str]] = []
 
 
 @contextmanager
 def tracing(traceparent: str) -> Generator[None, None, None]:
-    """Have the jobs that are sent in the block carry `traceparent`, a W3C trace context: `00-<trace>-<span>-<flags>`.
+    """Let the jobs that are sent in the block carry a W3C trace context: `00-<trace>-<span>-<flags>`.
 
     Raises Misconfigured for anything else.
     """
@@ -29,28 +29,28 @@ def tracing(traceparent: str) -> Generator[None, None, None]:
             f"tracing({traceparent!r}): give a W3C traceparent, such as "
             "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         )
-    token = _SAID.set(traceparent)
+    token = _TRACE.set(traceparent)
     try:
         yield
     finally:
-        _SAID.reset(token)
+        _TRACE.reset(token)
 
 
 def get_current_trace() -> str:
-    """The context that a job sent now would carry; '' for none."""
-    said = _SAID.get()
-    if said:
-        return said
+    """Return the context that a job sent now would carry; '' for none."""
+    traceparent = _TRACE.get()
+    if traceparent:
+        return traceparent
     job = CURRENT_JOB.get()
     if job is not None and job.trace:
         return job.trace
-    return _of_eliot() if "eliot" in sys.modules else ""
+    return _read_eliot_context() if "eliot" in sys.modules else ""
 
 
-def _of_eliot() -> str:
-    """Only who has imported eliot can be in an action of it: nobody else pays for it."""
-    if not _ELIOT:
+def _read_eliot_context() -> str:
+    """Return the place in an eliot action. Called only when eliot was imported, so that others do not pay for it."""
+    if not _GET_ELIOT_CONTEXT:
         from celery5.logs.log import get_eliot_context
 
-        _ELIOT.append(get_eliot_context)
-    return _ELIOT[0]()
+        _GET_ELIOT_CONTEXT.append(get_eliot_context)
+    return _GET_ELIOT_CONTEXT[0]()

@@ -54,7 +54,7 @@ class LogRetry:
             return len(taken)
 
         if self._log.writer is not None:
-            self._log.writer.retry_hook = bring
+            self._log.writer.set_retry_hook(bring)
         task_status.started()
         try:
             while True:
@@ -65,7 +65,7 @@ class LogRetry:
                     await self._post()
         finally:
             if self._log.writer is not None:
-                self._log.writer.retry_hook = None
+                self._log.writer.set_retry_hook(None)
             with trio.CancelScope(shield=True), trio.move_on_after(LAST_LIMIT):
                 while self._waiting:
                     await self._post(last=True)
@@ -127,7 +127,7 @@ def log_handlers(log: Log) -> dict[str, CommandHandler]:
         if log.writer is None:
             raise CommandRefused("this process does not write its log itself: its level is its host's to set")
         before: Level = log.writer.level
-        log.writer.level = level
+        log.writer.set_level(level)
         log.event("log:level-changed", now=level, before=before)
         return {"level": level, "before": before}
 

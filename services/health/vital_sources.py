@@ -245,7 +245,7 @@ class LogMetrics:
             yield make_counter(
                 "celery5_log_retried_total",
                 "Log messages that could not be written and are tried again.",
-                counts.again,
+                counts.retried,
             )
             yield make_counter("celery5_log_lost_total", "Log messages that were shed or lost.", counts.lost)
 

@@ -174,7 +174,7 @@ def test_what_could_not_be_said_of_a_job_is_brought_again_as_a_dict() -> None:
         brought.extend(messages)
         return len(messages)
 
-    journal.retry_hook = bring
+    journal.set_retry_hook(bring)
     ended_lines(journal, io.StringIO())
     jobs = [each for each in brought if each.get("message_type") == "celery5:job"]
     assert [each["job"] for each in jobs] == ["j1", "j1"]

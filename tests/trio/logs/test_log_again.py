@@ -97,7 +97,7 @@ async def test_what_could_not_be_written_comes_through_the_inbox_and_is_written_
     await desk.until(lambda: desk.said == [1, 2])
     assert desk.post.sizes == [2, 2]
     assert {each["again"] for each in desk.outlet.messages if "n" in each} == {2}
-    assert (desk.journal.counts.lost, desk.journal.counts.again) == (0, 4)
+    assert (desk.journal.counts.lost, desk.journal.counts.retried) == (0, 4)
 
 
 async def test_a_message_comes_again_three_times_and_then_is_counted_as_lost(desk: Desk) -> None:
@@ -135,7 +135,7 @@ async def test_what_the_inbox_says_never_comes_through_the_inbox(desk: Desk) -> 
 
 async def test_what_waits_is_bounded_and_commands_are_small_enough_for_the_inbox(desk: Desk) -> None:
     await desk.nursery.start(desk.service.run)
-    bring = desk.journal.retry_hook
+    bring = desk.journal._retry_hook
     assert bring is not None
     text = "x" * 2000
     many: list[Message] = [
@@ -152,12 +152,12 @@ async def test_a_worker_that_stops_posts_what_is_left_and_waits_for_nothing_else
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             await nursery.start(desk.service.run)
-            bring = desk.journal.retry_hook
+            bring = desk.journal._retry_hook
             assert bring is not None
             bring([{"message_type": "celery5:x", "worker": "w", "n": 1}])
             scope.cancel()
     assert desk.post.sizes == [1]
-    assert desk.journal.retry_hook is None
+    assert desk.journal._retry_hook is None
     await desk.until(lambda: desk.said == [1])
 
 
