@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import nox
@@ -78,14 +80,18 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Both type checkers, strict, and the completeness of the public types."""
     _install(session, "types", project=True)
-    passed = [
-        _passes(session, "mypy"),
-        _passes(session, "basedpyright", "--pythonpath", _python_of(session)),
-        _public_types(session),
-        # What the checkers tell a user, and whether the injector gives every part the type that it asks for. The
-        # session `tests` skips those, as it has no checkers.
-        _passes(session, "python", "-m", "pytest", "-q", "tests/typing", "tests/pure/process/test_wiring.py"),
+    # What the checkers tell a user, and whether the injector gives every part the type that it asks for. The session
+    # `tests` skips those, as it has no checkers.
+    told = ("tests/typing", "tests/pure/process/test_wiring.py")
+    # The longest first, two at a time: each of them keeps one processor busy.
+    checks = [
+        partial(_passes, session, "basedpyright", "--pythonpath", _python_of(session)),
+        partial(_passes, session, "mypy"),
+        partial(_public_types, session),
+        partial(_passes, session, "python", "-m", "pytest", "-q", *told),
     ]
+    with ThreadPoolExecutor(2) as pool:
+        passed = list(pool.map(lambda check: check(), checks))
     if not all(passed):  # each has had its say, even after another had found faults
         session.error("see above")
 
@@ -96,11 +102,12 @@ def _python_of(session: nox.Session) -> str:
 
 
 def _passes(session: nox.Session, *command: str) -> bool:
-    """Whether a command succeeds."""
+    """Run a command, show what it says when it has ended, and return whether it succeeds."""
     try:
-        session.run(*command)
-    except CommandFailed:
+        output = session.run(*command, silent=True)
+    except CommandFailed:  # nox has shown what it said
         return False
+    session.log(output)
     return True
 
 

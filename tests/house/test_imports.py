@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.sources import EVERYWHERE, HERE, LINKED_FOLDERS, PACKAGE, files, imports, module, name, tree
+from tests.house.sources import (
+    EVERYWHERE,
+    HERE,
+    LINKED_FOLDERS,
+    PACKAGE,
+    files,
+    imports,
+    module,
+    name,
+    nodes,
+)
 
 FENCED = {
     "eliot": ("celery5.logs.log",),
@@ -157,11 +167,11 @@ def test_nobody_has_a_logger_of_the_standard_library() -> None:
 def strings(path: Path) -> list[tuple[int, str]]:
     """Every string literal of a file with its line, the literal parts of f-strings included, docstrings not."""
     docstrings = {
-        id(node.value) for node in ast.walk(tree(path)) if isinstance(node, ast.Expr) and is_text(node.value)
+        id(node.value) for node in nodes(path) if isinstance(node, ast.Expr) and is_text(node.value)
     }
     return [
         (node.lineno, node.value)
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
     ]
 
@@ -175,7 +185,7 @@ def ends(path: Path) -> list[tuple[int, str]]:
     """What f-strings put after a value, with its line: `f"{tag}:jobs"` ends in `:jobs`."""
     return [
         (node.lineno, last.value)
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.JoinedStr) and len(node.values) > 1
         if isinstance(last := node.values[-1], ast.Constant) and isinstance(last.value, str)
     ]

@@ -6,7 +6,7 @@ Each test lists all offenders, so that one run shows the whole work.
 import ast
 import re
 
-from tests.house.sources import EVERYWHERE, HERE, PACKAGE, files, functions, name, tree
+from tests.house.sources import EVERYWHERE, HERE, PACKAGE, files, functions, name, nodes, tree
 
 LONGEST_FUNCTION = 50
 WIRING_TABLE = re.compile(r"celery5/processes/.* make_\w*values$")
@@ -55,7 +55,7 @@ def test_no_class_is_named_like_a_junk_drawer() -> None:
     classes = [
         f"{name(path)}:{node.lineno} {node.name}"
         for path in SOURCES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef) and NO_CLASS.search(node.name)
     ]
     assert classes == []
@@ -64,7 +64,7 @@ def test_no_class_is_named_like_a_junk_drawer() -> None:
 def test_no_public_class_name_stands_twice() -> None:
     places: dict[str, list[str]] = {}
     for path in files("celery5", "services", "bootsteps"):
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(f"{name(path)}:{node.lineno}")
     assert {each: where for each, where in places.items() if len(where) > 1} == {}
@@ -74,7 +74,7 @@ def test_nothing_but_the_two_driver_protocols_describes_a_driver() -> None:
     protocols = [
         f"{name(path)} {node.name}"
         for path in files("celery5", "services", "bootsteps")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
         and node.name != "Application"  # it performs calls by its drivers
         and any(isinstance(parent, ast.Name) and parent.id == "Protocol" for parent in node.bases)

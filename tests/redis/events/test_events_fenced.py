@@ -35,7 +35,7 @@ class Frozen(Exception):
 class Judged(Lease):
     """A lease that says at once when it does not last."""
 
-    async def sure(self) -> None:
+    async def wait_until_valid(self) -> None:
         if not self.is_valid():
             raise Frozen
 
