@@ -75,7 +75,7 @@ class Sender(threading.Thread):
         for n in self.todo:
             if n == self.todo[-20]:
                 self.enough.wait(LONG)
-            again = self.task.options(id=f"{self.task.options_.queue}-{n}")
+            again = self.task.options(id=f"{self.task.send_options.queue}-{n}")
             while True:
                 try:
                     again.delay(n)
