@@ -6,7 +6,7 @@ from typing import Protocol
 import trio
 
 from celery5.app import App
-from celery5.broker.calls import documents as documents_calls
+from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import jobs
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
@@ -63,7 +63,7 @@ class QueueMembership:
         )
         if self._takers:
             await self._redis.perform_all(
-                [documents_calls.declare_recipients(keys, self._takers) for keys in self._consumed]
+                [events_calls.declare_recipients(keys, self._takers) for keys in self._consumed]
             )
         self._doubt(announced[len(joins) :])
         task_status.started()

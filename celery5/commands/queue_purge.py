@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs
-from celery5.broker.calls import revocation as revocation_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import UnknownQueue
@@ -28,9 +27,9 @@ async def empty_queue(app: "Application", redis: AsyncDriver, queue: str) -> int
         raise UnknownQueue(queue, known)
     keys, cursor, many = app.queue(queue), "0", 0
     while True:
-        cursor, ids = await redis.perform(revocation_calls.scan_jobs(keys, cursor))
-        for at in range(0, len(ids), revocation_calls.BATCH_SIZE):
-            many += await _revoked(app, redis, keys, ids[at : at + revocation_calls.BATCH_SIZE])
+        cursor, ids = await redis.perform(jobs.scan_jobs(keys, cursor))
+        for at in range(0, len(ids), jobs.REVOCATION_BATCH):
+            many += await _revoked(app, redis, keys, ids[at : at + jobs.REVOCATION_BATCH])
         if cursor == "0":
             return many
 
@@ -41,5 +40,5 @@ async def _revoked(app: "Application", redis: AsyncDriver, keys: QueueKeys, ids:
     waiting = [each for each, place in zip(ids, places, strict=True) if place.state in WAITING_STATES]
     if not waiting:
         return 0
-    states = await redis.perform(revocation_calls.revoke(keys, waiting, ttl=app.settings.results_ttl))
+    states = await redis.perform(jobs.revoke(keys, waiting, ttl=app.settings.results_ttl))
     return states.count(JobState.REVOKED)

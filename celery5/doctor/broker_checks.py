@@ -5,7 +5,7 @@ import time
 from typing import TypeVar
 
 from celery5.broker.call import Call
-from celery5.broker.calls import diagnosis as diagnosis_calls
+from celery5.broker.calls import health as health_calls
 from celery5.broker.calls import jobs
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
@@ -63,7 +63,7 @@ class BrokerChecks:
         best = (float("inf"), 0.0)
         for _ in range(TRIPS):
             begun = time.time()
-            theirs = self._redis.perform(diagnosis_calls.get_server_time())
+            theirs = self._redis.perform(health_calls.get_server_time())
             took = time.time() - begun
             best = min(best, (took, theirs - (begun + took / 2)))
         took, ahead = best
@@ -84,16 +84,16 @@ class BrokerChecks:
         places = (self._keys.reply(own), self._keys.for_queue(self._queue).result(own))
         try:
             here, there = self._redis.perform_all(
-                [diagnosis_calls.probe_permissions(each, each) for each in places]
+                [health_calls.probe_permissions(each, each) for each in places]
             )
         except BrokerDenied as error:
             return broker_diagnosis.diagnose_permissions(user, 1, {"EVALSHA": str(error)})
         refused = {**here.refused, **there.refused}
         try:
-            self._redis.perform(diagnosis_calls.probe_unblock())
+            self._redis.perform(health_calls.probe_unblock())
         except BrokerDenied as error:
             refused["CLIENT|UNBLOCK"] = str(error)
-        if listening := diagnosis_calls.probe_subscribe(self._endpoint, places[0], PATIENCE):
+        if listening := health_calls.probe_subscribe(self._endpoint, places[0], PATIENCE):
             refused["SUBSCRIBE"] = listening
         return broker_diagnosis.diagnose_permissions(user, here.tried + 3, refused)
 
@@ -102,7 +102,7 @@ class BrokerChecks:
         names, cursor, trips = list[str](), 0, 0
         while True:
             cursor, some = self._redis.perform(
-                diagnosis_calls.scan_keys(cursor, self._keys.pattern, count=SCANNED)
+                health_calls.scan_keys(cursor, self._keys.pattern, count=SCANNED)
             )
             names += [each for each in some if self._keys.owns(each)]
             trips += 1
@@ -110,7 +110,7 @@ class BrokerChecks:
                 break
         looked = sorted(set(names))[:MOST_KEYS]
         strange = [each for each in looked if not is_owned(each)]
-        lives = self._redis.perform_all([diagnosis_calls.get_ttl(each) for each in strange])
+        lives = self._redis.perform_all([health_calls.get_ttl(each) for each in strange])
         orphans = [name for name, life in zip(strange, lives, strict=True) if life == -1]
         return broker_diagnosis.diagnose_keys(
             len(looked), not cursor and len(looked) == len(set(names)), orphans
@@ -122,15 +122,14 @@ class BrokerChecks:
 
     def _said(self) -> dict[str, str]:
         if self._info is None:
-            self._info = self._permitted(diagnosis_calls.get_server_info()) or {}
+            self._info = self._permitted(health_calls.get_server_info()) or {}
         return self._info
 
     def _set(self) -> dict[str, str] | None:
         """The parameters; None where they cannot be read, as at most of those who sell servers."""
         if self._config is None:
             found = {
-                name: self._permitted(diagnosis_calls.get_parameter(name))
-                for name in diagnosis_calls.PARAMETERS
+                name: self._permitted(health_calls.get_parameter(name)) for name in health_calls.PARAMETERS
             }
             self._config = {name: value for name, value in found.items() if value is not None}
         return self._config or None

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from celery5.broker.call import Call
-from celery5.broker.calls import commands, job_details, jobs, limits
-from celery5.broker.calls import revocation as revocation_calls
+from celery5.broker.calls import commands, jobs, limits
 from celery5.broker.calls.jobs import LocatedJob
 from celery5.broker.driver import AsyncDriver
 from celery5.connections.coroutines import AwaitableConnections, BlockingConnections, run_blocking
@@ -204,7 +203,7 @@ class AsyncResult(Generic[R_co]):
         """Return why a job has not begun, as far as one trip to the broker shows; '' when no reason is known."""
         keys, asked = self.app.keys, list[Call[Any]]()
         asked += [
-            job_details.get_queue_state(self.app.queue(self.queue)),
+            jobs.get_queue_state(self.app.queue(self.queue)),
             commands.list_paused_queues(keys),
             limits.list_overrides(keys),
         ]
@@ -382,9 +381,9 @@ def _revocations(results: Sequence[AsyncResult[Any]]) -> list[tuple[Call[list[st
     app, trips = _app_of(results), list[tuple[Call[list[str]], Sequence[str]]]()
     for queue, keys in by_queue.items():
         ids = list(keys)
-        for at in range(0, len(ids), revocation_calls.BATCH_SIZE):
-            some = ids[at : at + revocation_calls.BATCH_SIZE]
-            call = revocation_calls.revoke(app.queue(queue), some, ttl=app.settings.results_ttl)
+        for at in range(0, len(ids), jobs.REVOCATION_BATCH):
+            some = ids[at : at + jobs.REVOCATION_BATCH]
+            call = jobs.revoke(app.queue(queue), some, ttl=app.settings.results_ttl)
             trips.append((call, [keys[each] for each in some]))
     return trips
 

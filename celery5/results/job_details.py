@@ -10,11 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from celery5.broker.call import Call
-from celery5.broker.calls import cluster, commands, job_details, jobs
+from celery5.broker.calls import cluster, commands, jobs
 from celery5.broker.calls import dead_letters as graveyard
-from celery5.broker.calls import documents as documents_calls
+from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import scaling as scaling_calls
-from celery5.broker.calls.job_details import JobInspection, QueueState
+from celery5.broker.calls.jobs import JobInspection, QueueState
 from celery5.broker.calls.scaling import Scaling
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import EVENTS
@@ -88,7 +88,7 @@ async def _state_of_app(app: "Application", redis: AsyncDriver, queue: str | Non
     if queue is not None and queue not in known:
         await _refuse_unknown(app, redis, queue, known)
     names = known if queue is None else [queue]
-    asked: list[Call[Any]] = [job_details.get_queue_state(app.queue(name)) for name in names]
+    asked: list[Call[Any]] = [jobs.get_queue_state(app.queue(name)) for name in names]
     states: list[QueueState] = await redis.perform_all(asked) if asked else []
     events, schedulers, controllers, publishers, record, scaled = await _beside(app, redis)
     leader = record.leader if record.leader in controllers else ""  # it is remembered for long who led
@@ -105,7 +105,7 @@ async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
     nothing of it, when that is left out."""
     living: list[Call[Any]] = [cluster.list_live_processes(app.keys, kind) for kind in LEASED_PROCESS_KINDS]
     asked: list[Call[Any]] = [
-        job_details.get_queue_state(app.queue(EVENTS)),
+        jobs.get_queue_state(app.queue(EVENTS)),
         *living,
         cluster.get_leader(app.keys),
     ]
@@ -127,7 +127,7 @@ def _no_events() -> QueueState:
 async def _documents(app: "Application", redis: AsyncDriver, queues: list[str]) -> dict[str, dict[str, int]]:
     """How many documents wait for each sink that a task has, by queue. Asks nothing when there is none."""
     asked = [(queue, sink) for queue in queues for sink in get_sink_names(app.tasks.values())]
-    counts = [documents_calls.count_documents(app.queue(queue), sink) for queue, sink in asked]
+    counts = [events_calls.count_documents(app.queue(queue), sink) for queue, sink in asked]
     found: dict[str, dict[str, int]] = {}
     for (queue, sink), number in zip(asked, await redis.perform_all(counts) if counts else [], strict=True):
         found.setdefault(queue, {})[sink] = number
@@ -154,7 +154,7 @@ async def _story_of(
         await _refuse_unknown(app, redis, queue, known)
     names = known if queue is None else [queue]
     seen = (
-        await redis.perform_all([job_details.inspect_job(app.queue(name), job_id) for name in names])
+        await redis.perform_all([jobs.inspect_job(app.queue(name), job_id) for name in names])
         if names
         else []
     )

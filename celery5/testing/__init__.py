@@ -15,7 +15,7 @@ from celery5.app import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import EXECUTION_STEP, BootGraph
 from celery5.broker.calls import jobs
-from celery5.broker.calls.diagnosis import erase_app
+from celery5.broker.calls.health import erase_app
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log

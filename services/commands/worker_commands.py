@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import trio
 
 from celery5.broker.call import Call
-from celery5.broker.calls import revocation as revocation_calls
+from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
@@ -138,7 +138,7 @@ class WorkerCommands:
         job_id = _text(parameters, "id")
         for each in self._ledger:
             if each.envelope is not None and each.envelope.id == job_id:
-                call = revocation_calls.revoke(self._queues[each.queue], [job_id], ttl=self._ttl)
+                call = jobs_calls.revoke(self._queues[each.queue], [job_id], ttl=self._ttl)
                 (state,) = await self._redis.perform(call)
                 return {"id": job_id, "state": state}
         raise CommandRefused(
@@ -165,7 +165,7 @@ class WorkerCommands:
         if self._ledger.count(kind) >= self._budget.get_slots(kind):
             raise CommandRefused(f"all slots of this worker for tasks of the kind {kind!r} are taken")
         lane = keys.on_lane(get_lane(envelope.priority))
-        call = revocation_calls.deliver_to_worker(
+        call = jobs_calls.deliver_to_worker(
             lane, envelope.id, message, worker=self._worker, max_before=BEFORE
         )
         entries = await self._taken(call)

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import trio
 
-from celery5.broker.calls import documents as documents_calls
+from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import jobs
-from celery5.broker.calls.documents import ClaimedDocument
+from celery5.broker.calls.events import ClaimedDocument
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, Corrupt
@@ -131,7 +131,7 @@ class SinkDelivery:
         new = [self._keys.for_queue(name) for name in found if name not in self._queues]
         if self._takers and new:
             await self._redis.perform_all(
-                [documents_calls.declare_recipients(keys, self._takers) for keys in new]
+                [events_calls.declare_recipients(keys, self._takers) for keys in new]
             )
         self._queues |= {keys.queue: keys for keys in new}
 
@@ -140,13 +140,13 @@ class SinkDelivery:
         for keys in self._channels.values():
             if keys.queue not in self._queues:
                 with suppress(BrokerError):
-                    await self._redis.perform(documents_calls.declare_recipients(keys, self._takers))
+                    await self._redis.perform(events_calls.declare_recipients(keys, self._takers))
                     self._queues[keys.queue] = keys
 
     async def _count(self) -> None:
         asked = [(flow.name, keys) for flow in self._flows for keys in self._queues.values()]
         found = dict.fromkeys([flow.name for flow in self._flows], 0)
-        counts = [documents_calls.count_documents(keys, name) for name, keys in asked]
+        counts = [events_calls.count_documents(keys, name) for name, keys in asked]
         for (name, _), number in zip(
             asked, await self._redis.perform_all(counts) if counts else [], strict=True
         ):
@@ -217,7 +217,7 @@ class _Outflow:
     async def _take_from(self, keys: QueueKeys) -> None:
         """One batch of one queue."""
         self._due.pop(keys.queue, None)
-        call = documents_calls.claim_documents(
+        call = events_calls.claim_documents(
             keys, self.name, max_documents=self._flow.batch_size, max_bytes=ROOM, lease=LEASE
         )
         found = await self._redis.perform(call)
@@ -267,7 +267,7 @@ class _Outflow:
                 await self._after_failure(keys, batch, error)
                 return
             entries = [each.entry for each, _ in batch]
-            await self._redis.perform(documents_calls.acknowledge_documents(keys, self.name, entries))
+            await self._redis.perform(events_calls.acknowledge_documents(keys, self.name, entries))
             self.written += len(entries)
         except BrokerError as away:
             self._log.event(
@@ -304,7 +304,7 @@ class _Outflow:
         with scope:
             while True:
                 await trio.sleep(LEASE / 3)
-                call = documents_calls.defer_documents(keys, self.name, entries, delay=LEASE, tried=False)
+                call = events_calls.defer_documents(keys, self.name, entries, delay=LEASE, tried=False)
                 try:
                     await self._redis.perform(call)
                 except BrokerError as error:
@@ -322,7 +322,7 @@ class _Outflow:
             )
             entries = [each.entry for each, _ in batch]
             await self._redis.perform(
-                documents_calls.defer_documents(keys, self.name, entries, delay=0, tried=False)
+                events_calls.defer_documents(keys, self.name, entries, delay=0, tried=False)
             )
         elif policy.allows(one.tries + 1) and policy.covers(get_class_names(error)):
             delay = policy.delay(one.tries + 1, random.random)
@@ -331,7 +331,7 @@ class _Outflow:
                 delay=round(delay, 3), why=describe_error(error, MAX_ERROR_LENGTH),
             )  # fmt: skip
             await self._redis.perform(
-                documents_calls.defer_documents(keys, self.name, [one.entry], delay=delay, tried=True)
+                events_calls.defer_documents(keys, self.name, [one.entry], delay=delay, tried=True)
             )
         else:
             await self._bury(keys, one, error)
@@ -349,7 +349,7 @@ class _Outflow:
             hint=_BURIED,
         )
         await self._redis.perform(
-            documents_calls.bury_document(keys, self.name, one.entry, msgspec.json.encode(failure))
+            events_calls.bury_document(keys, self.name, one.entry, msgspec.json.encode(failure))
         )
         self.buried += 1
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import trio
 
-from celery5.broker.calls import documents as documents_calls
+from celery5.broker.calls import events as events_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BadArguments, BrokerError, MessageTooLarge, Misconfigured
@@ -233,7 +233,7 @@ class _Kept:
 
     async def _hold(self) -> float:
         """Try to hold it; gives 0, or in how many seconds it may be free."""
-        return await self._redis.perform(documents_calls.acquire_lease(self._key, self._worker, lease=LEASE))
+        return await self._redis.perform(events_calls.acquire_lease(self._key, self._worker, lease=LEASE))
 
     async def _keep_holding(self, scope: trio.CancelScope) -> None:
         """Renew it; when that does not succeed in time, another may have it, so it ends here."""
@@ -254,7 +254,7 @@ class _Kept:
 
     async def _let_go(self) -> None:
         try:
-            await self._redis.perform(documents_calls.release_lease(self._key, self._worker))
+            await self._redis.perform(events_calls.release_lease(self._key, self._worker))
         except BrokerError as error:
             self._log.event("source:release-failed", "debug", source=self.source.name, why=str(error))
 

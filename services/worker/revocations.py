@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import trio
 
-from celery5.broker.calls import revocation as revocation_calls
+from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls.jobs import HeartbeatReply
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
@@ -109,9 +109,7 @@ class Revocations:
             portions = list(_portions(by_queue[keys.queue]))
             ids = [[each.envelope.id for each in some if each.envelope] for some in portions]
             try:
-                answers = await self._redis.perform_all(
-                    [revocation_calls.get_places(keys, some) for some in ids]
-                )
+                answers = await self._redis.perform_all([jobs_calls.get_places(keys, some) for some in ids])
             except BrokerError as error:
                 self._log.event("revocations:read-failed", "debug", queue=keys.queue, why=str(error))
                 continue  # the next beat asks again

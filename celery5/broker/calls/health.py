@@ -1,11 +1,19 @@
-"""Health: the calls for the states of global health checks, which all workers of an application share."""
+"""Health: the calls for global health checks, for `celery5 doctor`, and to erase an application."""
 
 import math
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call
-from celery5.broker.keys import Keys
+from celery5.broker.call import Call, Script, script_call
+from celery5.broker.connection.exchange import ReplyError, pack_commands
+from celery5.broker.connection.socket_link import dial
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import EVENTS, Keys, QueueKeys
+from celery5.broker.timing import Timing
 from celery5.protocol.health.readings import CheckReading
 
 TURN_SHARE = 0.9
@@ -49,3 +57,135 @@ def _reading(reply: bytes | None) -> CheckReading | None:
         return None if reply is None else _DECODER.decode(reply)
     except msgspec.DecodeError:
         return None
+
+
+PROBE_PERMISSIONS = Script.load("diagnosis/probe_permissions")
+
+PARAMETERS = ("appendonly", "appendfsync", "save", "maxmemory-policy")
+
+
+class PermissionProbe(msgspec.Struct, frozen=True):
+    """How many commands were tried, and the server's words on each that the user may not."""
+
+    tried: int
+    refused: dict[str, str]
+
+
+def get_server_info() -> Call[dict[str, str]]:
+    """What the server says of itself."""
+    return Call(("INFO",), _fields, repeatable=True)
+
+
+def get_parameter(name: str) -> Call[str | None]:
+    """One parameter of the server; None where it has none of that name."""
+    return Call(("CONFIG", "GET", name), _parameter, repeatable=True)
+
+
+def get_server_time() -> Call[float]:
+    """The server's clock, in seconds since 1970."""
+    return Call(("TIME",), lambda raw: int(raw[0]) + int(raw[1]) / 1_000_000, repeatable=True)
+
+
+def probe_permissions(key: str, channel: str) -> Call[PermissionProbe]:
+    """Try the commands that celery5 uses, on a key that nobody uses, which must not outlive the moment."""
+    return script_call(PROBE_PERMISSIONS, (key,), (channel,), _attempted, repeatable=True)
+
+
+def scan_keys(cursor: int, pattern: str, *, count: int) -> Call[tuple[int, list[str]]]:
+    """Some keys that fit a pattern, and where to go on; 0 at the end."""
+    return Call(("SCAN", cursor, "MATCH", pattern, "COUNT", count), _scanned, repeatable=True)
+
+
+def get_ttl(key: str) -> Call[int]:
+    """In ms; -1 for a key that stays, -2 for one that is gone."""
+    return Call(("PTTL", key), int, repeatable=True)
+
+
+def probe_unblock() -> Call[int]:
+    """End the wait of a connection that there is not: whether that is permitted."""
+    return Call(("CLIENT", "UNBLOCK", 0), int, repeatable=True)
+
+
+def probe_subscribe(endpoint: Endpoint, channel: str, timing: Timing) -> str:
+    """Subscribe to a channel for a moment, on a connection of its own; gives the server's words if that is refused."""
+    with closing(dial(endpoint, timing, resp=2, name="celery5-doctor")) as link:
+        link.send(pack_commands([("SUBSCRIBE", channel)]))
+        answer = link.receive()
+        return str(answer) if isinstance(answer, ReplyError) else ""
+
+
+def _fields(raw: bytes) -> dict[str, str]:
+    lines = raw.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+def _parameter(raw: Any) -> str | None:
+    values: list[bytes] = list(raw)
+    return values[1].decode(errors="replace") if len(values) > 1 else None
+
+
+def _attempted(raw: Any) -> PermissionProbe:
+    tried, *words = raw
+    text = [each.decode(errors="replace").strip() for each in words]
+    return PermissionProbe(int(tried), dict(zip(text[::2], text[1::2], strict=True)))
+
+
+def _scanned(raw: Any) -> tuple[int, list[str]]:
+    return int(raw[0]), [each.decode(errors="replace") for each in raw[1]]
+
+
+ERASE = Script.load("diagnosis/erase")
+ERASE_BATCH = 500
+
+
+def erase_app(
+    keys: Keys, queues: Sequence[QueueKeys], job_ids: Collection[str] = (), sinks: Collection[str] = ()
+) -> Iterator[Call[int]]:
+    """The calls that delete `queues`, what waits there for Data Sinks of these names (`sinks`), the results of the jobs
+    `job_ids` on each of them, the events, and what the application has beside its queues. Settings that all workers
+    share stay, for they are whose who set them; what has a short time to live goes by itself.
+
+    For applications that were made for a moment, such as a demonstration or a test. Its workers must have stopped.
+    """
+    for queue in (*queues, keys.for_queue(EVENTS)):
+        yield script_call(
+            ERASE,
+            (queue.jobs, queue.waiting_list_prefix, *_all_of(keys, queue, sinks)),
+            (),
+            int,
+            repeatable=True,
+        )
+        ids = iter(job_ids)
+        while portion := list(islice(ids, ERASE_BATCH)):
+            yield Call(("DEL", *[queue.result(each) for each in portion]), int, repeatable=True)
+    yield Call(("DEL", *_beside(keys)), int, repeatable=True, merge=sum)
+
+
+def _beside(keys: Keys) -> Iterator[str]:
+    yield from (keys.queues, keys.paused, keys.limits, keys.suspended, keys.schedule_queues)
+    yield from (
+        keys.scaling,
+        keys.scaling_turn,
+        keys.leader,
+        keys.live_processes("scheduler"),
+        keys.live_processes("controller"),
+    )
+    yield keys.recycling
+    yield from (keys.subscriptions, keys.subscription_deadlines, keys.unclaimed_events)
+
+
+def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[str]:
+    yield from (
+        *queue.streams,
+        queue.due,
+        queue.waiting,
+        queue.dead,
+        queue.leases,
+        queue.unique,
+        queue.replication_mark,
+    )
+    yield from (queue.slots, queue.slot_counts, queue.limited_counts, queue.documents)
+    if queue.queue != EVENTS:  # events have no schedules
+        yield from (keys.schedules(queue.queue), keys.schedule_times(queue.queue))
+    for sink in sinks:
+        yield from (queue.documents_for(sink), queue.claimed_documents(sink), queue.document_progress(sink))

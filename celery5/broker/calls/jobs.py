@@ -1,4 +1,4 @@
-"""Jobs: the calls that publish, read, settle and recover jobs, one function for each."""
+"""Jobs: the calls that publish, read, settle, recover, revoke and look at jobs, and measure their queues."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -9,7 +9,7 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, decode_text, merge_names, parse_int, script_call
 from celery5.broker.keys import GROUP, Keys, QueueKeys
-from celery5.protocol.job.delivery import Settlement, SinkDocument
+from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL, Settlement, SinkDocument
 from celery5.protocol.job.envelope import SIZE_MARGIN
 from celery5.protocol.job.lanes import get_stream_id
 from celery5.protocol.job.states import get_state
@@ -445,6 +445,217 @@ def parse_entry(keys: QueueKeys, entry: bytes, flat: list[bytes] | None) -> Entr
 
 def _ms(seconds: float) -> int:
     return int(seconds * 1000)
+
+
+REVOKE = Script.load("job/revoke", "clock", "ending", "admission")
+
+REVOCATION_BATCH = 200
+"""Jobs in one trip: a script holds the server up while it runs."""
+
+
+def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[str]]:
+    """Revoke jobs, PORTION at most; gives what was found of each, in order, as `revoke.lua` says. Safe to repeat.
+
+    `ttl` is how long it is remembered that a job was revoked, in seconds, unless the job says otherwise.
+    """
+    named = (
+        keys.normal,
+        keys.jobs,
+        keys.due,
+        keys.waiting,
+        keys.unique,
+        keys.high,
+        keys.low,
+        keys.handed,
+        keys.documents,
+        keys.limited_counts,
+        keys.waiting_list_prefix,
+        *map(keys.result, job_ids),
+    )
+    ids: tuple[Word, ...] = tuple(job_ids)
+    least = int(MIN_DOCUMENT_TTL * 1000)
+    return script_call(
+        REVOKE, named, (GROUP, keys.revoke, int(ttl * 1000), least, *ids), _texts_of, repeatable=True
+    )
+
+
+def get_places(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[bytes]]:
+    """Where jobs are, as the queue's hash says it: `b""` for one that has no place there."""
+    return Call(("HMGET", keys.jobs, *job_ids), _places, repeatable=True)
+
+
+def scan_jobs(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[str]]]:
+    """Return some of the jobs that have a place in a queue, and the cursor for the next ones; "0" at the end."""
+    return Call(("HSCAN", keys.jobs, cursor, "COUNT", REVOCATION_BATCH), _scanned, repeatable=True)
+
+
+def _scanned(raw: Sequence[Any]) -> tuple[str, list[str]]:
+    cursor, flat = raw
+    names: list[bytes] = list(cast("Any", flat)) if isinstance(flat, dict) else flat[::2]  # RESP3 has maps
+    return cursor.decode(), [each.decode(errors="replace") for each in names]
+
+
+def _texts_of(raw: Iterable[bytes]) -> list[str]:
+    return [decode_text(each) for each in raw]
+
+
+def _places(raw: Any) -> list[bytes]:
+    return [each or b"" for each in msgspec.convert(raw, list[bytes | None])]
+
+
+DIRECT = Script.load("job/direct")
+
+
+def deliver_to_worker(
+    keys: QueueKeys, job_id: str, message: bytes, *, worker: str, max_before: int
+) -> Call[list[Entry] | None]:
+    """Put a job on its queue, on the lane of `keys`, and into `worker`'s hands, with all that waited before it; None,
+    and nothing done, when that is more than `before`. Not repeatable: what a lost answer carried is found in the
+    worker's pending list."""
+    named = (keys.stream, keys.jobs, keys.result(job_id))
+    words = (GROUP, worker, job_id, message, max_before, keys.lane, keys.wake)
+    return script_call(DIRECT, named, words, partial(_delivered, keys))
+
+
+def _delivered(keys: QueueKeys, raw: Any) -> list[Entry] | None:
+    return None if raw is None else [parse_entry(keys, entry, flat) for entry, flat in raw]
+
+
+INSPECT_JOB = Script.load("job/inspect_job", "clock", "ending")
+GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "lane")
+
+
+class JobInspection(msgspec.Struct, frozen=True):
+    """All that the server says of a job. `held` is seconds that a worker has had it, `due` and `now` are seconds since
+    1970, `before` is how many stand before it in its line at a gate; None where that is not so."""
+
+    place: str
+    document: bytes
+    message: bytes
+    worker: str
+    held_for: float | None
+    due: float | None
+    deliveries: int
+    now: float
+    jobs_ahead: int | None = None
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    """A worker of a queue: for how many seconds its lease goes on (0: it has lapsed), and how many jobs it has."""
+
+    name: str
+    lease: float
+    running: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether its lease stands."""
+        return self.lease > 0
+
+
+class QueueState(msgspec.Struct, frozen=True):
+    """What is in a queue, in jobs, and who works on it.
+
+    `waiting` are on the streams and nobody has them, `high` and `low` of these have such a priority; the oldest of them
+    has been there for `oldest_waiting` seconds, None when there is none. `running` are in
+    workers' hands, `held` wait at gates, `scheduled` for their time, retries included. `next_due` and `oldest_dead` are
+    seconds from now and since then; None when there is none. `keys` is how many keys live jobs have. `paused`: nobody
+    is to read it, until it is resumed. `documents`: how many each Data Sink has not got yet, by its name.
+    """
+
+    queue: str
+    waiting: int
+    running: int
+    scheduled: int
+    next_due: float | None
+    dead: int
+    oldest_dead: float | None
+    keys: int
+    workers: tuple[WorkerState, ...]
+    paused: bool = False
+    high: int = 0
+    low: int = 0
+    held: int = 0
+    documents: dict[str, int] = {}
+    oldest_waiting: float | None = None
+
+    @property
+    def unread(self) -> int:
+        """Jobs that wait here, now or for their time, while no worker that lives reads this queue."""
+        if any(each.alive for each in self.workers):
+            return 0
+        return self.waiting + self.held + self.scheduled
+
+
+def inspect_job(keys: QueueKeys, job_id: str) -> Call[JobInspection]:
+    """All that is known of a job."""
+    named = (
+        keys.normal,
+        keys.jobs,
+        keys.result(job_id),
+        keys.due,
+        keys.waiting,
+        keys.dead,
+        keys.waiting_list_prefix,
+        *keys.other_streams,
+    )
+    return script_call(INSPECT_JOB, named, (GROUP, job_id), _inspection, repeatable=True)
+
+
+def get_queue_state(keys: QueueKeys) -> Call[QueueState]:
+    """What is in a queue, and who works on it."""
+
+    def state(raw: Any) -> QueueState:
+        return _queue_state(keys.queue, raw)
+
+    named = (keys.due, keys.dead, keys.leases, keys.unique, keys.limited_counts, *keys.streams)
+    return script_call(GET_QUEUE_STATE, named, (GROUP,), state, repeatable=True)
+
+
+def _inspection(raw: Any) -> JobInspection:
+    place, document, message, worker, held, due, deliveries, now, before = raw
+    return JobInspection(
+        place.decode(errors="replace"),
+        document,
+        message,
+        worker.decode(errors="replace"),
+        _seconds(held),
+        _seconds(due),
+        deliveries,
+        now / 1000,
+        None if before < 0 else before,
+    )
+
+
+def _queue_state(queue: str, raw: Any) -> QueueState:
+    (
+        (normal, high, low, handed),
+        running,
+        scheduled,
+        next_due,
+        dead,
+        oldest_dead,
+        keys,
+        workers,
+        gated,
+        age,
+    ) = raw
+    states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
+    return QueueState(
+        queue=queue,
+        waiting=max(0, normal + high + low + handed),
+        high=max(0, high),
+        low=max(0, low),
+        running=running,
+        scheduled=scheduled,
+        held=sum(count for _, count in gated),
+        next_due=_seconds(next_due),
+        dead=dead,
+        oldest_dead=_seconds(oldest_dead),
+        keys=keys,
+        workers=tuple(sorted(states, key=lambda each: each.name)),
+        oldest_waiting=_seconds(age),
+    )
 
 
 def _seconds(ms: int) -> float | None:

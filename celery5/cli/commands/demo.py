@@ -275,7 +275,7 @@ def _cancel_soon(token: Any, scope: Any) -> None:
 
 async def _tidy(app: "App", index: "Index") -> None:
     """Leave nothing on a broker that is not ours. On our own this costs a millisecond."""
-    from celery5.broker.calls.diagnosis import erase_app
+    from celery5.broker.calls.health import erase_app
     from celery5.errors import BrokerError
 
     with suppress(BrokerError):

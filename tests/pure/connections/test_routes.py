@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured
 from celery5.broker.call import Call
-from celery5.broker.calls import cluster, commands, job_details, jobs, limits, scheduling
+from celery5.broker.calls import cluster, commands, jobs, limits, scheduling
 from celery5.broker.calls.scheduling import register_schedule_queue
 from celery5.broker.keys import EVENTS, Keys
 from celery5.broker.routing.broker_router import BrokerMap
@@ -153,7 +153,7 @@ def test_each_trip_goes_to_the_broker_of_its_queue() -> None:
     assert CHART.find_broker_of_call(jobs.publish(near, [("id", b"job")])) == DEFAULT_BROKER
     assert CHART.find_broker_of_call(jobs.locate_job(post, "id")) == "mails"
     assert CHART.find_broker_of_call(jobs.delete_results(post, ["id"])) == "mails"
-    assert CHART.find_broker_of_call(job_details.get_queue_state(KEYS.for_queue(EVENTS))) == DEFAULT_BROKER
+    assert CHART.find_broker_of_call(jobs.get_queue_state(KEYS.for_queue(EVENTS))) == DEFAULT_BROKER
     assert CHART.find_broker_of_call(jobs.PING) == DEFAULT_BROKER
     assert (
         CHART.find_broker_of_call(jobs.publish(Keys("other").for_queue("post"), [("id", b"job")]))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery5.broker.calls.diagnosis import PROBE_PERMISSIONS
+from celery5.broker.calls.health import PROBE_PERMISSIONS
 from celery5.broker.keys import Keys, is_owned
 from celery5.protocol.health import broker_diagnosis, host_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding

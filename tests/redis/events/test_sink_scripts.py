@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from celery5.broker.calls import documents as documents_calls
+from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import jobs
-from celery5.broker.calls import revocation as revocation_calls
 from celery5.broker.calls.dead_letters import DONE, GONE
 from celery5.protocol.job.delivery import Settlement, SinkDocument
 from tests.redis.worker.one_queue import Queue, buried, done, envelope, failed
@@ -26,11 +25,11 @@ def settle(queue: Queue, settlement: Settlement, *documents: tuple[bytes, str, b
 
 def collect(
     queue: Queue, *, most: int = 10, room: int = 10**6, lease: float = 60.0
-) -> documents_calls.ClaimedDocuments:
+) -> events_calls.ClaimedDocuments:
     found = queue(
-        documents_calls.claim_documents(queue.keys, SINK, max_documents=most, max_bytes=room, lease=lease)
+        events_calls.claim_documents(queue.keys, SINK, max_documents=most, max_bytes=room, lease=lease)
     )
-    assert isinstance(found, documents_calls.ClaimedDocuments)
+    assert isinstance(found, events_calls.ClaimedDocuments)
     return found
 
 
@@ -78,7 +77,7 @@ def test_a_dead_job_is_handed_on_and_one_that_is_tried_again_is_not(queue: Queue
 
 
 def test_a_job_that_took_its_workers_down_is_handed_on_though_nobody_knows_its_task(queue: Queue) -> None:
-    queue(documents_calls.declare_recipients(queue.keys, {"DEAD shop.t": SINK, "REVOKED shop.t": ""}))
+    queue(events_calls.declare_recipients(queue.keys, {"DEAD shop.t": SINK, "REVOKED shop.t": ""}))
     queue.publish("a")
     for worker in ("w", "x"):
         queue.join(worker)
@@ -92,17 +91,17 @@ def test_a_job_that_took_its_workers_down_is_handed_on_though_nobody_knows_its_t
 
 @pytest.mark.parametrize("has_it", [False, True])
 def test_a_revoked_job_is_handed_on_whether_a_worker_has_it_or_not(queue: Queue, has_it: bool) -> None:
-    queue(documents_calls.declare_recipients(queue.keys, {"REVOKED shop.t": SINK}))
+    queue(events_calls.declare_recipients(queue.keys, {"REVOKED shop.t": SINK}))
     queue.join("w")
     queue.publish("a")
     entries = queue.read("w") if has_it else []
-    queue(revocation_calls.revoke(queue.keys, ["a"], ttl=60))
+    queue(jobs.revoke(queue.keys, ["a"], ttl=60))
     for entry in entries:
         assert waiting(queue) == []
         settle(queue, failed(entry, "a"))
     (document,) = waiting(queue)
     assert b'"REVOKED"' in document
-    queue(documents_calls.declare_recipients(queue.keys, {"REVOKED shop.t": ""}))
+    queue(events_calls.declare_recipients(queue.keys, {"REVOKED shop.t": ""}))
     assert not queue.client.exists(queue.keys.documents)
 
 
@@ -128,9 +127,9 @@ def test_what_is_delivered_goes_and_then_nothing_is_left(queue: Queue) -> None:
     entries = put(queue, b"1", b"2", b"3")
     collect(queue)
     for count in (2, 0):
-        assert queue(documents_calls.acknowledge_documents(queue.keys, SINK, entries[:2])) == count
+        assert queue(events_calls.acknowledge_documents(queue.keys, SINK, entries[:2])) == count
     assert not nothing_is_left(queue)
-    assert queue(documents_calls.acknowledge_documents(queue.keys, SINK, entries)) == 1
+    assert queue(events_calls.acknowledge_documents(queue.keys, SINK, entries)) == 1
     assert nothing_is_left(queue)
     # Also when the clock has gone back meanwhile: nothing is remembered that would hide what comes now.
     queue.client.xadd(queue.keys.documents_for(SINK), {"document": b"old"}, id="5-0")
@@ -140,25 +139,25 @@ def test_what_is_delivered_goes_and_then_nothing_is_left(queue: Queue) -> None:
 def test_what_is_put_off_is_given_again_then_and_counted_if_it_was_tried(queue: Queue) -> None:
     (entry,) = put(queue, b"1")
     collect(queue)
-    assert queue(documents_calls.defer_documents(queue.keys, SINK, [entry], delay=0, tried=False)) == 1
+    assert queue(events_calls.defer_documents(queue.keys, SINK, [entry], delay=0, tried=False)) == 1
     assert [each.tries for each in collect(queue).documents] == [0]
-    queue(documents_calls.defer_documents(queue.keys, SINK, [entry], delay=0, tried=True))
+    queue(events_calls.defer_documents(queue.keys, SINK, [entry], delay=0, tried=True))
     assert [each.tries for each in collect(queue).documents] == [1]
-    queue(documents_calls.defer_documents(queue.keys, SINK, [entry], delay=60, tried=True))
+    queue(events_calls.defer_documents(queue.keys, SINK, [entry], delay=60, tried=True))
     assert collect(queue).documents == []
-    queue(documents_calls.acknowledge_documents(queue.keys, SINK, [entry]))
-    assert queue(documents_calls.defer_documents(queue.keys, SINK, [entry], delay=0, tried=True)) == 0
+    queue(events_calls.acknowledge_documents(queue.keys, SINK, [entry]))
+    assert queue(events_calls.defer_documents(queue.keys, SINK, [entry], delay=0, tried=True)) == 0
     assert nothing_is_left(queue)
 
 
 def test_what_is_buried_is_in_the_dead_letter_queue_and_given_again_once(queue: Queue) -> None:
     (entry,) = put(queue, b"1")
     collect(queue)
-    assert [queue(documents_calls.bury_document(queue.keys, SINK, entry, b"{}")) for _ in range(2)] == [1, 0]
+    assert [queue(events_calls.bury_document(queue.keys, SINK, entry, b"{}")) for _ in range(2)] == [1, 0]
     assert nothing_is_left(queue)
     ((grave, fields),) = queue.client.xrange(queue.keys.dead)
     assert fields == {b"sink": b"table", b"document": b"1", b"failure": b"{}"}
-    assert [queue(documents_calls.redeliver_documents(queue.keys, [grave.decode()])) for _ in range(2)] == [
+    assert [queue(events_calls.redeliver_documents(queue.keys, [grave.decode()])) for _ in range(2)] == [
         [DONE],
         [GONE],
     ]
@@ -172,18 +171,18 @@ def test_a_dead_job_is_no_document_that_could_be_given_again(queue: Queue) -> No
     (entry,) = queue.read("w")
     settle(queue, buried(entry, "a"))
     ((grave, _),) = queue.client.xrange(queue.keys.dead)
-    assert queue(documents_calls.redeliver_documents(queue.keys, [grave.decode()])) == [GONE]
+    assert queue(events_calls.redeliver_documents(queue.keys, [grave.decode()])) == [GONE]
     assert queue.where("a") == "DEAD"
     assert envelope("a")
 
 
 def test_what_one_holds_no_other_does(queue: Queue) -> None:
     key = queue.keys.documents_for("lease")
-    assert queue(documents_calls.acquire_lease(key, "one", lease=60)) == 0
-    assert 30 < queue(documents_calls.acquire_lease(key, "two", lease=60)) <= 60
-    assert queue(documents_calls.acquire_lease(key, "one", lease=120)) == 0
+    assert queue(events_calls.acquire_lease(key, "one", lease=60)) == 0
+    assert 30 < queue(events_calls.acquire_lease(key, "two", lease=60)) <= 60
+    assert queue(events_calls.acquire_lease(key, "one", lease=120)) == 0
     assert queue.client.pttl(key) > 60_000
-    assert queue(documents_calls.release_lease(key, "two")) == 0
-    assert queue(documents_calls.release_lease(key, "one")) == 1
-    assert queue(documents_calls.acquire_lease(key, "two", lease=5)) == 0
-    assert queue(documents_calls.release_lease(key, "two")) == 1
+    assert queue(events_calls.release_lease(key, "two")) == 0
+    assert queue(events_calls.release_lease(key, "one")) == 1
+    assert queue(events_calls.acquire_lease(key, "two", lease=5)) == 0
+    assert queue(events_calls.release_lease(key, "two")) == 1

@@ -10,7 +10,7 @@ import trio
 
 from celery5 import App, Reject, TaskFailed
 from celery5.broker.call import Call
-from celery5.broker.calls.documents import count_documents
+from celery5.broker.calls.events import count_documents
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.services.health.vital_sources import DocumentMetrics
 from tests.redis.events.sinking import Awaited, Hanging, Kept, delivering

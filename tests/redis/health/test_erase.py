@@ -6,7 +6,7 @@ from dataclasses import fields
 import redis
 
 from celery5 import App
-from celery5.broker.calls.diagnosis import erase_app
+from celery5.broker.calls.health import erase_app
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.protocol.limits import AdmissionRule
 from tests.redis.limits.limited_jobs import TASK, Gated

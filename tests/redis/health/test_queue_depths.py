@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from celery5.broker.call import Call
-from celery5.broker.calls import job_details, jobs
+from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import QueueDepth
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
@@ -42,12 +42,12 @@ def test_a_queue_is_as_deep_as_its_jobs_that_nobody_has_and_as_old_as_the_oldest
     younger = queue(jobs.get_queue_depth(queue.keys))
     assert younger.waiting == 2
     assert 0 <= younger.oldest < old.oldest + 30
-    assert queue(job_details.get_queue_state(queue.keys)).oldest_waiting >= younger.oldest
+    assert queue(jobs.get_queue_state(queue.keys)).oldest_waiting >= younger.oldest
     queue.read("w")
     assert queue(jobs.get_queue_depth(queue.keys)).waiting == 1  # the one of low priority
     assert queue(jobs.read_jobs([queue.keys.on_lane("l")], "w", count=9, block_seconds=0))
     assert queue(jobs.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)
-    assert queue(job_details.get_queue_state(queue.keys)).oldest_waiting is None
+    assert queue(jobs.get_queue_state(queue.keys)).oldest_waiting is None
 
 
 def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -> None:

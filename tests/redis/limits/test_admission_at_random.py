@@ -13,7 +13,6 @@ import pytest
 import redis
 
 from celery5.broker.calls import jobs, limits
-from celery5.broker.calls import revocation as revocation_calls
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
@@ -119,7 +118,7 @@ class Walk:
     def revoke(self) -> None:
         """Any job is revoked."""
         job = f"j{self.dice.randint(1, self.sent + 1)}"
-        self.gate(revocation_calls.revoke(self.gate.keys, [job], ttl=60))
+        self.gate(jobs.revoke(self.gate.keys, [job], ttl=60))
 
     def kill(self) -> None:
         """A worker dies; another comes."""

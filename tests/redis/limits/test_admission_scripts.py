@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from celery5.broker.calls import job_details, limits
 from celery5.broker.calls import jobs as jobs_calls
-from celery5.broker.calls import revocation as revocation_calls
+from celery5.broker.calls import limits
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
@@ -369,10 +368,10 @@ def test_what_was_handed_over_and_is_given_back_comes_again(gate: Gated) -> None
 
 def test_what_waits_is_revoked_at_once(gate: Gated) -> None:
     gate.come("w", *"abc")
-    assert gate(revocation_calls.revoke(gate.keys, ["b"], ttl=60)) == ["REVOKED"]
+    assert gate(jobs_calls.revoke(gate.keys, ["b"], ttl=60)) == ["REVOKED"]
     assert gate.where("b") == "ENDED"
     assert gate.held() == {"shop.t": "1"}
-    assert gate(revocation_calls.revoke(gate.keys, ["c", "a"], ttl=60)) == ["REVOKED", "EXECUTING"]
+    assert gate(jobs_calls.revoke(gate.keys, ["c", "a"], ttl=60)) == ["REVOKED", "EXECUTING"]
     assert gate.room() == []
 
 
@@ -380,7 +379,7 @@ def test_what_was_revoked_before_it_came_to_the_gate_is_not_held(gate: Gated) ->
     gate.come("w", "a")
     gate.send("b")
     entries = gate.read("w")
-    assert gate(revocation_calls.revoke(gate.keys, ["b"], ttl=60)) == ["EXECUTING"]
+    assert gate(jobs_calls.revoke(gate.keys, ["b"], ttl=60)) == ["EXECUTING"]
     assert gate.ask("w", entries) == [limits.REVOKED]
 
 
@@ -434,10 +433,10 @@ def test_what_runs_when_a_limit_is_imposed_is_counted(gate: Gated) -> None:
 
 def test_it_is_told_who_waits_and_where(gate: Gated) -> None:
     gate.come("w", *"abc")
-    sighting = gate(job_details.inspect_job(gate.keys, "c"))
+    sighting = gate(jobs_calls.inspect_job(gate.keys, "c"))
     assert (sighting.place, sighting.jobs_ahead) == ("G shop.t  ", 1)
     assert gate(jobs_calls.renew_lease(gate.keys, "w", lease=30)).limited_tasks == ("shop.t",)
-    assert gate(job_details.get_queue_state(gate.keys)).held == 2
+    assert gate(jobs_calls.get_queue_state(gate.keys)).held == 2
 
 
 def test_a_slot_whose_answer_was_lost_goes_with_its_job(gate: Gated) -> None:

@@ -13,7 +13,6 @@ import trio
 
 from celery5 import App
 from celery5.broker.calls import jobs, limits
-from celery5.broker.calls import revocation as revocation_calls
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.logs.log import Log
 from celery5.processes.process_parts import Incarnation
@@ -145,7 +144,7 @@ async def test_a_job_that_is_revoked_before_it_is_asked_for_again(
         await asked_in_vain(one, deaf, app, redis_client)
         (job,) = one.turnstile.awaiting_admission
         assert job.envelope is not None
-        await app.aperform(revocation_calls.revoke(keys, [job.envelope.id], ttl=60))
+        await app.aperform(jobs.revoke(keys, [job.envelope.id], ttl=60))
         await one.gates.request_admission()
         await until(lambda: redis_client.xlen(keys.stream) == 0)
         assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.slot_counts) == {}

@@ -66,12 +66,11 @@ def test_a_held_job_keeps_how_many_workers_went_down_with_it(queue: Queue, death
 
 
 def test_a_job_that_was_revoked_while_a_worker_had_it_is_not_held(queue: Queue) -> None:
-    from celery5.broker.calls import revocation as revocation_calls
 
     queue.publish("a")
     queue.join("w")
     (entry,) = queue.read("w")
-    assert queue(revocation_calls.revoke(queue.keys, ["a"], ttl=60)) == ["EXECUTING"]
+    assert queue(jobs.revoke(queue.keys, ["a"], ttl=60)) == ["EXECUTING"]
     assert queue.settle("w", holding(entry)) == 1
     assert queue.where("a") == "ENDED"
     assert not queue.client.exists(queue.keys.due)

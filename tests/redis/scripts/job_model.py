@@ -11,10 +11,8 @@ from celery5.broker.call import Call, Word
 from celery5.broker.calls import dead_letters as dead_letters_calls
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import limits as limits_calls
-from celery5.broker.calls import revocation as revocation_calls
 from celery5.broker.calls import scheduling as scheduling_calls
-from celery5.broker.calls.job_details import inspect_job
-from celery5.broker.calls.jobs import Entry
+from celery5.broker.calls.jobs import Entry, inspect_job
 from celery5.broker.calls.limits import AdmissionRequest
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import GROUP, Keys, QueueKeys
@@ -216,7 +214,7 @@ class QueueModel:
         """Send a job without a key to the worker, which takes all that waits before it on that lane."""
         if LOCKS[job]:
             return
-        call = revocation_calls.deliver_to_worker(
+        call = jobs_calls.deliver_to_worker(
             self.keys, job, self.messages[job], worker=self.worker, max_before=100
         )
         entries = self.perform(call)
@@ -271,7 +269,7 @@ class QueueModel:
     def revoke(self, job: str) -> None:
         """Revoke a job: at once where it waits. One that a worker has is marked: it ends later."""
         model = self.jobs[job]
-        (state,) = self.perform(revocation_calls.revoke(self.keys, [job], ttl=60))
+        (state,) = self.perform(jobs_calls.revoke(self.keys, [job], ttl=60))
         if model.state is JobState.EXECUTING:
             model.is_revoked = True
         else:

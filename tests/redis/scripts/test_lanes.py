@@ -13,7 +13,7 @@ import trio
 from celery5 import App, JobState, agather, gather
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
-from celery5.broker.calls.job_details import get_queue_state
+from celery5.broker.calls.jobs import get_queue_state
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.job.job import Job
 from tests.redis.commands.staff import Staff, wait_until

@@ -7,8 +7,7 @@ import redis
 
 from celery5 import App, TaskFailed
 from celery5.broker.calls import jobs
-from celery5.broker.calls.jobs import Entry
-from celery5.broker.calls.revocation import revoke
+from celery5.broker.calls.jobs import Entry, revoke
 from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.envelope import Envelope, encode
 from celery5.protocol.job.lanes import ADMITTED, HIGH, NORMAL
