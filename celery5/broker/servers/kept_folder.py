@@ -1,7 +1,7 @@
 """The folder of a kept server: its data, its locks, and its password.
 
-A lock is the system's, on an open file: it goes with the last process that has that file open, however that ends. In
-the file stands the number of the process that it was taken for.
+A lock is the system's, on an open file: it ends with the last process that has the file open, however that ends. The
+file contains the id of the process that the lock was taken for.
 """
 
 import fcntl
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from celery5.errors import Misconfigured
 
-KNOWN_FILES = frozenset({"appendonlydir", "appendonly.aof", "lost+found"})
-"""What may be in a folder that is new to us: the data of a backup, and what a disk has."""
+FILES_OF_NEW_FOLDER = frozenset({"appendonlydir", "appendonly.aof", "lost+found"})
+"""What may be in a folder that is used for the first time: the data of a backup, and what a new disk has."""
 
 
 def make_private(folder: Path) -> os.stat_result:
@@ -22,15 +22,15 @@ def make_private(folder: Path) -> os.stat_result:
 
     An existing folder is not changed: the caller checks its owner and mode. Raises OSError.
     """
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)  # raises where there is something else of that name
     return folder.stat()
 
 
 def lock_folder(folder: Path) -> int:
-    """The lock of whoever keeps the server in that folder. Raises Misconfigured."""
+    """Take the lock of the Controller that keeps the server in this folder; return its file. Raises Misconfigured."""
     try:
         if make_private(folder).st_uid != os.geteuid():
             raise Misconfigured(f"broker: the folder {folder} is another user's")
@@ -40,10 +40,10 @@ def lock_folder(folder: Path) -> int:
     except OSError as error:
         raise Misconfigured(f"broker: the folder {folder} cannot be used: {error.strerror}") from None
     if not try_lock(lock):
-        other = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        other_pid = os.pread(lock, 20, 0).decode(errors="replace").strip()
         os.close(lock)
         raise Misconfigured(
-            f"broker: another Controller (process {other}) runs the broker in {folder}: with [broker] there is one "
+            f"broker: another Controller (process {other_pid}) runs the broker in {folder}: with [broker] there is one "
             "Controller; for several, name a broker that they share"
         )
     write_pid(lock, os.getpid())
@@ -51,12 +51,12 @@ def lock_folder(folder: Path) -> int:
 
 
 def open_lock(path: Path) -> int:
-    """The file of a lock, open, and made if it is not there."""
+    """Open the file of a lock; create it if it does not exist."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def try_lock(file: int) -> bool:
-    """Whether this process has the lock now."""
+    """Take the lock; return False when another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -65,28 +65,28 @@ def try_lock(file: int) -> bool:
 
 
 def write_pid(lock: int, pid: int) -> None:
-    """Say in the file of a lock for which process it was taken."""
+    """Write into the file of a lock for which process it was taken."""
     os.pwrite(lock, f"{pid:<20}\n".encode(), 0)
 
 
 def _check_is_ours(folder: Path) -> None:
-    """Raises Misconfigured when something else is in the folder: it might be another server's, and we write there."""
-    found = {each.name for each in folder.iterdir()}
-    if "controller.lock" not in found and (strange := sorted(found - KNOWN_FILES)):
+    """Raise Misconfigured when something else is in the folder: it may be another server's."""
+    names = {path.name for path in folder.iterdir()}
+    if "controller.lock" not in names and (others := sorted(names - FILES_OF_NEW_FOLDER)):
         raise Misconfigured(
-            f"broker: the folder {folder} has other things in it ({', '.join(strange[:3])}): name a new or an empty one"
+            f"broker: the folder {folder} has other things in it ({', '.join(others[:3])}): name a new or an empty one"
         )
 
 
 class LockHolder(NamedTuple):
-    """A lock that somebody has: who it says that this is (0: it does not), and the file itself."""
+    """The process that has a lock."""
 
-    pid: int
+    pid: int  # as the file says; 0 when it does not
     file: os.stat_result
 
 
 def find_lock_holder(path: Path) -> LockHolder | None:
-    """What is known of whoever has the lock; None when nobody does."""
+    """Return what is known of the process that has the lock; None when none has."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -94,33 +94,33 @@ def find_lock_holder(path: Path) -> LockHolder | None:
     try:
         if try_lock(file):
             return None
-        said = os.pread(file, 20, 0).strip()
-        return LockHolder(int(said) if said.isdigit() else 0, os.fstat(file))
+        pid = os.pread(file, 20, 0).strip()
+        return LockHolder(int(pid) if pid.isdigit() else 0, os.fstat(file))
     finally:
         os.close(file)
 
 
 def has_file_open(pid: int, file: os.stat_result) -> bool:
-    """Whether that process has that file open; no when nobody can tell."""
+    """Return whether a process has a file open; False when that cannot be known."""
     with suppress(OSError):
-        for each in os.listdir(f"/proc/{pid}/fd"):
+        for number in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{each}"), file):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), file):
                     return True
     return False
 
 
 def ensure_password(path: Path) -> str:
-    """What is in that file, which is made when it is not there, or when a lost disk has left nothing in it."""
+    """Return the password in a file; write a new one when there is none, or when a lost disk has left it empty."""
     if not path.exists() or not path.read_text().strip():
         write_private(path, secrets.token_hex(24))
     return path.read_text().strip()
 
 
 def write_private(path: Path, text: str) -> None:
-    """A file for this user alone, all of it or none."""
+    """Write a file for this user alone, in whole or not at all."""
     new = path.with_name(f"{path.name}.new")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(file, "w") as to:
-        to.write(text)
+    with os.fdopen(file, "w") as stream:
+        stream.write(text)
     new.replace(path)

@@ -4,7 +4,10 @@ With a port it imports neither Trio nor a Redis client nor the application: a pr
 """
 
 import json
-from typing import TYPE_CHECKING, Any, cast
+import re
+import socket
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
@@ -12,12 +15,67 @@ from celery5.cli.terminal.errors import EXIT_FAILED
 from celery5.cli.terminal.output import echo, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
-from celery5.health.probe import ProbeResponse, send_probe
 from celery5.protocol.masking import collapse_whitespace
 
 if TYPE_CHECKING:
     from celery5.cli.terminal.partial import ReachedBrokers
     from celery5.results.job_details import AppState
+
+MAX_RESPONSE_BYTES = 1024 * 1024
+_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: [^\r\n]*)?")
+
+
+class ProbeResponse(NamedTuple):
+    """The answer of a status port."""
+
+    # Of HTTP; 0 without an answer.
+    status: int
+    body: bytes = b""
+    # Why there is no answer.
+    why: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Return whether all is well."""
+        return self.status == 200
+
+
+def send_probe(host: str, port: int, path: str, *, timeout: float = 5.0) -> ProbeResponse:
+    """Send a GET request to a status port, with plain sockets. Never raises for what is wrong there."""
+    end = time.monotonic() + timeout
+    try:
+        with socket.create_connection((host, port), timeout=timeout) as connection:
+            name = f"[{host}]" if ":" in host else host
+            request = f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n"
+            connection.sendall(request.encode("ascii"))
+            return _parse_response(_receive_all(connection, end))
+    except TimeoutError:
+        return ProbeResponse(0, why=f"{host}:{port} did not answer within {timeout:g} s")
+    except (OSError, ValueError) as error:
+        return ProbeResponse(0, why=f"{host}:{port}: {getattr(error, 'strerror', None) or error}")
+
+
+def _receive_all(connection: socket.socket, end: float) -> bytes:
+    """Return all that comes until the other side closes the connection."""
+    data = bytearray()
+    while len(data) <= MAX_RESPONSE_BYTES:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        more = connection.recv(65536)
+        if not more:
+            return bytes(data)
+        data += more
+    raise ValueError(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
+
+
+def _parse_response(data: bytes) -> ProbeResponse:
+    head, _, body = data.partition(b"\r\n\r\n")
+    match = _STATUS.fullmatch(head.split(b"\r\n")[0])
+    if match is None:
+        return ProbeResponse(0, why="what answers there does not speak HTTP")
+    return ProbeResponse(int(match[1]), body)
 
 
 @click.command()
