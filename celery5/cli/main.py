@@ -38,7 +38,9 @@ COMMANDS = (
     "task",
     "worker",
 )
-"""Each is a command or a group of commands in the module of its name in `celery5.cli`."""
+"""Each is a command, or a group of commands, of that name in `celery5.cli.commands`."""
+COMMAND_MODULES = {"doctor": "info", "publisher": "processes", "router": "processes", "scheduler": "processes"}
+"""The module of a command, where it does not have the command's name."""
 COMPLETION_VARIABLE = "_CELERY5_COMPLETE"
 """What a shell that completes a command sets, by click's convention."""
 CHILD = "CELERY5_PARENT"
@@ -61,7 +63,9 @@ class CommandTree(click.Group):
         it."""
         for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
-                self.add_command(getattr(import_module(f"celery5.cli.commands.{name}"), name))
+                self.add_command(
+                    getattr(import_module(f"celery5.cli.commands.{COMMAND_MODULES.get(name, name)}"), name)
+                )
                 if COMPLETION_VARIABLE in os.environ:
                     import_module("celery5.cli.commands.completion").add_name_completion(self.commands[name])
         return super().get_command(ctx, cmd_name)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 import msgspec
 
-from celery5.cli.commands.control import reply_flags
+from celery5.cli.commands.worker import reply_flags
 from celery5.cli.terminal.flags import Duration, broker_flag, configure, queue_names, serving_flags
 from celery5.cli.terminal.output import echo, format_duration, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
+from celery5.protocol.commands.definitions import MEMBERS, RESTART, SHUTDOWN
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -139,7 +140,7 @@ def _readable(command: Callable[P, None]) -> Callable[P, None]:
 @_readable
 def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     """Show how the members of the cluster are. Fails when one is not as it should be."""
-    replies = _told(target.load(), "members", {}, timeout)
+    replies = _ask(target.load(), MEMBERS.name, {}, timeout)
     if wants_json:
         echo(to_json([_plain(each) for each in replies]))
     else:
@@ -168,9 +169,9 @@ def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) ->
     """Have the Controller end all members in order, and itself; returns when that is done."""
     app = target.load()
     with_broker = any(
-        each.ok and each.answer.get("runs_broker") for each in _told(app, "members", {}, timeout)
+        each.ok and each.answer.get("runs_broker") for each in _ask(app, MEMBERS.name, {}, timeout)
     )
-    replies = _told(app, "shutdown", {}, timeout)
+    replies = _ask(app, SHUTDOWN.name, {}, timeout)
     _all_done(replies)
     if wait and not _have_ended(app, wait, with_broker=with_broker):
         raise ClusterCommandFailed(f"it was told to, and has not ended after {wait:g} s")
@@ -194,7 +195,7 @@ _until_done = click.option(
 def reload(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
     """Have the Controller read the cluster description again. Only what has changed is restarted, one member of a
     group at a time."""
-    _say(target.load(), "reload", {}, wants_json, timeout, wait)
+    _send(target.load(), "reload", {}, wants_json, timeout, wait)
 
 
 @controller.command()
@@ -207,7 +208,9 @@ def restart(
     target: Target, /, *, members: tuple[str, ...], wants_json: bool, timeout: float, wait: float
 ) -> None:
     """Have these members restarted, or all, one of a group at a time, without a pause."""
-    _say(target.load(), "restart", {"members": list(members)} if members else {}, wants_json, timeout, wait)
+    _send(
+        target.load(), RESTART.name, {"members": list(members)} if members else {}, wants_json, timeout, wait
+    )
 
 
 def _have_ended(app: "App", seconds: float, *, with_broker: bool) -> bool:
@@ -228,10 +231,10 @@ def _have_ended(app: "App", seconds: float, *, with_broker: bool) -> bool:
     return False
 
 
-def _say(
+def _send(
     app: "App", command: str, parameters: Mapping[str, Any], wants_json: bool, timeout: float, wait: float
 ) -> None:
-    replies = _told(app, command, parameters, timeout)
+    replies = _ask(app, command, parameters, timeout)
     if wants_json:
         echo(to_json([_plain(each) for each in replies]))
     else:
@@ -250,7 +253,7 @@ def _until_all_are_up(app: "App", seconds: float, timeout: float) -> None:
     limit, left = time.monotonic() + seconds, ""
     while time.monotonic() < limit:
         try:
-            told = [each.answer for each in _told(app, "members", {}, timeout) if each.ok]
+            told = [each.answer for each in _ask(app, MEMBERS.name, {}, timeout) if each.ok]
         except BrokerUnavailable:  # a broker of the cluster's own may be restarted, too
             told = []
         for answer in told:
@@ -276,7 +279,7 @@ def _done(answer: Mapping[str, Any]) -> str:
     return "; ".join(told) or "nothing has changed"
 
 
-def _told(app: "App", command: str, parameters: Mapping[str, Any], timeout: float) -> "list[Reply]":
+def _ask(app: "App", command: str, parameters: Mapping[str, Any], timeout: float) -> "list[Reply]":
     """What the Controllers say to a command. Raises NotDone when none lives."""
     found = _living(app)
     if not found:

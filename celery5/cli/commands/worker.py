@@ -1,21 +1,339 @@
-"""Roll: the workers that live, a line for each."""
+"""Start workers, list them, send them commands, and show what each of them answers."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from celery5.cli.commands.control import COMMANDS, NO_WORKER, reply_flags
-from celery5.cli.terminal.flags import broker_flag, configure, processes_flag, serving_flags
-from celery5.cli.terminal.output import echo, format_duration, format_table, to_json
+from celery5.cli.terminal.flags import Duration, broker_flag, configure, processes_flag, serving_flags
+from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_duration, format_table, to_json
 from celery5.cli.terminal.partial import skip_unreachable
 from celery5.cli.terminal.target import Target
+from celery5.errors import CeleryError
+from celery5.protocol.commands.definitions import (
+    ACTIVE,
+    BUDGET,
+    PAUSE_QUEUE,
+    PING,
+    RELOAD,
+    RESUME_QUEUE,
+    RETRY_BOOT_STEP,
+    REVOKE,
+    RUN_TASK,
+    SET_LOG_LEVEL,
+    SHUTDOWN,
+    STATS,
+    CommandDefinition,
+)
 from celery5.protocol.process.recycling import format_mib
+from celery5.protocol.scaling.budget import KINDS
+from celery5.protocol.text_values import parse_json, parse_parameter
 
 if TYPE_CHECKING:
+    from celery5.app import App
     from celery5.commands.control import Reply
 
+Row = dict[str, object]
 
-@click.command("list")
+
+def active_table(worker: str, answer: Any) -> Iterator[Row]:
+    """Yield a row for each running job."""
+    for job in _mappings(answer):
+        yield {
+            "worker": worker,
+            "job": job.get("id", ""),
+            "task": job.get("task", ""),
+            "arguments": job.get("arguments", ""),
+            "queue": job.get("queue", ""),
+            "attempt": job.get("attempt", ""),
+            "for": _span(job.get("seconds")),
+        }
+
+
+def stats_table(worker: str, answer: Any) -> Iterator[Row]:
+    """Yield one row."""
+    numbers = _mapping(answer)
+    memory, process = numbers.get("memory"), _mapping(numbers.get("process"))
+    yield {
+        "worker": worker,
+        "kind": numbers.get("kind", ""),
+        "pid": process.get("pid", ""),
+        "up": _span(numbers.get("uptime")),
+        "jobs": ", ".join(f"{many} {state}" for state, many in _mapping(numbers.get("jobs")).items()),
+        "running": numbers.get("running", ""),
+        "slots": ", ".join(_slots(_mapping(numbers.get("slots")))),
+        "queues": ", ".join(_queues(_mapping(numbers.get("queues")))),
+        "memory": format_mib(memory) if isinstance(memory, int) else "",
+        "loop lag": _span(numbers.get("loop_lag")),
+    }
+
+
+def health_table(worker: str, answer: Any) -> Iterator[Row]:
+    """Yield a row for each check and each circuit breaker."""
+    found = _mapping(answer)
+    for check in _mappings(found.get("checks")):
+        stale = " (stale)" if check.get("is_stale") else ""
+        state = f"{check.get('state', '')}{stale}"
+        yield {
+            "worker": worker,
+            "what": "check",
+            "name": check.get("check", ""),
+            "state": state,
+            **_why(check),
+        }
+    for breaker in _mappings(found.get("breakers")):
+        watches = " (only watches)" if breaker.get("mode") == "watch" else ""
+        state = f"{breaker.get('state', '')}{watches}"
+        yield {
+            "worker": worker,
+            "what": "breaker",
+            "name": breaker.get("of", ""),
+            "state": state,
+            **_why(breaker),
+        }
+
+
+TABLES: Mapping[str, tuple[Callable[[str, Any], Iterator[Row]], str]] = {
+    "active": (active_table, "no job runs"),
+    "stats": (stats_table, "nobody has answered"),
+    "health": (health_table, "no checks, and no circuit breaker has seen a failure"),
+}
+"""By the name of the command: the function that makes rows of one worker's answer, and the text when there are none."""
+
+
+def format_answers(command: str, answers: Iterable[tuple[str, Any]]) -> str:
+    """Return one table of what workers have answered to a command of TABLES, each with its name."""
+    rows_of, nothing = TABLES[command]
+    return format_table([row for worker, answer in answers for row in rows_of(worker, answer)], empty=nothing)
+
+
+def _why(found: Mapping[str, Any]) -> Row:
+    return {"why": found.get("why", "")}
+
+
+def _slots(slots: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how many slots of each kind are taken, and how many there are; kinds without slots are left out."""
+    for kind, each in slots.items():
+        numbers = _mapping(each)
+        if numbers.get("current"):
+            yield f"{kind} {numbers.get('executing', 0)}/{numbers['current']}"
+
+
+def _queues(queues: Mapping[str, Any]) -> Iterator[str]:
+    for name, state in queues.items():
+        yield name if state == "read" else f"{name} ({state})"
+
+
+def _span(seconds: object) -> str:
+    return format_duration(seconds) if isinstance(seconds, int | float) else ""
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _mappings(value: object) -> list[Mapping[str, Any]]:
+    return [_mapping(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(no_args_is_help=False)
+def worker() -> None:
+    """Start workers, and send them commands."""
+
+
+NO_WORKER = "no worker of this application lives; celery5 worker start begins one"
+
+
+class CommandNotDone(CeleryError):
+    """A worker did not do what a command asks, or there is no worker to do it."""
+
+
+def reply_flags(command: F) -> F:
+    """Add the flags of all commands that are sent to inboxes and answered."""
+    for flag in (
+        click.option("--json", "wants_json", is_flag=True, help="For programs."),
+        click.option(
+            "--timeout",
+            type=Duration(0.01, 3600),
+            default=5.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long answers are waited for.",
+        ),
+    ):
+        command = flag(command)
+    return command
+
+
+def worker_command_flags(command: F) -> F:
+    """Add the flags that all commands to workers share."""
+    to = click.option(
+        "--to",
+        multiple=True,
+        metavar="NAME",
+        help="A worker; may be given several times. Default: all that live.",
+    )
+    return to(reply_flags(command))
+
+
+def _command(definition: CommandDefinition) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return the decorator for the command of this definition, with its name and its help."""
+    return worker.command(definition.name, help=definition.help)
+
+
+@_command(PING)
+@worker_command_flags
+@click.pass_obj
+def ping(target: Target, /, **flags: Any) -> None:
+    _send(target.load(), PING.name, {}, **flags)
+
+
+@_command(STATS)
+@worker_command_flags
+@click.pass_obj
+def stats(target: Target, /, **flags: Any) -> None:
+    _send(target.load(), STATS.name, {}, **flags)
+
+
+@_command(ACTIVE)
+@worker_command_flags
+@click.pass_obj
+def active(target: Target, /, **flags: Any) -> None:
+    _send(target.load(), ACTIVE.name, {}, **flags)
+
+
+@_command(PAUSE_QUEUE)
+@click.argument("queue")
+@worker_command_flags
+@click.pass_obj
+def pause_queue(target: Target, /, queue: str, **flags: Any) -> None:
+    _send_queue_command(target, PAUSE_QUEUE.name, queue, **flags)
+
+
+@_command(RESUME_QUEUE)
+@click.argument("queue")
+@worker_command_flags
+@click.pass_obj
+def resume_queue(target: Target, /, queue: str, **flags: Any) -> None:
+    _send_queue_command(target, RESUME_QUEUE.name, queue, **flags)
+
+
+@_command(REVOKE)
+@click.argument("job_id", metavar="ID")
+@worker_command_flags
+@click.pass_obj
+def revoke(target: Target, /, job_id: str, **flags: Any) -> None:
+    _send(target.load(), REVOKE.name, {"id": job_id}, one_is_enough=True, **flags)
+
+
+@_command(SHUTDOWN)
+@click.option("--cold", is_flag=True, help="Give back what runs now, rather than wait for it to end.")
+@worker_command_flags
+@click.pass_obj
+def shutdown(target: Target, /, *, cold: bool, **flags: Any) -> None:
+    _send(target.load(), SHUTDOWN.name, {"how": "cold" if cold else "warm"}, **flags)
+
+
+@_command(RELOAD)
+@worker_command_flags
+@click.pass_obj
+def reload(target: Target, /, **flags: Any) -> None:
+    _send(target.load(), RELOAD.name, {}, **flags)
+
+
+@_command(RETRY_BOOT_STEP)
+@click.argument("step")
+@worker_command_flags
+@click.pass_obj
+def retry_boot_step(target: Target, /, step: str, **flags: Any) -> None:
+    _send(target.load(), RETRY_BOOT_STEP.name, {"step": step}, **flags)
+
+
+@_command(SET_LOG_LEVEL)
+@click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
+@worker_command_flags
+@click.pass_obj
+def set_log_level(target: Target, /, level: str, **flags: Any) -> None:
+    _send(target.load(), SET_LOG_LEVEL.name, {"level": level}, **flags)
+
+
+@_command(BUDGET)
+@click.argument("kind", type=click.Choice(KINDS), required=False)
+@click.option("--minimum", type=int, metavar="N", help="Slots that there always are.")
+@click.option("--maximum", type=int, metavar="N", help="Slots that there are at most.")
+@worker_command_flags
+@click.pass_obj
+def budget(
+    target: Target, /, kind: str | None, *, minimum: int | None, maximum: int | None, **flags: Any
+) -> None:
+    if kind is None and (minimum, maximum) != (None, None):
+        raise click.UsageError(f"say of which kind: {', '.join(KINDS)}")
+    wanted = {"kind": kind, "minimum": minimum, "maximum": maximum}
+    _send(
+        target.load(), BUDGET.name, {name: each for name, each in wanted.items() if each is not None}, **flags
+    )
+
+
+@worker.command(help=f"{RUN_TASK.help} Prints the job's id.")
+@click.argument("task")
+@click.option("--args", "arguments", default="[]", metavar="JSON", help="Its arguments: '[2, 3]'.")
+@click.option("--kwargs", "named", default="{}", metavar="JSON", help="Its named arguments: '{\"n\": 2}'.")
+@click.option("--to", required=True, metavar="NAME", help="The worker.")
+@click.option(
+    "--timeout",
+    type=Duration(0.01, 60),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long its answer is waited for.",
+)
+@click.pass_obj
+def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, timeout: float) -> None:
+    app = target.load(needs_code=True)
+    args, kwargs = parse_json(arguments, list, "--args"), parse_json(named, dict, "--kwargs")
+    echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
+
+
+@worker.command()
+@click.argument("command")
+@click.argument("parameters", nargs=-1, metavar="[NAME=JSON]...")
+@worker_command_flags
+@click.pass_obj
+def tell(target: Target, /, command: str, parameters: tuple[str, ...], **flags: Any) -> None:
+    """Send any COMMAND: `health`."""
+    _send(target.load(), command, dict(map(parse_parameter, parameters)), **flags)
+
+
+@worker.command()
+@broker_flag
+@processes_flag("Worker")
+@serving_flags
+@click.pass_obj
+def start(target: Target, /, **flags: Any) -> int:
+    """Run jobs until stopped.
+
+    The first SIGTERM or Ctrl-C stops reading and lets what runs finish for the grace period; the second one exits
+    at once.
+    """
+    app = target.load(serves=True)
+    options = configure(app, flags)
+    from celery5.processes.lifecycle.foreground import serve
+
+    app.brokers.check()  # a URL that cannot be understood is told of at once
+    if options.processes > 1 and not app.brokers.is_multi_broker:
+        from celery5.broker.calls import jobs
+
+        # A broker that is away is told of once, too, not by each process.
+        app.perform(jobs.list_queues(app.keys))
+        app.close()
+    return serve(app, options)
+
+
+@worker.command("list")
 @reply_flags
 @click.pass_obj
 def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None:
@@ -33,21 +351,26 @@ def _is_worker(reply: "Reply") -> bool:
 
 
 def _row(reply: "Reply", *, wants_json: bool) -> dict[str, object]:
-    said: dict[str, Any] = reply.answer if reply.ok else {}
-    jobs, memory = said.get("max_jobs"), said.get("max_memory")
-    state = ("recycling" if said.get("recycling") else "up") if reply.ok else reply.reason
+    stats: dict[str, Any] = reply.answer if reply.ok else {}
+    jobs, memory = stats.get("max_jobs"), stats.get("max_memory")
+    state = ("recycling" if stats.get("recycling") else "up") if reply.ok else reply.reason
     if wants_json:
         plain = ("uptime", "done", "running", "memory", "max_jobs", "max_memory")
-        host = said.get("process", {})
+        host = stats.get("process", {})
         of_host = {"host": host.get("host"), "pid": host.get("pid")}
-        return {"worker": reply.worker, "state": state, **of_host, **{name: said.get(name) for name in plain}}
+        return {
+            "worker": reply.worker,
+            "state": state,
+            **of_host,
+            **{name: stats.get(name) for name in plain},
+        }
     return {
         "worker": reply.worker,
         "state": state,
-        "up": format_duration(said["uptime"]) if said else "",
-        "jobs": f"{said['done']} of {jobs}" if jobs else said.get("done", ""),
-        "running": said.get("running", ""),
-        "memory": _memory(said.get("memory"), memory),
+        "up": format_duration(stats["uptime"]) if stats else "",
+        "jobs": f"{stats['done']} of {jobs}" if jobs else stats.get("done", ""),
+        "running": stats.get("running", ""),
+        "memory": _memory(stats.get("memory"), memory),
     }
 
 
@@ -58,36 +381,76 @@ def _memory(now: int | None, most: int | None) -> str:
     return f"{format_mib(now)} of {format_mib(most)}" if most else format_mib(now)
 
 
-@click.group(no_args_is_help=False)
-def worker() -> None:
-    """Workers run jobs, and do what they are told."""
+def _send_queue_command(
+    target: Target, command: str, queue: str, *, to: tuple[str, ...], **flags: Any
+) -> None:
+    """Pause or resume a queue. While no worker runs, those that start later find it so."""
+    app = target.load()
+    if to:
+        _send(app, command, {"queue": queue, "here": True}, to=to, **flags)
+        return
+    with skip_unreachable(app, wants_json=flags["wants_json"], queues=[queue]) as reached:
+        app.control.workers()
+        for (
+            error
+        ) in reached.relevant_errors.values():  # the pause is written to the broker that has the queue
+            raise error
+        replies = app.control.send(command, {"queue": queue}, timeout=flags["timeout"])
+        if replies:
+            _print_replies(replies, command, wants_json=flags["wants_json"], one_is_enough=False)
+            return
+    if flags["wants_json"]:
+        echo(to_json([]))
+    state = "paused" if command == PAUSE_QUEUE.name else "resumed"
+    text = f"no worker of this application lives; those that begin later find {queue} {state}"
+    echo(format_cell(text), err=flags["wants_json"])
 
 
-for each in COMMANDS:
-    worker.add_command(each)
-worker.add_command(list_workers)
+def _send(
+    app: "App",
+    command: str,
+    parameters: Mapping[str, Any],
+    *,
+    to: tuple[str, ...],
+    timeout: float,
+    wants_json: bool,
+    one_is_enough: bool = False,
+    queues: Sequence[str] = (),
+) -> None:
+    with skip_unreachable(app, wants_json=wants_json, queues=queues) if not to else nullcontext():
+        replies = app.control.send(command, parameters, to=to or None, timeout=timeout)
+        _print_replies(replies, command, wants_json=wants_json, one_is_enough=one_is_enough)
 
 
-@worker.command()
-@broker_flag
-@processes_flag("Worker")
-@serving_flags
-@click.pass_obj
-def start(target: Target, /, **said: Any) -> int:
-    """Run jobs until stopped.
+def _print_replies(replies: "list[Reply]", command: str, *, wants_json: bool, one_is_enough: bool) -> None:
+    """Print what each worker has answered. Raises CommandNotDone."""
+    left = [each for each in replies if not each.ok]
+    if len(replies) == len(left) == 1 and not wants_json:
+        raise CommandNotDone(f"{left[0].worker} did not do it ({left[0].reason}): {left[0].why}")
+    if replies or wants_json:
+        echo(to_json(replies) if wants_json else format_replies(replies, command))
+    if not replies:
+        raise CommandNotDone(NO_WORKER)
+    if left and not (one_is_enough and len(left) < len(replies)):
+        raise CommandNotDone(f"{len(left)} of {len(replies)} did not do it")
 
-    The first SIGTERM or Ctrl-C stops reading and lets what runs finish for the grace period; the second one exits
-    at once.
-    """
-    app = target.load(serves=True)
-    options = configure(app, said)
-    from celery5.processes.lifecycle.foreground import serve
 
-    app.brokers.check()  # a URL that cannot be understood is told of at once
-    if options.processes > 1 and not app.brokers.is_multi_broker:
-        from celery5.broker.calls import jobs
+def format_replies(replies: "list[Reply]", command: str) -> str:
+    """A table where the command has one, and below it those that did not answer."""
+    if command not in TABLES:
+        return _format_lines(replies)
+    left = [each for each in replies if not each.ok]
+    found = [(each.worker, each.answer) for each in replies if each.ok]
+    parts = [format_answers(command, found)] if found else []
+    return "\n\n".join([*parts, *([_format_lines(left)] if left else [])])
 
-        # A broker that is away is told of once, too, not by each process.
-        app.perform(jobs.list_queues(app.keys))
-        app.close()
-    return serve(app, options)
+
+def _format_lines(replies: "list[Reply]") -> str:
+    """A line for each worker: its name, whether it did it, and what it says."""
+    width = max(len(format_cell(each.worker)) for each in replies)
+    lines = [
+        f"{format_cell(each.worker):{width}}  {'ok' if each.ok else format_cell(each.reason)}  "
+        f"{clean_lines(to_json(each.answer)) if each.ok else format_cell(each.why)}"
+        for each in replies
+    ]
+    return "\n".join(lines)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from celery5.cli.commands.control import TABLES, _for_people, format_answers
+from celery5.cli.commands.worker import TABLES, format_answers, format_replies
 from celery5.commands.control import Reply
 
 JOB = {
@@ -83,7 +83,7 @@ def test_those_that_did_not_answer_stand_below_the_table() -> None:
         Reply(worker="w1", ok=True, answer=[JOB]),
         Reply(worker="w2", ok=False, reason="no-answer", why="it is down"),
     ]
-    text = _for_people(replies, "active")
+    text = format_replies(replies, "active")
     assert text.splitlines()[2:] == ["", "w2  no-answer  it is down"]
-    assert _for_people(replies[1:], "active") == "w2  no-answer  it is down"
-    assert _for_people(replies[:1], "ping").startswith("w1  ok  [{")
+    assert format_replies(replies[1:], "active") == "w2  no-answer  it is down"
+    assert format_replies(replies[:1], "ping").startswith("w1  ok  [{")

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import click
 import pytest
 
-from celery5.cli.commands.control import COMMANDS
+from celery5.cli.commands.worker import worker
 from celery5.commands.declaration import RESERVED_COMMANDS
 from celery5.errors import CommandRefused
 from celery5.protocol.commands.definitions import (
@@ -38,12 +39,31 @@ def test_the_guide_lists_each_command_of_a_worker_as_it_is_defined() -> None:
 
 
 def test_the_cli_has_the_commands_with_their_names_and_help() -> None:
-    commands = {each.name: each for each in COMMANDS}
     usages = {each.cli_usage.split()[0]: each for each in COMMAND_DEFINITIONS.values() if each.cli_usage}
-    assert commands.keys() == usages.keys() | {"tell"}
+    assert worker.commands.keys() == usages.keys() | {"tell", "start", "list"}
     for name, definition in usages.items():
-        if name == definition.name:
-            assert commands[name].help == definition.help
+        assert (worker.commands[name].help or "").startswith(definition.help)
+
+
+def test_the_arguments_and_flags_of_the_cli_are_the_parameters_that_are_defined() -> None:
+    of_every_command = {"--to", "--timeout", "--json"}
+    for definition in COMMAND_DEFINITIONS.values():
+        if not definition.cli_usage:
+            continue
+        name, *usage = definition.cli_usage.split()
+        parameters = worker.commands[name].params
+        arguments = [each for each in parameters if isinstance(each, click.Argument)]
+        flags = {each.opts[0] for each in parameters if isinstance(each, click.Option)}
+        written = [word for word in usage if word.strip("[]").isupper()]
+        for argument in arguments:
+            word = argument.metavar or (argument.name or "").upper()
+            assert (word if argument.required else f"[{word}]") in written
+            if name == definition.name:
+                required = {each.name: each.is_required for each in definition.parameters}
+                assert required[word.lower()] is argument.required
+        written_flags = {word.strip("[]") for word in usage if "--" in word}
+        # `--kwargs` is left out of a usage that has to fit in a line of a table.
+        assert written_flags - of_every_command == flags - of_every_command - {"--kwargs"}
 
 
 def test_an_application_may_not_take_the_name_of_a_command_of_workers() -> None:

@@ -1,0 +1,110 @@
+"""Start processes that run no jobs: Routers, Schedulers and Publisher daemons."""
+
+from typing import Any
+
+import click
+
+from celery5.cli.terminal.flags import auxiliary_process_flags, configure, processes_flag
+from celery5.cli.terminal.target import Target
+
+_FILE = click.Path(dir_okay=False)
+
+
+@click.group(no_args_is_help=False)
+def router() -> None:
+    """Routers take in events and data, and make jobs of them."""
+
+
+@router.command("start")
+@processes_flag("Router")
+@auxiliary_process_flags
+@click.pass_obj
+def start_router(target: Target, /, **flags: Any) -> int:
+    """Run a Router until stopped. There may be any number of them.
+
+    The first SIGTERM or Ctrl-C stops reading and ends what is under way; the second one exits at once.
+    """
+    app = target.load(serves=True)
+    options = configure(app, flags)
+    from celery5.processes.lifecycle.foreground import serve
+    from celery5.processes.router import ROUTER
+
+    app.brokers.check()  # a URL that cannot be parsed is an error at once
+    return serve(app, options, ROUTER)
+
+
+@click.group(no_args_is_help=False)
+def scheduler() -> None:
+    """Schedulers publish periodic tasks, and decide what is decided for a whole cluster."""
+
+
+@scheduler.command("start")
+@auxiliary_process_flags
+@click.pass_obj
+def start_scheduler(target: Target, /, **flags: Any) -> int:
+    """Run a Scheduler until stopped. There may be any number of them."""
+    app = target.load(serves=True)
+    options = configure(app, flags)
+    from celery5.processes.lifecycle.foreground import serve
+    from celery5.processes.scheduler import SCHEDULER
+
+    app.brokers.check()  # a URL that cannot be parsed is an error at once
+    return serve(app, options, SCHEDULER)
+
+
+@click.group(no_args_is_help=False)
+def publisher() -> None:
+    """A Publisher takes jobs from the processes of a host, keeps them, and publishes them."""
+
+
+@publisher.command("start")
+@click.option(
+    "--socket",
+    "publisher_socket",
+    type=_FILE,
+    metavar="PATH",
+    help="The unix socket to open; default: in the user's folder for these.",
+)
+@click.option("--tcp", "publisher_tcp", metavar="HOST:PORT", help="Listen there, too.")
+@click.option(
+    "--certificate", "publisher_certificate", type=_FILE, metavar="FILE", help="Then TCP speaks TLS."
+)
+@click.option("--key", "publisher_key", type=_FILE, metavar="FILE", help="The certificate's key.")
+@click.option(
+    "--client-ca",
+    "publisher_client_ca",
+    type=_FILE,
+    metavar="FILE",
+    help="Take only TCP clients whose certificate this authority has signed.",
+)
+@click.option(
+    "--plain/--no-plain",
+    "publisher_plain",
+    default=None,
+    help="Whether TCP beyond this host may go without TLS; default: no.",
+)
+@click.option(
+    "--backlog",
+    "publisher_backlog",
+    metavar="WHERE",
+    help="What to keep messages in: sqlite, memory, a folder, or module:name; default: sqlite.",
+)
+@click.option(
+    "--connections",
+    "publisher_connections",
+    metavar="N..M",
+    help="Connections to a broker; default: 1.",
+)
+@auxiliary_process_flags
+@click.pass_obj
+def start_publisher(target: Target, /, **flags: Any) -> int:
+    """Run a Publisher until stopped. One for an application is enough for a host."""
+    app = target.load(serves=True)
+    own = {name: flags.pop(name) for name in list(flags) if name.startswith("publisher_")}
+    options = configure(app, flags)
+    app.configure(**own)
+    from celery5.processes.lifecycle.foreground import serve
+    from celery5.processes.publisher import PUBLISHER
+
+    _ = app.connections.endpoint  # a URL that cannot be parsed is an error at once
+    return serve(app, options, PUBLISHER)
