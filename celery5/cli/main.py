@@ -39,7 +39,12 @@ COMMANDS = (
     "worker",
 )
 """Each is a command, or a group of commands, of that name in `celery5.cli.commands`."""
-COMMAND_MODULES = {"doctor": "info", "publisher": "processes", "router": "processes", "scheduler": "processes"}
+COMMAND_MODULES = {
+    "doctor": "info",
+    "publisher": "processes",
+    "router": "processes",
+    "scheduler": "processes",
+}
 """The module of a command, where it does not have the command's name."""
 COMPLETION_VARIABLE = "_CELERY5_COMPLETE"
 """What a shell that completes a command sets, by click's convention."""

@@ -70,7 +70,7 @@ def test_schedules_that_nobody_fires_are_told_of(desk: Desk) -> None:
         ),
         (
             ("add", "n", "shop.add", "--every", "nan", "--args", "[1, 2]"),
-            "an interval is a number of seconds",
+            "'nan' is not a duration",
         ),
         (("add", "n", "shop.add", "--every", "1e11", "--args", "[1, 2]"), "100 years at most"),
         (
