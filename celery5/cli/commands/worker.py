@@ -293,6 +293,7 @@ def budget(
 )
 @click.pass_obj
 def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, timeout: float) -> None:
+    """Send the job to the worker and print its id."""
     app = target.load(needs_code=True)
     args, kwargs = parse_json(arguments, list, "--args"), parse_json(named, dict, "--kwargs")
     echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
