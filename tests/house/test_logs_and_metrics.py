@@ -1,5 +1,6 @@
 """The tables of log events and metrics in the docs have exactly what the code logs and exposes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from tests.house.log_events import collect_events, collect_metrics
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/logs-and-metrics.md"
+NAMED_EVENT = re.compile(r"celery5:([a-z][a-z-]*:[a-z][a-z-]+)")
 
 
 def rows(heading: str) -> list[tuple[str, ...]]:
@@ -26,6 +28,12 @@ def test_the_docs_list_each_log_event_with_its_levels_and_fields() -> None:
 
 def test_each_log_event_in_the_docs_has_a_meaning() -> None:
     assert [row for row in rows("Log events") if len(row) != 4 or not row[3]] == []
+
+
+def test_the_docs_name_only_log_events_that_exist() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {name for page in pages for name in NAMED_EVENT.findall(page.read_text())}
+    assert sorted(named - set(collect_events(ROOT))) == []
 
 
 def test_the_docs_list_each_metric_with_its_kind_and_help() -> None:
