@@ -49,11 +49,11 @@ class QueueMembership:
         self._keys = keys
         self._consumed = consumed
         self._lease = lease
-        self._understudy = sidecar
+        self._sidecar = sidecar
         self._log = log
         self._worker = worker
         self._used = used
-        self._takers = recipients
+        self._recipients = recipients
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
@@ -61,11 +61,11 @@ class QueueMembership:
         announced = await self._redis.perform_all(
             [*joins, *[jobs.register_queue(self._keys, keys.queue) for keys in self._consumed]]
         )
-        if self._takers:
+        if self._recipients:
             await self._redis.perform_all(
-                [events_calls.declare_recipients(keys, self._takers) for keys in self._consumed]
+                [events_calls.declare_recipients(keys, self._recipients) for keys in self._consumed]
             )
-        self._doubt(announced[len(joins) :])
+        self._warn_of_misspelt(announced[len(joins) :])
         task_status.started()
         try:
             await trio.sleep_forever()
@@ -73,8 +73,8 @@ class QueueMembership:
             with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
                 await self._leave()
 
-    def _doubt(self, new: Sequence[int]) -> None:
-        """Tell of queues that may be misspelt: no task names them, and they are `new` or look much like one in use."""
+    def _warn_of_misspelt(self, new: Sequence[int]) -> None:
+        """Warn of queues that may be misspelt: no task names them, and they are `new` or look much like one in use."""
         for keys, is_new in zip(self._consumed, new, strict=True):
             if keys.queue in self._used:
                 continue
@@ -85,37 +85,37 @@ class QueueMembership:
                 self._log.event("worker:queue-not-used", "warning", queue=keys.queue, hint=hint)
 
     async def _leave(self) -> None:
-        """However it goes, the understudy hears of it: what lives on in this process is no worker any more."""
+        """Leave the queues, and report that to the sidecar process in any case: this process is no worker any more."""
         holding = True
         try:
             holding = await leave_queues(
                 self._redis, self._consumed, lease=self._lease, worker=self._worker, log=self._log
             )
         finally:
-            if self._understudy is not None:
-                self._understudy.report_left(holding=holding)
+            if self._sidecar is not None:
+                self._sidecar.report_left(holding=holding)
 
 
 async def leave_queues(
     redis: AsyncDriver, consumed: Sequence[QueueKeys], *, lease: Lease, worker: str, log: Log
 ) -> bool:
-    """Be a consumer of these queues no more. Gives whether something may be left behind."""
+    """Leave these queues as a consumer. Return whether something may be left behind."""
     if lease.is_lost:  # others have taken care of everything
         return True
     try:
         held = await redis.perform_all([jobs.leave_queue(keys, worker) for keys in consumed])
     except BrokerError as error:
-        log.event("queues:leave-failed", "warning", why=str(error), hint=_UNTOLD)
+        log.event("queues:leave-failed", "warning", why=str(error), hint=_WHEN_UNREACHABLE)
         return True
     log.event("queues:left", left_behind=sum(held))
     return any(held)
 
 
-_UNTOLD = "what it still holds, if anything, goes to others when its lease lapses"
+_WHEN_UNREACHABLE = "what it still holds, if anything, goes to others when its lease lapses"
 
 
 ChannelHandler = Callable[[bytes, bytes], None]
-"""Is told the channel and what was said on it. Must be quick and must not block."""
+"""Called with a channel and a message on it. Must be quick and must not block."""
 
 
 class SubscriberConnection(Protocol):
@@ -125,17 +125,17 @@ class SubscriberConnection(Protocol):
 
 
 class ChannelSubscriptions:
-    """Subscribes once to every channel that has a hearer; the connection renews its subscriptions by itself."""
+    """Subscribes once to every channel that has a handler; the connection renews its subscriptions by itself."""
 
     def __init__(
         self, *, push: SubscriberConnection, channel_handlers: Mapping[bytes, ChannelHandler]
     ) -> None:
         self._push = push
-        self._hearers = channel_handlers
+        self._handlers = channel_handlers
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Subscribe, and be done."""
-        await self._push.subscribe(*self._hearers)
+        await self._push.subscribe(*self._handlers)
         task_status.started()
 
 

@@ -91,9 +91,8 @@ from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJo
 from celery5.services.worker.intake import JobIntake, UnstartedJobs
 from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.worker.judgement import OutcomeHandler
-from celery5.services.worker.lease import Heartbeat, Lease
+from celery5.services.worker.lease import Heartbeat, Lease, Recoverer
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, ReadingState, ReadOrder
-from celery5.services.worker.recoverer import Recoverer
 from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
 from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import TaskExecution

@@ -228,18 +228,16 @@ class AdmissionControl:
         self._ledger.change_kind(delivery, self._tasks[rule.task].kind)
         if delivery.envelope is not None:
             self._recent.check_and_add(delivery, delivery.envelope)
-        delivery.rule = rule
-        if rule.rate is not None:
-            delivery.start_before = asked + rule.rate.slack
+        delivery.take_slot(rule, 0.0 if rule.rate is None else asked + rule.rate.slack)
 
     def _end(self, delivery: Delivery, outcome: JobExpired | JobRevoked) -> None:
-        delivery.finished = time.time()
+        delivery.finish(time.time())
         self._may_have_a_slot(delivery)
         self._judgement.handle_outcome(delivery, outcome)
 
     def _may_have_a_slot(self, delivery: Delivery) -> None:
         """It was perhaps given one by an answer that was lost: settled with its rule, it leaves none behind."""
-        delivery.rule = self._turnstile.get_rule(_task(delivery))
+        delivery.take_slot(self._turnstile.get_rule(_task(delivery)))
         self._turnstile.admitted[delivery.kind] += 1
 
     async def _pull(self, keys: QueueKeys) -> None:

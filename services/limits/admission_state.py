@@ -144,17 +144,17 @@ class AdmissionState:
         then whoever read it buries it. '' when it is not."""
         rule, handed, self.is_used = self.get_rule(task), delivery.lane == ADMITTED, True
         if handed:
-            delivery.rule = rule
+            delivery.take_slot(rule)
         if rule.rejects_all or not (handed or self._is_home(delivery, rule)):
             self.admitted[delivery.kind] += handed
             return self._why_not(delivery, rule)
         if handed:
             if rule.rate is not None:
-                delivery.start_before = self._asked_at + rule.rate.slack if self._asked_at else 1.0
+                delivery.take_slot(rule, self._asked_at + rule.rate.slack if self._asked_at else 1.0)
             self._ledger.add(delivery)
             self.admit([delivery])
         else:
-            delivery.kind = AWAITING_ADMISSION
+            delivery.set_kind(AWAITING_ADMISSION)
             self._ledger.add(delivery)
             self.awaiting_admission.append(delivery)
             self.changed.set()
@@ -275,13 +275,14 @@ class AdmissionState:
                     continue
                 queue.remove(delivery)
                 self.on_settled([delivery])
-                delivery.rule, delivery.start_before = None, 0.0
+                delivery.lose_slot()
                 self._ledger.change_kind(delivery, AWAITING_ADMISSION)
                 self.awaiting_admission.append(delivery)
         for delivery in active:
             rule = self.rules.get(_task_of(delivery)) if _task_of(delivery) in tasks else None
             if rule is not None and delivery.rule is None:
-                delivery.rule, self.is_used = rule, True
+                delivery.take_slot(rule)
+                self.is_used = True
                 self.admitted[delivery.kind] += 1
                 self.awaiting_admission.append(delivery)
         self.changed.set()

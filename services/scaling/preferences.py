@@ -81,9 +81,9 @@ class Preferences:
         for each in queue.items:
             if not each.start_order:
                 task = _task_of(each)
-                each.start_order = turns[task] = max(now, turns.get(task, 0.0)) + MAX_WEIGHT / weights.get(
-                    task, MAX_WEIGHT
-                )
+                pause = MAX_WEIGHT / weights.get(task, MAX_WEIGHT)
+                turns[task] = max(now, turns.get(task, 0.0)) + pause
+                each.set_start_order(turns[task])
         ordered = sorted(queue.items, key=_turn_of)
         queue.items.clear()
         queue.items.extend(ordered)

@@ -54,7 +54,7 @@ class InFlightJobs:
         """`delivery`, which is held, counts for another kind from now on."""
         self._kinds[delivery.kind] -= 1
         self._kinds[kind] += 1
-        delivery.kind = kind
+        delivery.set_kind(kind)
 
     def remove(self, deliveries: Iterable[Delivery]) -> None:
         """These are settled: there is room for others."""

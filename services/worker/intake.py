@@ -38,7 +38,7 @@ class UnstartedJobs:
 
     def refuse(self, delivery: Delivery, reason: Reason, error: str, text: str) -> None:
         """Dead-letter a job that cannot run here, and log it."""
-        delivery.finished = delivery.read
+        delivery.finish(delivery.read)
         self.settle(delivery, Bury(reason, Failure(type=error, message=text)))
         job = delivery.envelope.id if delivery.envelope else read_job_id(delivery.message)
         entry = delivery.entry.decode()
@@ -100,21 +100,23 @@ class JobIntake:
                 entry.queue, entry.id, entry.message, entry.deliveries, read=now, lane=entry.lane
             )
             try:
-                envelope = delivery.envelope = read_envelope(entry.message, self._message_limit)
+                envelope = read_envelope(entry.message, self._message_limit)
             except Corrupt as error:
                 self._refuse(delivery, Reason.CORRUPT, "Corrupt", str(error))
                 continue
             if self._recent.check_and_add(delivery, envelope):
+                delivery.set_envelope(envelope)
                 self._in_flight.add(delivery)
                 self._unstarted.drop_duplicate(delivery, envelope)
                 continue
             if envelope.task not in self._tasks:
+                delivery.set_envelope(envelope)
                 text = f"no task {envelope.task!r} on this worker: does it load the module that declares it?"
                 self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
                 continue
             task = self._tasks[envelope.task]
-            kind, delivery.recipients = task.kind, task.recipients
-            delivery.kind = kind
+            kind = task.kind
+            delivery.set_task(envelope, kind, task.recipients)
             counts = counts_by_queue.setdefault(entry.queue, {})
             if entry.lane == ADMITTED or envelope.task in self._admission.rules:
                 self._to_admission(delivery, envelope.task, counts)

@@ -97,7 +97,7 @@ class OutcomeHandler:
             backoff=None if type(outcome) is Returned else task.backoff,
         )
         if delivery.recipients is not None:
-            delivery.document = make_sink_document(verdict, delivery, worker=self._worker)
+            delivery.set_document(make_sink_document(verdict, delivery, worker=self._worker))
         self._results.put((delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
         if type(outcome) is StartMissed:  # no attempt has ended: there is nothing to count or to warn of
             self._log.event("job:rate-limited", "debug", job=envelope.id, task=envelope.task)

@@ -1,9 +1,11 @@
-"""Heartbeat: keeps this worker's lease alive.
+"""Leases: the Heartbeat keeps this worker's own alive, the Recoverer puts back the jobs of workers whose lease ended.
 
-The loop renews the lease. Should a job block the loop, or hold the interpreter's lock, the beats stay away and the
-understudy, a process of its own, renews the lease instead (`processes/watch/sidecar.py`). So a long job on a live
-worker
-is never given to another (I3).
+Should a job block the loop, or hold the interpreter's lock, the beats stay away, and the sidecar process renews the
+lease instead (`processes/watch/sidecar.py`). So a long job on a live worker is never given to another.
+
+Whether a worker has died is decided in `protocol/process/liveness.py`, from the answers to this worker's own
+heartbeats, and only when one was just answered: while Redis does not answer, no worker is judged. The script decides
+once more, for each worker, from that heartbeat (`HeartbeatEvidence`).
 """
 
 import math
@@ -16,11 +18,12 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs
-from celery5.broker.calls.jobs import HeartbeatReply
+from celery5.broker.calls.jobs import HeartbeatEvidence, HeartbeatReply
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerError, LeaseLost
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, LeaseLost
 from celery5.logs.log import Log
+from celery5.protocol.process.liveness import Heartbeats
 from celery5.services.process.broker_outages import is_transient
 from celery5.services.process.shared_memory import SidecarMemory
 
@@ -63,7 +66,7 @@ class Lease:
             await self._renewed.wait()
 
     def is_valid(self) -> bool:
-        """Whether it is known to last. While a job blocked the loop, the understudy may have renewed it."""
+        """Whether it is known to last. While a job blocked the loop, the sidecar process may have renewed it."""
         if self._black_box is not None:
             self.expires_at = max(self.expires_at, self._black_box.lease_until)
         return now() < self.expires_at
@@ -94,7 +97,7 @@ class SidecarBeats(Protocol):
     """Steps in when the beats stay away."""
 
     def report_beat(self, worker: str, queues: tuple[str, ...], /) -> bool:
-        """The leases were renewed. False, once, when there is no understudy any more."""
+        """The leases were renewed. False, once, when there is no sidecar process any more."""
         ...
 
 
@@ -117,7 +120,7 @@ class Heartbeat:
         heartbeat_listeners: Sequence[HeartbeatListener],
     ) -> None:
         self._redis = redis
-        self._understudy = sidecar
+        self._sidecar = sidecar
         self._consumed = consumed
         self._queues = tuple(keys.queue for keys in consumed)
         self._lease = lease
@@ -160,7 +163,7 @@ class Heartbeat:
                 wanted = tell(keys, pulse)
                 self._wanted_in = self._wanted_in if wanted is None else min(self._wanted_in, wanted)
         self._lease.mark_renewed(asked)
-        if self._understudy is not None and not self._understudy.report_beat(self._worker, self._queues):
+        if self._sidecar is not None and not self._sidecar.report_beat(self._worker, self._queues):
             self._log.event("sidecar:lost", "warning", hint=_ALONE)
 
     def _pause(self) -> float:
@@ -188,3 +191,96 @@ class Heartbeat:
 
 
 _ALONE = "a job that blocks the loop for longer than the lease is given to others, until this process is started anew"
+
+
+RECOVERY_BATCH = 16
+"""Jobs in one trip: Redis does nothing else meanwhile. One that held a slot costs about 10 commands."""
+
+
+class Recoverer:
+    """Recovers lapsed workers on the queues that this worker consumes."""
+
+    def __init__(
+        self,
+        *,
+        redis: AsyncDriver,
+        consumed: Sequence[QueueKeys],
+        lease: Lease,
+        log: Log,
+        worker: str,
+        max_deliveries: int,
+        results_ttl: float,
+        message_limit: int,
+    ) -> None:
+        self._redis = redis
+        self._consumed = consumed
+        self._lease = lease
+        self._log = log
+        self._worker = worker
+        self._max_deliveries = max_deliveries
+        self._ttl = results_ttl
+        self._message_limit = message_limit
+        # For each queue: in a cluster each may be on a server of its own.
+        self._heartbeats = {keys.queue: Heartbeats(lease=lease.seconds) for keys in consumed}
+        self._pulses: dict[str, HeartbeatReply] = {}
+        self._lapsed = trio.Event()
+
+    def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> float | None:
+        """Take the Heartbeat's answer for one queue. Return the seconds after which this worker may judge those whose
+        lease has lapsed by now."""
+        now = trio.current_time()
+        heartbeats = self._heartbeats[keys.queue].with_answer(now, at=pulse.at / 1000)
+        self._heartbeats[keys.queue], self._pulses[keys.queue] = heartbeats, pulse
+        if self._judge_on(keys) is not None:
+            self._lapsed.set()
+            return None
+        return heartbeats.seconds_until_judging(now) if pulse.lapsed else None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Recover whenever a lease has lapsed and its worker counts as dead."""
+        task_status.started()
+        while True:
+            await self._lapsed.wait()
+            self._lapsed = trio.Event()
+            try:
+                await self.recover()
+            except (BrokerUnavailable, BrokerReplied) as error:
+                self._log.event("recoverer:failed", "warning", why=str(error))
+
+    async def recover(self) -> int:
+        """Make one pass over all queues. Return how many jobs were put back or buried."""
+        total = 0
+        for keys in self._consumed:
+            # Decided anew for each trip, which takes one worker, or a portion of what it held.
+            while (judge := self._judge_on(keys)) is not None:
+                call = jobs.recover(
+                    keys,
+                    worker="",
+                    max_deliveries=self._max_deliveries,
+                    limit=RECOVERY_BATCH,
+                    ttl=self._ttl,
+                    message_limit=self._message_limit,
+                    evidence=judge,
+                )
+                done = await self._redis.perform(call)
+                if not done.worker:
+                    break
+                total += done.requeued + done.dead_lettered
+                self._log.event(
+                    "recoverer:recovered",
+                    "warning",
+                    dead_worker=done.worker,
+                    queue=keys.queue,
+                    requeued=done.requeued,
+                    dead_lettered=done.dead_lettered,
+                )
+        return total
+
+    def _judge_on(self, keys: QueueKeys) -> HeartbeatEvidence | None:
+        """Return this worker as a judge of others on a queue; None while no lease has lapsed or it may judge nobody."""
+        pulse = self._pulses.get(keys.queue)
+        if pulse is None or not pulse.lapsed or self._lease.is_lost:
+            return None
+        if not self._heartbeats[keys.queue].may_judge(trio.current_time()):
+            return None
+        return HeartbeatEvidence(self._worker, pulse.at, self._lease.seconds)

@@ -89,8 +89,7 @@ class UnpublishableRetries:
         for delivery, (due, words) in list(self._asleep.items()):
             if due <= now:
                 del self._asleep[delivery]
-                delivery.message, delivery.envelope = words.payload, read_envelope(words.payload)
-                delivery.read = time.time()
+                delivery.begin_attempt(words.payload, time.time())
                 self._queues[delivery.kind].put(delivery)
 
     def release_retries(self) -> None:

@@ -254,7 +254,7 @@ class TaskExecution:
                 await lease.wait_until_valid()
             if pen is not None:
                 pen(delivery)
-            delivery.started = time.time()
+            delivery.start(time.time())
             began = clock()
             outcome = await self._outcome(delivery, runner, hand)
             ended = clock()
@@ -336,7 +336,7 @@ class TaskExecution:
             return  # it was stuck, and nobody waits for it any more
         if not self._running:
             self._idle.set()
-        delivery.finished = finished
+        delivery.finish(finished)
         self._judgement.handle_outcome(delivery, outcome)
 
     def revoke(self, delivery: Delivery) -> None:
@@ -348,7 +348,7 @@ class TaskExecution:
             task = self._tasks[delivery.envelope.task]
             hand.cancel(JOB_REVOKED, 0.0 if task.abandon_on_cancel else math.inf)
         elif self._suspects.remove(delivery) or (queue is not None and queue.remove(delivery)):
-            delivery.finished = time.time()
+            delivery.finish(time.time())
             self._judgement.handle_outcome(delivery, JOB_REVOKED)
 
     async def _wind_up(self) -> None:

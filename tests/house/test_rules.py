@@ -6,6 +6,7 @@ Each test lists all offenders, so that one run shows the whole work.
 import ast
 import re
 
+from celery5.protocol.job.delivery import Delivery
 from tests.house.sources import EVERYWHERE, HERE, PACKAGE, files, functions, name, nodes, tree
 
 LONGEST_FUNCTION = 50
@@ -183,6 +184,23 @@ def test_the_sockets_of_tests_lie_in_a_folder_with_a_short_name() -> None:
         if SOCKET_IN_A_LONG_FOLDER.search(line)
     ]
     assert lines == [], "a socket's path has 107 bytes: take the fixture `short_path`"
+
+
+DELIVERY_FIELDS = frozenset(Delivery.__struct_fields__)
+
+
+def test_nobody_but_a_delivery_assigns_its_attributes() -> None:
+    assignments = {
+        f"{name(path)} {ast.unparse(target)}"
+        for path in files("services", "celery5/processes", "bootsteps")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
+        for targets in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in (targets.elts if isinstance(targets, ast.Tuple) else [targets])
+        if isinstance(target, ast.Attribute) and target.attr in DELIVERY_FIELDS
+        if ast.unparse(target.value) in ("delivery", "job", "each")
+    }
+    assert assignments == set()
 
 
 def test_no_constructor_assigns_to_an_attribute_of_another_object() -> None:

@@ -41,8 +41,7 @@ from celery5.protocol.process.liveness import (
 from celery5.protocol.scaling.budget import get_max_slots
 from celery5.runners.process_group import get_start_ticks
 from celery5.services.process.shared_memory import SidecarMemory
-from celery5.services.worker.lease import BEATS_PER_LEASE, now
-from celery5.services.worker.recoverer import BATCH
+from celery5.services.worker.lease import BEATS_PER_LEASE, RECOVERY_BATCH, now
 
 MISSED_BEATS = 1.5
 """Beats that must be missing before the understudy steps in."""
@@ -335,7 +334,7 @@ class _Watch:
                     keys,
                     worker=name,
                     max_deliveries=settings.max_deliveries,
-                    limit=BATCH,
+                    limit=RECOVERY_BATCH,
                     ttl=settings.results_ttl,
                     message_limit=settings.message_limit,
                     begun_entries=begun.get(keys.queue, []),

@@ -71,6 +71,50 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     rule: AdmissionRule | None = None  # that of its gate, in which it has a slot
     start_before: float = 0.0  # not begun after this, when it is not 0: its turn by the rate is over
 
+    # Services change a delivery by these methods only.
+
+    def set_task(self, envelope: Envelope, kind: str, recipients: Mapping[str, str] | None) -> None:
+        """Note what the message holds, and of its task the kind and the recipients of documents."""
+        self.envelope, self.kind, self.recipients = envelope, kind, recipients
+
+    def set_envelope(self, envelope: Envelope) -> None:
+        """Note what the message holds."""
+        self.envelope = envelope
+
+    def set_kind(self, kind: str) -> None:
+        """Count the job for this kind from now on."""
+        self.kind = kind
+
+    def set_document(self, document: bytes) -> None:
+        """Keep the document for Data Sinks, where it is not the one that is kept for clients."""
+        self.document = document
+
+    def set_start_order(self, start_order: float) -> None:
+        """Set when it begins among those that wait here."""
+        self.start_order = start_order
+
+    def start(self, at: float) -> None:
+        """The job begins."""
+        self.started = at
+
+    def finish(self, at: float) -> None:
+        """The job has ended."""
+        self.finished = at
+
+    def take_slot(self, rule: AdmissionRule, start_before: float = 0.0) -> None:
+        """The job has a slot of a limit, and must begin before that time if it is not 0."""
+        self.rule = rule
+        if start_before:
+            self.start_before = start_before
+
+    def lose_slot(self) -> None:
+        """The job must be admitted again."""
+        self.rule, self.start_before = None, 0.0
+
+    def begin_attempt(self, message: bytes, at: float) -> None:
+        """The next attempt begins in this worker, with this message."""
+        self.message, self.envelope, self.read = message, read_envelope(message), at
+
 
 class Settlement(NamedTuple):
     """One outcome as `settle.lua` takes it: its fields are the words of the call, in this order.
