@@ -12,16 +12,14 @@ import trio
 from celery5.broker.calls import commands
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
-from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused
+from celery5.errors import CommandRefused
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE, CommandDefinition
-from celery5.services.process.broker_outages import is_key_corrupt
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.consumer import Consumer
 
 RETRY_INTERVAL = 1.0
-"""Seconds until AsyncDriver is asked again, when it did not serve."""
-REPAIR_INTERVAL = 5.0
-"""Seconds until a key is read again that another program has spoilt."""
+"""Seconds between attempts while Redis is unreachable, or another program has spoilt the key."""
 
 T = TypeVar("T")
 
@@ -47,6 +45,7 @@ class PausedQueues:
         self._everywhere: set[str] = set()
         self._news = trio.Event()
         self._log = log
+        self._outages = OutageLog(log, "queue:pauses-read-failed")
 
     def list_states(self) -> dict[str, str]:
         """Each queue: `read`, `paused`, or `paused here`, by this worker alone."""
@@ -59,16 +58,7 @@ class PausedQueues:
         while True:
             await self._news.wait()
             self._news = trio.Event()
-            try:
-                await self._look()
-            except BrokerUnavailable:
-                await trio.sleep(RETRY_INTERVAL)
-                self._news.set()
-            except BrokerError as error:
-                self._log.event("queue:pauses-read-failed", "warning", why=str(error))
-                if is_key_corrupt(error):
-                    await trio.sleep(REPAIR_INTERVAL)
-                    self._news.set()
+            await retry_until_available(self._look, self._outages, RETRY_INTERVAL, even_refused=True)
 
     def recheck(self) -> None:
         """The connection was away: something may have been missed."""

@@ -13,7 +13,7 @@ import trio
 from celery5.broker.calls import cluster
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
+from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.cluster.leadership import (
     EPOCH_VARIABLE,
@@ -23,7 +23,7 @@ from celery5.protocol.cluster.leadership import (
     LeadershipState,
 )
 from celery5.protocol.health.metrics import MetricFamily, make_gauge
-from celery5.services.process.broker_outages import is_recoverable
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.lease import now as clock
 
 REQUEST_LIMIT = 1.0
@@ -49,7 +49,7 @@ class Leadership:
         self._now = clock
         self._standing = LeadershipState(name=worker)
         self._followers: list[Callable[[], object]] = []
-        self._told = ""
+        self._outages = OutageLog(log, "leadership:interrupted", hint=_UNHEARD)
         self._resigned = False
 
     @property
@@ -96,10 +96,8 @@ class Leadership:
             await self.refresh()
             task_status.started()
             while not self._resigned:
-                await trio.sleep(
-                    self._standing.get_poll_delay(self._now()) if self._told == "" else POLL_PERIOD
-                )
-                await self._look_safely()
+                await trio.sleep(self._standing.get_poll_delay(self._now()))
+                await retry_until_available(self.refresh, self._outages, POLL_PERIOD)
             await trio.sleep_forever()
         finally:
             with trio.move_on_after(RESIGN_LIMIT, shield=True):
@@ -151,19 +149,6 @@ class Leadership:
         yield make_gauge(
             "celery5_controller_epoch", "The epoch of the leader, as far as is known.", self.record.epoch
         )
-
-    async def _look_safely(self) -> None:
-        """Refresh the lease. Log once that Redis is unreachable or has a transient error."""
-        try:
-            await self.refresh()
-        except (BrokerUnavailable, BrokerReplied) as error:
-            if not is_recoverable(error):
-                raise
-            if self._told != str(error):
-                self._told = str(error)
-                self._log.event("leadership:interrupted", "warning", why=self._told, hint=_UNHEARD)
-        else:
-            self._told = ""
 
     def _heard(self, record: LeaderRecord, asked: float) -> None:
         if self._resigned:  # the answer to a request from before it resigned

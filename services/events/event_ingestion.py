@@ -35,7 +35,7 @@ from celery5.protocol.job.envelope import read_job_id
 from celery5.protocol.job.job import DEDUPLICATION_GRACE, Job
 from celery5.sending.publisher import PublishPlanner
 from celery5.services.events.event_actions import EventActions
-from celery5.services.process.broker_outages import OutageLog, is_outage
+from celery5.services.process.broker_outages import OutageLog, is_outage, retry_until_available
 from celery5.services.worker.lease import Lease
 
 AT_ONCE = 200
@@ -96,16 +96,15 @@ class EventIngestion:
         self._look = True
         task_status.started()
         while True:
-            try:
-                entries = await self._read()
-                if entries:
-                    await self._route_all(entries)
-            except (BrokerUnavailable, BrokerReplied) as error:
-                self._waits.record_error(error)
-                self._look = True  # an answer that was lost may have carried events
-                await trio.sleep(AGAIN)
-            else:
-                self._waits.record_recovery()
+            await retry_until_available(self._route_new, self._waits, AGAIN, even_refused=True)
+
+    async def _route_new(self) -> None:
+        try:
+            if entries := await self._read():
+                await self._route_all(entries)
+        except (BrokerUnavailable, BrokerReplied):
+            self._look = True  # the reply that was lost may have carried events
+            raise
 
     async def _read(self) -> list[Entry]:
         if trio.current_time() >= self._held_until:

@@ -1,8 +1,7 @@
-"""Subscriptions: tells Redis which events the tasks of this worker are subscribed to, and keeps that current
-(C5).
+"""Declare in Redis which events the tasks of this worker are subscribed to, and keep the declaration current.
 
-Routers make jobs for whoever is in the registry, whether a worker lives or not. What no worker declares any more is
-retired when its time is over. A worker without subscriptions does nothing here.
+Routers make jobs for every subscription in the registry, whether a worker runs or not. A subscription that no worker
+declares any more expires. A worker without subscriptions does nothing here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +13,14 @@ from celery5.broker.calls import events as trips
 from celery5.broker.calls import jobs
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.events.messages import Subscription, encode
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 
 OFTEN = 60.0
 """Seconds between two declarations at most: after that long the registry is whole again, should Redis lose it."""
 AGAIN = 1.0
-"""Seconds until another attempt, when AsyncDriver does not serve."""
+"""Seconds until another attempt, while Redis is unreachable."""
 PORTION = 200
 """Kept events that are sent again in one trip."""
 
@@ -45,6 +44,7 @@ class Subscriptions:
         self._lasts = subscription_ttl
         self._room = PORTION if event_catch_up else 0
         self._log = log
+        self._outages = OutageLog(log, "subscription:declare-failed")
         self._back: dict[str, tuple[str, ...]] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -57,8 +57,9 @@ class Subscriptions:
         task_status.started()
         while True:
             await trio.sleep(min(self._lasts / 3, OFTEN))
-            while not await self._declared():  # noqa: ASYNC110  it is Redis that changes
-                await trio.sleep(min(self._lasts / 3, AGAIN))
+            await retry_until_available(
+                self.declare, self._outages, min(self._lasts / 3, AGAIN), even_refused=True
+            )
 
     async def declare(self) -> None:
         """Declare all of them once; those that are new get the events that were kept."""
@@ -100,14 +101,6 @@ class Subscriptions:
                 self._log.event(
                     "events:application-not-found", "warning", of=app, events=events, hint=_UNKNOWN
                 )
-
-    async def _declared(self) -> bool:
-        try:
-            await self.declare()
-        except (BrokerUnavailable, BrokerReplied) as error:
-            self._log.event("subscription:declare-failed", "warning", why=str(error))
-            return False
-        return True
 
 
 _UNKNOWN = "no application of this name has queues or events in Redis: it is new, or of=... is misspelt"

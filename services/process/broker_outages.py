@@ -1,12 +1,12 @@
-"""Passing: which troubles with Redis pass by themselves, so that a worker waits instead of ending."""
+"""Tell errors of Redis that end by themselves from others, and try again until they have ended."""
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from celery5.errors import BrokerReplied, BrokerUnavailable
-from celery5.logs.log import Log
+from celery5.logs.log import Level, Log
 
 T = TypeVar("T")
 
@@ -40,31 +40,47 @@ def is_key_corrupt(error: Exception) -> bool:
 
 
 class OutageLog:
-    """The outages of one service, and the names of its lines: it is `waiting`, it has `resumed`. What else there is to
-    say about it stands in both."""
+    """Logs the outages of one service: one line when it is interrupted, one when it resumes.
 
-    def __init__(self, log: Log, interrupted_event: str, resumed_event: str, **about: str) -> None:
+    Args:
+        interrupted_event: The log event of the first error of an outage.
+        resumed_event: The log event of the recovery; None to log none.
+        level: The level of `interrupted_event`.
+        fields: Further fields of both lines.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        interrupted_event: str,
+        resumed_event: str | None = None,
+        *,
+        level: Level = "warning",
+        **fields: Any,
+    ) -> None:
         self._log = log
-        self._waiting = interrupted_event
-        self._resumed = resumed_event
-        self._about = about
+        self._interrupted_event = interrupted_event
+        self._resumed_event = resumed_event
+        self._level = level
+        self._fields = fields
         self._since: float | None = None
 
     def record_error(self, error: Exception) -> None:
-        """Redis does not serve, for this reason."""
+        """Log the error, if it is the first one of an outage."""
         if self._since is None:
             self._since = trio.current_time()
-            self._log.event(self._waiting, "warning", why=str(error), **self._about)
+            self._log.event(self._interrupted_event, self._level, why=str(error), **self._fields)
 
     def record_recovery(self) -> None:
-        """It serves."""
+        """Log the end of an outage, if there was one."""
         if self._since is not None:
-            away, self._since = round(trio.current_time() - self._since, 1), None
-            self._log.event(self._resumed, "info", after=away, **self._about)
+            seconds, self._since = round(trio.current_time() - self._since, 1), None
+            if self._resumed_event is not None:
+                self._log.event(self._resumed_event, "info", after=seconds, **self._fields)
 
 
 async def retry_until_available(
-    attempt: Callable[[], Awaitable[T]], outages: OutageLog, interval: float
+    attempt: Callable[[], Awaitable[T]], outages: OutageLog, interval: float, *, even_refused: bool = False
 ) -> T:
     """Await `attempt()` until the broker serves it, and return its result.
 
@@ -74,6 +90,7 @@ async def retry_until_available(
         attempt: One try. It is made again from the beginning, so what it did before the error must bear repeating.
         outages: Logs the first error of an outage and the recovery.
         interval: Seconds between two tries.
+        even_refused: Try again also after an error reply that a later try does not cure.
 
     Raises:
         BrokerReplied: An error that trying again later does not cure.
@@ -82,7 +99,7 @@ async def retry_until_available(
         try:
             result = await attempt()
         except (BrokerUnavailable, BrokerReplied) as error:
-            if not is_recoverable(error):
+            if not (even_refused or is_recoverable(error)):
                 raise
             outages.record_error(error)
             await trio.sleep(interval)

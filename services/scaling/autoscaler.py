@@ -16,7 +16,7 @@ from celery5.broker.calls import scaling as scaling_calls
 from celery5.broker.calls.scaling import Scaling, ScalingTurn
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
+from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.health.metrics import MetricFamily, make_gauge
 from celery5.protocol.scaling.autoscale import (
@@ -30,7 +30,7 @@ from celery5.protocol.scaling.autoscale import (
 )
 from celery5.protocol.scaling.prioritisation import Preference, PrioritisationStrategy, compute_preference
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
-from celery5.services.process.broker_outages import is_recoverable
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.scaling.observer import ClusterObserver
 from celery5.services.scaling.scaling_commands import ScalingCommands
 
@@ -63,13 +63,14 @@ class Autoscaler:
         self._keys = keys
         self._policy = autoscale
         self._strategy = prioritise
-        self._outlook = observer
+        self._observer = observer
         self._telling = scaling_commands
         self._name = worker
         self._log = log
         self._has_turn = False
         self._pause = LOOK
         self._failed: dict[str, str] = {}
+        self._outages = OutageLog(log, "autoscale:failed", of="redis")
         self._found: Scaling | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -79,7 +80,7 @@ class Autoscaler:
             await trio.sleep_forever()
         try:
             while True:
-                await self._look_safely()
+                await retry_until_available(self.run_once, self._outages, LOOK)
                 await trio.sleep(self._pause)
         finally:
             if self._has_turn:
@@ -124,8 +125,8 @@ class Autoscaler:
         self._change_turn(turn.mine)
         if not turn.mine:
             return
-        situation = await self._outlook.take_snapshot()
-        self._pause = max(LOOK, (self._outlook.max_queues_observed + 6) / A_SECOND)
+        situation = await self._observer.take_snapshot()
+        self._pause = max(LOOK, (self._observer.max_queues_observed + 6) / A_SECOND)
         found = self._decide(turn, situation)
         preference = self._prefer(situation)
         found = msgspec.structs.replace(found, preferred=dict(preference.tasks))
@@ -139,7 +140,7 @@ class Autoscaler:
         if mine != self._has_turn:
             self._has_turn, self._found = mine, None
             self._telling.reset()
-            self._outlook.reset()
+            self._observer.reset()
             self._log.event(
                 "autoscale:lock-acquired" if mine else "autoscale:lock-lost", "info" if mine else "debug"
             )
@@ -202,16 +203,6 @@ class Autoscaler:
             return Preference()
         self._failed.pop("prioritise", None)
         return preference
-
-    async def _look_safely(self) -> None:
-        try:
-            await self.run_once()
-        except (BrokerUnavailable, BrokerReplied) as error:
-            if not is_recoverable(error):
-                raise
-            self._told_once("redis", str(error))
-        else:
-            self._failed.pop("redis", None)
 
     async def _give_up(self) -> None:
         try:

@@ -11,10 +11,10 @@ import trio
 from celery5.broker.calls import scaling as scaling_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
-from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.scaling.snapshot import WorkerReport
 from celery5.services.health.vitals import ProcessStatus
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.capacity import PrefetchFactor
 from celery5.services.worker.concurrency_budget import ConcurrencyBudget
 from celery5.services.worker.in_flight import InFlightJobs
@@ -55,7 +55,7 @@ class Reporter:
         self._worker = worker
         self._process = process
         self._reports = reports
-        self._log = log
+        self._outages = OutageLog(log, "autoscale:report-failed", level="debug")
         self._seen: dict[str, tuple[int, float]] = {}
         self._means: dict[str, float] = {}
 
@@ -69,13 +69,11 @@ class Reporter:
 
     async def _report_on(self) -> None:
         while True:
-            try:
-                await self._redis.perform(
-                    scaling_calls.send_report(self._keys, self._worker, self.make_report())
-                )
-            except BrokerError as error:
-                self._log.event("autoscale:report-failed", "debug", why=str(error))
+            await retry_until_available(self._report, self._outages, REPORT_INTERVAL, even_refused=True)
             await trio.sleep(REPORT_INTERVAL)
+
+    async def _report(self) -> None:
+        await self._redis.perform(scaling_calls.send_report(self._keys, self._worker, self.make_report()))
 
     def make_report(self) -> WorkerReport:
         """Return the current report."""

@@ -17,7 +17,7 @@ from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.scheduling import DueSchedules
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerReplied, BrokerUnavailable, Corrupt, Misconfigured
+from celery5.errors import BrokerReplied, Corrupt, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.health.metrics import MetricFamily, make_counter
 from celery5.protocol.job.envelope import read_envelope
@@ -25,7 +25,7 @@ from celery5.protocol.scheduling import periodic
 from celery5.protocol.scheduling.periodic import Schedule, ScheduleStep
 from celery5.scheduling.fire_times import get_next_fire_time
 from celery5.scheduling.schedules import make_fired_job
-from celery5.services.process.broker_outages import is_outage
+from celery5.services.process.broker_outages import OutageLog, is_outage, retry_until_available
 
 SCHEDULES_PER_CALL = 100
 """Schedules of one queue that are read in one trip."""
@@ -47,7 +47,7 @@ class Timetable:
         self._name = worker
         self._log = log
         self._news = trio.Event()
-        self._missed = False
+        self._outages = OutageLog(log, "timetable:interrupted")
         self._told: set[tuple[str, str]] = set()
         self._announced: set[str] = set()
         self._counts = {"fired": 0, "missed": 0, "skipped": 0}
@@ -88,7 +88,7 @@ class Timetable:
         """Fire what is due, until cancelled."""
         task_status.started()
         while True:
-            wait = await self._looked()
+            wait = await retry_until_available(self.fire_due, self._outages, AGAIN, even_refused=True)
             with trio.move_on_after(wait):
                 await self._news.wait()
             self._news = trio.Event()
@@ -109,16 +109,6 @@ class Timetable:
             if each.next_due_in is not None:
                 wait = min(wait, each.next_due_in)
             wait = min(wait, await self._fire(queue, each))
-        return wait
-
-    async def _looked(self) -> float:
-        try:
-            wait = await self.fire_due()
-        except (BrokerUnavailable, BrokerReplied) as error:
-            self._log.event("timetable:interrupted", "debug" if self._missed else "warning", why=str(error))
-            self._missed = True
-            return AGAIN
-        self._missed = False
         return wait
 
     async def _performed(self, trips: Sequence[Call[Any]]) -> list[Any]:

@@ -34,3 +34,17 @@ async def test_an_error_that_time_does_not_cure_is_raised_at_once() -> None:
 
     with pytest.raises(BrokerReplied):
         await retry_until_available(attempt, make_outages(), 0.5)
+
+
+async def test_an_error_that_time_does_not_cure_can_be_retried_as_well(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    tries = []
+
+    async def attempt() -> None:
+        tries.append(trio.current_time())
+        if len(tries) < 2:
+            raise BrokerReplied("NOPERM no", code="NOPERM")
+
+    await retry_until_available(attempt, make_outages(), 0.5, even_refused=True)
+    assert len(tries) == 2
