@@ -39,7 +39,7 @@ TURN_TIMEOUT = 60.0
 class RestartMode:
     """Whether this process begins anew when it has ended: it is `due`, and then nobody takes its end for more than
     that. With `in_place` it becomes the next one itself, in the `folder` where it began, which knows that it begins
-    `again`. Signals within its `patience` in seconds are one. One that was not `asked` for it has no limits."""
+    `again`. Signals within its `duplicate_window` in seconds are one. One that was not `asked` for it has no limits."""
 
     is_requested: bool = False
     in_place: bool = False

@@ -1,8 +1,8 @@
-"""Black Box: memory that this process shares with its understudy: what its executors run, until when its lease lasts.
+"""Black Box: memory that this process shares with its sidecar: what its executors run, until when its lease lasts.
 
-When a worker dies its understudy reads here which jobs had begun, so that only those are counted as having taken their
+When a worker dies its sidecar reads here which jobs had begun, so that only those are counted as having taken their
 worker down, and not the hundreds that merely waited in it (I5); and which boxes it had, to end what they have started.
-And when a job blocks the worker's loop, the understudy renews the lease and writes here until when. The kernel keeps
+And when a job blocks the worker's loop, the sidecar renews the lease and writes here until when. The kernel keeps
 the memory for as long as one of the two lives, whatever kills the other.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from celery5.protocol.job.delivery import Delivery
 
 _LEASE = 16
-"""The end of the lease, and the understudy's process id."""
+"""The end of the lease, and the sidecar's process id."""
 _BOX = 16
 """The process id of a box, and when it was started."""
 _RECORD = struct.Struct("=H46s")
@@ -33,12 +33,12 @@ class SidecarMemory:
         self._page = mmap.mmap(-1, self._head + slots * _RECORD.size)
         # At the start of a page they are written and read in one piece.
         self._lease = memoryview(self._page)[:8].cast("d")
-        self._understudy = memoryview(self._page)[8:16].cast("q")
+        self._sidecar = memoryview(self._page)[8:16].cast("q")
         self._boxes = memoryview(self._page)[_LEASE : self._head].cast("q")
 
     @property
     def lease_until(self) -> float:
-        """Until when the understudy has renewed the lease, on the clock of `lease.now()`; 0.0 when it has not."""
+        """Until when the sidecar has renewed the lease, on the clock of `lease.now()`; 0.0 when it has not."""
         return float(self._lease[0])
 
     @lease_until.setter
@@ -47,12 +47,12 @@ class SidecarMemory:
 
     @property
     def sidecar_pid(self) -> int:
-        """The process id of the understudy."""
-        return int(self._understudy[0])
+        """The process id of the sidecar."""
+        return int(self._sidecar[0])
 
     @sidecar_pid.setter
     def sidecar_pid(self, pid: int) -> None:
-        self._understudy[0] = pid
+        self._sidecar[0] = pid
 
     @property
     def box_groups(self) -> list[tuple[int, int]]:

@@ -138,8 +138,8 @@ def re_execute(folder: str) -> None:
 
 
 STOP_LIMIT = 40.0
-"""Seconds beyond the grace period after which a process that was told to stop is ended. The parent of several has more
-patience, and systemd more again."""
+"""Seconds beyond the grace period after which a process that was told to stop is ended. The parent of several waits
+longer, and systemd longer again."""
 WORKER = ProcessKind("worker", worker.run, worker.check, has_sidecar=True)
 """What runs jobs."""
 
@@ -224,7 +224,10 @@ def _start_sidecars(
 
 
 def make_interruption(app: App, *, duplicate_window: float = 0.0) -> Interruption:
-    """What stops a process that serves `app`. When its parent has died, signals within `patience` seconds are one."""
+    """Return what stops a process that serves `app`.
+
+    When its parent has died, signals within `duplicate_window` seconds count as one.
+    """
     parent = os.getppid() if duplicate_window else 0
     return Interruption(
         limit=app.settings.grace_period + STOP_LIMIT, duplicate_window=duplicate_window, parent=parent

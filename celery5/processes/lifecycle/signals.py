@@ -43,15 +43,15 @@ class Interruption:
     """A context manager for the main thread, around a Trio run and what belongs to it.
 
     Who has not left the block `limit` seconds after the first signal is ended all the same: nothing waits for ever on
-    a job that takes no notice of being cancelled. Further signals within `patience` seconds of the first are taken for
-    the same one; with a `parent`, only when that has died: the kernel tells of it more than once. What ends without a
-    signal, because it was commanded to, `must_end` by the same clock.
+    a job that takes no notice of being cancelled. Further signals within `duplicate_window` seconds of the first are
+    taken for the same one; with a `parent`, only when that has died: the kernel tells of it more than once. What ends
+    without a signal, because it was commanded to, `must_end` by the same clock.
     """
 
     def __init__(self, *, limit: float | None = None, duplicate_window: float = 0.0, parent: int = 0) -> None:
         self._parent = parent
         self._limit = limit
-        self._patience = duplicate_window
+        self._duplicate_window = duplicate_window
         self._owner = os.getpid()
         self._first: signal.Signals | None = None
         self._at = 0.0
@@ -112,11 +112,11 @@ class Interruption:
         elif self._first is None:
             self._first, self._at = signal.Signals(number), time.monotonic()
             if self._parent and _lives(self._parent):
-                self._patience = 0.0
+                self._duplicate_window = 0.0
             self.start_deadline()
             if self._end is not None:
                 self._end(self._first)
-        elif time.monotonic() - self._at >= self._patience:
+        elif time.monotonic() - self._at >= self._duplicate_window:
             self._exit(number, f"{signal.Signals(number).name} for the second time")
 
     def _hung_up(self, number: int, frame: FrameType | None) -> None:

@@ -237,7 +237,7 @@ class _Watch:
         # A slow server costs the worker its lease only when it is slower than the worker's own beats may be.
         within = max(app.settings.lease / 2, RECOVERY_TIMING.reply)
         usual = Timing()
-        self._patience = Timing(connect=min(within, usual.connect), reply=min(within, usual.reply))
+        self._reply_timing = Timing(connect=min(within, usual.connect), reply=min(within, usual.reply))
         self._redis: BlockingRedis | None = None
 
     def stand_by(self) -> None:
@@ -287,7 +287,7 @@ class _Watch:
         lease, asked = self._app.settings.lease, now()
         beats = [jobs.renew_lease(keys, self._said.worker, lease=lease) for keys in self._queues()]
         try:
-            pulses = self._broker(self._patience).perform_all(beats)
+            pulses = self._broker(self._reply_timing).perform_all(beats)
         except BrokerError as error:
             if not self._unheard:
                 who = f"worker {self._said.worker} (pid {self._pid})"

@@ -92,7 +92,7 @@ _WORDS: Mapping[str, str] = {
     "resources": "systemd had not what it needs to start it: see journalctl -u {unit}",
     "signal": "ended by {signal}",
     "start-limit-hit": "systemd starts it no more: it was started too often",
-    "timeout": "systemd had no more patience with it",
+    "timeout": "systemd waited for it for too long",
     "watchdog": "its event loop hung: systemd killed it",
 }
 

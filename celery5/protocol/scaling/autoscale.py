@@ -105,7 +105,7 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True):
     cooldown: float = 1.0  # after the first step; doubles with each further one
     longest_cooldown: float = 60.0
     quiet: float = 300.0  # after a cool-down; then the cool-down is short again
-    patience: float = 30.0  # for which a smaller scale must have been enough
+    shrink_after: float = 30.0  # seconds for which a smaller scale must have been enough
     strategy: AutoscaleStrategy = prefetch_first
 
 
@@ -186,7 +186,7 @@ def get_next_state(
     state = msgspec.structs.replace(state, low_since=since, crowded=crowded)
     if wanted == state.scale or now < get_cooldown_end(state, policy):
         return state
-    if since is not None and now < since + policy.patience:
+    if since is not None and now < since + policy.shrink_after:
         return state
     return AutoscaleState(
         workers=wanted.workers,
@@ -257,7 +257,7 @@ MAX_SECONDS = 7 * 86400.0
 """The most seconds in each setting of time."""
 
 _HINT = "write minimum=1 maximum=10"
-_SECONDS = ("cooldown", "longest_cooldown", "quiet", "patience")
+_SECONDS = ("cooldown", "longest_cooldown", "quiet", "shrink_after")
 _NAMES = ("minimum", "maximum", "prefetch", *_SECONDS, "strategy")
 
 FunctionLoader = Callable[[str], Any]

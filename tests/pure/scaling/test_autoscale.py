@@ -111,7 +111,7 @@ def test_suspended_and_limited_tasks_ask_for_no_worker_and_upcoming_ones_do() ->
 
 def test_a_story_with_its_cool_downs() -> None:
     policy, course = (
-        Autoscale(minimum=1, maximum=10, prefetch=2.0, cooldown=10.0, patience=20.0),
+        Autoscale(minimum=1, maximum=10, prefetch=2.0, cooldown=10.0, shrink_after=20.0),
         AutoscaleState(workers=1),
     )
     # Seconds, jobs: the workers and the prefetch after it.
@@ -228,7 +228,7 @@ def test_a_ramp_is_climbed_and_descended_without_a_step_back() -> None:
 def test_one_spike_makes_one_step_and_its_undoing() -> None:
     story = live(POLICY, lambda _now: 2.0, seconds=HOUR, glitch=lambda now: 5000.0 if now == 600.0 else 0.0)
     assert [(each.before, each.after) for each in story.steps] == [((1, 1), (1, 2)), ((1, 2), (1, 1))]
-    assert story.steps[1].at <= 600 + POLICY.patience + 3 * LOOK
+    assert story.steps[1].at <= 600 + POLICY.shrink_after + 3 * LOOK
 
 
 @pytest.mark.parametrize("level", [3.0, 18.0, 47.0, 85.0])
@@ -256,7 +256,7 @@ policies = st.builds(
     cooldown=st.floats(0.1, 20),
     longest_cooldown=st.floats(0.1, 300),
     quiet=st.floats(0, 600),
-    patience=st.floats(0, 120),
+    shrink_after=st.floats(0, 120),
 )
 jobs_seen = st.lists(st.integers(0, 2000), min_size=1, max_size=30)
 
@@ -308,7 +308,7 @@ def test_more_jobs_never_want_less(
 def test_a_load_that_stays_is_settled_for(policy: Autoscale, jobs: int) -> None:
     """Whatever the load, as long as it stays the steps come to an end, in one direction."""
     course, now, ups = make_initial_state(policy, situation(0, 1)), 0.0, list[bool]()
-    pause = max(policy.longest_cooldown, policy.patience, policy.cooldown) + 1
+    pause = max(policy.longest_cooldown, policy.shrink_after, policy.cooldown) + 1
     for _ in range(40):
         before, course = course, get_next_state(course, policy, situation(jobs, course.workers), now)
         if get_changes(before, course):

@@ -28,7 +28,7 @@ from celery5.protocol.scaling.snapshot import (
     update_visibility,
 )
 
-POLICY = Autoscale(minimum=1, maximum=10, cooldown=1, longest_cooldown=1, patience=0)
+POLICY = Autoscale(minimum=1, maximum=10, cooldown=1, longest_cooldown=1, shrink_after=0)
 
 
 def life(queue: str, executing: int, *, process: str = "p", prefetch: float = 1.0) -> WorkerReport:
@@ -99,8 +99,8 @@ def seen(jobs: int, workers: int, *unseen: str) -> ClusterSnapshot:
     return ClusterSnapshot(task_loads=lines, workers=members, unreachable=unseen)
 
 
-def test_while_a_broker_is_unseen_there_are_no_fewer_workers_and_afterwards_patience_begins_anew() -> None:
-    policy = Autoscale(minimum=1, maximum=10, cooldown=1, longest_cooldown=1, patience=30)
+def test_while_a_broker_is_unseen_there_are_no_fewer_workers_and_afterwards_shrink_after_begins_anew() -> None:
+    policy = Autoscale(minimum=1, maximum=10, cooldown=1, longest_cooldown=1, shrink_after=30)
     course = AutoscaleState(workers=6, prefetch=4.0, crowded=("q",), events=3, at=0.0, low_since=1.0)
     for second in range(2, 100, 2):
         course = get_next_state(course, policy, seen(0, 2, "mails"), float(second))
@@ -121,7 +121,7 @@ def test_a_strategy_of_ones_own_may_want_more_of_one_thing_and_not_less_of_the_o
         assert load.snapshot.unreachable == ("mails",)
         return Scale(1, 4.0)
 
-    policy = Autoscale(minimum=1, maximum=10, patience=0, strategy=fewer_but_further)
+    policy = Autoscale(minimum=1, maximum=10, shrink_after=0, strategy=fewer_but_further)
     course = get_next_state(AutoscaleState(workers=5, events=1, at=0.0), policy, seen(0, 1, "mails"), 100.0)
     assert course.scale == Scale(5, 4.0)
 

@@ -24,7 +24,7 @@ from celery5.services.health.vitals import ProcessStatus
 from celery5.services.scaling import autoscaler, reporter, scaling_commands
 from tests.redis.worker.workers import Lines, start, until, until_async, working
 
-SCALE = {"minimum": 1, "maximum": 8, "cooldown": 0.1, "longest_cooldown": 0.2, "patience": 0.3}
+SCALE = {"minimum": 1, "maximum": 8, "cooldown": 0.1, "longest_cooldown": 0.2, "shrink_after": 0.3}
 
 
 @pytest.fixture(autouse=True)

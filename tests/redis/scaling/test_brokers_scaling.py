@@ -19,7 +19,7 @@ from celery5.services.health.vitals import ProcessStatus
 from celery5.services.scaling import autoscaler, observer, reporter, scaling_commands
 from tests.redis.worker.workers import LEASE, Lines, start, until, until_async, working
 
-SCALE = {"minimum": 1, "maximum": 8, "cooldown": 0.1, "longest_cooldown": 0.2, "patience": 0.5}
+SCALE = {"minimum": 1, "maximum": 8, "cooldown": 0.1, "longest_cooldown": 0.2, "shrink_after": 0.5}
 LOOKS = 20
 """After so many more looks anything would have become less that may."""
 

@@ -31,7 +31,7 @@ app = App(
         "prefetch": 1,
         "cooldown": 0.2,
         "longest_cooldown": 0.5,
-        "patience": 1,
+        "shrink_after": 1,
     }},
 )
 
