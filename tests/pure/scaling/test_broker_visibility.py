@@ -99,7 +99,9 @@ def seen(jobs: int, workers: int, *unseen: str) -> ClusterSnapshot:
     return ClusterSnapshot(task_loads=lines, workers=members, unreachable=unseen)
 
 
-def test_while_a_broker_is_unseen_there_are_no_fewer_workers_and_afterwards_shrink_after_begins_anew() -> None:
+def test_while_a_broker_is_unseen_there_are_no_fewer_workers_and_afterwards_shrink_after_begins_anew() -> (
+    None
+):
     policy = Autoscale(minimum=1, maximum=10, cooldown=1, longest_cooldown=1, shrink_after=30)
     course = AutoscaleState(workers=6, prefetch=4.0, crowded=("q",), events=3, at=0.0, low_since=1.0)
     for second in range(2, 100, 2):
