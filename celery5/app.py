@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 from celery5.boot_step import BootStep, check_boot_steps
 from celery5.broker.call import Call
+from celery5.broker.coroutines import BlockingDriverAdapter, run_blocking
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.commands.control import Control
 from celery5.commands.declaration import DeclareCommand
@@ -26,7 +27,6 @@ from celery5.config.settings import (
 )
 from celery5.connections.broker_connections import Connections
 from celery5.connections.brokers import Brokers
-from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
 from celery5.dead_letters.queues import DeadLetters
 from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
 from celery5.events.event import DeclareEvent, adopt_events

@@ -63,8 +63,14 @@ def _get_counterpart(frame: FrameType) -> str:
 
 
 async def run_in_thread(function: Callable[[], T]) -> T:
-    """Call `function` in a thread of Trio or asyncio and return its result. A cancelled call is abandoned there."""
-    if current_colour() == "trio":
+    """Call `function` in a thread of Trio or asyncio and return its result. A cancelled call is abandoned there.
+
+    In plain Python it is called here.
+    """
+    colour = current_colour()
+    if colour is None:
+        return function()
+    if colour == "trio":
         import trio
 
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True)

@@ -7,16 +7,21 @@ who do: a command for a worker that is down waits for its return, for as long as
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 
 from celery5.broker.calls import commands as trips
 from celery5.broker.calls import jobs
 from celery5.broker.colour import run_in_thread
-from celery5.broker.driver import AsyncDriver
+from celery5.broker.coroutines import (
+    AwaitableConnections,
+    BlockingConnections,
+    BlockingDriverAdapter,
+    run_blocking,
+)
+from celery5.broker.driver import AsyncDriver, AsyncResultWaiter
 from celery5.commands.keyring import Keyring, get_key_folder
-from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
 from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused, Misconfigured, UnknownQueue
 from celery5.hints import make_attribute_error
 from celery5.protocol.commands.definitions import (
@@ -58,21 +63,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     answer: Any = None
     reason: str = ""
     why: str = ""
-
-
-class _Waits(Protocol):
-    async def wait(self, keys: Sequence[str], *, timeout: float | None) -> dict[str, bytes]: ...
-
-
-class _PlainWaits:
-    """What waits for answers in plain Python, dressed as one that is awaited."""
-
-    def __init__(self, results: Any) -> None:
-        self._results = results
-
-    async def wait(self, keys: Sequence[str], *, timeout: float | None) -> dict[str, bytes]:
-        found: dict[str, bytes] = self._results.wait(keys, timeout=timeout)
-        return found
 
 
 class Control:
@@ -127,12 +117,8 @@ class Control:
         `COMMAND_DEFINITIONS` lists the commands. While no worker lives, `pause-queue` and `resume-queue` take effect
         for workers that start later, and the list is empty; they raise UnknownQueue for a queue that nobody uses.
         """
-        told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
-        redis = self._plain()
-        inboxes = run_blocking(_inboxes(self._app, redis, told))
-        sealed = self._sealed(told, inboxes)
-        waits = _PlainWaits(self._app.connections.get_result_waiter())
-        return run_blocking(_sent(self._app, redis, waits, told, sealed))
+        request = _make_request(command, parameters, to, timeout, expires)
+        return run_blocking(self._send(BlockingConnections(self._app.connections), request))
 
     async def asend(
         self,
@@ -144,12 +130,16 @@ class Control:
         expires: float | None = None,
     ) -> list[Reply]:
         """`send`, from Trio or asyncio."""
-        told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
-        redis = await self._app.connections.get_async_driver()
-        inboxes = await _inboxes(self._app, redis, told)
-        sealed = await run_in_thread(lambda: self._sealed(told, inboxes))
-        waits = await self._app.connections.get_async_result_waiter()
-        return await _sent(self._app, redis, waits, told, sealed)
+        return await self._send(
+            self._app.connections, _make_request(command, parameters, to, timeout, expires)
+        )
+
+    async def _send(self, connections: AwaitableConnections, request: "_Request") -> list[Reply]:
+        redis = await connections.get_async_driver()
+        inboxes = await _inboxes(self._app, redis, request)
+        commands = await run_in_thread(lambda: self._sign_commands(request, inboxes))
+        waiter = await connections.get_async_result_waiter()
+        return await _sent(self._app, redis, waiter, request, commands)
 
     def ping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
         """Whether workers answer. For plain Python."""
@@ -191,22 +181,22 @@ class Control:
             self._app, order["id"], queue=order["queue"], task=call.task.name, type=call.task.result_type
         )
 
-    def _sealed(self, told: "_Told", inboxes: Sequence[str]) -> dict[str, tuple[str, bytes]]:
-        """For each inbox the command's id and its bytes. Files are read, and keys made the first time."""
+    def _sign_commands(self, request: "_Request", inboxes: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        """Return the id and the bytes of the command for each inbox. Reads files, and makes keys the first time."""
         signer = self.keyring.get_signer() if self._app.settings.inbox_signatures else None
-        now, sealed = time.time(), dict[str, tuple[str, bytes]]()
+        now, signed = time.time(), dict[str, tuple[str, bytes]]()
         for inbox in inboxes:
-            order = ControlCommand(
+            command = ControlCommand(
                 id=new_id() + self._end_of(inbox),
                 audience=format_audience(self._app.name, inbox),
                 issued=now,
-                expires=now + told.expires,
-                command=told.command,
-                parameters=told.parameters,
+                expires=now + request.expires,
+                command=request.command,
+                parameters=request.parameters,
                 sender=_sender(),
             )
-            sealed[inbox] = (order.id, sign_command(order, signer))
-        return sealed
+            signed[inbox] = (command.id, sign_command(command, signer))
+        return signed
 
     def _end_of(self, inbox: str) -> str:
         """What a command's id ends with, when its inbox is on another broker than the default one: what is about it is
@@ -218,7 +208,7 @@ class Control:
         return BlockingDriverAdapter(self._app.connections.get_blocking_driver())
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _Request(msgspec.Struct, frozen=True):
     """What is to be sent, checked."""
 
     command: str
@@ -233,7 +223,7 @@ async def _living(app: "Application", redis: AsyncDriver) -> tuple[str, ...]:
     return tuple(sorted({get_inbox_name(each) for each in state.workers}))
 
 
-async def _inboxes(app: "Application", redis: AsyncDriver, request: "_Told") -> tuple[str, ...]:
+async def _inboxes(app: "Application", redis: AsyncDriver, request: "_Request") -> tuple[str, ...]:
     to = request.to
     if not to:
         return await _living(app, redis) or await _set_paused(app, redis, request)
@@ -247,7 +237,7 @@ async def _inboxes(app: "Application", redis: AsyncDriver, request: "_Told") -> 
     return tuple(dict.fromkeys(find_inbox(each, living) for each in to))
 
 
-async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Told") -> tuple[str, ...]:
+async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Request") -> tuple[str, ...]:
     """Pause or resume a queue in Redis while no worker lives; return the workers that have started meanwhile, which
     may have looked before. Do nothing for other commands."""
     calls = {PAUSE_QUEUE.name: trips.pause_queue, RESUME_QUEUE.name: trips.resume_queue}
@@ -269,30 +259,32 @@ async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Told") 
 async def _sent(
     app: "Application",
     redis: AsyncDriver,
-    waits: _Waits,
-    told: _Told,
-    sealed: Mapping[str, tuple[str, bytes]],
+    waiter: AsyncResultWaiter,
+    request: _Request,
+    commands: Mapping[str, tuple[str, bytes]],
 ) -> list[Reply]:
-    posted = [trips.send_command(app.keys, inbox, *each) for inbox, each in sealed.items()]
-    taken = dict(zip(sealed, await redis.perform_all(posted) if posted else [], strict=True))
-    keys = {inbox: app.keys.reply(sealed[inbox][0]) for inbox, there in taken.items() if there}
+    calls = [trips.send_command(app.keys, inbox, *command) for inbox, command in commands.items()]
+    accepted = dict(zip(commands, await redis.perform_all(calls) if calls else [], strict=True))
+    keys = {
+        inbox: app.keys.reply(commands[inbox][0]) for inbox, is_accepted in accepted.items() if is_accepted
+    }
     try:
-        answers = await waits.wait(list(keys.values()), timeout=told.timeout) if keys else {}
+        answers = await waiter.wait(list(keys.values()), timeout=request.timeout) if keys else {}
     except BrokerError as error:
-        error.mark_maybe_done()  # the commands are posted: only their answers are missing
+        error.mark_maybe_done()  # the commands are sent: only their answers are missing
         raise
     replies, silent = list[Reply](), list[Reply]()
-    for inbox in sealed:
+    for inbox in commands:
         if inbox not in keys:
             replies.append(Reply(worker=inbox, ok=False, reason="full", why=_FULL))
         elif keys[inbox] not in answers:
-            why = _SILENT.format(told.timeout) + (
-                _OVER if told.expires <= told.timeout else _LATER.format(told.expires)
+            why = _SILENT.format(request.timeout) + (
+                _OVER if request.expires <= request.timeout else _LATER.format(request.expires)
             )
             silent.append(Reply(worker=inbox, ok=False, reason="no-answer", why=why))
         else:
             replies.append(_read(inbox, answers[keys[inbox]]))
-    if silent and told.to:
+    if silent and request.to:
         silent = await _with_others(app, redis, silent)
     return sorted([*replies, *silent], key=lambda each: each.worker)
 
@@ -323,6 +315,12 @@ def _read(inbox: str, raw: bytes) -> Reply:
     except (ValueError, RecursionError) as error:
         return Reply(worker=inbox, ok=False, reason="unreadable", why=f"its answer is none of ours: {error}")
     return Reply(worker=inbox, ok=told.ok, answer=answer, reason=told.reason, why=told.why)
+
+
+def _make_request(
+    command: str, parameters: Mapping[str, Any] | None, to: To, timeout: float, expires: float | None
+) -> _Request:
+    return _Request(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
 
 
 def _names(to: object) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ import msgspec
 from celery5.broker.calls import dead_letters as graveyard
 from celery5.broker.calls.dead_letters import ALIVE, DONE, GONE, KEY_TAKEN
 from celery5.broker.calls.events import redeliver_documents
+from celery5.broker.coroutines import BlockingDriverAdapter, run_blocking, sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
-from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking, sleep
 from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader
 from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.job.dead_letters import (

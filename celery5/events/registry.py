@@ -8,9 +8,9 @@ import msgspec
 from celery5.broker.call import Call
 from celery5.broker.calls import events as trips
 from celery5.broker.calls.jobs import QueueState, get_queue_state
+from celery5.broker.coroutines import BlockingDriverAdapter, run_blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import EVENTS, Keys
-from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
 from celery5.errors import Misconfigured
 from celery5.events.event import (
     Event,

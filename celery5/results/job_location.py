@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls.jobs import LocatedJob
+from celery5.broker.coroutines import AwaitableConnections, sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import retry_without_unreachable, skip_unreachable
 from celery5.broker.timing import OUTAGE_LIMIT
-from celery5.connections.coroutines import AwaitableConnections, sleep
 from celery5.errors import BrokerUnavailable
 from celery5.protocol.job.states import JobState
 from celery5.results.waiting import wait_for_results

@@ -13,9 +13,9 @@ from celery5.broker.calls import cluster
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.scheduling import JobToSend
+from celery5.broker.coroutines import BlockingDriverAdapter, run_blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
-from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
 from celery5.errors import Misconfigured
 from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.job.job import new_id, to_seconds

@@ -155,22 +155,17 @@ class PublisherClient:
     def __repr__(self) -> str:
         return f"<PublisherClient {self._address}>"
 
-    def publish(self, jobs: Sequence[Job]) -> None:
-        """Return when the daemon has stored all `jobs`. For plain Python.
+    async def publish(self, jobs: Sequence[Job]) -> None:
+        """Return when the daemon has stored all `jobs`. In plain Python this blocks; run it with `run_blocking`.
+
+        Cancelled, it takes back what was not sent yet.
 
         Raises PublisherUnavailable when it cannot be reached, has not answered in time, or cannot store anything;
         BacklogFull, MessageTooLarge, and Misconfigured when it publishes for another application.
         """
         delivery = self._begun(jobs)
-        with suppress(TooLate):
-            delivery.answer.result(CALL_LIMIT)
-        self._judged(delivery)
-
-    async def apublish(self, jobs: Sequence[Job]) -> None:
-        """`hand`, from Trio or asyncio. Cancelled, it takes back what was not sent yet."""
-        delivery = self._begun(jobs)
         try:
-            await (_on_trio if current_colour() == "trio" else _on_asyncio)(delivery.answer)
+            await _wait_for_answer(delivery.answer)
         except BaseException:
             delivery.answer.cancel()
             raise
@@ -225,7 +220,7 @@ class PublisherClient:
             warnings.warn(
                 f"the Publisher at {self._address} cannot write its backlog, and has this in memory only: {answer.why}",
                 RuntimeWarning,
-                stacklevel=6,
+                stacklevel=8,
             )
 
     # ---- the thread
@@ -342,24 +337,32 @@ def _error(answer: GroupReply, where: str) -> CeleryError:
     return kind(f"{at}{answer.why}", maybe_done=answer.maybe)
 
 
-async def _on_trio(answer: "Future[GroupReply]") -> None:
+async def _wait_for_answer(answer: "Future[GroupReply]") -> None:
+    """Return when the answer is there, and after `CALL_LIMIT` without it."""
+    colour = current_colour()
+    if colour is None:
+        with suppress(TooLate):
+            answer.result(CALL_LIMIT)
+    elif colour == "trio":
+        await _wait_on_trio(answer)
+    else:
+        import asyncio
+
+        await asyncio.wait([asyncio.wrap_future(answer)], timeout=CALL_LIMIT)
+
+
+async def _wait_on_trio(answer: "Future[GroupReply]") -> None:
     import trio
 
-    came, token = trio.Event(), trio.lowlevel.current_trio_token()
+    done, token = trio.Event(), trio.lowlevel.current_trio_token()
 
-    def tell(_answer: object) -> None:
+    def set_done(_answer: object) -> None:
         with suppress(trio.RunFinishedError):
-            token.run_sync_soon(came.set)
+            token.run_sync_soon(done.set)
 
-    answer.add_done_callback(tell)
+    answer.add_done_callback(set_done)
     with trio.move_on_after(CALL_LIMIT):
-        await came.wait()
-
-
-async def _on_asyncio(answer: "Future[GroupReply]") -> None:
-    import asyncio
-
-    await asyncio.wait([asyncio.wrap_future(answer)], timeout=CALL_LIMIT)
+        await done.wait()
 
 
 _ALL: "weakref.WeakSet[PublisherClient]" = weakref.WeakSet()
@@ -384,18 +387,11 @@ class DaemonSender:
         self._client: PublisherClient | None = None
         self._said = ""
 
-    def send(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Hand over what may go by the daemon; gives the rest, which goes to Redis directly. For plain Python."""
+    async def send(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Send the jobs that may go by the daemon; return the others, which go to Redis directly."""
         mine, others = self._parted(jobs)
         if mine:
-            self._to().publish(mine)
-        return others
-
-    async def asend(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """`hand`, from Trio or asyncio."""
-        mine, others = self._parted(jobs)
-        if mine:
-            await self._to().apublish(mine)
+            await self._to().publish(mine)
         return others
 
     def _parted(self, jobs: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
@@ -411,7 +407,6 @@ class DaemonSender:
         said = self._app.settings.publisher
         if self._client is None or said != self._said:
             from celery5.protocol.publisher.address import parse_daemon_address
-            # MOVED
 
             self._client = PublisherClient(address=parse_daemon_address(said), app=self._app.name)
             self._said = said

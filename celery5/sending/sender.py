@@ -1,6 +1,6 @@
-"""Sending: how an application's jobs get to their brokers, at once or by the backlog.
+"""Sender: publishes an application's jobs on their brokers, at once or by the backlog.
 
-With several brokers the jobs for each go by themselves: one that is away holds up nobody else's.
+With several brokers the jobs of each are sent separately: an unreachable broker delays only its own.
 """
 
 import sys
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from celery5.application import Application
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.colour import run_in_thread
+from celery5.broker.coroutines import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.broker.driver import BlockingDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable, Misconfigured, NotReplicated
@@ -157,7 +158,7 @@ class Sender:
         self._app = app
         self._daemon = DaemonSender(app)
         self._publisher: PublishPlanner
-        self._taker: JobReceiver | None = None
+        self._receiver: JobReceiver | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -165,8 +166,8 @@ class Sender:
         self._publisher = PublishPlanner(keys=self._app.keys)
 
     def redirect(self, receiver: JobReceiver | None) -> JobReceiver | None:
-        """Give jobs to `taker` from now on, or with None to brokers again. Return the taker before."""
-        before, self._taker = self._taker, receiver
+        """Give jobs to `receiver` from now on, or with None to brokers again. Return the receiver before."""
+        before, self._receiver = self._receiver, receiver
         return before
 
     def close(self) -> None:
@@ -178,80 +179,73 @@ class Sender:
         return self._publisher.queue(name)
 
     def dispatch(self, jobs: Jobs) -> KeyHolders:
-        """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
-        app = self._app
-        app.connections.get_blocking_driver()  # or raise before anything is kept
-        if self._taker is not None:
-            self._taker(jobs)
-            return {}
-        if len(jobs) > 1 and len(parts := app.brokers.split_by_broker(jobs)) > 1:
-            return _each_of(parts, self.dispatch)
-        if self._held_up(jobs):
-            return {}
-        try:
-            holders = self.publish(jobs)
-        except BrokerUnavailable as error:
-            self._keep(jobs, error)
-            return {}
-        self._assure(jobs)
-        return holders
+        """Send jobs, now or by the backlog.
+
+        Returns:
+            Who has the key of each job that was not sent, by the ids of these jobs.
+        """
+        self._app.connections.get_blocking_driver()  # or raise before anything is kept
+        return run_blocking(self._dispatch(BlockingConnections(self._app.connections), jobs))
 
     async def adispatch(self, jobs: Jobs) -> KeyHolders:
         """`dispatch`, from Trio or asyncio."""
-        if self._taker is not None:
-            self._taker(jobs)
+        return await self._dispatch(self._app.connections, jobs)
+
+    async def _dispatch(self, connections: AwaitableConnections, jobs: Jobs) -> KeyHolders:
+        if self._receiver is not None:
+            self._receiver(jobs)
             return {}
         if len(jobs) > 1 and len(parts := self._app.brokers.split_by_broker(jobs)) > 1:
-            return await _aeach_of(parts, self.adispatch)
+            return await _send_parts(parts, lambda part: self._dispatch(connections, part))
         if self._held_up(jobs):
             return {}
         try:
-            holders = await self.apublish(jobs)
+            holders = await self._publish(connections, jobs)
         except BrokerUnavailable as error:
             self._keep(jobs, error)
             return {}
-        await self._aassure(jobs)
+        if jobs and self._app.settings.replicas:
+            await self._wait_for_replicas(jobs)
         return holders
 
     def send(self, jobs: Jobs) -> KeyHolders:
         """Send jobs now or not at all."""
-        if self._taker is not None:
-            return self.dispatch(jobs)
-
-        def send(part: Jobs) -> KeyHolders:
-            holders = self.publish(part, direct=True)
-            self._assure(part)
-            return holders
-
-        return _each_of(self._app.brokers.split_by_broker(jobs), send)
+        self._app.connections.get_blocking_driver()
+        return run_blocking(self._send(BlockingConnections(self._app.connections), jobs))
 
     async def asend(self, jobs: Jobs) -> KeyHolders:
         """`send`, from Trio or asyncio."""
-        if self._taker is not None:
-            return await self.adispatch(jobs)
+        return await self._send(self._app.connections, jobs)
+
+    async def _send(self, connections: AwaitableConnections, jobs: Jobs) -> KeyHolders:
+        if self._receiver is not None:
+            return await self._dispatch(connections, jobs)
 
         async def send(part: Jobs) -> KeyHolders:
-            holders = await self.apublish(part, direct=True)
-            await self._aassure(part)
+            holders = await self._publish(connections, part, direct=True)
+            if part and self._app.settings.replicas:
+                await self._wait_for_replicas(part)
             return holders
 
-        return await _aeach_of(self._app.brokers.split_by_broker(jobs), send)
+        return await _send_parts(self._app.brokers.split_by_broker(jobs), send)
 
-    def publish(self, jobs: Jobs, *, direct: bool = False) -> KeyHolders:
-        """One attempt, in plain Python: by the Publisher daemon, if there is one, unless it must be `direct`."""
-        if self._app.settings.publisher and not direct:
-            jobs = self._daemon.send(jobs)
-        redis = self._app.connections.get_blocking_driver()
-        return self._publisher.record_published(jobs, redis.perform_all(self._publisher.plan_calls(jobs)))
+    def publish(self, jobs: Jobs) -> KeyHolders:
+        """Try once to publish jobs: by the Publisher daemon, if there is one."""
+        return run_blocking(self._publish(BlockingConnections(self._app.connections), jobs))
 
-    async def apublish(self, jobs: Jobs, *, direct: bool = False) -> KeyHolders:
+    async def apublish(self, jobs: Jobs) -> KeyHolders:
         """`publish`, from Trio or asyncio."""
+        return await self._publish(self._app.connections, jobs)
+
+    async def _publish(
+        self, connections: AwaitableConnections, jobs: Jobs, *, direct: bool = False
+    ) -> KeyHolders:
+        """Try once to publish jobs: by the Publisher daemon, if there is one, unless it must be `direct`."""
         if self._app.settings.publisher and not direct:
-            jobs = await self._daemon.asend(jobs)
-        redis = await self._app.connections.get_async_driver()
-        return self._publisher.record_published(
-            jobs, await redis.perform_all(self._publisher.plan_calls(jobs))
-        )
+            jobs = await self._daemon.send(jobs)
+        redis = await connections.get_async_driver()
+        replies = await redis.perform_all(self._publisher.plan_calls(jobs))
+        return self._publisher.record_published(jobs, replies)
 
     def _held_up(self, jobs: Jobs) -> bool:
         """Whether earlier jobs of the same queues wait in the backlog, where these do, too, from now on."""
@@ -268,18 +262,16 @@ class Sender:
             raise error
         self._app.backlog.keep(jobs, error, limit=limit)
 
-    def _assure(self, jobs: Jobs) -> None:
+    async def _wait_for_replicas(self, jobs: Jobs) -> None:
         """Return when as many replicas as the setting asks for have the jobs, which are on one broker."""
-        app = self._app
-        if app.settings.replicas and jobs:
-            # MOVED
-
-            redis = app.brokers.get(app.brokers.broker_of_queue(jobs[0].queue)).get_blocking_driver()
-            wait_for_replicas(redis, self.queue(jobs[0].queue), jobs, wanted=app.settings.replicas)
-
-    async def _aassure(self, jobs: Jobs) -> None:
-        if self._app.settings.replicas and jobs:
-            await run_in_thread(lambda: self._assure(jobs))
+        app, keys = self._app, self.queue(jobs[0].queue)
+        connections = app.brokers.get(app.brokers.broker_of_queue(jobs[0].queue))
+        # With the blocking driver in every colour: it has a connection for each thread, which WAIT needs.
+        await run_in_thread(
+            lambda: wait_for_replicas(
+                connections.get_blocking_driver(), keys, jobs, wanted=app.settings.replicas
+            )
+        )
 
 
 def without_traceback(error: BrokerUnavailable) -> BrokerUnavailable:
@@ -293,36 +285,20 @@ def without_traceback(error: BrokerUnavailable) -> BrokerUnavailable:
 _IN_A_TEST = "A test needs no broker: celery5.testing.recorded(app) keeps what is sent."
 
 
-def _each_of(parts: Sequence[Jobs], send: Callable[[Jobs], KeyHolders]) -> KeyHolders:
-    """Send all parts, and raise the first error when all have been tried."""
+async def _send_parts(parts: Sequence[Jobs], send: Callable[[Jobs], Awaitable[KeyHolders]]) -> KeyHolders:
+    """Send all parts; raise the first error when all have been tried."""
     holders: dict[str, str] = {}
-    failed: Exception | None = None
-    maybe_done = False
-    for part in parts:
-        try:
-            holders.update(send(part))
-        except Exception as error:
-            failed, maybe_done = failed or error, maybe_done or _may_have_sent(error)
-        else:
-            maybe_done = True
-    if failed is not None:
-        raise _marked(failed, maybe_done=maybe_done)
-    return holders
-
-
-async def _aeach_of(parts: Sequence[Jobs], send: Callable[[Jobs], Awaitable[KeyHolders]]) -> KeyHolders:
-    holders: dict[str, str] = {}
-    failed: Exception | None = None
+    first_error: Exception | None = None
     maybe_done = False
     for part in parts:
         try:
             holders.update(await send(part))
         except Exception as error:
-            failed, maybe_done = failed or error, maybe_done or _may_have_sent(error)
+            first_error, maybe_done = first_error or error, maybe_done or _may_have_sent(error)
         else:
             maybe_done = True
-    if failed is not None:
-        raise _marked(failed, maybe_done=maybe_done)
+    if first_error is not None:
+        raise _mark_maybe_done(first_error, maybe_done=maybe_done)
     return holders
 
 
@@ -330,7 +306,7 @@ def _may_have_sent(error: Exception) -> bool:
     return isinstance(error, BrokerError) and error.maybe_done
 
 
-def _marked(error: Exception, *, maybe_done: bool) -> Exception:
+def _mark_maybe_done(error: Exception, *, maybe_done: bool) -> Exception:
     """The error of one part of the jobs, which says when other parts were sent, or may have been."""
     if maybe_done and isinstance(error, BrokerError):
         error.mark_maybe_done()

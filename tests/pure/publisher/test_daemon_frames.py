@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery5.broker.coroutines import run_blocking
 from celery5.errors import Corrupt, MessageTooLarge, Misconfigured
 from celery5.protocol.job.job import Job
 from celery5.protocol.publisher import frames as parcels_module
@@ -124,7 +125,7 @@ def test_a_group_has_a_message_and_a_frame_has_as_many_as_a_client_sends() -> No
 def test_a_call_with_more_jobs_than_a_daemon_takes_is_refused_by_its_sender() -> None:
     client = PublisherClient(address=DaemonAddress(path="/nowhere"), app="shop")
     with pytest.raises(MessageTooLarge, match=r"50001 jobs in one call: .* send them in several calls"):
-        client.publish([Job("id", "task", "mail", b"message", "")] * (MAX_MESSAGES + 1))
+        run_blocking(client.publish([Job("id", "task", "mail", b"message", "")] * (MAX_MESSAGES + 1)))
 
 
 @pytest.mark.parametrize(

@@ -329,7 +329,7 @@ async def test_idle_clients_hold_no_place_that_another_needs(short_path: Path) -
     host = Host(SocketPlan(path=path), most=5)
     producer = PublisherClient(address=DaemonAddress(path=path), app="shop")
     async with host.up():
-        await producer.apublish([Job("a", "task", "q", b"{}", "")])
+        await producer.publish([Job("a", "task", "q", b"{}", "")])
         busy = await host.client()
         await busy.stream.send_all(encode_frame(HAND)[:-1])
         await until(lambda: len(host.listener._connections._idle) == 1)
@@ -340,7 +340,7 @@ async def test_idle_clients_hold_no_place_that_another_needs(short_path: Path) -
         await busy.stream.send_all(encode_frame(HAND)[-1:])
         assert await busy.heard() == PublishReply((GroupReply(),))
         # Whoever was dropped does not notice: it opens another connection.
-        await producer.apublish([Job("b", "task", "q", b"{}", "")])
+        await producer.publish([Job("b", "task", "q", b"{}", "")])
         assert [each.job.id for each in await host.store.read_first("q")] == ["a", "b"]
     await trio.to_thread.run_sync(producer.close)
 

@@ -1,6 +1,6 @@
-"""Colourless: code that is written once, as coroutines, and runs in Trio, in asyncio and in plain Python.
+"""Coroutines that are written once and run on Trio, on asyncio and in plain Python.
 
-In plain Python such a coroutine runs through without ever waiting for a loop: whatever it awaits blocks.
+In plain Python such a coroutine runs to its end without waiting for an event loop: whatever it awaits blocks.
 """
 
 import time
@@ -13,29 +13,28 @@ from celery5.broker.colour import current_colour
 if TYPE_CHECKING:
     from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
     from celery5.broker.waiting.waits import StopCondition
-    from celery5.connections.broker_connections import Connections
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
 class BlockingDriverAdapter:
-    """The blocking driver, in the shape of one that is awaited."""
+    """The blocking driver, as an `AsyncDriver`."""
 
     def __init__(self, redis: "BlockingDriver") -> None:
         self._redis = redis
 
     async def perform(self, call: Call[T], /) -> T:
-        """Make one trip."""
+        """Perform one call."""
         return self._redis.perform(call)
 
     async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
-        """Make several trips in one write."""
+        """Perform several calls in one write."""
         return self._redis.perform_all(calls)
 
 
 class BlockingWaiterAdapter:
-    """The waiter for results of plain Python, in the shape of one that is awaited."""
+    """The blocking waiter for results, as an `AsyncResultWaiter`."""
 
     def __init__(self, waiter: "ResultWaiter") -> None:
         self._waiter = waiter
@@ -59,13 +58,25 @@ class AwaitableConnections(Protocol):
         ...
 
 
+class ConnectionsInPlainPython(Protocol):
+    """What `BlockingConnections` needs of the connections of an application. `Connections` is one."""
+
+    def get_blocking_driver(self) -> "BlockingDriver":
+        """Return the blocking driver. Raises BlockingInEventLoop."""
+        ...
+
+    def get_result_waiter(self) -> "ResultWaiter":
+        """Return the blocking waiter for results. Raises BlockingInEventLoop."""
+        ...
+
+
 class BlockingConnections:
     """The connections of an application for a coroutine that runs in plain Python, by `run_blocking`.
 
     Both methods raise BlockingInEventLoop inside an event loop.
     """
 
-    def __init__(self, connections: "Connections") -> None:
+    def __init__(self, connections: ConnectionsInPlainPython) -> None:
         self._connections = connections
 
     async def get_async_driver(self) -> "AsyncDriver":
