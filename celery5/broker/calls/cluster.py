@@ -7,7 +7,7 @@ from celery5.broker.call import Call, Script, decode_text, merge_name_tuples, pa
 from celery5.broker.keys import Keys
 from celery5.protocol.cluster.leadership import LeaderRecord
 
-RENEW_PRESENCE = Script.load("cluster/renew_presence")
+RENEW_PRESENCE = Script.load("cluster/renew_presence", "clock")
 
 
 def renew_presence(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tuple[str, ...]]:
@@ -49,7 +49,7 @@ def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(each.decode(errors="replace") for each in raw)
 
 
-CLAIM_LEADERSHIP = Script.load("cluster/claim_leadership")
+CLAIM_LEADERSHIP = Script.load("cluster/claim_leadership", "clock")
 LEADER_TTL = 30 * 86400.0
 """Seconds for which it is known who led last."""
 

@@ -10,7 +10,7 @@ from celery5.broker.keys import EVENTS, GROUP, Keys, QueueKeys
 
 DECLARE_SUBSCRIPTIONS = Script.load("events/declare_subscriptions")
 GET_SUBSCRIBERS = Script.load("events/get_subscribers")
-FINISH_EVENTS = Script.load("events/finish_events")
+FINISH_EVENTS = Script.load("events/finish_events", "clock")
 SHORTEN_WINDOWS = Script.load("events/shorten_windows")
 UNSUBSCRIBE = Script.load("events/unsubscribe")
 
@@ -160,9 +160,9 @@ def _counts(raw: Any) -> dict[str, int]:
     return {decode_text(name): parse_int(count) for name, count in _pairs(raw)}
 
 
-CLAIM_DOCUMENTS = Script.load("events/claim_documents")
+CLAIM_DOCUMENTS = Script.load("events/claim_documents", "clock")
 ACKNOWLEDGE_DOCUMENTS = Script.load("events/acknowledge_documents")
-DEFER_DOCUMENTS = Script.load("events/defer_documents")
+DEFER_DOCUMENTS = Script.load("events/defer_documents", "clock")
 BURY_DOCUMENT = Script.load("events/bury_document")
 REDELIVER_DOCUMENTS = Script.load("events/redeliver_documents")
 DECLARE_RECIPIENTS = Script.load("events/declare_recipients")

@@ -15,17 +15,17 @@ from celery5.protocol.job.lanes import get_stream_id
 from celery5.protocol.job.states import get_state
 
 PUBLISH = Script.load("job/publish")
-SCHEDULE = Script.load("job/schedule")
-CLAIM = Script.load("job/claim", "clock", "sending")
+SCHEDULE = Script.load("job/schedule", "clock", "timing")
+CLAIM = Script.load("job/claim", "clock", "sending", "timing")
 READ_BY_LANE = Script.load("job/read_by_lane")
 PROMOTE = Script.load("job/promote", "clock", "admission")
-SETTLE = Script.load("job/settle", "clock", "ending")
+SETTLE = Script.load("job/settle", "clock", "ending", "timing")
 JOIN = Script.load("cluster/join")
-RENEW_LEASE = Script.load("cluster/renew_lease")
-RECOVER = Script.load("job/recover", "clock", "ending", "admission")
+RENEW_LEASE = Script.load("cluster/renew_lease", "clock", "lane")
+RECOVER = Script.load("job/recover", "clock", "lane", "ending", "admission")
 LEAVE = Script.load("cluster/leave")
 LOCATE = Script.load("job/locate")
-MEASURE = Script.load("scaling/measure", "lane")
+MEASURE = Script.load("scaling/measure", "clock", "lane")
 
 PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 """Nothing but an answer."""
@@ -522,7 +522,7 @@ def _delivered(keys: QueueKeys, raw: Any) -> list[Entry] | None:
 
 
 INSPECT_JOB = Script.load("job/inspect_job", "clock", "ending")
-GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "lane")
+GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "clock", "lane")
 
 
 class JobInspection(msgspec.Struct, frozen=True):

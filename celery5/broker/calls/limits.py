@@ -15,7 +15,9 @@ from celery5.protocol.limits import AdmissionRule, LimitOverride, Suspension
 ADMIT = Script.load("limits/admit", "admission")
 ADD_TO_WAITING_LIST = Script.load("limits/add_to_waiting_list", "admission")
 ADMIT_WAITING = Script.load("limits/admit_waiting", "admission")
-SETTLE_LIMITED = Script.load("limits/settle_limited", "clock", "ending", "admission", inner="job/settle")
+SETTLE_LIMITED = Script.load(
+    "limits/settle_limited", "clock", "ending", "timing", "admission", inner="job/settle"
+)
 
 LEASE_LOST = -1
 """The worker has lost its lease, and nothing was done."""

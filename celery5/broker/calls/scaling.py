@@ -12,8 +12,8 @@ from celery5.protocol.limits import unescape_word
 from celery5.protocol.scaling.autoscale import AutoscaleState
 from celery5.protocol.scaling.snapshot import QueueLoad, WorkerReport
 
-MEASURE_LOAD = Script.load("scaling/measure_load")
-CLAIM_SCALING_TURN = Script.load("scaling/claim_scaling_turn")
+MEASURE_LOAD = Script.load("scaling/measure_load", "clock", "lane")
+CLAIM_SCALING_TURN = Script.load("scaling/claim_scaling_turn", "clock")
 SAVE_SCALING = Script.load("scaling/save_scaling")
 
 REPORT_TTL = 12.0

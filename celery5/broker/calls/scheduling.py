@@ -11,7 +11,7 @@ import msgspec
 from celery5.broker.call import Call, Script, Word, decode_text, merge_name_tuples, script_call
 from celery5.broker.keys import Keys, QueueKeys
 
-GET_DUE_SCHEDULES = Script.load("scheduling/get_due_schedules")
+GET_DUE_SCHEDULES = Script.load("scheduling/get_due_schedules", "clock")
 FIRE_SCHEDULE = Script.load("scheduling/fire_schedule", "sending")
 
 

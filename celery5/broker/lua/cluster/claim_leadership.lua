@@ -21,8 +21,7 @@ if ARGV[4] == '0' then
   leader = ''
 elseif not mine then
   if not free and epoch .. ' ' .. beat ~= ARGV[2] then return {epoch, beat, leader, since} end
-  local time = redis.call('TIME')
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local now = now_ms()
   if epoch == '0' and ARGV[3] ~= '0' then
     epoch = ARGV[3] -- Redis has lost its record
   else

@@ -12,8 +12,7 @@
 -- read from now on: putting the first job on a lane creates no group. Then the tasks whose jobs wait at limits, and
 -- the time in ms: what a worker decides from this answer, it decides as of that time.
 local leases, due, lanes = KEYS[1], KEYS[2], ''
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local mine = redis.call('ZSCORE', leases, ARGV[1])
 -- 0: it has left (leave.lua). Below: it is being recovered.
 if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now} end
@@ -21,13 +20,10 @@ redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
 local function look(stream)
-  local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, ARGV[3])
-  for _, consumer in ipairs(consumers.err and {} or consumers) do -- bound: the workers of the queue
-    local field = {}
-    for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end -- bound: the fields of one answer
-    if not redis.call('ZSCORE', leases, field.name) then
+  for _, consumer in ipairs(consumers_of(stream, ARGV[3])) do -- bound: the workers of the queue
+    if not redis.call('ZSCORE', leases, consumer.name) then
       -- Valkey makes a consumer anew, empty, when a read in the name of a worker ends that others have recovered.
-      if field.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[3], field.name) else lapsed = lapsed + 1 end
+      if consumer.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[3], consumer.name) else lapsed = lapsed + 1 end
     end
   end
 end

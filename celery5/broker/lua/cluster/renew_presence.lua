@@ -4,8 +4,7 @@
 --       2 lease in ms; 0 to leave
 -- Returns the names of those that live, sorted, this one among them unless it leaves.
 local living, name, lease = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 redis.call('ZREMRANGEBYSCORE', living, '-inf', now)
 if lease > 0 then
   redis.call('ZADD', living, now + lease, name)

@@ -10,8 +10,7 @@
 -- taken that nobody can take now (-1 when there is none).
 local stream, taken, progress = KEYS[1], KEYS[2], KEYS[3]
 local most, space = tonumber(ARGV[1]), tonumber(ARGV[2])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local found = {}
 local function is_full() return #found >= most or space <= 0 end
 local function give(entry, fields)

@@ -7,8 +7,7 @@
 --       2 1 when they were tried in vain, which is counted, else 0
 --       3.. their entries
 -- Returns how many of them are still there.
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local left = 0
 for n = 3, #ARGV do -- bound: the documents of this call
   if #redis.call('XRANGE', KEYS[1], ARGV[n], ARGV[n]) == 1 then

@@ -17,8 +17,7 @@
 -- meanwhile, so that somebody may want it.
 local stream, jobs, dead, registry, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group, router, retention = ARGV[1], ARGV[2], tonumber(ARGV[4])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local known = (redis.call('HGET', registry, '') or '0') == ARGV[3]
 local ended = {}
 for n = 6, #KEYS do -- bound: the events of this call

@@ -30,10 +30,8 @@ for n = 6, #KEYS, 2 do -- bound: the jobs of this call, 200 at most
         if is_new then redis.call('PUBLISH', ARGV[1], 'lane') end
         is_new = false
       else
-        if string.sub(when, 1, 1) == '+' then when = now + tonumber(string.sub(when, 2)) else when = tonumber(when) end
-        redis.call('ZADD', due, when, id)
-        redis.call('HSET', waiting, id, envelope)
-        redis.call('HSET', jobs, id, 'D' .. lane)
+        when = parse_time(when, now)
+        keep_until(due, waiting, jobs, id, envelope, 'D' .. lane, when)
         if not earliest or when < earliest then earliest = when end
       end
       if lock ~= '' then redis.call('HSET', unique, lock, id) end
@@ -42,7 +40,5 @@ for n = 6, #KEYS, 2 do -- bound: the jobs of this call, 200 at most
   end
   holders[#holders + 1] = holder
 end
-if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
-  redis.call('PUBLISH', ARGV[1], string.format('%.0f', earliest))
-end
+wake_if_first(due, ARGV[1], earliest)
 return holders

@@ -46,11 +46,8 @@ end
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
 local function stray()
   for _, stream in pairs(streams) do -- bound: the four lanes
-    local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, group)
-    for _, consumer in ipairs(consumers.err and {} or consumers) do -- bound: the workers of the queue
-      local field = {}
-      for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end -- bound: the fields of one answer
-      if field.pending > 0 and not redis.call('ZSCORE', leases, field.name) then return field.name end
+    for _, consumer in ipairs(consumers_of(stream, group)) do -- bound: the workers of the queue
+      if consumer.pending > 0 and not redis.call('ZSCORE', leases, consumer.name) then return consumer.name end
     end
   end
 end
@@ -115,7 +112,7 @@ local function undo(one, lane)
     dead_lettered = dead_lettered + 1
   else
     -- What was given to the dead worker goes to the lane of its priority.
-    if lane == 'g' then lane = ({high = 'h', low = 'l'})[as_text(envelope.priority)] or '' end
+    if lane == 'g' then lane = lane_of(envelope) end
     local again = redis.call('XADD', streams[lane], '*', 'job', fields.job or '', 'deliveries', deliveries)
     if id ~= '' and (here or place == '') then redis.call('HSET', jobs, id, 'S' .. again .. lane) end
     back = back + 1

@@ -128,7 +128,7 @@ if others[1] then
     -- The lane that a job comes back to when it is due: its own. One that was given to this worker has that of its priority.
     local function home_of(message)
       if lane ~= 'g' then return lane end
-      return ({high = 'h', low = 'l'})[as_text(decode_message(message).priority)] or ''
+      return lane_of(decode_message(message))
     end
     -- How many workers died with the job so far: what is held keeps that.
     local function deliveries_of(entry)
@@ -138,9 +138,8 @@ if others[1] then
     end
     local function keep_until_due(id, message, place, delay)
       local when = clock + tonumber(delay)
-      redis.call('ZADD', due, when, id)
-      redis.call('HSET', waiting, id, message)
-      move(id, place)
+      keep_until(due, waiting, jobs, id, message, place, when)
+      places[id] = place
       if not earliest or when < earliest then earliest = when end
     end
     function verbs.retry(id, entry, result, message, delay, ttl)
@@ -192,11 +191,9 @@ if others[1] then
       end
     end
   end
+  wake_if_first(due, ARGV[3], earliest)
 end
 if #settled > 0 then redis.call('XDEL', stream, unpack(settled)) end
 if #ended > 0 then redis.call('HDEL', jobs, unpack(ended)) end
 if has_documents then redis.call('PUBLISH', documents, '') end
-if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
-  redis.call('PUBLISH', ARGV[3], string.format('%.0f', earliest))
-end
 return owned

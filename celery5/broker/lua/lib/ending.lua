@@ -14,6 +14,8 @@ local function lock_of(envelope)
   local key = as_text(envelope.key)
   return key ~= '' and as_text(envelope.task) .. ' ' .. key or ''
 end
+-- Return the lane of a job by its priority.
+local function lane_of(envelope) return ({high = 'h', low = 'l'})[as_text(envelope.priority)] or '' end
 -- Free the key of a job, unless another job has it by now.
 local function unlock(unique, lock, id)
   if lock ~= '' and redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end

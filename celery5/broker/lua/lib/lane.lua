@@ -1,13 +1,30 @@
--- Lane: the stream of one lane of a queue. A part of the scripts that measure queues: they begin with it.
+-- Lane: the stream of one lane of a queue, and its consumer group. A part of the scripts that look at lanes: they begin with it.
+-- Put a reply of names and values into a table.
+local function to_table(reply)
+  local fields = {}
+  for n = 1, #reply, 2 do fields[reply[n]] = reply[n + 1] end -- bound: the fields of one answer
+  return fields
+end
+-- Return the consumers of a lane, each a table; none where there is no stream.
+local function consumers_of(stream, group)
+  local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, group)
+  if consumers.err then return {} end
+  for n, consumer in ipairs(consumers) do consumers[n] = to_table(consumer) end -- bound: the workers of the queue
+  return consumers
+end
+-- Return how many entries workers have, and the last entry that one was given.
+local function group_of(stream, group)
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  for _, one in ipairs(groups.err and {} or groups) do -- bound: the consumer groups of a stream, one
+    local fields = to_table(one)
+    if fields.name == group then return fields.pending, fields['last-delivered-id'] end
+  end
+  return 0, '0-0'
+end
 -- Return how many entries workers have, and the age in ms at `now` of the oldest entry that no worker has, -1 when
 -- there is none. An entry's id begins with the time, in ms, at which it came. Costs the same however long the stream is.
 local function measure_lane(stream, group, now)
-  local groups, pending, last = redis.pcall('XINFO', 'GROUPS', stream), 0, '0-0'
-  for _, one in ipairs(groups.err and {} or groups) do -- bound: the consumer groups of a stream, one
-    local field = {}
-    for n = 1, #one, 2 do field[one[n]] = one[n + 1] end -- bound: the fields of one answer
-    if field.name == group then pending, last = field.pending, field['last-delivered-id'] end
-  end
+  local pending, last = group_of(stream, group)
   local first = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]
   return pending, first and math.max(0, now - tonumber(string.match(first[1], '^%d+'))) or -1
 end

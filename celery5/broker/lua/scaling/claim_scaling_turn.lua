@@ -4,8 +4,7 @@
 -- ARGV  1 this Scheduler's name
 --       2 ms that the turn lasts; 0 gives it up
 -- Returns whether it is this one's turn, where the scaling is ('' when it has not begun), and the time in ms.
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local whose = redis.call('GET', KEYS[1])
 if whose and whose ~= ARGV[1] then return {0, '', now} end
 if tonumber(ARGV[2]) == 0 then

@@ -12,15 +12,12 @@
 -- lapsed) and how many jobs it has; each task whose jobs wait at limits, and how many do. Last, for how many ms the oldest
 -- job that waits on a lane has (-1 when none does).
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local held, all, waiting, workers, oldest_waiting = {}, 0, {}, {}, -1
 for lane = 6, #KEYS do -- bound: the four lanes
-  local consumers, here = redis.pcall('XINFO', 'CONSUMERS', KEYS[lane], ARGV[1]), 0
-  for _, consumer in ipairs(consumers.err and {} or consumers) do -- bound: the workers of the queue
-    local field = {}
-    for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end -- bound: the fields of one answer
-    held[field.name], here = (held[field.name] or 0) + field.pending, here + field.pending
+  local here = 0
+  for _, consumer in ipairs(consumers_of(KEYS[lane], ARGV[1])) do -- bound: the workers of the queue
+    held[consumer.name], here = (held[consumer.name] or 0) + consumer.pending, here + consumer.pending
   end
   waiting[lane - 5], all = redis.call('XLEN', KEYS[lane]) - here, all + here
   local _, age = measure_lane(KEYS[lane], ARGV[1], now)
@@ -36,12 +33,12 @@ for name, count in pairs(held) do -- bound: the workers of the queue; jobs of no
   if count > 0 then workers[#workers + 1] = {name, 0, count} end
 end
 local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
-local due_count, gated, at_limits = redis.call('ZCARD', due), {}, redis.call('HGETALL', KEYS[5])
+local due_count, limited, at_limits = redis.call('ZCARD', due), {}, redis.call('HGETALL', KEYS[5])
 for n = 1, #at_limits, 2 do -- bound: the tasks whose jobs wait at limits
   if at_limits[n] == ' expires' then
     due_count = due_count - at_limits[n + 1]
   else
-    gated[#gated + 1] = {at_limits[n], tonumber(at_limits[n + 1])}
+    limited[#limited + 1] = {at_limits[n], tonumber(at_limits[n + 1])}
   end
 end
 return {
@@ -53,6 +50,6 @@ return {
   oldest[1] and math.max(0, now - tonumber(string.match(oldest[1][1], '^%d+'))) or -1,
   redis.call('HLEN', unique),
   workers,
-  gated,
+  limited,
   oldest_waiting,
 }

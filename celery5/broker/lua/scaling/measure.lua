@@ -8,15 +8,14 @@
 -- dead, how many wait at limits, and for how many ms the oldest job of those on the streams that no worker has was there,
 -- -1 when there is none.
 local there, held, oldest = 0, 0, -1
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 for n = 4, #KEYS do -- bound: the four lanes
   local pending, age = measure_lane(KEYS[n], ARGV[1], now)
   held, oldest = held + pending, math.max(oldest, age)
   there = there + redis.call('XLEN', KEYS[n])
 end
-local due, gated, at_limits = redis.call('ZCARD', KEYS[1]), 0, redis.call('HGETALL', KEYS[3])
+local due, limited, at_limits = redis.call('ZCARD', KEYS[1]), 0, redis.call('HGETALL', KEYS[3])
 for n = 1, #at_limits, 2 do -- bound: the tasks whose jobs wait at limits
-  if at_limits[n] == ' expires' then due = due - at_limits[n + 1] else gated = gated + at_limits[n + 1] end
+  if at_limits[n] == ' expires' then due = due - at_limits[n + 1] else limited = limited + at_limits[n + 1] end
 end
-return {there, held, due, redis.call('XLEN', KEYS[2]), gated, oldest}
+return {there, held, due, redis.call('XLEN', KEYS[2]), limited, oldest}

@@ -10,8 +10,7 @@
 --       4 ms in which the jobs of schedules count
 -- Returns how many jobs wait, how many workers have, the tasks of those that were looked at (one of them as often as it was seen), the workers that
 -- live, the tasks of schedules that fire soon, and how many jobs wait at limits, by task. Of a message only what stands right after "task" is read.
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local waiting, held, seen, left = 0, 0, {}, tonumber(ARGV[3])
 local function look(entries)
   for _, entry in ipairs(entries) do -- bound: four entries
@@ -24,14 +23,8 @@ local function look(entries)
   end
 end
 for n = 5, #KEYS do -- bound: the four lanes
-  local length, pending, last = redis.call('XLEN', KEYS[n]), 0, '0-0'
-  local groups = redis.pcall('XINFO', 'GROUPS', KEYS[n])
-  for _, group in ipairs(groups.err and {} or groups) do -- bound: the consumer groups of a stream, one
-    local field = {}
-    for m = 1, #group, 2 do field[group[m]] = group[m + 1] end -- bound: the fields of one answer
-    if field.name == ARGV[1] then pending, last = field.pending, field['last-delivered-id'] end
-  end
-  local unread = math.max(0, length - pending)
+  local pending, last = group_of(KEYS[n], ARGV[1])
+  local unread = math.max(0, redis.call('XLEN', KEYS[n]) - pending)
   waiting, held = waiting + unread, held + pending
   -- A few at a time: messages may be large.
   local oldest, newest, from, to = math.min(unread, tonumber(ARGV[2])), 0, '(' .. last, '+'

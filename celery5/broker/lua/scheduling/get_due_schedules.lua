@@ -6,8 +6,7 @@
 -- Returns the time in ms since 1970, in how many ms the next one is due that is not told of (-1 when none is), and those
 -- that are due, each with its state and whether its last job has not ended.
 local schedules, times, jobs = KEYS[1], KEYS[2], KEYS[3]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local names = redis.call('ZRANGEBYSCORE', times, '-inf', now, 'LIMIT', 0, ARGV[1])
 local found = {}
 for _, name in ipairs(names) do -- bound: ARGV 1
