@@ -7,7 +7,7 @@ owners and lifetimes is `docs/reference/keys.md`.
 import re
 from dataclasses import dataclass, field, replace
 
-from celery5.protocol.job.lanes import ADMITTED, HIGH, LOW, NORMAL
+from celery5.protocol.job.states import ADMITTED, HIGH, LOW, NORMAL
 
 GROUP = "workers"
 """The one consumer group of every queue."""

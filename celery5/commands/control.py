@@ -30,8 +30,11 @@ from celery5.protocol.commands.definitions import (
     PING,
     RESUME_QUEUE,
     RUN_TASK,
+    CommandReply,
+    find_inbox,
+    format_living_workers,
+    get_inbox_name,
 )
-from celery5.protocol.commands.replies import CommandReply, find_inbox, format_living_workers, get_inbox_name
 from celery5.protocol.commands.signing import (
     MAX_COMMAND_LIFETIME,
     ControlCommand,

@@ -30,7 +30,7 @@ from celery5.protocol.job.dead_letters import (
     sort_counts,
 )
 from celery5.protocol.job.envelope import make_replay, read_envelope
-from celery5.protocol.job.lanes import get_lane
+from celery5.protocol.job.states import get_lane
 from celery5.protocol.text_values import RATE
 from celery5.sending.publisher import split_into_trips
 

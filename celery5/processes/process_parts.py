@@ -30,8 +30,7 @@ from celery5.config.configuration import Configuration
 from celery5.logs.log import Level, Log
 from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.options import ProcessOptions
-from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP
-from celery5.protocol.commands.replies import get_inbox_name
+from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP, get_inbox_name
 from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry
 from celery5.services.commands.inbox import Inbox, InboxAddress, SelfCommandQueue
 from celery5.services.commands.log_again import LogRetry, log_handlers

@@ -28,8 +28,8 @@ from celery5.limits.declaration import LimitKey
 from celery5.protocol.boxes.box import Box
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.job import CALL_ONLY_OPTIONS, Options
-from celery5.protocol.job.lanes import Priority
 from celery5.protocol.job.retry_policy import RetryPolicy
+from celery5.protocol.job.states import Priority
 from celery5.protocol.limits import Limit, Range, Rate
 from celery5.results.sinks import RedisResults, Sink
 from celery5.runners.context import CurrentJob

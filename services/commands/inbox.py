@@ -20,8 +20,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, CommandRefused, Misconfigured
 from celery5.logs.log import Level, Log
-from celery5.protocol.commands.definitions import COMMAND_DEFINITIONS, WORKERS
-from celery5.protocol.commands.replies import MAX_REPLY_SIZE, CommandReply
+from celery5.protocol.commands.definitions import COMMAND_DEFINITIONS, MAX_REPLY_SIZE, WORKERS, CommandReply
 from celery5.protocol.commands.signing import (
     MAX_COMMAND_LIFETIME,
     MAX_COMMAND_SIZE,

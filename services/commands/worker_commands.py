@@ -26,7 +26,7 @@ from celery5.protocol.commands.definitions import (
 )
 from celery5.protocol.job.arguments import format_call
 from celery5.protocol.job.envelope import Envelope, read_envelope
-from celery5.protocol.job.lanes import get_lane
+from celery5.protocol.job.states import get_lane
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.paused_queues import PausedQueues
 from celery5.services.commands.process_commands import ProcessCommands

@@ -17,8 +17,7 @@ from celery5.broker.keys import Keys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
-from celery5.protocol.commands.definitions import CHECK_EXPIRED
-from celery5.protocol.commands.replies import get_inbox_name
+from celery5.protocol.commands.definitions import CHECK_EXPIRED, get_inbox_name
 from celery5.results.job_details import read_app_state
 from celery5.services.commands.inbox import InboxAddress
 

@@ -16,7 +16,7 @@ import trio
 
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.lanes import ADMITTED
+from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.limits import AdmissionRule, LimitOverride, Range, Suspension, make_admission_rule
 from celery5.protocol.scaling.prefetch import HORIZON, DurationEstimate, count_ahead
 from celery5.services.worker.concurrency_budget import ConcurrencyBudget

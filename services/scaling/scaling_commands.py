@@ -16,8 +16,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, CommandRefused, Misconfigured
 from celery5.logs.log import Log
-from celery5.protocol.commands.definitions import PREFER, PREFETCH, SCALE
-from celery5.protocol.commands.replies import get_inbox_name
+from celery5.protocol.commands.definitions import PREFER, PREFETCH, SCALE, get_inbox_name
 from celery5.protocol.commands.signing import (
     MAX_COMMAND_LIFETIME,
     ControlCommand,

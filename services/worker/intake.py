@@ -10,7 +10,7 @@ from celery5.errors import Corrupt
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery, make_drop, make_settlement
 from celery5.protocol.job.envelope import Envelope, Failure, read_envelope, read_job_id
-from celery5.protocol.job.lanes import ADMITTED
+from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.job.verdict import Bury, Reason, Release
 from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
 from celery5.services.scaling.preferences import Preferences

@@ -13,7 +13,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry, HeartbeatReply
 from celery5.broker.keys import QueueKeys
-from celery5.protocol.job.lanes import HIGH, LOW, NORMAL
+from celery5.protocol.job.states import HIGH, LOW, NORMAL
 from celery5.protocol.scaling.read_order import FairSplit, parse_priorities, parse_queue_order
 from celery5.services.scaling.preferences import Preferences
 

@@ -29,7 +29,7 @@ from celery5.protocol.job.delivery import (
     make_settlement,
 )
 from celery5.protocol.job.envelope import read_envelope
-from celery5.protocol.job.lanes import ADMITTED
+from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.job.verdict import Bury, Reason, Release
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState

@@ -1,4 +1,4 @@
-"""Leading: the trips by which Controllers agree on which of them acts, and by which others ask who that is."""
+"""Cluster: the calls by which processes show that they live, and Controllers agree on which of them leads."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,7 @@ RENEW_PRESENCE = Script.load("cluster/renew_presence", "clock")
 
 
 def renew_presence(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tuple[str, ...]]:
-    """The process `name` lives, for so many seconds; gives all of its kind that do."""
+    """Renew the presence of the process `name` for `lease` seconds. Return all of its kind that live."""
     return script_call(
         RENEW_PRESENCE,
         (keys.live_processes(kind),),
@@ -23,7 +23,7 @@ def renew_presence(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tu
 
 
 def end_presence(keys: Keys, kind: str, name: str) -> Call[tuple[str, ...]]:
-    """The process `name` has ended; gives those of its kind that live."""
+    """End the presence of the process `name`. Return those of its kind that live."""
     return script_call(
         RENEW_PRESENCE,
         (keys.live_processes(kind),),
@@ -35,12 +35,12 @@ def end_presence(keys: Keys, kind: str, name: str) -> Call[tuple[str, ...]]:
 
 
 def list_live_processes(keys: Keys, kind: str) -> Call[tuple[str, ...]]:
-    """The processes of a kind that live."""
+    """Return the processes of a kind that live."""
     return end_presence(keys, kind, "")
 
 
 def claim_recycling(keys: Keys, worker: str, *, seconds: float) -> Call[bool]:
-    """`worker` goes now, to begin anew, unless another one has done so in the last `seconds`; gives whether it may."""
+    """Return whether `worker` may be recycled now: no other was in the last `seconds`."""
     ms = int(seconds * 1000)
     return Call(("SET", keys.recycling, worker, "NX", "PX", ms), bool, repeatable=True)
 
@@ -55,20 +55,22 @@ LEADER_TTL = 30 * 86400.0
 
 
 def claim_leadership(keys: Keys, name: str, *, replaces: str, epoch: int) -> Call[LeaderRecord]:
-    """Lead, or go on to, unless another one does whose record is not the one that may be replaced; see
-    `celery5.protocol.cluster.leadership`. Gives the record as it is then."""
+    """Take or keep the lead, unless another Controller leads whose record may not be replaced. Return the record.
+
+    See `celery5.protocol.cluster.leadership`.
+    """
     words = (name, replaces, epoch, 1, int(LEADER_TTL * 1000))
     return script_call(CLAIM_LEADERSHIP, (keys.leader,), words, _record, repeatable=True)
 
 
 def resign_leadership(keys: Keys, name: str, *, epoch: int) -> Call[LeaderRecord]:
-    """Lead no more, if `name` does in that epoch: another one may at once."""
+    """Give up the lead, if `name` has it in that epoch: another Controller may take it at once."""
     words = (name, "", epoch, 0, int(LEADER_TTL * 1000))
     return script_call(CLAIM_LEADERSHIP, (keys.leader,), words, _record, repeatable=True)
 
 
 def get_leader(keys: Keys) -> Call[LeaderRecord]:
-    """The record: who leads."""
+    """Return the record of who leads."""
     words = ("HMGET", keys.leader, "epoch", "beat", "leader", "since")
     return Call(words, _record, repeatable=True)
 

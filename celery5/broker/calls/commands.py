@@ -1,4 +1,4 @@
-"""Inbox: the trips to Redis that post commands, take them, and answer them."""
+"""Commands: the calls that send commands to inboxes, take and answer them, and pause queues."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,7 @@ COMMAND_TTL = 90.0
 """Seconds that inboxes, nonces and answers are kept: longer than any command lives."""
 
 TAKEN_BY_OTHER = -1
-"""What `take` gives for a command that another process of the same inbox has."""
+"""What `take_command` returns for a command that another process with the same inbox has."""
 
 
 class QueuedCommand(msgspec.Struct, frozen=True):
@@ -33,19 +33,21 @@ class QueuedCommand(msgspec.Struct, frozen=True):
 
 
 def send_command(keys: Keys, inbox: str, command_id: str, sealed: bytes) -> Call[bool]:
-    """Put a command into an inbox; False when that is full. Safe to repeat."""
+    """Put a command into an inbox. Return False when that is full. Safe to repeat."""
     words = (command_id, sealed, MAX_COMMANDS, _ms(COMMAND_TTL))
     named = (keys.inbox(inbox), keys.nonce(command_id))
     return script_call(SEND_COMMAND, named, words, bool, repeatable=True)
 
 
 def read_commands(keys: Keys, inbox: str, *, count: int, max_bytes: int) -> Call[list[QueuedCommand]]:
-    """The oldest commands in an inbox; the bytes of one are left out when there are more than `largest`."""
-    return script_call(READ_COMMANDS, (keys.inbox(inbox),), (count, max_bytes), _letters, repeatable=True)
+    """Return the oldest commands in an inbox, without the bytes of those that have more than `max_bytes`."""
+    return script_call(
+        READ_COMMANDS, (keys.inbox(inbox),), (count, max_bytes), _queued_commands, repeatable=True
+    )
 
 
 def take_command(keys: Keys, inbox: str, command_id: str, entry: bytes, *, worker: str) -> Call[int]:
-    """Take a command out of the inbox; gives 1 when it may be done, 0 when it came before, or ELSEWHERE."""
+    """Take a command out of the inbox. Return 1 when it may be done, 0 when it came before, or TAKEN_BY_OTHER."""
     words = (entry, worker, _ms(COMMAND_TTL))
     return script_call(TAKE_COMMAND, (keys.inbox(inbox), keys.nonce(command_id)), words, int, repeatable=True)
 
@@ -59,17 +61,21 @@ def reply_to_command(
     refused_entry: bytes = b"",
     keep_first: bool = False,
 ) -> Call[bool]:
-    """Answer a command; `refused` is the entry of one that was not taken. With `first` an answer that is there stays.
-    False when it was refused already."""
+    """Answer a command. Return False when it was refused already.
+
+    Args:
+        refused_entry: The entry of a command that was not taken.
+        keep_first: Leave alone an answer that is there.
+    """
     words = (refused_entry, document, _ms(COMMAND_TTL), int(keep_first))
     return script_call(
         REPLY_TO_COMMAND, (keys.inbox(inbox), keys.reply(command_id)), words, bool, repeatable=True
     )
 
 
-def _letters(raw: Iterable[Any]) -> list[QueuedCommand]:
+def _queued_commands(raw: Iterable[Any]) -> list[QueuedCommand]:
     return [
-        QueuedCommand(entry, said.decode(errors="replace"), sealed, size) for entry, said, sealed, size in raw
+        QueuedCommand(entry, name.decode(errors="replace"), sealed, size) for entry, name, sealed, size in raw
     ]
 
 
@@ -78,17 +84,17 @@ def _ms(seconds: float) -> int:
 
 
 def pause_queue(keys: Keys, queue: str) -> Call[bool]:
-    """No worker is to read this queue; False when none was to before."""
+    """Let no worker read this queue. Return False when it was paused already."""
     return Call(("SADD", keys.paused, queue), bool, repeatable=True)
 
 
 def resume_queue(keys: Keys, queue: str) -> Call[bool]:
-    """All may read it again; False when it was not paused."""
+    """Let all workers read this queue again. Return False when it was not paused."""
     return Call(("SREM", keys.paused, queue), bool, repeatable=True)
 
 
 def list_paused_queues(keys: Keys) -> Call[set[str]]:
-    """The queues that nobody is to read."""
+    """Return the queues that are paused."""
     return Call(
         ("SMEMBERS", keys.paused), _names, repeatable=True, merge=lambda replies: set[str]().union(*replies)
     )

@@ -13,7 +13,7 @@ REPLAY = Script.load("job/replay", "sending")
 PURGE = Script.load("job/purge", "ending")
 
 DONE, GONE, KEY_TAKEN, ALIVE = 1, 0, -1, -2
-"""What the scripts say of each job."""
+"""What the scripts return for each job."""
 
 
 class DeadLetterEntry(msgspec.Struct, frozen=True):
@@ -28,39 +28,39 @@ class DeadLetterEntry(msgspec.Struct, frozen=True):
 
 
 def list_entries(keys: QueueKeys, *, first: str, last: str, count: int) -> Call[list[DeadLetterEntry]]:
-    """The oldest `count` entries from `first` to `last`, as XRANGE takes them."""
-    return Call(("XRANGE", keys.dead, first, last, "COUNT", count), _graves, repeatable=True)
+    """Return the oldest `count` entries from `first` to `last`, as XRANGE takes them."""
+    return Call(("XRANGE", keys.dead, first, last, "COUNT", count), _dead_entries, repeatable=True)
 
 
 def list_entries_backwards(
     keys: QueueKeys, *, first: str, last: str, count: int
 ) -> Call[list[DeadLetterEntry]]:
-    """The newest `count` entries from `last` down to `first`, as XREVRANGE takes them."""
-    return Call(("XREVRANGE", keys.dead, last, first, "COUNT", count), _graves, repeatable=True)
+    """Return the newest `count` entries from `last` down to `first`, as XREVRANGE takes them."""
+    return Call(("XREVRANGE", keys.dead, last, first, "COUNT", count), _dead_entries, repeatable=True)
 
 
 def get_newest_entry(keys: QueueKeys) -> Call[str]:
-    """The newest entry; '' when there is none."""
+    """Return the newest entry, '' when there is none."""
     return Call(("XREVRANGE", keys.dead, "+", "-", "COUNT", 1), _newest, repeatable=True)
 
 
 def find_entries(keys: QueueKeys, ids: Sequence[str]) -> Call[list[str]]:
-    """The entry of each job that is dead, by its id; '' for one that is not."""
+    """Return the entry of each job that is dead, '' for one that is not."""
     return Call(("HMGET", keys.jobs, *ids), _dead_places, repeatable=True)
 
 
 def queue_exists(keys: QueueKeys) -> Call[bool]:
-    """Whether anything was ever sent to this queue, or read from it."""
+    """Return whether anything was ever sent to this queue, or read from it."""
     return Call(("EXISTS", *keys.streams, keys.jobs, keys.dead, keys.due), bool, repeatable=True)
 
 
 def get_server_time() -> Call[int]:
-    """The time by Redis, in ms since 1970."""
+    """Return the time by Redis, in ms since 1970."""
     return Call(("TIME",), _ms, repeatable=True)
 
 
 def replay_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str, bytes, str]]) -> Call[list[int]]:
-    """Put dead jobs (entry, id, fresh message, lock) back on a lane; gives DONE, GONE, KEY_TAKEN or ALIVE for each."""
+    """Put dead jobs (entry, id, fresh message, lock) back on a lane. Return DONE, GONE, KEY_TAKEN or ALIVE for each."""
     results = tuple([keys.result(job[1]) for job in jobs])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.stream, keys.jobs, keys.dead, keys.unique, *results)
@@ -68,12 +68,12 @@ def replay_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str, bytes, str]]) ->
 
 
 def purge_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str]]) -> Call[list[int]]:
-    """Remove dead jobs (entry, id); gives DONE or GONE for each."""
+    """Remove dead jobs (entry, id). Return DONE or GONE for each."""
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     return script_call(PURGE, (keys.dead, keys.jobs), (*args,), _as_it_is, repeatable=True)
 
 
-def _graves(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[DeadLetterEntry]:
+def _dead_entries(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[DeadLetterEntry]:
     found = [(decode_text(entry), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in raw]
     return [
         DeadLetterEntry(

@@ -74,7 +74,7 @@ def declare_subscriptions(
 
 
 def set_unsubscribed(keys: Keys, name: str, *, ttl: float, unsubscribed: bool = True) -> Call[bool]:
-    """Take a subscription back, or, with `back` False, allow it again. Gives whether that changed something."""
+    """Take a subscription back, or allow it again. Return whether that changed something."""
     args = (name, int(unsubscribed), _ms(ttl))
     return script_call(
         UNSUBSCRIBE, (keys.subscriptions, keys.subscription_deadlines), args, bool, repeatable=True
@@ -82,7 +82,7 @@ def set_unsubscribed(keys: Keys, name: str, *, ttl: float, unsubscribed: bool = 
 
 
 def get_subscribers(keys: Keys, known_state: bytes) -> Call[SubscriptionRegistry]:
-    """Who is subscribed, unless the registry is as `known`."""
+    """Return who is subscribed, unless the registry still is in `known_state`."""
     return script_call(
         GET_SUBSCRIBERS,
         (keys.subscriptions, keys.subscription_deadlines),
@@ -121,17 +121,17 @@ def shorten_windows(keys: QueueKeys, locks: Sequence[str], *, ttl: float) -> Cal
 
 
 def count_unclaimed(keys: Keys) -> Call[dict[str, int]]:
-    """How many events nobody has wanted lately, by subject."""
+    """Return how many events nobody has wanted lately, by subject."""
     return Call(("HGETALL", keys.unclaimed_events), _counts, repeatable=True)
 
 
 def is_app_known(keys: Keys) -> Call[bool]:
-    """Whether there is such an application: one whose events have been sent, or that has a Router."""
+    """Return whether there is such an application: one whose events have been sent, or that has a Router."""
     return Call(("EXISTS", keys.for_queue(EVENTS).stream), bool, repeatable=True)
 
 
 def count_kept_events(keys: Keys, subject: str) -> Call[int]:
-    """How many events of a subject are kept."""
+    """Return how many events of a subject are kept."""
     return Call(("XLEN", keys.kept_events(subject)), int, repeatable=True)
 
 
@@ -191,14 +191,14 @@ class ClaimedDocuments(msgspec.Struct, frozen=True):
 def claim_documents(
     keys: QueueKeys, sink: str, *, max_documents: int, max_bytes: int, lease: float
 ) -> Call[ClaimedDocuments]:
-    """Take documents for a sink, of `room` bytes together, for `lease` seconds; then others may take them, and what a
+    """Take documents for a sink, of `max_bytes` together, for `lease` seconds; then others may take them, and what a
     lost answer carried."""
     named = (keys.documents_for(sink), keys.claimed_documents(sink), keys.document_progress(sink))
-    return script_call(CLAIM_DOCUMENTS, named, (max_documents, max_bytes, _ms(lease)), _collected)
+    return script_call(CLAIM_DOCUMENTS, named, (max_documents, max_bytes, _ms(lease)), _claimed_documents)
 
 
 def acknowledge_documents(keys: QueueKeys, sink: str, entries: Sequence[str]) -> Call[int]:
-    """The sink has them."""
+    """Remove documents that the sink has taken."""
     named = (keys.documents_for(sink), keys.claimed_documents(sink), keys.document_progress(sink))
     return script_call(ACKNOWLEDGE_DOCUMENTS, named, (*entries,), int, repeatable=True)
 
@@ -212,13 +212,13 @@ def defer_documents(
 
 
 def bury_document(keys: QueueKeys, sink: str, entry: str, failure: bytes) -> Call[int]:
-    """Bury a document that the sink would not take."""
+    """Move a document that the sink would not take to the dead-letter queue."""
     named = (keys.documents_for(sink), keys.claimed_documents(sink), keys.document_progress(sink), keys.dead)
     return script_call(BURY_DOCUMENT, named, (entry, sink, failure), int, repeatable=True)
 
 
 def redeliver_documents(keys: QueueKeys, entries: Sequence[str]) -> Call[list[int]]:
-    """Give buried documents to their sinks again; gives DONE or GONE for each, as `dead_letters` has them."""
+    """Give dead documents to their sinks again. Return DONE or GONE for each, as `dead_letters` has them."""
     return script_call(
         REDELIVER_DOCUMENTS, (keys.dead, keys.documents), (*entries,), _verdicts, repeatable=True
     )
@@ -233,21 +233,21 @@ def declare_recipients(keys: QueueKeys, sinks: Mapping[str, str]) -> Call[int]:
 
 
 def count_documents(keys: QueueKeys, sink: str) -> Call[int]:
-    """How many documents the sink has not got yet."""
+    """Return how many documents the sink has not got yet."""
     return Call(("XLEN", keys.documents_for(sink)), int, repeatable=True)
 
 
 def acquire_lease(key: str, holder: str, *, lease: float) -> Call[float]:
-    """Hold what is one's at a time for `lease` seconds; gives 0, or in how many seconds it may be free."""
+    """Take the lease of what one process at a time may have. Return 0, or in how many seconds it may be free."""
     return script_call(ACQUIRE_LEASE, (key,), (holder, _ms(lease)), _seconds, repeatable=True)
 
 
 def release_lease(key: str, holder: str) -> Call[int]:
-    """Hold it no more."""
+    """Give up that lease."""
     return script_call(RELEASE_LEASE, (key,), (holder,), int, repeatable=True)
 
 
-def _collected(raw: Any) -> ClaimedDocuments:
+def _claimed_documents(raw: Any) -> ClaimedDocuments:
     found, next_in = raw
     taken = [ClaimedDocument(decode_text(entry), document, tries) for entry, document, tries in found]
     return ClaimedDocuments(taken, None if next_in < 0 else next_in / 1000)

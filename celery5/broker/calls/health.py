@@ -65,24 +65,24 @@ PARAMETERS = ("appendonly", "appendfsync", "save", "maxmemory-policy")
 
 
 class PermissionProbe(msgspec.Struct, frozen=True):
-    """How many commands were tried, and the server's words on each that the user may not."""
+    """Return how many commands were tried, and the server's words on each that the user may not."""
 
     tried: int
     refused: dict[str, str]
 
 
 def get_server_info() -> Call[dict[str, str]]:
-    """What the server says of itself."""
+    """Return what the server says about itself."""
     return Call(("INFO",), _fields, repeatable=True)
 
 
 def get_parameter(name: str) -> Call[str | None]:
-    """One parameter of the server; None where it has none of that name."""
+    """Return one parameter of the server; None where it has none of that name."""
     return Call(("CONFIG", "GET", name), _parameter, repeatable=True)
 
 
 def get_server_time() -> Call[float]:
-    """The server's clock, in seconds since 1970."""
+    """Return the server's clock, in seconds since 1970."""
     return Call(("TIME",), lambda raw: int(raw[0]) + int(raw[1]) / 1_000_000, repeatable=True)
 
 
@@ -92,7 +92,7 @@ def probe_permissions(key: str, channel: str) -> Call[PermissionProbe]:
 
 
 def scan_keys(cursor: int, pattern: str, *, count: int) -> Call[tuple[int, list[str]]]:
-    """Some keys that fit a pattern, and where to go on; 0 at the end."""
+    """Return some keys that fit a pattern, and where to go on; 0 at the end."""
     return Call(("SCAN", cursor, "MATCH", pattern, "COUNT", count), _scanned, repeatable=True)
 
 
@@ -107,7 +107,7 @@ def probe_unblock() -> Call[int]:
 
 
 def probe_subscribe(endpoint: Endpoint, channel: str, timing: Timing) -> str:
-    """Subscribe to a channel for a moment, on a connection of its own; gives the server's words if that is refused."""
+    """Subscribe to a channel for a moment, on a connection of its own. Return the server's error if that is refused."""
     with closing(dial(endpoint, timing, resp=2, name="celery5-doctor")) as link:
         link.send(pack_commands([("SUBSCRIBE", channel)]))
         answer = link.receive()

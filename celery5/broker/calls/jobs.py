@@ -11,8 +11,7 @@ from celery5.broker.call import Call, Script, Word, decode_text, merge_names, pa
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL, Settlement, SinkDocument
 from celery5.protocol.job.envelope import SIZE_MARGIN
-from celery5.protocol.job.lanes import get_stream_id
-from celery5.protocol.job.states import get_state
+from celery5.protocol.job.states import get_state, get_stream_id
 
 PUBLISH = Script.load("job/publish")
 SCHEDULE = Script.load("job/schedule", "clock", "timing")
@@ -43,17 +42,21 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):
-    """The answer to a beat. `due_in` is seconds until the next scheduled job, `lapse_in` until the next lease of
-    another worker would lapse; None when there is none. `lanes` are the letters of those beside the normal one that
-    ever had a job; `gated` the tasks whose jobs wait at gates, as the scripts have their names. `at` is the time of the
-    answer in ms, by the clock of Redis."""
+    """The reply to a heartbeat."""
 
+    # The worker still has its lease.
     alive: bool
+    # How many other workers have let their lease lapse, or hold jobs without one.
     lapsed: int
+    # Seconds until the next scheduled job; None when there is none.
     due_in: float | None
+    # Seconds until the next lease of another worker would lapse; None when there is none.
     lapse_in: float | None = None
+    # Letters of the lanes beside the normal one that ever had a job.
     lanes: str = ""
+    # The tasks whose jobs wait at limits, as the scripts have their names.
     limited_tasks: tuple[str, ...] = ()
+    # Time of the reply in ms, by the clock of Redis.
     at: int = 0
 
 
@@ -62,13 +65,14 @@ class HeartbeatEvidence(msgspec.Struct, frozen=True):
 
     name: str
     at: int
-    """Time of the heartbeat in ms, by the clock of Redis (`Pulse.at`)."""
+    """Time of the heartbeat in ms, by the clock of Redis (`HeartbeatReply.at`)."""
     lease: float
     """Its lease in seconds, which that heartbeat renewed."""
 
 
 class RecoveryResult(msgspec.Struct, frozen=True):
-    """What one recovery did: for which worker ('' for none), jobs put back, jobs buried, and whether there is more."""
+    """What one recovery did: for which worker ('' for none), how many jobs were put back or dead-lettered, and whether
+    there is more."""
 
     worker: str
     requeued: int
@@ -99,7 +103,7 @@ class QueueDepth(msgspec.Struct, frozen=True):
 
 class QueueSize(msgspec.Struct, frozen=True):
     """What is in a queue: jobs on the streams of its lanes, how many of those a worker has, scheduled jobs, dead jobs,
-    and jobs that wait at gates."""
+    and jobs that wait at limits."""
 
     stream: int
     in_workers: int
@@ -114,7 +118,7 @@ class QueueSize(msgspec.Struct, frozen=True):
 
 
 def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
-    """Put jobs (id, envelope) on their queue; gives how many were new. Safe to repeat: a known id is left alone."""
+    """Put jobs (id, envelope) on their queue; return how many were new. Safe to repeat: a known id is left alone."""
     results = tuple([keys.result(job_id) for job_id, _ in jobs])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     return script_call(PUBLISH, (keys.stream, keys.jobs, *results), args, int, repeatable=True)
@@ -130,7 +134,7 @@ def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[in
 
 def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | None]]) -> Call[dict[str, str]]:
     """Publish or schedule jobs (id, envelope, time or '', lock or '', `unique_for` in seconds) on the lane of `keys`,
-    unless another job has the lock; gives the id of that other one for each job that was not sent. Safe to repeat."""
+    unless another job has the lock. Return the id of that other one for each job that was not sent. Safe to repeat."""
     places = tuple([key for job in jobs for key in (keys.result(job[0]), keys.unique_window(job[3]))])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:4], _ms(job[4] or 0))])
     named = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.unique, *places)
@@ -139,7 +143,7 @@ def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | No
 
 
 def wait_for_replicas(keys: QueueKeys, *, replicas: int, within: float) -> list[Call[int]]:
-    """Wait, `within` seconds, until so many replicas have all that was written before; the last call gives how many
+    """Wait, `within` seconds, until so many replicas have all that was written before; the last call returns how many
     have. In a trip of their own: a script that the server does not know runs after the rest of its trip."""
     # WAIT waits for the last write of its own connection, so there must be one; a job that is known already is none.
     mark = Call(("SET", keys.replication_mark, "", "PX", 1000), lambda _ok: 0, repeatable=True)
@@ -152,17 +156,17 @@ def register_queue(keys: Keys, queue: str) -> Call[int]:
 
 
 def list_queues(keys: Keys) -> Call[list[str]]:
-    """The names of the application's queues, sorted."""
+    """Return the names of the application's queues, sorted."""
     return Call(("SMEMBERS", keys.queues), _names, repeatable=True, merge=merge_names)
 
 
 def read_hash(key: str) -> Call[dict[str, str]]:
-    """All of a hash, as text."""
+    """Return a hash, as text."""
     return Call(("HGETALL", key), _texts, repeatable=True)
 
 
 def promote_due_jobs(keys: QueueKeys, *, limit: int) -> Call[tuple[int, float | None]]:
-    """Move due jobs to their queue; gives how many, and seconds until the next one."""
+    """Move due jobs to their queue. Return how many, and the seconds until the next one."""
     named = (
         keys.due,
         keys.waiting,
@@ -179,9 +183,9 @@ def promote_due_jobs(keys: QueueKeys, *, limit: int) -> Call[tuple[int, float | 
 def read_jobs(
     queues: Sequence[QueueKeys], worker: str, *, count: int, block_seconds: float
 ) -> Call[list[Entry]]:
-    """Take up to `count` jobs of each queue for this worker. `block`: seconds to wait for the first, 0 for not at all.
+    """Take up to `count` jobs of each queue for this worker. Wait `block_seconds` for the first.
 
-    Not repeatable: what a lost answer carried is found in the worker's own pending list (`mine`).
+    Not repeatable: what a lost answer carried is found in the worker's own pending list (`read_pending`).
     """
     named = {each.stream.encode(): each for each in queues}
     streams = tuple(each.stream for each in queues)
@@ -195,14 +199,14 @@ def read_by_lane(
     lanes: Sequence[QueueKeys], worker: str, *, count: int, shares: Sequence[int]
 ) -> Call[list[Entry]]:
     """Take up to `count` jobs of one queue for this worker, without waiting: of each of its `lanes` its share, then of
-    the first ones what is left. Not repeatable, as `read`."""
+    the first ones what is left. Not repeatable, as `read_jobs`."""
     named = {each.stream.encode(): each for each in lanes}
     streams = tuple(each.stream for each in lanes)
     return script_call(READ_BY_LANE, streams, (GROUP, worker, count, *shares), partial(_entries, named))
 
 
 def read_pending(keys: QueueKeys, worker: str, *, after: bytes, count: int) -> Call[list[Entry]]:
-    """What this worker was given on a lane and has not settled, from the entry `after` on (b"0" for all)."""
+    """Return what this worker was given on a lane and has not settled, from the entry `after` on (b"0" for all)."""
     named = {keys.stream.encode(): keys}
     words = (
         "XREADGROUP",
@@ -260,7 +264,7 @@ def renew_lease(keys: QueueKeys, worker: str, *, lease: float) -> Call[Heartbeat
         RENEW_LEASE,
         (keys.leases, keys.due, keys.limited_counts, *keys.streams),
         (worker, _ms(lease), GROUP),
-        _pulse,
+        _heartbeat_reply,
         repeatable=True,
     )
 
@@ -278,10 +282,12 @@ def recover(
 ) -> Call[RecoveryResult]:
     """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none.
 
-    `begun` are the entries, lanes included, that it is known to have begun: only these count as having taken it
-    down. Without it all do. The `judge` is the worker that decided this from its heartbeat; when that is too old as
-    the script runs, nobody is recovered. Without a judge the caller knows that the process has ended. A
-    message of more bytes than `message_limit` and a margin is not decoded: it is put back, or buried, by its id alone.
+    Args:
+        begun_entries: The entries, lanes included, that it is known to have begun: only these count as having taken it
+            down. None: all do.
+        evidence: The worker that decided this from its heartbeat. When that is too old as the script runs, nobody is
+            recovered. None: the caller knows that the process has ended.
+        message_limit: A message of more bytes than this and a margin is not decoded: only its id is read.
     """
     return script_call(
         RECOVER,
@@ -318,12 +324,12 @@ def recover(
 
 
 def leave_queue(keys: QueueKeys, worker: str) -> Call[int]:
-    """Leave a queue; gives on how many lanes jobs were still held."""
+    """Leave a queue. Return on how many lanes jobs were still held."""
     return script_call(LEAVE, (keys.leases, *keys.streams), (GROUP, worker), int, repeatable=True)
 
 
 def locate_job(keys: QueueKeys, job_id: str) -> Call[LocatedJob]:
-    """Where a job is."""
+    """Return where a job is."""
     return script_call(
         LOCATE,
         (keys.normal, keys.jobs, keys.result(job_id), *keys.other_streams),
@@ -352,8 +358,8 @@ def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
 
 
 def list_dead_jobs(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]:
-    """The oldest dead jobs: entry, envelope and document of each."""
-    return Call(("XRANGE", keys.dead, "-", "+", "COUNT", count), _graves, repeatable=True)
+    """Return the oldest dead jobs: entry, envelope and document of each."""
+    return Call(("XRANGE", keys.dead, "-", "+", "COUNT", count), _dead_entries, repeatable=True)
 
 
 def _texts(reply: Any) -> dict[str, str]:
@@ -377,7 +383,7 @@ def _moved(raw: Any) -> tuple[int, float | None]:
     return moved, _seconds(due_in)
 
 
-def _pulse(raw: Any) -> HeartbeatReply:
+def _heartbeat_reply(raw: Any) -> HeartbeatReply:
     return HeartbeatReply(
         raw[0] == 1,
         raw[1],
@@ -414,7 +420,7 @@ def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _graves(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[tuple[str, bytes, bytes]]:
+def _dead_entries(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[tuple[str, bytes, bytes]]:
     found = [(decode_text(entry), _fields(flat)) for entry, flat in raw]
     return [(entry, fields.get(b"job", b""), fields.get(b"document", b"")) for entry, fields in found]
 
@@ -429,7 +435,7 @@ def _entries(named: dict[bytes, QueueKeys], raw: Any) -> list[Entry]:
 
 
 def parse_entry(keys: QueueKeys, entry: bytes, flat: list[bytes] | None) -> Entry:
-    """One entry of the lane of `keys`, as XREADGROUP gives it."""
+    """Return one entry of the lane of `keys`, from a reply to XREADGROUP."""
     lane = keys.lane
     if lane:
         entry += lane.encode()
@@ -454,7 +460,7 @@ REVOCATION_BATCH = 200
 
 
 def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[str]]:
-    """Revoke jobs, PORTION at most; gives what was found of each, in order, as `revoke.lua` says. Safe to repeat.
+    """Revoke jobs, REVOCATION_BATCH at most. Return what was found of each, as `revoke.lua` says. Safe to repeat.
 
     `ttl` is how long it is remembered that a job was revoked, in seconds, unless the job says otherwise.
     """
@@ -480,7 +486,7 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
 
 
 def get_places(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[bytes]]:
-    """Where jobs are, as the queue's hash says it: `b""` for one that has no place there."""
+    """Return where jobs are, as the queue's hash says it: `b""` for one that has no place there."""
     return Call(("HMGET", keys.jobs, *job_ids), _places, repeatable=True)
 
 
@@ -509,8 +515,8 @@ DIRECT = Script.load("job/direct")
 def deliver_to_worker(
     keys: QueueKeys, job_id: str, message: bytes, *, worker: str, max_before: int
 ) -> Call[list[Entry] | None]:
-    """Put a job on its queue, on the lane of `keys`, and into `worker`'s hands, with all that waited before it; None,
-    and nothing done, when that is more than `before`. Not repeatable: what a lost answer carried is found in the
+    """Put a job on its queue, on the lane of `keys`, and give it to `worker`, with all that waited before it. None,
+    and nothing done, when that is more than `max_before`. Not repeatable: what a lost answer carried is found in the
     worker's pending list."""
     named = (keys.stream, keys.jobs, keys.result(job_id))
     words = (GROUP, worker, job_id, message, max_before, keys.lane, keys.wake)
@@ -526,17 +532,20 @@ GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "clock", "lane")
 
 
 class JobInspection(msgspec.Struct, frozen=True):
-    """All that the server says of a job. `held` is seconds that a worker has had it, `due` and `now` are seconds since
-    1970, `before` is how many stand before it in its line at a gate; None where that is not so."""
+    """All that the server has of a job."""
 
     place: str
     document: bytes
     message: bytes
     worker: str
+    # Seconds that a worker has had it; None when none has.
     held_for: float | None
+    # Seconds since 1970; None when it waits for no time.
     due: float | None
     deliveries: int
+    # Seconds since 1970, by Redis.
     now: float
+    # How many jobs stand before it in its waiting list; None when it is in none.
     jobs_ahead: int | None = None
 
 
@@ -554,28 +563,29 @@ class WorkerState(msgspec.Struct, frozen=True):
 
 
 class QueueState(msgspec.Struct, frozen=True):
-    """What is in a queue, in jobs, and who works on it.
-
-    `waiting` are on the streams and nobody has them, `high` and `low` of these have such a priority; the oldest of them
-    has been there for `oldest_waiting` seconds, None when there is none. `running` are in
-    workers' hands, `held` wait at gates, `scheduled` for their time, retries included. `next_due` and `oldest_dead` are
-    seconds from now and since then; None when there is none. `keys` is how many keys live jobs have. `paused`: nobody
-    is to read it, until it is resumed. `documents`: how many each Data Sink has not got yet, by its name.
-    """
+    """What is in a queue, in jobs, and who works on it. Seconds are from now or until now; None: there is none."""
 
     queue: str
+    # On the streams, and no worker has them.
     waiting: int
+    # Workers have them.
     running: int
+    # Wait for their time, retries included.
     scheduled: int
     next_due: float | None
     dead: int
     oldest_dead: float | None
+    # Keys that live jobs have.
     keys: int
     workers: tuple[WorkerState, ...]
+    # No worker is to read the queue, until it is resumed.
     paused: bool = False
+    # Of those that wait.
     high: int = 0
     low: int = 0
+    # Wait at limits.
     held: int = 0
+    # Documents that each Data Sink has not got yet, by its name.
     documents: dict[str, int] = {}
     oldest_waiting: float | None = None
 
@@ -588,7 +598,7 @@ class QueueState(msgspec.Struct, frozen=True):
 
 
 def inspect_job(keys: QueueKeys, job_id: str) -> Call[JobInspection]:
-    """All that is known of a job."""
+    """Return all that is known of a job."""
     named = (
         keys.normal,
         keys.jobs,
@@ -603,7 +613,7 @@ def inspect_job(keys: QueueKeys, job_id: str) -> Call[JobInspection]:
 
 
 def get_queue_state(keys: QueueKeys) -> Call[QueueState]:
-    """What is in a queue, and who works on it."""
+    """Return what is in a queue, and who works on it."""
 
     def state(raw: Any) -> QueueState:
         return _queue_state(keys.queue, raw)
@@ -637,7 +647,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         oldest_dead,
         keys,
         workers,
-        gated,
+        limited,
         age,
     ) = raw
     states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
@@ -648,7 +658,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         low=max(0, low),
         running=running,
         scheduled=scheduled,
-        held=sum(count for _, count in gated),
+        held=sum(count for _, count in limited),
         next_due=_seconds(next_due),
         dead=dead,
         oldest_dead=_seconds(oldest_dead),

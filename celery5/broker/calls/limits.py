@@ -26,7 +26,7 @@ ADMITTED, WAITING, REVOKED, GONE = 1, 0, -1, -2
 
 
 class AdmissionRequest(NamedTuple):
-    """One job that asks for admission, as `admit.lua` takes it. `how` is `run`, `wait` or `count`."""
+    """One job that asks for admission, as `admit.lua` takes it. `mode` is `run`, `wait` or `count`."""
 
     entry: bytes
     id: str
@@ -47,7 +47,7 @@ class AdmissionReply(msgspec.Struct, frozen=True):
 class AdmittedJobs(msgspec.Struct, frozen=True):
     """Jobs admitted from waiting lists for this worker.
 
-    `owned` is how many outcomes were this worker's; LOST when it has no lease.
+    `owned` is how many outcomes were this worker's; LEASE_LOST when it has no lease.
     """
 
     owned: int
@@ -64,14 +64,14 @@ def admit(
     words: tuple[Word, ...] = tuple([word for each in jobs for word in each])
     named = (keys.normal, keys.high, keys.low, keys.handed, keys.leases, keys.jobs, keys.waiting, keys.due,
              keys.slots, keys.slot_counts, keys.limited_counts, keys.waiting_list_prefix, *results)  # fmt: skip
-    reply = partial(_admitted, len(jobs))
+    reply = partial(_admission_reply, len(jobs))
     return script_call(
         ADMIT, named, (GROUP, worker, keys.slots_freed, _json(rules), *words), reply, repeatable=True
     )
 
 
 def add_to_waiting_list(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str]]) -> Call[int]:
-    """Put jobs (id, envelope, line, expiry) of the lane of `keys` on their waiting lists; return how many were new.
+    """Put jobs (id, envelope, waiting list, expiry) of one lane on their waiting lists. Return how many were new.
 
     Safe to repeat: a known id is left alone.
     """
@@ -86,13 +86,15 @@ def add_to_waiting_list(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, s
 def admit_waiting(
     keys: QueueKeys, worker: str, rules: Sequence[tuple[AdmissionRule, int]]
 ) -> Call[AdmittedJobs]:
-    """Take up to so many jobs of each rule's task out of the waiting room. Not repeatable: what a lost answer carried
-    is found among what is this worker's (`calls.mine`)."""
+    """Admit up to so many waiting jobs of each rule's task.
+
+    Not repeatable: what a lost answer carried is found by `read_pending`.
+    """
     named = (keys.handed, keys.leases, keys.jobs, keys.waiting, keys.due, keys.slots, keys.slot_counts,
     keys.limited_counts,
              keys.waiting_list_prefix)  # fmt: skip
     return script_call(
-        ADMIT_WAITING, named, (GROUP, worker, _json(rules)), partial(_pulled, keys.on_lane("g"))
+        ADMIT_WAITING, named, (GROUP, worker, _json(rules)), partial(_taken_jobs, keys.on_lane("g"))
     )
 
 
@@ -118,25 +120,25 @@ def _json(rules: Sequence[tuple[AdmissionRule, int]]) -> bytes:
     return msgspec.json.encode([rule.to_script_arguments(want) for rule, want in rules])
 
 
-def _admitted(jobs: int, raw: Any) -> AdmissionReply:
+def _admission_reply(jobs: int, raw: Any) -> AdmissionReply:
     if raw == LEASE_LOST:
         return AdmissionReply(None, [])
     return AdmissionReply(raw[:jobs], [each / 1000 for each in raw[jobs:]])
 
 
-def _pulled(keys: QueueKeys, raw: Any) -> AdmittedJobs:
+def _taken_jobs(keys: QueueKeys, raw: Any) -> AdmittedJobs:
     if raw == LEASE_LOST:
         return AdmittedJobs(LEASE_LOST, [], [], [])
-    return _handed(keys, 0, *raw)
+    return _admitted_jobs(keys, 0, *raw)
 
 
 def _settled(keys: QueueKeys, raw: Any) -> AdmittedJobs:
-    return _handed(keys, *raw)
+    return _admitted_jobs(keys, *raw)
 
 
-def _handed(keys: QueueKeys, owned: int, entries: Any, told: Any) -> AdmittedJobs:
-    found = [parse_entry(keys, entry, flat) for _stream, some in entries for entry, flat in some]
-    return AdmittedJobs(owned, found, [each[0] for each in told], [each[1] / 1000 for each in told])
+def _admitted_jobs(keys: QueueKeys, owned: int, streams: Any, counts: Any) -> AdmittedJobs:
+    entries = [parse_entry(keys, entry, flat) for _stream, some in streams for entry, flat in some]
+    return AdmittedJobs(owned, entries, [count for count, _ in counts], [delay / 1000 for _, delay in counts])
 
 
 SET_OVERRIDE = Script.load("limits/set_override")
@@ -195,13 +197,13 @@ def list_overrides(keys: Keys) -> Call[StoredOverrides]:
         LIST_OVERRIDES,
         (keys.limits, keys.suspended),
         (),
-        _impositions,
+        _overrides,
         repeatable=True,
         merge=_merge_overrides,
     )
 
 
-def _impositions(raw: Sequence[Any]) -> StoredOverrides:
+def _overrides(raw: Sequence[Any]) -> StoredOverrides:
     return StoredOverrides(_read(raw[0], LimitOverride), _read(raw[1], Suspension))
 
 

@@ -75,21 +75,21 @@ def release_scaling_turn(keys: Keys, scheduler: str) -> Call[ScalingTurn]:
 
 
 def save_scaling(keys: Keys, scheduler: str, scaling: Scaling) -> Call[bool]:
-    """Remember where the scaling is; False when it is another one's turn by now."""
+    """Remember where the scaling is. Return False when it is the turn of another Scheduler by now."""
     words = (scheduler, msgspec.json.encode(scaling), int(SCALING_TTL * 1000))
     return script_call(SAVE_SCALING, (keys.scaling_turn, keys.scaling), words, bool, repeatable=True)
 
 
 def get_scaling(keys: Keys) -> Call[Scaling | None]:
-    """Where the scaling is; None when nothing is known of any."""
+    """Return where the scaling is; None when nothing is known of any."""
     return Call(("GET", keys.scaling), lambda raw: _decoded(raw, Scaling), repeatable=True)
 
 
 def measure_load(app: Keys, keys: QueueKeys) -> Call[QueueLoad]:
-    """What waits on a queue or will be sent to it soon, and the workers that live."""
+    """Return what waits on a queue or will be sent to it soon, and the workers that live."""
 
     def counted(raw: Any) -> QueueLoad:
-        waiting, held, seen, workers, soon, gated = raw
+        waiting, held, seen, workers, soon, limited = raw
         return QueueLoad(
             keys.queue,
             waiting,
@@ -97,7 +97,7 @@ def measure_load(app: Keys, keys: QueueKeys) -> Call[QueueLoad]:
             Counter(_texts(seen)),
             tuple(_texts(workers)),
             upcoming=Counter(_texts(soon)),
-            waiting_at_limit=_counts(gated),
+            waiting_at_limit=_counts(limited),
         )
 
     schedules, times = app.schedules(keys.queue), app.schedule_times(keys.queue)
@@ -112,7 +112,7 @@ def measure_load(app: Keys, keys: QueueKeys) -> Call[QueueLoad]:
 
 
 def send_report(keys: Keys, worker: str, report: WorkerReport) -> Call[bool]:
-    """Tell how a worker does."""
+    """Send the report of a worker."""
     words = ("SET", keys.report(worker), msgspec.json.encode(report), "PX", int(REPORT_TTL * 1000))
     return Call(words, bool, repeatable=True)
 

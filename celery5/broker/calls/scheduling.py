@@ -1,4 +1,4 @@
-"""Scheduling: the trips that look at schedules, change them, and publish what they say.
+"""Scheduling: the calls that read schedules, change them, and publish their jobs.
 
 A schedule lives where its jobs go: in the slot of its queue, so that firing is one step.
 """
@@ -29,7 +29,7 @@ JobToSend = tuple[str, bytes, str, float | None]
 
 
 def get_due_schedules(keys: Keys, queue: QueueKeys, *, limit: int) -> Call[DueSchedules]:
-    """Which schedules of a queue are due."""
+    """Return which schedules of a queue are due."""
     named = (keys.schedules(queue.queue), keys.schedule_times(queue.queue), queue.jobs)
     return script_call(GET_DUE_SCHEDULES, named, (limit,), _upcoming, repeatable=True)
 
@@ -45,52 +45,52 @@ def fire_schedule(
     jobs: Sequence[JobToSend] = (),
     notify: bool = False,
 ) -> Call[bool]:
-    """Put a schedule from one state into another, b"" for none, and publish these jobs; False, and nothing is done,
-    when it was in another state. They go on the lane of `queue`. `look` is when it is due next, in ms since 1970;
-    `tell` the Schedulers. Safe to repeat."""
+    """Put a schedule from one state into another, b"" for none, and publish these jobs. Return False, and do nothing,
+    when it was in another state. They go on the lane of `queue`. `next_look` is when it is due next, in ms since 1970;
+    `notify` the Schedulers. Safe to repeat."""
     places = tuple(key for job in jobs for key in (queue.result(job[0]), queue.unique_window(job[2])))
-    args: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:3], int((job[3] or 0) * 1000))])
+    words: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:3], int((job[3] or 0) * 1000))])
     schedules, times = keys.schedules(queue.queue), keys.schedule_times(queue.queue)
     named = (schedules, times, queue.stream, queue.jobs, queue.unique, *places)
     channel, due = keys.schedule_changes if notify else "", "" if next_look is None else next_look
-    told = (name, expected_state, new_state, due, channel, queue.wake, queue.lane, *args)
-    return script_call(FIRE_SCHEDULE, named, told, bool, repeatable=True)
+    args = (name, expected_state, new_state, due, channel, queue.wake, queue.lane, *words)
+    return script_call(FIRE_SCHEDULE, named, args, bool, repeatable=True)
 
 
 def list_schedules(keys: Keys, queue: str) -> Call[dict[str, bytes]]:
-    """All schedules of a queue, by name."""
+    """Return all schedules of a queue, by name."""
     return Call(("HGETALL", keys.schedules(queue)), _records, repeatable=True)
 
 
 def get_schedule(keys: Keys, queue: str, name: str) -> Call[bytes]:
-    """One schedule, b"" when it is not there."""
+    """Return one schedule, b"" when it is not there."""
     return Call(("HGET", keys.schedules(queue), name), _bytes, repeatable=True)
 
 
 def list_schedule_queues(keys: Keys) -> Call[tuple[str, ...]]:
-    """The queues that have, or have had, schedules."""
+    """Return the queues that have, or have had, schedules."""
     return Call(("SMEMBERS", keys.schedule_queues), _names, repeatable=True, merge=merge_name_tuples)
 
 
 def register_schedule_queue(keys: Keys, queue: str) -> Call[int]:
-    """This queue has schedules."""
+    """Remember that this queue has schedules."""
     return Call(("SADD", keys.schedule_queues, queue), int, repeatable=True)
 
 
 def declare_schedules(keys: Keys, scheduler: str, names: bytes, *, lease: float) -> Call[bool]:
-    """A Scheduler's code declares these schedules, for so many seconds."""
+    """Declare the schedules of a Scheduler's code, for `lease` seconds."""
     return Call(
         ("SET", keys.declared_schedules(scheduler), names, "PX", int(lease * 1000)), bool, repeatable=True
     )
 
 
 def withdraw_declaration(keys: Keys, scheduler: str) -> Call[int]:
-    """A Scheduler has ended."""
+    """Withdraw the declaration of a Scheduler that has ended."""
     return Call(("DEL", keys.declared_schedules(scheduler)), int, repeatable=True)
 
 
 def get_declarations(keys: Keys, schedulers: Sequence[str]) -> Call[tuple[bytes | None, ...]]:
-    """What the code of these Schedulers declares; None for one that has not said."""
+    """Return what the code of these Schedulers declares; None for one without a declaration."""
     return Call(("MGET", *[keys.declared_schedules(each) for each in schedulers]), _values, repeatable=True)
 
 

@@ -295,7 +295,7 @@ def _ask(app: "App", command: str, parameters: Mapping[str, Any], timeout: float
 
 def _living(app: "App") -> list[str]:
     from celery5.broker.calls import cluster
-    from celery5.protocol.commands.replies import get_inbox_name
+    from celery5.protocol.commands.definitions import get_inbox_name
 
     names = app.perform(cluster.list_live_processes(app.keys, "controller"))
     return sorted({get_inbox_name(each) for each in names})

@@ -19,7 +19,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.brokers import DEFAULT_BROKER
-from celery5.protocol.commands.replies import get_inbox_name
+from celery5.protocol.commands.definitions import get_inbox_name
 
 T = TypeVar("T")
 

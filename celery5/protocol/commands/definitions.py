@@ -1,10 +1,14 @@
-"""Define each control command once: the inbox, `app.control`, the CLI and the guide all read it here."""
+"""Define each control command once, and its reply: the inbox, `app.control`, the CLI and the guide all read it here."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+from msgspec import Raw
+
 from celery5.errors import CommandRefused
+from celery5.protocol.similar_names import find_similar
 
 ProcessKind = Literal["worker", "router", "scheduler", "publisher", "controller"]
 ParameterType = Literal["text", "number", "boolean", "list", "object"]
@@ -241,3 +245,67 @@ def list_commands(recipient: ProcessKind) -> frozenset[str]:
     return frozenset(
         name for name, definition in COMMAND_DEFINITIONS.items() if recipient in definition.recipients
     )
+
+
+MAX_REPLY_SIZE = 1024 * 1024
+"""Bytes of an answer, at most."""
+NULL = Raw(b"null")
+
+
+class CommandReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The reply to a command, on the wire."""
+
+    v: Literal[1] = 1
+    # The process that did it, or did not.
+    worker: str
+    ok: bool
+    answer: Raw = NULL
+    # Why it was not done: in a word, and in a sentence.
+    reason: str = ""
+    why: str = ""
+
+
+def get_inbox_name(worker: str) -> str:
+    """Return the name of a worker's inbox: its own without the word that each of its incarnations adds.
+
+    So a process that begins again, or another one of the same name, is commanded at the same place.
+    """
+    return worker.rpartition(":")[0] or worker
+
+
+def find_inbox(name: str, living: Collection[str]) -> str:
+    """Return the inbox that somebody means by `name`: that of a living worker named in full, else `name` itself.
+
+    A name that only looks like a worker's in full is left alone: `host:4711` is no incarnation of `host`.
+    """
+    inboxes = {get_inbox_name(each) for each in living}
+    return get_inbox_name(name) if name in living and name not in inboxes else name
+
+
+def format_living_workers(
+    name: str, living: Collection[str], beside: Mapping[str, Collection[str]] | None = None
+) -> str:
+    """Return the error for a name that no process answers to, with the name that may be meant; '' when it lives.
+
+    Args:
+        name: The name of a worker.
+        living: The workers that live.
+        beside: The other processes that live, by what they are.
+    """
+    others = {get_inbox_name(each): what for what, names in (beside or {}).items() for each in names}
+    if name in others:
+        return ""
+    inboxes = sorted({get_inbox_name(each) for each in living})
+    if name in inboxes:
+        return ""
+    former = [each for each in inboxes if each == get_inbox_name(name)]
+    if near := next(iter(former), "") or find_similar(name, [*inboxes, *others]):
+        return f"no worker {name!r} lives: did you mean {near!r}?"
+    more = f" and {len(inboxes) - 10} more" if len(inboxes) > 10 else ""
+    return f"no worker {name!r} lives; those that do: {', '.join(inboxes[:10]) or 'none'}{more}{_list_others(beside)}"
+
+
+def _list_others(beside: Mapping[str, Collection[str]] | None) -> str:
+    """Return the other processes that live, as text."""
+    found = {what: sorted(set(map(get_inbox_name, names))) for what, names in (beside or {}).items() if names}
+    return "".join(f"; {what}: {', '.join(names[:10])}" for what, names in found.items())

@@ -49,7 +49,7 @@ MAX_DOCUMENT_TTL = 1e9
 class Delivery(msgspec.Struct, eq=False, gc=False):
     """A job as this worker holds it: where it stood, its message, what is known of its run. Times are since 1970.
 
-    `entry` is its id on the stream of its `lane`, whose letter comes last in it (`protocol/job/lanes.py`).
+    `entry` is its id on the stream of its `lane`, whose letter comes last in it (`protocol/job/states.py`).
     `turn` says when it begins among those that wait here, while something is preferred.
     """
 

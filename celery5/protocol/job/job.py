@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypedDict, cast
 import msgspec
 
 from celery5.errors import Corrupt, Misconfigured
-from celery5.protocol.job.lanes import LANES, Priority, get_lane
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
+from celery5.protocol.job.states import LANES, Priority, get_lane
 
 DEDUPLICATION_WINDOW = 7 * 86400.0
 """Seconds for which it is remembered that such a job was sent (`unique_for`), while whatever it follows from may still

@@ -6,6 +6,29 @@ moves and no others (a test plays it against each script), and the diagram in th
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Literal
+
+# A queue has a stream, a lane, for each priority, and one for the jobs that a waiting list has given to a worker.
+# Wherever an entry is written (in a job's place, in a delivery), the letter of its lane follows its id:
+# `1700000000000-0h`.
+Priority = Literal["high", "normal", "low"]
+"""What a job's priority may be."""
+
+NORMAL, HIGH, LOW, ADMITTED = "", "h", "l", "g"
+"""The letters of the lanes. The normal one has none."""
+
+LANES: Mapping[str, str] = {"high": HIGH, "normal": NORMAL, "low": LOW}
+"""The lane of each priority, the most urgent one first."""
+
+
+def get_lane(priority: object) -> str:
+    """Return the lane of a job whose message has that `priority`: the normal one for any other value."""
+    return LANES.get(priority, NORMAL) if isinstance(priority, str) else NORMAL
+
+
+def get_stream_id(entry: bytes) -> bytes:
+    """Return the id of an entry on its stream, without the letter of its lane."""
+    return entry if entry[-1:].isdigit() else entry[:-1]
 
 
 class JobState(StrEnum):
@@ -28,8 +51,7 @@ class JobState(StrEnum):
 class Place(StrEnum):
     """Where Redis keeps a job: the first letter of its field in the hash `jobs`. The comment says what follows it.
 
-    A job that has ended has no place, unless it is dead. After all but `G` and `X` comes the letter of its lane
-    (`protocol/job/lanes.py`).
+    A job that has ended has no place, unless it is dead. After all but `G` and `X` comes the letter of its lane.
     """
 
     STREAM = "S"  # the id of its entry on a stream

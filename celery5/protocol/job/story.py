@@ -13,8 +13,7 @@ from celery5.protocol.job.envelope import (
     try_read_document,
     try_read_envelope,
 )
-from celery5.protocol.job.lanes import LANES
-from celery5.protocol.job.states import FINISHED, JobState, Place, get_state
+from celery5.protocol.job.states import FINISHED, LANES, JobState, Place, get_state
 from celery5.protocol.limits import unescape_word
 
 

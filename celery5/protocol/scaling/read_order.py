@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.job.lanes import HIGH, LOW, NORMAL
+from celery5.protocol.job.states import HIGH, LOW, NORMAL
 from celery5.protocol.text_values import parse_assignments
 
 Weights = Mapping[str, float]

@@ -11,7 +11,7 @@ import trio
 
 from celery5 import App
 from celery5.commands.keyring import Keyring
-from celery5.protocol.commands.replies import CommandReply
+from celery5.protocol.commands.definitions import CommandReply
 from celery5.protocol.commands.signing import ControlCommand, Signer, format_audience, sign_command
 from celery5.protocol.job.job import new_id
 

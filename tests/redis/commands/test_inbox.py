@@ -15,7 +15,7 @@ import trio
 
 from celery5 import App
 from celery5.commands.keyring import Keyring
-from celery5.protocol.commands.replies import CommandReply
+from celery5.protocol.commands.definitions import CommandReply
 from celery5.protocol.commands.signing import (
     MAX_COMMAND_SIZE,
     ControlCommand,

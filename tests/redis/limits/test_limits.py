@@ -11,7 +11,7 @@ import trio
 from celery5 import App, JobState, RetryPolicy, agather
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.limits import Limit, Range, Rate
-from celery5.protocol.job.lanes import Priority
+from celery5.protocol.job.states import Priority
 from tests.redis.worker.workers import Lines, entries, held, start, until, until_async, working
 
 

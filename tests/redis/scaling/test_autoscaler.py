@@ -15,7 +15,7 @@ from celery5.broker.calls import scaling as scaling_calls
 from celery5.broker.calls.commands import read_commands
 from celery5.broker.calls.scaling import Scaling
 from celery5.processes import scheduler
-from celery5.protocol.commands.replies import get_inbox_name
+from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.commands.signing import format_audience, verify_command
 from celery5.protocol.scaling.autoscale import Load, Scale
 from celery5.protocol.scaling.snapshot import WorkerReport

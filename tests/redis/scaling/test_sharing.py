@@ -19,7 +19,7 @@ from celery5.errors import CommandRefused
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.envelope import Envelope, read_envelope
-from celery5.protocol.job.lanes import Priority
+from celery5.protocol.job.states import Priority
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.internal_queues import SharedSlots, SharedTasksQueue, TasksQueue
 from celery5.services.worker.reading import PassCapacity, QueueLanes, ReadingState, ReadOrder

@@ -18,8 +18,19 @@ from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import Delivery, Settlement
 from celery5.protocol.job.envelope import Document, Envelope, encode, format_lock, read_envelope
-from celery5.protocol.job.lanes import ADMITTED, HIGH, LOW, NORMAL
-from celery5.protocol.job.states import FINISHED, PLACES, IllegalTransition, JobState, Move, Place, advance
+from celery5.protocol.job.states import (
+    ADMITTED,
+    FINISHED,
+    HIGH,
+    LOW,
+    NORMAL,
+    PLACES,
+    IllegalTransition,
+    JobState,
+    Move,
+    Place,
+    advance,
+)
 from celery5.protocol.job.story import JobDetails, make_job_details
 from celery5.protocol.limits import AdmissionRule
 from celery5.results.async_result import get_job_state

@@ -10,7 +10,7 @@ from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry, revoke
 from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.envelope import Envelope, encode
-from celery5.protocol.job.lanes import ADMITTED, HIGH, NORMAL
+from celery5.protocol.job.states import ADMITTED, HIGH, NORMAL
 from tests.redis.worker.one_queue import Queue, done, envelope
 from tests.redis.worker.workers import until, working
 

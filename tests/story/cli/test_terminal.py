@@ -22,7 +22,7 @@ from celery5.broker.calls.scaling import Scaling
 from celery5.cli.main import cli
 from celery5.cli.terminal.errors import run_reporting_errors
 from celery5.cli.terminal.output import clean_lines, format_cell
-from celery5.protocol.commands.replies import CommandReply
+from celery5.protocol.commands.definitions import CommandReply
 from celery5.protocol.limits import LimitOverride, Suspension
 from celery5.protocol.masking import escape_json, escape_text
 from tests.redis.dead_letters.many_dead_letters import bury

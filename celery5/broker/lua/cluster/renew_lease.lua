@@ -1,4 +1,4 @@
--- Renew a worker's lease, and tell what else wants doing on this queue.
+-- Renew a worker's lease, and return what else is to be done on this queue.
 -- KEYS  1 leases of its workers
 --       2 scheduled jobs by time
 --       3 how many jobs wait at limits

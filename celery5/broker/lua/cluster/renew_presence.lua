@@ -1,4 +1,4 @@
--- Say that a process of some kind lives, for so long; and tell who else does.
+-- Renew the presence of a process of some kind, and return which of them live.
 -- KEYS  1 the processes of that kind, by the end of their lease
 -- ARGV  1 this process' name
 --       2 lease in ms; 0 to leave

@@ -2,7 +2,7 @@
 -- KEYS  1 inbox
 --       2 answer
 -- ARGV  1 entry of a command that is refused, '' for one that was taken
---       2 the answer, '' when nobody can be told
+--       2 the answer, '' when nobody waits for it
 --       3 for how long it is kept in ms
 --       4 1 to leave alone an answer that is there
 -- Returns 1, or 0 when somebody else has refused it already.

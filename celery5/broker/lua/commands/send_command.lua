@@ -5,7 +5,7 @@
 --       2 the command, sealed
 --       3 the most commands that an inbox may hold
 --       4 for how long it is kept in ms
--- Returns 1, or 0 when the inbox is full. Repeating the call posts nothing more.
+-- Returns 1, or 0 when the inbox is full. Repeating the call sends nothing more.
 -- No command lives longer than the inbox that it is the last one of: so an inbox that nobody reads goes by itself.
 local inbox = KEYS[1]
 if redis.call('EXISTS', KEYS[2]) == 1 then return 1 end

@@ -5,7 +5,7 @@
 --       2 who takes it
 --       3 for how long its nonce is remembered in ms
 -- Returns 1 when it may be done, 0 when it came before, -1 when another process with this inbox has it.
--- Repeating the call gives the same again.
+-- Repeating the call returns the same again.
 local entry, mine = ARGV[1], ARGV[1] .. ' ' .. ARGV[2]
 redis.call('XDEL', KEYS[1], entry)
 local before = redis.call('GET', KEYS[2])

@@ -1,4 +1,4 @@
--- Take everything away that a queue has, also the waiting lists of its limits, which only the places of its jobs name.
+-- Delete everything that a queue has, also the waiting lists of its limits, which only the places of its jobs name.
 -- KEYS  1 where its jobs are
 --       2 prefix of the waiting lists
 --       3.. its other keys

@@ -1,4 +1,4 @@
--- Bury a document that a Data Sink would not take: it goes to the queue's dead-letter queue.
+-- Move a document that a Data Sink would not take to the queue's dead-letter queue.
 -- KEYS  1 documents of the sink
 --       2 those that somebody has, or that are to be tried again, by when another may take them
 --       3 the last one that was taken, and how often each was tried in vain

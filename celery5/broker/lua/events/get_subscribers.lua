@@ -1,4 +1,4 @@
--- Who is subscribed: retires those that nobody has declared in time, and gives the registry if it is not known already.
+-- Return who is subscribed. Retire those that nobody has declared in time, and returns the registry unless its state is known.
 -- KEYS  1 registry of subscriptions
 --       2 until when each of them counts, in ms
 -- ARGV  1 which state of the registry is known, '' for none

@@ -8,16 +8,16 @@
 -- Returns 1 when that changed something, else 0.
 local registry, subscribed, name, span = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[3])
 local time = redis.call('TIME')
-local was = redis.call('HGET', registry, name)
+local before = redis.call('HGET', registry, name)
 if ARGV[2] == '1' then
   redis.call('HSET', registry, name, '')
   redis.call('ZADD', subscribed, time[1] * 1000 + span, name)
   for n = 1, 2 do -- bound: two keys
     if redis.call('PTTL', KEYS[n]) < span then redis.call('PEXPIRE', KEYS[n], span) end
   end
-  if was == '' then return 0 end
+  if before == '' then return 0 end
 else
-  if was ~= '' then return 0 end
+  if before ~= '' then return 0 end
   redis.call('HDEL', registry, name)
   redis.call('ZREM', subscribed, name)
   if redis.call('HLEN', registry) == 1 then redis.call('HDEL', registry, '') end
@@ -25,4 +25,4 @@ end
 if redis.call('EXISTS', registry) == 1 then
   redis.call('HSET', registry, '', time[1] .. string.format('%06d', time[2]))
 end
-return was and 1 or 0
+return before and 1 or 0

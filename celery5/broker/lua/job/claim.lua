@@ -11,7 +11,7 @@
 --       3.. for each job: its id, its envelope, its time ('' for now, ms since 1970, or '+' and ms from now), what its
 --           key is remembered under ('' for none), and its `unique_for` in ms (0 for none)
 -- Returns for each job the id of the one that holds its place: its own, or that of the one in the way. A job that is known
--- already, or has ended already, is left alone and gives its own id: so the call may be repeated.
+-- already, or has ended already, is left alone and its own id is returned: so the call may be repeated.
 local stream, jobs, due, waiting, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = now_ms()
 local holders, earliest, lane = {}, nil, ARGV[2]

@@ -17,7 +17,7 @@
 --       4 how many jobs at most
 --       5 ttl of a document in ms
 --       6 '*' when all that it held is counted as having taken it down, '-' when only these are:
---       7 channel that tells workers of free slots
+--       7 channel that notifies workers of free slots
 --       8 name of the worker that decided this from its heartbeat; '' for one that knows it without (its process ended)
 --       9 the time of that heartbeat in ms, as renew_lease.lua returned it
 --       10 lease of that worker in ms
@@ -81,7 +81,7 @@ if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
 local back, dead_lettered, begun = 0, 0, {}
 for n = 12, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
--- Put back, or dead-letter, one entry of a lane's pending list.
+-- Put back or dead-letter one entry of a lane's pending list.
 local function undo(one, lane)
   local stream = streams[lane]
   local entry = redis.call('XRANGE', stream, one[1], one[1])[1]

@@ -12,13 +12,13 @@
 --       11 prefix of the waiting lists
 --       12.. result key of each job, in order
 -- ARGV  1 consumer group
---       2 channel that tells the workers of the queue
+--       2 channel that notifies the workers of the queue
 --       3 ttl of a document in ms, unless the job says otherwise
 --       4 the least ttl in ms
 --       5.. each job's id
 -- Returns for each job what was found: REVOKED (it will not run, and did not before this), EXECUTING (a worker has it and
 -- is notified), the state of one that had ended before, or UNKNOWN. The mark on a job that a worker has (its place says V)
--- lasts: it is never tried again, given back or recovered. Repeating the call gives the same again.
+-- lasts: it is never tried again, given back or recovered. Repeating the call returns the same again.
 local jobs, due, waiting, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local streams = {[''] = KEYS[1], h = KEYS[6], l = KEYS[7], g = KEYS[8]}
 local at = use_keys {due = due, held = KEYS[10], prefix = KEYS[11]}

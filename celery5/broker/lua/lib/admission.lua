@@ -394,8 +394,8 @@ local function admit_next(at, rule, free, worker)
   local first = rule.per_worker and first_open_here or first_open
   at.looks, at.unfinished, at.skip, at.nobody_open = LOOKS, false, {}, false
   local function may() return given < rule.want and wait == 0 end
-  -- Give the first job of a list. Returns whether others are left in it, and whether they may go on, too.
-  local function hand(fair, token, is_open)
+  -- Admit the first job of a list. Returns whether others are left in it, and whether they may go on, too.
+  local function admit_one(fair, token, is_open)
     local done, others = admit_first(at, rule, fair, token, worker, is_open)
     if done then given, wait = given + 1, begins_in(at, rule, worker) else at.looks = at.looks - 1 end
     return others, slots_left(at, rule, token, worker) > 0
@@ -404,7 +404,7 @@ local function admit_next(at, rule, free, worker)
     local others, left = not rule.fair, slots_left(at, rule, token, worker) > 0
     local before = given
     while others and left and may() and at.looks > 0 do -- bound: rule.want, and LOOKS
-      others, left = hand('', token)
+      others, left = admit_one('', token)
     end
     for _ = given - before + 1, slots do -- bound: the jobs that were settled
       if not unpark(at, rule.task, token) then break end
@@ -415,7 +415,7 @@ local function admit_next(at, rule, free, worker)
   while may() do -- bound: rule.want, and LOOKS
     fair, token, more_fairs, more_tokens = first(at, rule, worker)
     if not fair then break end
-    local others, left = hand(fair, token, true)
+    local others, left = admit_one(fair, token, true)
     if others and not left and not rule.per_worker then
       park(at, rule.task, fair, {token}, rule.most)
     elseif others and more_tokens then

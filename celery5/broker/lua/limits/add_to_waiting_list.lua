@@ -6,7 +6,7 @@
 --       4 how many jobs wait
 --       5 prefix of the waiting lists
 --       6.. result key of each job, in order
--- ARGV  1 channel that tells workers of who may go on
+-- ARGV  1 channel that notifies workers of who may go on
 --       2 letter of the lane of their priority, '' for the normal one
 --       3.. for each job: its id, its envelope, its waiting list, when it expires (ms since 1970, or '')
 -- Returns how many were new: a job that is known already, or has ended already, is left alone.

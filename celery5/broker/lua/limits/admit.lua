@@ -14,14 +14,14 @@
 --       13.. result key of each job, in order
 -- ARGV  1 consumer group
 --       2 this worker's name in it
---       3 channel that tells workers of free slots
+--       3 channel that notifies workers of free slots
 --       4 rules: JSON, a list of those that the jobs go by
 --       5.. for each job: its entry with its lane's letter, its id, its waiting list, how many workers died with it, when it
 --           expires (ms since 1970, or ''), and what is asked: `run` it if it may; `wait`, whether it may or not; `count`
 --           it, for it has begun
 -- Returns -1 when the worker has lost its lease (then nothing was done), else for each job: 1 it may run; 0 it waits; -1 it
 -- was revoked; -2 it is not this worker's, or was a copy of one that is elsewhere: it is gone. After that, for each rule,
--- in how many ms its rate lets the next one through (0: it does not wait for that). Repeating the call gives the same.
+-- in how many ms its rate lets the next one through (0: it does not wait for that). Repeating the call returns the same.
 local streams = {[''] = KEYS[1], h = KEYS[2], l = KEYS[3], g = KEYS[4]}
 local at = use_keys {jobs = KEYS[6], waiting = KEYS[7], due = KEYS[8], slots = KEYS[9], taken = KEYS[10], held = KEYS[11],
   prefix = KEYS[12], handed = KEYS[4]}

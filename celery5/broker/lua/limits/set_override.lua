@@ -1,9 +1,9 @@
--- Impose something on a task, or take it back, and tell all workers.
--- KEYS  1 what is imposed, by task
--- ARGV  1 channel that tells of changes
+-- Set or remove an override of a task's limits, and notify all workers.
+-- KEYS  1 overrides, by task
+-- ARGV  1 channel that notifies workers of changes
 --       2 the task
---       3 what, as JSON; '' takes back what there is
---       4 what is taken back or replaced: only this; '' for anything, '-' for nothing
+--       3 the override, as JSON; '' removes the one that there is
+--       4 what may be removed or replaced: only this; '' for anything, '-' for nothing
 -- Returns 1 when something has changed, else 0.
 local before = redis.call('HGET', KEYS[1], ARGV[2]) or ''
 local only = ARGV[4] == '-' and '' or ARGV[4]

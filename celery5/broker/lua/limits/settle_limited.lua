@@ -9,7 +9,7 @@
 --       7 how many jobs wait
 --       8 prefix of the waiting lists
 --       9.. what settle.lua takes
--- ARGV  1 channel that tells workers of free slots
+-- ARGV  1 channel that notifies workers of free slots
 --       2 rules: JSON, a list of those of the batch's jobs
 --       3 entries that have slots: JSON, a list
 --       4.. what settle.lua takes

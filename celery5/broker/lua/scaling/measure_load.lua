@@ -1,4 +1,4 @@
--- Count the jobs of a queue that nobody has yet, and tell of some of them which task they are of.
+-- Count the jobs of a queue that nobody has yet, and return of which tasks some of them are.
 -- KEYS  1 leases of its workers
 --       2 schedules whose jobs go to the queue
 --       3 when to look at each of them

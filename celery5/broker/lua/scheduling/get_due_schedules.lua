@@ -2,8 +2,8 @@
 -- KEYS  1 schedules of the queue
 --       2 when to look at each of them
 --       3 where its jobs are
--- ARGV  1 how many to tell of at most
--- Returns the time in ms since 1970, in how many ms the next one is due that is not told of (-1 when none is), and those
+-- ARGV  1 how many to return at most
+-- Returns the time in ms since 1970, in how many ms the next one is due that is not returned (-1 when none is), and those
 -- that are due, each with its state and whether its last job has not ended.
 local schedules, times, jobs = KEYS[1], KEYS[2], KEYS[3]
 local now = now_ms()
