@@ -162,7 +162,7 @@ from after_commit import send_after_commit
 from shop import app, send_receipt
 
 def sent():
-    entries = app.perform(jobs.read_jobs([app.queue("default")], "w", count=100, block=0))
+    entries = app.perform(jobs.read_jobs([app.queue("default")], "w", count=100, block_seconds=0))
     return [json.loads(each.message)["args"][0] for each in entries]
 
 def write(session, word):
