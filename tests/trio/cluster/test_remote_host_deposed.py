@@ -36,14 +36,14 @@ class OneHost:
         ]
 
     @asynccontextmanager
-    async def listening(self, _script: bytes) -> AsyncGenerator[Any]:
+    async def stream_lines(self, _script: bytes) -> AsyncGenerator[Any]:
         if not self.there.is_set():
             raise HostUnreachable("no route")
         self.cut = trio.Event()
         yield self
         raise HostUnreachable("no route")
 
-    async def hear(self) -> str | None:
+    async def read_line(self) -> str | None:
         if self.cut.is_set():
             return None
         await trio.sleep(0.05)
@@ -51,7 +51,7 @@ class OneHost:
             self.said = [*(each.strip() for each in self.shown), f"{LINE_PREFIX}seen"]
         return self.said.pop(0)
 
-    async def call(self, script: bytes) -> list[str]:
+    async def run_script(self, script: bytes) -> list[str]:
         self.scripts.append(script.decode())
         return []
 
