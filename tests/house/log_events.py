@@ -120,10 +120,14 @@ def _add_call(
 ) -> None:
     function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if function == "OutageLog":
-        for argument, level, extra in zip(call.args[1:], ("warning", "info"), ("why", "after"), strict=False):
+        interrupted = next(
+            (_list_levels(one.value) for one in call.keywords if one.arg == "level"), {"warning"}
+        )
+        levels = (interrupted, {"info"})
+        for argument, level, extra in zip(call.args[1:], levels, ("why", "after"), strict=False):
             for each in _list_names(argument):
-                events.setdefault(each, LoggedEvent(each)).levels.add(level)
-                events[each].fields |= {extra, *_list_fields(call)}
+                events.setdefault(each, LoggedEvent(each)).levels.update(level)
+                events[each].fields |= {extra, *_list_fields(call)} - {"level"}
         return
     if not call.args or isinstance(call.args[0], ast.Starred) or function[:1].isupper():
         return  # a class, such as `ProcessEvents`, logs nothing by itself
