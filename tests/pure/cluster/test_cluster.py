@@ -1,12 +1,11 @@
 """Cluster: a cluster description is read whole or refused whole, and says what members there are."""
 
-from importlib import import_module
-
 import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery5.cli.main import cli
 from celery5.errors import Misconfigured
 from celery5.protocol.cluster.description import (
     FLAG_TYPES,
@@ -180,8 +179,9 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_flag_that_starts_such_a_process_can_be_said_of_a_group(kind: Kind) -> None:
-    command: click.Group = getattr(import_module(f"celery5.cli.commands.{kind}"), kind)
-    options = [each for each in command.commands["start"].params if isinstance(each, click.Option)]
+    group = cli.get_command(click.Context(cli), kind)
+    assert isinstance(group, click.Group)
+    options = [each for each in group.commands["start"].params if isinstance(each, click.Option)]
     flags = {max(each.opts, key=len).removeprefix("--").replace("-", "_") for each in options}
     assert flags - set(UNSUPPORTED_FLAGS) == set(FLAG_TYPES[kind])
     for each in options:

@@ -16,7 +16,7 @@ from celery5.protocol.cluster.members import PARENT_VARIABLE
 SOURCE = Path(celery5.__file__)
 HEAVY = {"trio", "asyncio", "redis", "msgspec", "eliot", "cryptography", "joserfc", "dependencies", "ssl"}
 OF_A_PROBE = {"", ".cli", ".cli.commands", ".cli.commands.health", ".cli.main", ".cli.terminal", ".cli.terminal.errors",
-              ".cli.terminal.output", ".cli.terminal.target", ".errors", ".health", ".health.probe", ".lazy",
+              ".cli.terminal.output", ".cli.terminal.target", ".errors",
               ".protocol", ".protocol.masking", ".protocol.similar_names"}  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def test_the_level_of_the_log_is_set_while_the_worker_runs(talker: tuple[Employe
     assert (refused.ok, "give one of debug, info, warning, error" in refused.why) == (False, True)
     counts = told(app, "stats")["log"]
     assert counts["written"] > 3
-    assert (counts["lost"], counts["again"]) == (0, 0)
+    assert (counts["lost"], counts["retried"]) == (0, 0)
 
 
 def test_a_trace_goes_from_the_producer_through_one_job_to_the_next(talker: tuple[Employee, App]) -> None:
