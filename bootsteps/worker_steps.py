@@ -15,7 +15,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.similar_names import did_you_mean
-from celery5.services.worker.lease import Lease
+from celery5.services.worker.lease import Lease, WorkerIdentity
 
 LEAVE_TIMEOUT = 5.0
 """Seconds that leaving may take; whoever cannot leave is recovered when its lease lapses."""
@@ -35,23 +35,21 @@ class QueueMembership:
     def __init__(
         self,
         *,
+        identity: WorkerIdentity,
         redis: AsyncDriver,
         keys: Keys,
-        consumed: Sequence[QueueKeys],
-        lease: Lease,
         sidecar: SidecarLeaves | None,
         log: Log,
-        worker: str,
         used: Collection[str],
         recipients: Mapping[str, str],
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._consumed = consumed
-        self._lease = lease
+        self._consumed = identity.consumed
+        self._lease = identity.lease
         self._sidecar = sidecar
         self._log = log
-        self._worker = worker
+        self._worker = identity.worker
         self._used = used
         self._recipients = recipients
 

@@ -87,15 +87,16 @@ from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
 from celery5.services.worker.concurrency_budget import ConcurrencyBudget
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.due_jobs import Mover
-from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs
-from celery5.services.worker.intake import JobIntake, UnstartedJobs
+from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
+from celery5.services.worker.intake import JobIntake, ReceivedJobs, UnstartedJobs
 from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
-from celery5.services.worker.judgement import OutcomeHandler
-from celery5.services.worker.lease import Heartbeat, Lease, Recoverer
-from celery5.services.worker.reading import NEW_LANE, QueueLanes, ReadingState, ReadOrder
+from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
+from celery5.services.worker.lease import Heartbeat, Lease, Recoverer, WorkerIdentity
+from celery5.services.worker.reading import NEW_LANE, QueueLanes, QueueReads, ReadingState, ReadOrder
+from celery5.services.worker.resources import Runner, TaskResources
 from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
 from celery5.services.worker.revocations import Revocations
-from celery5.services.worker.task_execution import TaskExecution
+from celery5.services.worker.task_execution import JobSafeguards, StopPolicy, TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
 from celery5.tasks.task import Task
 from celery5.wiring import BootTable, made_by, step
@@ -257,7 +258,7 @@ def make_boxes(
 
 def make_runners(
     asyncio_runner: AsyncioRunner, boxes: BoxedRunner, budget: ConcurrencyBudget
-) -> dict[str, Any]:
+) -> dict[str, Runner]:
     """Return the runner of each kind of task."""
     threads = ThreadRunner(slots=budget.get_slots("thread"))
     budget.add_listener(lambda kind, slots: threads.resize(slots) if kind == "thread" else None)
@@ -404,6 +405,7 @@ class WorkerParts(ProcessParts):
     channel_handlers = made_by(make_channel_handlers)
     reconnect_observers = made_by(make_reconnect_observers)
     # membership and recovery
+    identity = WorkerIdentity
     join = QueueMembership
     heartbeat = Heartbeat
     heartbeat_listeners = made_by(make_heartbeat_listeners)
@@ -417,6 +419,7 @@ class WorkerParts(ProcessParts):
     reading = ReadingState
     lanes = QueueLanes
     read_order = ReadOrder
+    queue_reads = QueueReads
     preferences = Preferences
     pauses = PausedQueues
     queue_capacity = QueueCapacity
@@ -424,13 +427,18 @@ class WorkerParts(ProcessParts):
     in_flight = InFlightJobs
     recent = made_by(make_recent_jobs)
     isolated_jobs = IsolatedJobs
+    running_jobs = RunningJobs
     held = HeldJobs
+    received = ReceivedJobs
     # limits
     admission = AdmissionState
     admission_control = AdmissionControl
     limit_overrides = LimitOverrides
     # execution
     task_execution = TaskExecution
+    resources = TaskResources
+    safeguards = JobSafeguards
+    stop_policy = StopPolicy
     budget = ConcurrencyBudget
     runners = made_by(make_runners)
     asyncio_runner = AsyncioRunner
@@ -438,6 +446,7 @@ class WorkerParts(ProcessParts):
     deadlines = Deadlines
     fine_timer = FineTimer
     outcome_handler = OutcomeHandler
+    outcome_settings = OutcomeSettings
     # from the worker into the broker
     results = ResultsQueue
     result_publisher = ResultPublisher

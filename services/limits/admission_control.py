@@ -24,12 +24,10 @@ from celery5.protocol.job.verdict import JOB_EXPIRED, JOB_REVOKED, JobExpired, J
 from celery5.protocol.limits import AdmissionRule, format_expiry, get_waiting_list, unescape_word
 from celery5.services.limits.admission_state import AdmissionState, is_expired
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
-from celery5.services.worker.in_flight import HeldJobs
-from celery5.services.worker.intake import JobIntake, UnstartedJobs
+from celery5.services.worker.intake import ReceivedJobs
 from celery5.services.worker.judgement import OutcomeHandler
-from celery5.services.worker.lease import Lease
+from celery5.services.worker.lease import WorkerIdentity
 from celery5.services.worker.reading import ReadingState
-from celery5.services.worker.task_execution import TaskExecution
 from celery5.tasks.task import Task
 
 ADMISSION_BATCH = 64
@@ -52,41 +50,36 @@ class AdmissionControl:
     def __init__(
         self,
         *,
+        identity: WorkerIdentity,
         redis: TrioRedis,
-        consumed: Sequence[QueueKeys],
         tasks: Mapping[str, Task[..., Any]],
         admission: AdmissionState,
-        task_execution: TaskExecution,
-        held: HeldJobs,
-        intake: JobIntake,
-        unstarted: UnstartedJobs,
+        received: ReceivedJobs,
         reading: ReadingState,
         outcome_handler: OutcomeHandler,
-        lease: Lease,
         log: Log,
-        worker: str,
     ) -> None:
         self._redis = redis
-        self._consumed: Mapping[str, QueueKeys] = {keys.queue: keys for keys in consumed}
-        self._channels = {keys.slots_freed.encode(): keys.queue for keys in consumed}
+        self._consumed: Mapping[str, QueueKeys] = {keys.queue: keys for keys in identity.consumed}
+        self._channels = {keys.slots_freed.encode(): keys.queue for keys in identity.consumed}
         self._tasks = tasks
         self._turnstile = admission
-        self._execution = task_execution
-        self._ledger = held.in_flight
-        self._recent = held.recent
-        self._intake = intake
-        self._unstarted = unstarted
+        self._running = received.held.running_jobs
+        self._ledger = received.held.in_flight
+        self._recent = received.held.recent
+        self._intake = received.intake
+        self._unstarted = received.unstarted
         self._reading = reading
         self._judgement = outcome_handler
-        self._lease = lease
+        self._lease = identity.lease
         self._log = log
-        self._worker = worker
+        self._worker = identity.worker
         self._waits = OutageLog(log, "admission:interrupted", "admission:resumed")
         self._connects = 1
         self._wanted: set[QueueTask] = set()
         self._due: dict[QueueTask, float] = {}
         admission.add_listener(self._changed)
-        held.in_flight.add_listener(self._look)
+        self._ledger.add_listener(self._look)
 
     @property
     def channels(self) -> list[str]:
@@ -276,7 +269,7 @@ class AdmissionControl:
     def _changed(self, tasks: set[str]) -> None:
         """The rules of these tasks have changed: who waits may perhaps go on."""
         self._wanted |= {(queue, task) for queue in self._consumed for task in tasks}
-        self._turnstile.apply_rule_changes(tasks, self._execution.running_deliveries)
+        self._turnstile.apply_rule_changes(tasks, list(self._running))
 
     def _look(self) -> None:
         """Something was settled: there may be room."""

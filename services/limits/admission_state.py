@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from itertools import count, takewhile
-from typing import Any
 
 import trio
 
@@ -18,12 +17,10 @@ from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.limits import AdmissionRule, LimitOverride, Range, Suspension, make_admission_rule
-from celery5.protocol.scaling.prefetch import HORIZON, DurationEstimate, count_ahead
-from celery5.services.worker.concurrency_budget import ConcurrencyBudget
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs
-from celery5.services.worker.internal_queues import TasksQueue
+from celery5.protocol.scaling.prefetch import HORIZON, count_ahead
+from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.reading import ReadingState
-from celery5.tasks.task import Task
+from celery5.services.worker.resources import TaskResources
 
 AWAITING_ADMISSION = "gate"
 """The kind under which the ledger counts who is on the way to a gate."""
@@ -48,24 +45,18 @@ class AdmissionState:
     def __init__(
         self,
         *,
-        tasks: Mapping[str, Task[..., Any]],
-        queues: Mapping[str, TasksQueue],
-        duration_estimates: Mapping[str, DurationEstimate],
-        budget: ConcurrencyBudget,
-        in_flight: InFlightJobs,
-        isolated_jobs: IsolatedJobs,
+        resources: TaskResources,
+        held: HeldJobs,
         reading: ReadingState,
         log: Log,
-        default_queue: str,
     ) -> None:
-        self._tasks = tasks
-        self._queues = queues
-        self._paces = duration_estimates
-        self._budget = budget
-        self._ledger = in_flight
-        self._suspects = isolated_jobs
+        self._tasks = resources.tasks
+        self._queues = resources.queues
+        self._paces = resources.duration_estimates
+        self._budget = resources.budget
+        self._ledger = held.in_flight
+        self._suspects = held.isolated_jobs
         self._log = log
-        self._default_queue = default_queue
         self._reading = reading
         self._imposed: Mapping[str, LimitOverride] = {}
         self._suspended: Mapping[str, Suspension] = {}

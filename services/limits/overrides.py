@@ -8,7 +8,7 @@ every worker at each third beat of its heart: an idle one sends less than a comm
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import trio
@@ -23,6 +23,7 @@ from celery5.protocol.limits import LimitOverride, Suspension
 from celery5.services.health.circuits import BreakerTrip, CircuitBreakers
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import is_key_corrupt
+from celery5.services.worker.lease import WorkerIdentity
 from celery5.tasks.task import Task
 
 AGAIN = 1.0
@@ -42,23 +43,22 @@ class LimitOverrides:
     def __init__(
         self,
         *,
+        identity: WorkerIdentity,
         redis: AsyncDriver,
         keys: Keys,
-        consumed: Sequence[QueueKeys],
         tasks: Mapping[str, Task[..., Any]],
         admission: AdmissionState,
         circuit_breakers: CircuitBreakers,
         log: Log,
-        worker: str,
         breaker_suspends: bool,
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._first = consumed[0].queue if consumed else ""
+        self._first = identity.consumed[0].queue if identity.consumed else ""
         self._tasks = tasks
         self._turnstile = admission
         self._log = log
-        self._worker = worker
+        self._worker = identity.worker
         self._limits: Mapping[str, LimitOverride] = {}
         self._suspended: Mapping[str, Suspension] = {}
         self._tripped: dict[str, Suspension] = {}

@@ -97,7 +97,6 @@ class QueueCapacity:
         budget: ConcurrencyBudget,
         in_flight: InFlightJobs,
         admission: AdmissionState,
-        default_queue: str,
     ) -> None:
         self._paces = duration_estimates
         self._budget = budget

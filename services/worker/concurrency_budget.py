@@ -26,7 +26,7 @@ from celery5.protocol.scaling.budget import (
     get_prefetch_slots,
     next_budget_state,
 )
-from celery5.services.worker.in_flight import InFlightJobs
+from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
 from celery5.services.worker.internal_queues import TasksQueue
 
 UPDATE_INTERVAL = 0.1
@@ -71,6 +71,7 @@ class ConcurrencyBudget:
         budgets: Mapping[str, Budget],
         queues: Mapping[str, TasksQueue],
         in_flight: InFlightJobs,
+        running_jobs: RunningJobs,
         log: Log,
     ) -> None:
         self._meters = {kind: _Meter(budget) for kind, budget in budgets.items()}
@@ -79,7 +80,7 @@ class ConcurrencyBudget:
         self._ledger = in_flight
         self._log = log
         self._followers: list[SlotsListener] = []
-        self._executing: Callable[[str], int] = lambda _kind: 0
+        self._running_jobs = running_jobs
         self._machine = MachineReading(1, 0.0, 0)
         self._said = trio.Event()
         self._warned = 0
@@ -102,10 +103,6 @@ class ConcurrencyBudget:
     def add_listener(self, follower: SlotsListener) -> None:
         """Have `follower` told of each change."""
         self._followers.append(follower)
-
-    def set_running_counter(self, executing: Callable[[str], int]) -> None:
-        """Ask `executing` how many jobs of a kind run now."""
-        self._executing = executing
 
     def record_release(self, kind: str) -> None:
         """Jobs of this kind waited for too long: read no more than there are slots, for a while. Unless they waited for
@@ -196,7 +193,7 @@ class ConcurrencyBudget:
         meter = self._meters[kind]
         return {
             "current": meter.course.current,
-            "executing": self._executing(kind),
+            "executing": self._running_jobs.count(kind),
             "queued": len(self._queues[kind]),
             "minimum": meter.budget.minimum,
             "maximum": meter.maximum,

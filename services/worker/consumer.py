@@ -9,9 +9,7 @@ import trio
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
-from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Level, Log
 from celery5.protocol.job.delivery import Delivery
@@ -20,12 +18,10 @@ from celery5.protocol.scaling.prefetch import HORIZON
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import OutageLog, is_recoverable
 from celery5.services.worker.capacity import QueueCapacity
-from celery5.services.worker.concurrency_budget import ConcurrencyBudget
-from celery5.services.worker.in_flight import HeldJobs
-from celery5.services.worker.intake import JobIntake, UnstartedJobs
-from celery5.services.worker.internal_queues import TasksQueue
-from celery5.services.worker.lease import Lease
-from celery5.services.worker.reading import PassCapacity, ReadingState, ReadOrder
+from celery5.services.worker.intake import ReceivedJobs
+from celery5.services.worker.lease import WorkerIdentity
+from celery5.services.worker.reading import PassCapacity, QueueReads
+from celery5.services.worker.resources import TaskResources
 
 RETRY_INTERVAL = 0.1
 """Seconds between attempts while Redis is away."""
@@ -52,40 +48,32 @@ class Consumer:
     def __init__(
         self,
         *,
-        reader: ParkedRedis,
+        identity: WorkerIdentity,
         redis: AsyncDriver,
-        consumed: Sequence[QueueKeys],
-        read_order: ReadOrder,
-        reading: ReadingState,
-        queues: Mapping[str, TasksQueue],
+        queue_reads: QueueReads,
         queue_capacity: QueueCapacity,
-        budget: ConcurrencyBudget,
-        intake: JobIntake,
-        unstarted: UnstartedJobs,
-        held: HeldJobs,
+        received: ReceivedJobs,
+        resources: TaskResources,
         admission: AdmissionState,
-        lease: Lease,
         log: Log,
-        worker: str,
-        read_block: float,
     ) -> None:
-        self._reader = reader
+        self._reader = queue_reads.reader
         self._redis = redis
-        self._order = read_order
-        self._reading = reading
-        self._queues = queues
+        self._order = queue_reads.read_order
+        self._reading = queue_reads.reading
+        self._queues = resources.queues
         self._rooms = queue_capacity
-        self._budget = budget
-        self._intake = intake
-        self._unstarted = unstarted
-        self._ledger = held.in_flight
-        self._suspects = held.isolated_jobs
+        self._budget = resources.budget
+        self._intake = received.intake
+        self._unstarted = received.unstarted
+        self._ledger = received.held.in_flight
+        self._suspects = received.held.isolated_jobs
         self._turnstile = admission
-        self._lease = lease
+        self._lease = identity.lease
         self._log = log
         self._waits = OutageLog(log, "consumer:interrupted", "consumer:resumed")
-        self._worker = worker
-        self._block = read_block
+        self._worker = identity.worker
+        self._block = queue_reads.read_block
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled. Raises LeaseLost when the group is gone, which means that Redis lost its data."""

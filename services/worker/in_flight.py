@@ -11,6 +11,7 @@ import trio
 
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.envelope import Envelope
+from celery5.runners.running_job import RunningJob
 from celery5.services.worker.internal_queues import TasksQueue
 
 
@@ -119,6 +120,17 @@ class RecentJobs:
             self._old.discard(mark)
 
 
+class RunningJobs(dict[Delivery, RunningJob]):
+    """The jobs that executors run now. Only TaskExecution changes it; a dictionary, because each job does so twice."""
+
+    def __init__(self) -> None:  # without parameters, for the injector
+        super().__init__()
+
+    def count(self, kind: str) -> int:
+        """Return how many jobs of one kind run now."""
+        return sum(delivery.kind == kind for delivery in self)
+
+
 SUSPECT_DEATHS = 2
 """Workers that went down with a job before it is a suspect; fewer where fewer are enough to bury it."""
 
@@ -178,3 +190,5 @@ class HeldJobs:
     recent: RecentJobs
     # Those that run alone, because workers have died with them.
     isolated_jobs: IsolatedJobs
+    # Those that executors run now.
+    running_jobs: RunningJobs

@@ -141,3 +141,12 @@ class JobIntake:
     def _refuse(self, delivery: Delivery, reason: Reason, error: str, text: str) -> None:
         self._in_flight.add(delivery)
         self._unstarted.refuse(delivery, reason, error, text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedJobs:
+    """The jobs that this worker has received: how it takes them, holds them, and ends those it does not start."""
+
+    intake: JobIntake
+    held: HeldJobs
+    unstarted: UnstartedJobs

@@ -3,6 +3,7 @@
 import random
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from celery5.errors import BadResult
@@ -39,6 +40,18 @@ MAX_CHECKED_BYTES = 64 * 1024
 """The most bytes of a result that is compared."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeSettings:
+    """The settings for what is stored and logged of a job that has ended."""
+
+    # Seconds that the document of a job's end is kept.
+    results_ttl: float
+    # The most bytes of a result.
+    message_limit: int
+    # Whether retries are logged with their tracebacks.
+    retry_tracebacks: bool
+
+
 class OutcomeHandler:
     """The end of every job that an executor took, or that was revoked before one did."""
 
@@ -50,20 +63,20 @@ class OutcomeHandler:
         circuit_breakers: CircuitBreakers,
         log: Log,
         worker: str,
-        results_ttl: float,
-        message_limit: int,
         tally: JobTally,
-        retry_tracebacks: bool,
+        outcome_settings: OutcomeSettings,
     ) -> None:
         self._tasks = tasks
         self._results = results
         self._circuits = circuit_breakers
         self._log = log
         self._worker = worker
-        self._ttl = results_ttl
-        self._limit = message_limit
+        self._ttl = outcome_settings.results_ttl
+        self._limit = outcome_settings.message_limit
         self._tally = tally
-        self._untraced: tuple[type, ...] = () if retry_tracebacks else (RetryVerdict, Postpone)
+        self._untraced: tuple[type, ...] = (
+            () if outcome_settings.retry_tracebacks else (RetryVerdict, Postpone)
+        )
         self._unproven = {
             name: CHECKED_RESULTS for name, task in tasks.items() if task.result_type.is_declared
         }

@@ -11,6 +11,7 @@ once more, for each worker, from that heartbeat (`HeartbeatEvidence`).
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -81,6 +82,18 @@ class Lease:
         """The lease is gone. Gives the error to raise."""
         self.is_lost = True
         return LeaseLost(why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIdentity:
+    """One incarnation of a worker, as its queues know it."""
+
+    # The name of the incarnation, under which it is a consumer of its queues.
+    worker: str
+    # Its right to settle what it reads.
+    lease: Lease
+    # The queues that it consumes.
+    consumed: Sequence[QueueKeys]
 
 
 BEATS_PER_LEASE = 3

@@ -6,12 +6,14 @@ what a Scheduler prefers, they are read one after the other; so is a queue that 
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import trio
 
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry, HeartbeatReply
+from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.job.states import HIGH, LOW, NORMAL
 from celery5.protocol.scaling.read_order import FairSplit, parse_priorities, parse_queue_order
@@ -234,6 +236,18 @@ class ReadOrder:
     def _last(self, keys: QueueKeys) -> None:
         self._in_turn.remove(keys)
         self._in_turn.append(keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueReads:
+    """How a worker reads its queues."""
+
+    # The connection on which reads wait.
+    reader: ParkedRedis
+    read_order: ReadOrder
+    reading: ReadingState
+    # Seconds that a read waits for jobs.
+    read_block: float
 
 
 class PassCapacity:

@@ -36,7 +36,7 @@ from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import is_recoverable
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
-from celery5.services.worker.lease import Lease
+from celery5.services.worker.lease import WorkerIdentity
 
 Outcome = tuple[Delivery, Settlement]
 
@@ -136,19 +136,17 @@ class ResultPublisher:
     def __init__(
         self,
         *,
+        identity: WorkerIdentity,
         redis: TrioRedis,
-        consumed: Sequence[QueueKeys],
         results: ResultsQueue,
         held: HeldJobs,
         unpublishable_retries: UnpublishableRetries,
         admission: AdmissionState,
         admission_control: AdmissionControl,
-        lease: Lease,
         log: Log,
-        worker: str,
     ) -> None:
         self._redis = redis
-        self._queues = {keys.queue: keys for keys in consumed}
+        self._queues = {keys.queue: keys for keys in identity.consumed}
         self._results = results
         self._begun: tuple[Call[int], PendingRequest] | None = None
         self._ledger = held.in_flight
@@ -157,9 +155,9 @@ class ResultPublisher:
         self._turnstile = admission
         self._admission_control = admission_control
         self._handed: Callable[[], None] | None = None
-        self._lease = lease
+        self._lease = identity.lease
         self._log = log
-        self._worker = worker
+        self._worker = identity.worker
         self._unsettled: Outcomes = ()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

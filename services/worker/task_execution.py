@@ -6,16 +6,15 @@ leads through one job: take, run, and on to the Judgement.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, Protocol
 
 import trio
 
 from celery5.broker.calls import jobs
 from celery5.broker.drivers.on_trio import TrioRedis
-from celery5.broker.keys import QueueKeys
 from celery5.errors import BadArguments, BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery, check_start_deadline
@@ -35,14 +34,13 @@ from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import RunningJob
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.shared_memory import SidecarMemory, number_queues
-from celery5.services.worker.concurrency_budget import ConcurrencyBudget
-from celery5.services.worker.in_flight import IsolatedJobs
+from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import TasksQueue
 from celery5.services.worker.judgement import OutcomeHandler
-from celery5.services.worker.lease import MARGIN_FRACTION, Lease, now
+from celery5.services.worker.lease import MARGIN_FRACTION, WorkerIdentity, now
+from celery5.services.worker.resources import Runner, TaskResources
 from celery5.services.worker.time_limits import Deadlines
 from celery5.tasks.deduplication import get_rejection
-from celery5.tasks.task import Task
 
 YIELD_INTERVAL = 0.005
 """Seconds that one executor may go on with jobs that never wait, before it lets others run."""
@@ -56,12 +54,24 @@ STABLE_CONNECTION = 2.0
 """Seconds after its return in which a job may still say that Redis is away: a breaker of the job's own is open."""
 
 
-class Runner(Protocol):
-    """Runs one function to its outcome."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSafeguards:
+    """What protects a worker and its jobs from a job that runs too long, always fails, or kills the process."""
 
-    async def execute(
-        self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], running_job: RunningJob
-    ) -> Outcome: ...
+    deadlines: Deadlines
+    circuit_breakers: CircuitBreakers
+    # What runs is recorded there, so that the sidecar knows which jobs a dead worker had begun. None: no sidecar.
+    sidecar_memory: SidecarMemory | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopPolicy:
+    """What becomes of running jobs when a worker stops."""
+
+    # Seconds that they may go on.
+    grace_period: float
+    # Returns whether the process goes on as another incarnation, which must not run the same jobs again.
+    is_restarting: Callable[[], bool]
 
 
 class TaskExecution:
@@ -70,43 +80,34 @@ class TaskExecution:
     def __init__(
         self,
         *,
-        tasks: Mapping[str, Task[..., Any]],
-        queues: Mapping[str, TasksQueue],
-        runners: Mapping[str, Runner],
+        identity: WorkerIdentity,
         redis: TrioRedis,
-        duration_estimates: Mapping[str, DurationEstimate],
+        resources: TaskResources,
+        held: HeldJobs,
+        safeguards: JobSafeguards,
         outcome_handler: OutcomeHandler,
-        budget: ConcurrencyBudget,
-        lease: Lease,
-        deadlines: Deadlines,
-        circuit_breakers: CircuitBreakers,
-        sidecar_memory: SidecarMemory | None,
-        isolated_jobs: IsolatedJobs,
-        consumed: Sequence[QueueKeys],
+        stop_policy: StopPolicy,
         log: Log,
-        worker: str,
-        grace_period: float,
-        is_restarting: Callable[[], bool],
     ) -> None:
-        self._tasks = tasks
-        self._queues = queues
-        self._runners = runners
+        self._tasks = resources.tasks
+        self._queues = resources.queues
+        self._runners = resources.runners
         self._redis = redis
-        self._paces = duration_estimates
+        self._paces = resources.duration_estimates
         self._judgement = outcome_handler
-        self._budget = budget
-        self._lease = lease
-        self._deadlines = deadlines
-        self._circuits = circuit_breakers
-        self._black_box = sidecar_memory
-        self._suspects = isolated_jobs
-        self._numbers = number_queues([keys.queue for keys in consumed])
+        self._budget = resources.budget
+        self._lease = identity.lease
+        self._deadlines = safeguards.deadlines
+        self._circuits = safeguards.circuit_breakers
+        self._black_box = safeguards.sidecar_memory
+        self._suspects = held.isolated_jobs
+        self._numbers = number_queues([keys.queue for keys in identity.consumed])
         self._log = log
-        self._worker = worker
-        self._grace_period = grace_period
-        self._another = is_restarting
+        self._worker = identity.worker
+        self._grace_period = stop_policy.grace_period
+        self._another = stop_policy.is_restarting
         self._patient = False
-        self._running: dict[Delivery, RunningJob] = {}
+        self._running = held.running_jobs
         self._idle = trio.Event()
         self._stuck = False
         self._grace = trio.CancelScope()
@@ -115,17 +116,12 @@ class TaskExecution:
         self._crews: dict[str, int] = {}
         self._pens = 0
         self._unused: list[int] = []
-        budget.set_running_counter(self.count_running)
-        budget.add_listener(self.resize)
+        self._budget.add_listener(self.resize)
 
     @property
     def running_count(self) -> int:
         """How many jobs run now."""
         return len(self._running)
-
-    def count_running(self, kind: str) -> int:
-        """How many jobs of one kind run now."""
-        return sum(delivery.kind == kind for delivery in self._running)
 
     def resize(self, kind: str, slots: int) -> None:
         """Have so many executors for one kind. One too many goes when its job has ended, or at once if it has none."""

@@ -71,6 +71,40 @@ def test_no_public_class_name_stands_twice() -> None:
     assert {each: where for each, where in places.items() if len(where) > 1} == {}
 
 
+MOST_PARAMETERS = 8
+KNOWN_LONG_CONSTRUCTORS = {
+    "services/commands/inbox.py Inbox",
+    "services/commands/worker_commands.py WorkerCommands",
+    "services/controller/foreman.py Foreman",
+    "services/events/event_ingestion.py EventIngestion",
+    "services/process/recycling.py Recycling",
+    "services/scaling/reporter.py Reporter",
+}
+"""Constructors that still have more parameters: shorten this list, and add nothing to it."""
+
+
+def test_no_constructor_of_a_service_has_more_than_eight_parameters() -> None:
+    counts = {
+        f"{name(path)} {node.name}": count_parameters(function)
+        for path in files("services", "bootsteps")
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef)
+        for function in node.body
+        if isinstance(function, ast.FunctionDef) and function.name == "__init__"
+    }
+    assert {
+        place: count
+        for place, count in counts.items()
+        if count > MOST_PARAMETERS and place not in KNOWN_LONG_CONSTRUCTORS
+    } == {}
+
+
+def count_parameters(function: ast.FunctionDef) -> int:
+    """Return how many parameters a method has besides `self`."""
+    arguments = function.args
+    return len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]) - 1
+
+
 def test_nothing_but_the_two_driver_protocols_describes_a_driver() -> None:
     protocols = [
         f"{name(path)} {node.name}"

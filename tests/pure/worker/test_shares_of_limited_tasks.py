@@ -12,9 +12,10 @@ from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.services.limits.admission_state import MAX_REQUESTED_JOBS, AdmissionState
 from celery5.services.worker.concurrency_budget import ConcurrencyBudget
-from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs
+from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.internal_queues import TasksQueue
 from celery5.services.worker.reading import ReadingState
+from celery5.services.worker.resources import TaskResources
 
 NAMES = ("a", "b", "c")
 
@@ -30,22 +31,27 @@ class Asking(AdmissionState):
 
             app.task(name=name, limit=limit)(run)
         queues = {"trio": TasksQueue()}
-        super().__init__(
+        held = HeldJobs(
+            in_flight=in_flight,
+            recent=RecentJobs(recent_jobs=10),
+            isolated_jobs=IsolatedJobs(queues=queues, in_flight=in_flight, max_deliveries=3),
+            running_jobs=RunningJobs(),
+        )
+        budget = ConcurrencyBudget(
+            budgets={"trio": Budget(minimum=slots, maximum=slots)},
+            queues=queues,
+            in_flight=in_flight,
+            running_jobs=held.running_jobs,
+            log=log,
+        )
+        resources = TaskResources(
             tasks=app.tasks,
             queues=queues,
+            runners={},
             duration_estimates={"trio": DurationEstimate()},
-            budget=ConcurrencyBudget(
-                budgets={"trio": Budget(minimum=slots, maximum=slots)},
-                queues=queues,
-                in_flight=in_flight,
-                log=log,
-            ),
-            in_flight=in_flight,
-            isolated_jobs=IsolatedJobs(queues=queues, in_flight=in_flight, max_deliveries=3),
-            reading=ReadingState(),
-            log=log,
-            default_queue="default",
+            budget=budget,
         )
+        super().__init__(resources=resources, held=held, reading=ReadingState(), log=log)
         self.running: Counter[str] = Counter()
 
     def count_free_slots(self, kind: str, *, leaving: int = 0) -> int:

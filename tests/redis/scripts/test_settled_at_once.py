@@ -23,10 +23,11 @@ from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.job.verdict import Complete, Release
 from celery5.protocol.limits import AdmissionRule
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs
+from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.internal_queues import ResultsQueue
-from celery5.services.worker.lease import Lease
+from celery5.services.worker.lease import Lease, WorkerIdentity
 from celery5.services.worker.reading import ReadingState
+from celery5.services.worker.resources import TaskResources
 from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
 from tests.redis.worker.workers import until
 
@@ -72,35 +73,29 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
     """Three jobs were read, and the publisher waits."""
     app, log = App(app_name, broker=url), NullLog()
     keys, ledger, results = app.queue("default"), InFlightJobs(), ResultsQueue()
-    lease = Lease(seconds=60)
     link = TrioRedis(endpoint=Endpoint.from_url(url))
     await nursery.start(link.run)
     unpublishable = UnpublishableRetries(
         when_unpublishable="backlog", queues={}, results=results, log=log, worker=WORKER, results_ttl=60
     )
     isolated = IsolatedJobs(queues={}, in_flight=ledger, max_deliveries=3)
-    turnstile = AdmissionState(
-        tasks={},
-        queues={},
-        duration_estimates={},
-        budget=cast("Any", None),  # nobody has a rule
+    held = HeldJobs(
         in_flight=ledger,
+        recent=RecentJobs(recent_jobs=10),
         isolated_jobs=isolated,
-        reading=ReadingState(),
-        log=log,
-        default_queue="default",
+        running_jobs=RunningJobs(),
     )
+    no_budget = cast("Any", None)  # no task has a rule
+    resources = TaskResources(tasks={}, queues={}, runners={}, duration_estimates={}, budget=no_budget)
     publisher = ResultPublisher(
+        identity=WorkerIdentity(worker=WORKER, lease=Lease(seconds=60), consumed=[keys]),
         redis=link,
-        consumed=[keys],
         results=results,
-        held=HeldJobs(in_flight=ledger, recent=RecentJobs(recent_jobs=10), isolated_jobs=isolated),
+        held=held,
         unpublishable_retries=unpublishable,
-        admission=turnstile,
-        admission_control=cast("Any", None),  # nobody has a rule
-        lease=lease,
+        admission=AdmissionState(resources=resources, held=held, reading=ReadingState(), log=log),
+        admission_control=cast("Any", None),  # no task has a rule
         log=log,
-        worker=WORKER,
     )
 
     @app.task
