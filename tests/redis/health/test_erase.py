@@ -13,7 +13,7 @@ from tests.redis.limits.limited_jobs import TASK, Gated
 from tests.redis.worker.one_queue import Queue
 from tests.redis.worker.workers import leftovers
 
-CHANNELS = {"wake", "revoke", "free", "schedule_news"}
+CHANNELS = {"wake", "revoke", "slots_freed", "schedule_changes"}
 STAY = {"settings", "pattern"}
 """They are whose who set them; and what is no key."""
 

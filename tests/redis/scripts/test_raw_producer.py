@@ -37,7 +37,7 @@ def commands(app_name: str, part: int = 0) -> list[list[str]]:
 
 def script_text(name: str) -> str:
     """The text of a script, or of a part of scripts."""
-    folder = "lib" if name in ("clock.lua", "sending.lua") else "job"
+    folder = "lib" if name in ("clock.lua", "sending.lua", "timing.lua") else "job"
     return files("celery5.broker").joinpath("lua", folder, name).read_text()
 
 

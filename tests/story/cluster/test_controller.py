@@ -110,7 +110,7 @@ def test_a_changed_description_restarts_only_what_has_changed_and_a_wrong_one_no
         file.write_text(CLUSTER.replace("count", "cuont"))
         told = controller.tell("reload")
         assert told.code == 1
-        assert "workers.default.cuont is not known; did you mean count?" in told.err
+        assert "workers.default.cuont is not known; did you mean 'count'?" in told.err
         controller.process.send_signal(signal.SIGHUP)
         until(lambda: controller.logged("cluster:rejected"))
         file.write_text(CLUSTER + "log_level = 'debgu'\n[environment]\nCELERY5_CONCURENCY = 4\n")
@@ -186,7 +186,7 @@ if how == "crash":  # a bug of celery5's, say
     worker.check = lambda app: 1 / 0
     from celery5.processes.lifecycle import foreground
 
-    foreground.WORKER = foreground.Page("worker", worker.run, worker.check)
+    foreground.WORKER = foreground.ProcessKind("worker", worker.run, worker.check)
     foreground.serve.__defaults__ = (foreground.WORKER,)
 
 
@@ -281,7 +281,7 @@ def test_values_that_no_member_could_begin_with_are_told_before_any_is_started(d
     for words in (("controller", "start"), ("config", "check")):
         ended = celery5("-A", "shop", *words, cwd=desk.folder)
         assert (ended.code, ended.out) == (2, "")
-        assert "workers.default.environment.CELERY5_LEASE is 'long': Expected `float`" in ended.error
+        assert "workers.default.environment.CELERY5_LEASE is 'long': 'long' is not a duration" in ended.error
 
 
 def test_a_member_that_cannot_live_is_given_up_loudly(desk: Desk) -> None:
