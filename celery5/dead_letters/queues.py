@@ -1,7 +1,8 @@
-"""Dead letters: read, count, replay and purge what is in an application's dead-letter queues.
+"""Read, count, replay and purge the dead-letter queues of an application.
 
-Everything goes in batches, so a million dead jobs need no more memory than a hundred; and each job by itself, so that
-whoever is interrupted has done some jobs and left the others as they were. Fennel read and wrote all at once (F12).
+Jobs are handled in batches, so memory use does not depend on how many there are. Each job is handled atomically:
+after
+an interruption some jobs are done and the rest are unchanged.
 """
 
 import math
@@ -41,16 +42,16 @@ _LEFT = {GONE: "gone", KEY_TAKEN: "key-taken", ALIVE: "alive"}
 
 
 class DeadLetterTally(msgspec.Struct):
-    """What a replay or a purge came to, or has come to so far.
+    """The counts of a replay or a purge; in a `progress` callback, those up to the last batch."""
 
-    `matched` is how many jobs were meant, `done` how many of them were replayed or purged, in `causes` by task, reason
-    and error. `left` says how many were left alone, and why: `gone` (somebody else was first), `key-taken` (another
-    live job has its key), `alive` (a job of its id is alive again), `corrupt` (there is no message to replay).
-    """
-
+    # Jobs that were selected.
     matched: int = 0
+    # Jobs that were replayed or purged.
     done: int = 0
+    # The same, by task, reason and error.
     causes: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    # Jobs that were left alone, by reason: `gone` (already replayed or purged), `key-taken` (a live job has the key),
+    # `alive` (a job with this id is alive again), `corrupt` (there is no message to replay).
     left: dict[str, int] = msgspec.field(default_factory=dict[str, int])
 
 
@@ -60,8 +61,12 @@ Progress = Callable[[DeadLetterTally], object]
 class DeadLetters:
     """The dead-letter queues of an application: `app.dlq`.
 
-    What all methods share are the words of `Choice`: they say which jobs are meant. Raises Misconfigured for a choice
-    that makes no sense, UnknownQueue for a queue that nobody ever used, BrokerError.
+    All methods take the options of `DeadJobFilter`, which select jobs.
+
+    Raises:
+        Misconfigured: The options make no sense.
+        UnknownQueue: No job was ever sent to a queue of this name.
+        BrokerError: The broker cannot be reached, or refuses.
     """
 
     REACHED_AS: ClassVar[str] = "app.dlq."
@@ -70,22 +75,25 @@ class DeadLetters:
         self._app = app
 
     def read(self, **choice: Unpack[DeadJobFilter]) -> Iterator[DeadJob]:
-        """The dead jobs that are meant, as of now, queue by queue and the oldest first. For plain Python."""
-        reading = DeadJobReader(self._app, self._plain(), parse_filter(choice))
-        return _each(reading)
+        """Return the selected dead jobs, queue by queue, the oldest first. For plain Python.
+
+        Jobs that die while a queue is read are left out.
+        """
+        reader = DeadJobReader(self._app, self._plain(), parse_filter(choice))
+        return _iterate(reader)
 
     def aread(self, **choice: Unpack[DeadJobFilter]) -> AsyncIterator[DeadJob]:
         """`read`, from Trio or asyncio: `async for job in app.dlq.aread(...)`."""
-        return _EachAwaited(self._app, parse_filter(choice))
+        return _AsyncIteration(self._app, parse_filter(choice))
 
     def count(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
-        """How many dead jobs there are by `reason`, `task`, `error`, `queue` or `cause`, most first."""
-        return run_blocking(_counted(self._app, self._plain(), parse_filter(choice), check_group_by(by)))
+        """Return how many dead jobs there are by `reason`, `task`, `error`, `queue` or `cause`, the largest first."""
+        return run_blocking(_count(self._app, self._plain(), parse_filter(choice), check_group_by(by)))
 
     async def acount(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """`count`, from Trio or asyncio."""
-        meant, by = parse_filter(choice), check_group_by(by)
-        return await _counted(self._app, await self._app.connections.get_async_driver(), meant, by)
+        query, by = parse_filter(choice), check_group_by(by)
+        return await _count(self._app, await self._app.connections.get_async_driver(), query, by)
 
     def replay(
         self,
@@ -95,15 +103,18 @@ class DeadLetters:
         progress: Progress | None = None,
         **choice: Unpack[DeadJobFilter],
     ) -> DeadLetterTally:
-        """Put dead jobs back on their queues, with a fresh retry budget and without their old failure; give documents
-        to their sinks again.
+        """Send dead jobs to their queues again, and documents to their sinks. For plain Python.
 
-        `rate` is the most jobs in a second, or a text such as `50/s` or `100/m`. With `dry_run` nothing is done but
-        counted. `progress` is called with the tally so far after each batch. A job that dies again meanwhile is not
-        replayed again. For plain Python.
+        A replayed job has a new retry budget and no failure. A job that dies again during the call is not replayed
+        again.
+
+        Args:
+            rate: The maximal number of jobs per second, or a text such as `50/s` or `100/m`; None for no limit.
+            dry_run: Count the jobs and do nothing else.
+            progress: Called with the tally after each batch.
         """
-        redis, meant = self._plain(), parse_filter(choice)
-        return run_blocking(_replayed(self._app, redis, meant, _checked_rate(rate), dry_run, progress))
+        redis, query = self._plain(), parse_filter(choice)
+        return run_blocking(_replay(self._app, redis, query, _check_rate(rate), dry_run, progress))
 
     async def areplay(
         self,
@@ -114,137 +125,135 @@ class DeadLetters:
         **choice: Unpack[DeadJobFilter],
     ) -> DeadLetterTally:
         """`replay`, from Trio or asyncio."""
-        meant, most = parse_filter(choice), _checked_rate(rate)
+        query, jobs_per_second = parse_filter(choice), _check_rate(rate)
         redis = await self._app.connections.get_async_driver()
-        return await _replayed(self._app, redis, meant, most, dry_run, progress)
+        return await _replay(self._app, redis, query, jobs_per_second, dry_run, progress)
 
     def purge(
         self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
     ) -> DeadLetterTally:
-        """Remove dead jobs for good. `dry_run` and `progress` as for `replay`. For plain Python."""
-        return run_blocking(_purged(self._app, self._plain(), parse_filter(choice), dry_run, progress))
+        """Delete dead jobs. `dry_run` and `progress` are those of `replay`. For plain Python."""
+        return run_blocking(_purge(self._app, self._plain(), parse_filter(choice), dry_run, progress))
 
     async def apurge(
         self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
     ) -> DeadLetterTally:
         """`purge`, from Trio or asyncio."""
-        meant = parse_filter(choice)
-        return await _purged(
-            self._app, await self._app.connections.get_async_driver(), meant, dry_run, progress
+        query = parse_filter(choice)
+        return await _purge(
+            self._app, await self._app.connections.get_async_driver(), query, dry_run, progress
         )
 
     def _plain(self) -> AsyncDriver:
         return BlockingDriverAdapter(self._app.connections.get_blocking_driver())
 
 
-def _each(reading: "DeadJobReader") -> Iterator[DeadJob]:
-    while jobs := run_blocking(reading.read_batch()):
+def _iterate(reader: "DeadJobReader") -> Iterator[DeadJob]:
+    while jobs := run_blocking(reader.read_batch()):
         yield from jobs
 
 
-class _EachAwaited:
-    """The jobs of a reading, one by one. No generator: those must be closed, and nobody would."""
+class _AsyncIteration:
+    """An asynchronous iterator over dead jobs. Not a generator: a generator would have to be closed."""
 
-    def __init__(self, app: "Application", meant: DeadJobQuery) -> None:
+    def __init__(self, app: "Application", query: DeadJobQuery) -> None:
         self._app = app
-        self._meant = meant
-        self._reading: DeadJobReader | None = None
+        self._query = query
+        self._reader: DeadJobReader | None = None
         self._jobs: Iterator[DeadJob] = iter(())
 
-    def __aiter__(self) -> "_EachAwaited":
+    def __aiter__(self) -> "_AsyncIteration":
         return self
 
     async def __anext__(self) -> DeadJob:
-        if self._reading is None:
-            self._reading = DeadJobReader(
-                self._app, await self._app.connections.get_async_driver(), self._meant
+        if self._reader is None:
+            self._reader = DeadJobReader(
+                self._app, await self._app.connections.get_async_driver(), self._query
             )
         for job in self._jobs:
             return job
-        jobs = await self._reading.read_batch()
+        jobs = await self._reader.read_batch()
         if not jobs:
             raise StopAsyncIteration
         self._jobs = iter(jobs)
         return next(self._jobs)
 
 
-async def _counted(
-    app: "Application", redis: AsyncDriver, meant: DeadJobQuery, by: GroupBy
-) -> dict[str, int]:
+async def _count(app: "Application", redis: AsyncDriver, query: DeadJobQuery, by: GroupBy) -> dict[str, int]:
     counts: dict[str, int] = {}
-    reading = DeadJobReader(app, redis, meant)
-    while jobs := await reading.read_batch():
+    reader = DeadJobReader(app, redis, query)
+    while jobs := await reader.read_batch():
         add_counts(counts, jobs, by)
     return sort_counts(counts)
 
 
-async def _replayed(
+async def _replay(
     app: "Application",
     redis: AsyncDriver,
-    meant: DeadJobQuery,
+    query: DeadJobQuery,
     rate: float | None,
     dry_run: bool,
     progress: Progress | None,
 ) -> DeadLetterTally:
-    tally, reading, pace = DeadLetterTally(), DeadJobReader(app, redis, meant), _Pace(rate)
+    tally, reader, pace = DeadLetterTally(), DeadJobReader(app, redis, query), _Pace(rate)
     limit = app.settings.message_limit
-    while jobs := await reading.read_batch():
+    while jobs := await reader.read_batch():
         for part in split_into_trips(jobs, _size, pace.portion):
-            fresh = [
+            replays = [
                 (job, message)
                 for job in part
-                if not job.sink and (message := _fresh(job, limit, tally)) is not None
+                if not job.sink and (message := _make_replay_message(job, limit, tally)) is not None
             ]
-            again = [job for job in part if job.sink]
+            documents = [job for job in part if job.sink]
             if not dry_run:
-                await pace.wait(len(fresh) + len(again))
-                await _put_back(redis, app.queue(part[0].queue), fresh, again, tally)
+                await pace.wait(len(replays) + len(documents))
+                await _send_back(redis, app.queue(part[0].queue), replays, documents, tally)
             tally.matched += len(part)
             if progress is not None:
                 progress(tally)
     return tally
 
 
-async def _put_back(
+async def _send_back(
     redis: AsyncDriver,
     keys: QueueKeys,
-    fresh: Sequence[tuple[DeadJob, bytes]],
+    replays: Sequence[tuple[DeadJob, bytes]],
     documents: Sequence[DeadJob],
     tally: DeadLetterTally,
 ) -> None:
-    """Jobs go back to their queue, each on its lane, and documents to their sinks."""
-    for lane, group in _by_lane(fresh).items():
-        words = [(job.entry, job.id, message, job.lock) for job, message in group]
-        told = await redis.perform(graveyard.replay_jobs(keys.on_lane(lane), words))
-        _note(tally, [job for job, _ in group], told)
+    """Send jobs to their queue again, each on its lane, and documents to their sinks."""
+    for lane, group in _group_by_lane(replays).items():
+        entries = [(job.entry, job.id, message, job.lock) for job, message in group]
+        codes = await redis.perform(graveyard.replay_jobs(keys.on_lane(lane), entries))
+        _record(tally, [job for job, _ in group], codes)
     if documents:
-        told = await redis.perform(redeliver_documents(keys, [job.entry for job in documents]))
-        _note(tally, documents, told)
+        codes = await redis.perform(redeliver_documents(keys, [job.entry for job in documents]))
+        _record(tally, documents, codes)
 
 
-async def _purged(
-    app: "Application", redis: AsyncDriver, meant: DeadJobQuery, dry_run: bool, progress: Progress | None
+async def _purge(
+    app: "Application", redis: AsyncDriver, query: DeadJobQuery, dry_run: bool, progress: Progress | None
 ) -> DeadLetterTally:
-    tally, reading = DeadLetterTally(), DeadJobReader(app, redis, meant)
-    while jobs := await reading.read_batch():
+    tally, reader = DeadLetterTally(), DeadJobReader(app, redis, query)
+    while jobs := await reader.read_batch():
         if not dry_run:
-            words = [(job.entry, job.id) for job in jobs]
-            _note(tally, jobs, await redis.perform(graveyard.purge_jobs(app.queue(jobs[0].queue), words)))
+            entries = [(job.entry, job.id) for job in jobs]
+            _record(tally, jobs, await redis.perform(graveyard.purge_jobs(app.queue(jobs[0].queue), entries)))
         tally.matched += len(jobs)
         if progress is not None:
             progress(tally)
     return tally
 
 
-def _by_lane(fresh: Sequence[tuple[DeadJob, bytes]]) -> dict[str, list[tuple[DeadJob, bytes]]]:
-    """Jobs with their messages, by the lane of their priority."""
-    found: dict[str, list[tuple[DeadJob, bytes]]] = {}
-    for job, message in fresh:
-        found.setdefault(get_lane(read_envelope(message).priority), []).append((job, message))
-    return found
+def _group_by_lane(replays: Sequence[tuple[DeadJob, bytes]]) -> dict[str, list[tuple[DeadJob, bytes]]]:
+    """Return jobs with their messages, by the lane of their priority."""
+    groups: dict[str, list[tuple[DeadJob, bytes]]] = {}
+    for job, message in replays:
+        groups.setdefault(get_lane(read_envelope(message).priority), []).append((job, message))
+    return groups
 
 
-def _fresh(job: DeadJob, limit: int, tally: DeadLetterTally) -> bytes | None:
+def _make_replay_message(job: DeadJob, limit: int, tally: DeadLetterTally) -> bytes | None:
     try:
         return make_replay(job.raw, limit)
     except Corrupt:
@@ -252,13 +261,13 @@ def _fresh(job: DeadJob, limit: int, tally: DeadLetterTally) -> bytes | None:
         return None
 
 
-def _note(tally: DeadLetterTally, jobs: Sequence[DeadJob], told: Sequence[int]) -> None:
-    done = [job for job, said in zip(jobs, told, strict=True) if said == DONE]
+def _record(tally: DeadLetterTally, jobs: Sequence[DeadJob], codes: Sequence[int]) -> None:
+    done = [job for job, code in zip(jobs, codes, strict=True) if code == DONE]
     tally.done += len(done)
     add_counts(tally.causes, done, "cause")
-    for said in told:
-        if said != DONE:
-            tally.left[_LEFT[said]] = tally.left.get(_LEFT[said], 0) + 1
+    for code in codes:
+        if code != DONE:
+            tally.left[_LEFT[code]] = tally.left.get(_LEFT[code], 0) + 1
 
 
 def _size(job: DeadJob) -> int:
@@ -266,7 +275,7 @@ def _size(job: DeadJob) -> int:
 
 
 class _Pace:
-    """Keeps to so many jobs a second, in portions of a tenth of a second's."""
+    """Limits the rate of jobs, in portions of a tenth of a second."""
 
     def __init__(self, rate: float | None) -> None:
         self._rate = rate
@@ -274,7 +283,7 @@ class _Pace:
         self.portion = BATCH_SIZE if rate is None else max(1, min(BATCH_SIZE, int(rate / 10)))
 
     async def wait(self, jobs: int) -> None:
-        """Wait until so many more jobs may go."""
+        """Wait until this many more jobs may be sent."""
         if self._rate is None:
             return
         now = time.monotonic()
@@ -283,7 +292,7 @@ class _Pace:
         self._due = max(self._due, now) + jobs / self._rate
 
 
-def _checked_rate(rate: float | str | None) -> float | None:
+def _check_rate(rate: float | str | None) -> float | None:
     if isinstance(rate, str):
         return RATE.parse(rate).per_second
     number = isinstance(cast("object", rate), int | float) and not isinstance(rate, bool)

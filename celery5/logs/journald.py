@@ -1,8 +1,10 @@
-"""Journald: messages to systemd's journal, by its native protocol, so that every field can be searched.
+"""Write log messages to systemd's journal, by its native protocol, so that all fields can be searched.
 
-`journalctl CELERY5_JOB=...` finds a job's lines. The protocol: one datagram for each message, `NAME=value` on a line,
-or, for a value with newlines, its name, its length in eight bytes and the value itself. What is too large for a
-datagram travels in a sealed memory file whose descriptor is passed instead.
+`journalctl CELERY5_JOB=...` finds the lines of a job. Each message is one datagram, with `NAME=value` on a line,
+or, for
+a value with newlines, its name, its length in eight bytes and the value. An entry that is too large for a datagram
+is
+written to a sealed memory file, whose descriptor is passed instead.
 """
 
 import errno
@@ -49,24 +51,27 @@ class JournaldDestination:
         self._socket = self._connect()
 
     def write(self, messages: Sequence[Message]) -> int:
-        """Send messages in order; return how many were sent before the journal was busy for SEND_TIMEOUT, or gone.
+        """Send messages in order; return how many were sent.
 
-        Raises OSError when it is gone and none was sent.
+        Fewer than all are sent when the journal was busy for SEND_TIMEOUT, or went away.
+
+        Raises:
+            OSError: The journal is gone and no message was sent.
         """
-        limit = time.monotonic() + SEND_TIMEOUT
+        deadline = time.monotonic() + SEND_TIMEOUT
         for index, message in enumerate(messages):
             try:
-                is_sent = self._send(format_entry(message), limit)
+                is_sent = self._send(format_entry(message), deadline)
             except OSError:
                 if not index:
                     raise
-                return index  # the next ones are offered again, and raise then
+                return index  # the caller sends the rest again, which raises then
             if not is_sent:
                 return index
         return len(messages)
 
     def close(self) -> None:
-        """Close the socket; whoever writes again opens another."""
+        """Close the socket. The next `write` opens a new one."""
         self._socket.close()
 
     def _connect(self) -> socket.socket:
@@ -79,79 +84,79 @@ class JournaldDestination:
             raise
         return connection
 
-    def _send(self, data: bytes, limit: float) -> bool:
-        """Send one entry; return False when there was no space for it until `limit`.
+    def _send(self, data: bytes, deadline: float) -> bool:
+        """Send one entry; return False when there was no space for it until `deadline`.
 
-        A journal that was restarted has another socket of the same name, so connect again once.
+        A restarted journal has a new socket of the same name, so connect again once.
         """
         try:
-            return self._send_datagram(data, limit)
+            return self._send_datagram(data, deadline)
         except OSError as error:
             if error.errno in _TOO_LARGE:
-                return self._send_file(data, limit)
+                return self._send_file(data, deadline)
         self._socket.close()
         self._socket = self._connect()
-        return self._send_datagram(data, limit)
+        return self._send_datagram(data, deadline)
 
-    def _send_datagram(self, data: bytes, limit: float) -> bool:
-        return self._repeat_until(lambda: self._socket.send(data), limit)
+    def _send_datagram(self, data: bytes, deadline: float) -> bool:
+        return self._retry_until(lambda: self._socket.send(data), deadline)
 
-    def _send_file(self, data: bytes, limit: float) -> bool:
-        """Pass a sealed memory file, which nobody can change any more, so that the journal may map it."""
+    def _send_file(self, data: bytes, deadline: float) -> bool:
+        """Pass a sealed memory file: it cannot be changed any more, so the journal may map it."""
         file = os.memfd_create(IDENTIFIER, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             with os.fdopen(os.dup(file), "wb") as writer:
                 writer.write(data)
             fcntl.fcntl(file, _ADD_SEALS, _SEALED)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", file))]
-            return self._repeat_until(lambda: self._socket.sendmsg([], rights), limit)
+            return self._retry_until(lambda: self._socket.sendmsg([], rights), deadline)
         finally:
             os.close(file)
 
-    def _repeat_until(self, send: Callable[[], int], limit: float) -> bool:
+    def _retry_until(self, send: Callable[[], int], deadline: float) -> bool:
         while True:
             try:
                 send()
                 return True
             except BlockingIOError:
-                left = limit - time.monotonic()
-                if left <= 0:
+                timeout = deadline - time.monotonic()
+                if timeout <= 0:
                     return False
             poll = select.poll()
             poll.register(self._socket, select.POLLOUT)
-            poll.poll(min(left, 0.05) * 1000)
+            poll.poll(min(timeout, 0.05) * 1000)
 
 
 def format_entry(message: Message) -> bytes:
-    """Return a message in the journal's format; for one that cannot be formatted, an entry that says so."""
+    """Return a message in the journal's format. If it cannot be formatted, return an entry that reports this."""
     try:
         return _entry(message)
-    except Exception as error:  # values of user code, with methods of their own
+    except Exception as error:  # values are objects of user code
         return _entry(make_unprintable_message(message, error))
 
 
 def _entry(message: Message) -> bytes:
     level = str(message.get("level", "info"))
     fields = [
-        ("MESSAGE", _sentence(message)),
+        ("MESSAGE", _make_sentence(message)),
         ("PRIORITY", _PRIORITY.get(level, "6")),
         ("SYSLOG_IDENTIFIER", IDENTIFIER),
         ("SYSLOG_PID", str(os.getpid())),
     ]
-    named: dict[str, str] = {}
+    custom_fields: dict[str, str] = {}
     for name, value in message.items():
         if name in _NO_FIELDS or value is None:
             continue
         field = _name(_RENAMED.get(name, str(name)))
-        # A field of the user named JOB or task-uuid must not stand beside ours, which has the plain name.
-        if field not in named or _is_plain(str(name)):
-            named[field] = _value(name, value)
-    fields += named.items()
+        # A user's field named JOB or task-uuid must not replace ours, which has the plain name.
+        if field not in custom_fields or _is_plain(str(name)):
+            custom_fields[field] = _value(name, value)
+    fields += custom_fields.items()
     return b"".join([_field(name, value) for name, value in fields])
 
 
 def _name(name: str) -> str:
-    """Return the journal's name of a field: upper-case letters, digits and underscores, with our prefix."""
+    """Return the journal's name of a field: upper-case letters, digits and underscores, with the prefix `CELERY5_`."""
     return ("CELERY5_" + _NOT_IN_NAMES.sub("_", name.upper()))[:MAX_NAME_LENGTH]
 
 
@@ -161,7 +166,7 @@ def _is_plain(name: str) -> bool:
 
 def _value(name: str, value: Any) -> str:
     if name == "task_level" and isinstance(value, list):
-        # The place in the action, as eliot writes it on one line.
+        # The position in the action, in the one-line form of eliot.
         return "".join(f"/{part}" for part in cast("list[object]", value))
     if isinstance(value, str):
         return value
@@ -175,16 +180,16 @@ def _field(name: str, value: str) -> bytes:
     return b"%b=%b\n" % (name.encode(), data)
 
 
-def _sentence(message: Message) -> str:
+def _make_sentence(message: Message) -> str:
     """Return what `journalctl` shows: how a job ended, the text of a log record, else the event and its fields."""
     kind = get_message_kind(message).removeprefix("celery5:")
     if kind == "log":
         return f"{message.get('logger')}: {message.get('message')}{_format_traceback(message)}"
     if kind == "job":
-        ended = f"{message.get('task')} {message.get('state')} in {message.get('seconds')} s"
-        more = [f"{name}={message[name]}" for name in ("job", "attempt", "trace") if name in message]
+        summary = f"{message.get('task')} {message.get('state')} in {message.get('seconds')} s"
+        details = [f"{name}={message[name]}" for name in ("job", "attempt", "trace") if name in message]
         error = f": {message['error']}" if message.get("error") else ""
-        return f"{ended} ({' '.join(more)}){error}{_format_traceback(message)}"
+        return f"{summary} ({' '.join(details)}){error}{_format_traceback(message)}"
     return " ".join(
         [kind, *(f"{name}={value}" for name, value in message.items() if name not in _NOT_IN_SENTENCE)]
     )

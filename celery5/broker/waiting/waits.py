@@ -1,7 +1,8 @@
-"""Waiting: who waits for which documents, and what has come. Three colours of waiting share it.
+"""Record which callers wait for which documents, and what has arrived; shared by all three colours.
 
-A document is stored under a key and announced on the channel of the same name. Whoever waits first
-subscribes, then reads the key, then listens: nothing can slip between, and what is told twice does no harm.
+A document is stored under a key and announced on the channel of the same name. The first caller subscribes, then
+reads
+the key, then listens: so no announcement is missed. A document that arrives twice does no harm.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,27 +11,28 @@ StopCondition = Callable[[Mapping[str, bytes]], bool]
 
 
 class ResultWait:
-    """One caller and what it waits for.
-
-    `missing` are the keys still to come (as sent, and as the caller wrote them), `found` the documents that
-    came. It is `finished` when all have come, when `enough` says so, or when it failed with `error`. `wake`
-    is called then, once.
-    """
+    """The documents that one caller waits for."""
 
     __slots__ = ("enough", "error", "finished", "found", "missing", "wake")
 
     def __init__(
         self, keys: Iterable[str], *, enough: StopCondition | None, wake: Callable[[], None]
     ) -> None:
+        # Keys whose documents have not arrived: as sent to Redis, and as the caller passed them.
         self.missing = {key.encode(): key for key in keys}
+        # The documents that have arrived, by key.
         self.found: dict[str, bytes] = {}
+        # Returns whether these documents end the wait.
         self.enough = enough
+        # Called once, when the wait is finished.
         self.wake = wake
+        # The error that ended the wait.
         self.error: BaseException | None = None
+        # Whether all documents have arrived, `enough` has returned true, or there is an `error`.
         self.finished = not self.missing
 
     def get_documents(self, outage: BaseException | None) -> dict[str, bytes]:
-        """What came, or the error that ended it. Without enough the `outage`, if there is one, is to blame."""
+        """Return the documents, or raise the error that ended the wait. An unfinished wait raises `outage`, if any."""
         if not self.finished and outage is not None:
             raise outage
         if self.error is not None:
@@ -39,44 +41,44 @@ class ResultWait:
 
 
 class ResultWaits:
-    """All who wait on one connection."""
+    """All waits on one connection."""
 
     def __init__(self) -> None:
         self._waits: dict[bytes, list[ResultWait]] = {}
         self._touched: dict[ResultWait, None] = {}
 
     def add(self, wait: ResultWait) -> list[bytes]:
-        """`wait` begins. Gives the keys that nobody else waits for."""
-        new: list[bytes] = []
+        """Add a wait; return its keys that no earlier wait has."""
+        new_keys: list[bytes] = []
         for key in wait.missing:
             waits = self._waits.get(key)
             if waits is None:
                 self._waits[key] = [wait]
-                new.append(key)
+                new_keys.append(key)
             else:
                 waits.append(wait)
-        return new
+        return new_keys
 
     def remove(self, wait: ResultWait) -> list[bytes]:
-        """`wait` is over, however it ended. Gives the keys that nobody waits for any more."""
-        gone: list[bytes] = []
+        """Remove a wait, however it ended; return its keys that no remaining wait has."""
+        unused_keys: list[bytes] = []
         for key in wait.missing:
             waits = self._waits.get(key, [])
             if wait in waits:
                 waits.remove(wait)
                 if not waits:
                     del self._waits[key]
-                    gone.append(key)
+                    unused_keys.append(key)
         self._touched.pop(wait, None)
-        return gone
+        return unused_keys
 
     def add_document(self, key: bytes, document: bytes) -> bool:
-        """A document is there. False when nobody waits for it (any more): it was told already."""
+        """Add a document to the waits for it. Return False when there are none, or it had arrived before."""
         waits = self._waits.get(key)
         if waits is None:
             return False
         for wait in waits:
-            # In this order, and the key last of all: an interrupted arrival can be made once more.
+            # In this order, with the key last: if this is interrupted, the call can be repeated.
             self._touched[wait] = None
             if key in wait.missing:
                 wait.found[wait.missing[key]] = document
@@ -85,12 +87,12 @@ class ResultWaits:
         return True
 
     def wake_finished(self) -> bool:
-        """Finish and wake those for whom what has arrived is enough; true when there was one.
+        """Finish and wake the waits that have enough documents; return whether there were any.
 
-        Once for everything that came together: `enough` may be slow with many documents.
+        Called once for all documents of one read: `enough` may be slow when there are many.
         """
         touched, self._touched = self._touched, {}
-        some = False
+        has_finished = False
         for wait in touched:
             if wait.finished:
                 continue
@@ -100,12 +102,12 @@ class ResultWaits:
                 wait.error = error
                 wait.finished = True
             if wait.finished:
-                some = True
+                has_finished = True
                 wait.wake()
-        return some
+        return has_finished
 
     def fail(self, error: BaseException) -> None:
-        """Nothing will come any more: everybody gets `error`."""
+        """End all waits with `error`."""
         for wait in {wait: None for waits in self._waits.values() for wait in waits}:
             if not wait.finished:
                 wait.error = error
@@ -114,7 +116,7 @@ class ResultWaits:
 
     @property
     def keys(self) -> list[bytes]:
-        """All keys that somebody waits for."""
+        """All keys that are waited for."""
         return list(self._waits)
 
     def __contains__(self, key: bytes) -> bool:
