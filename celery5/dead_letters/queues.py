@@ -156,9 +156,9 @@ def _iterate(reader: "DeadJobReader") -> Iterator[DeadJob]:
 class _AsyncIteration:
     """An asynchronous iterator over dead jobs. Not a generator: a generator would have to be closed."""
 
-    def __init__(self, app: "Application", query: DeadJobQuery) -> None:
+    def __init__(self, app: "Application", meant: DeadJobQuery) -> None:
         self._app = app
-        self._query = query
+        self._query = meant
         self._reader: DeadJobReader | None = None
         self._jobs: Iterator[DeadJob] = iter(())
 

@@ -43,7 +43,7 @@ class DeadJobReader:
         self._redis = redis
         self._meant = meant
         self._left = math.inf if meant.limit is None else meant.limit
-        self._sources: list[_EntryRange | _EntriesById | _NewestFirst] | None = None
+        self._sources: list[_Span | _Picked | _NewestFirst] | None = None
 
     async def read_batch(self) -> list[DeadJob]:
         """Return the next jobs, all of one queue; an empty list at the end."""
@@ -66,15 +66,14 @@ class DeadJobReader:
                 return jobs
         return []
 
-    async def _open_sources(self) -> "list[_EntryRange | _EntriesById | _NewestFirst]":
+    async def _open_sources(self) -> "list[_Span | _Picked | _NewestFirst]":
         first, last = await self._get_ms_range()
         queues = [self._app.queue(name) for name in await self._get_queue_names()]
         if self._meant.ids:
             # Entries in two queues may have the same id: an entry id alone is ambiguous.
             is_only_queue = len(queues) == 1
             return [
-                _EntriesById(keys, sorted(self._meant.ids), first, last, entries=is_only_queue)
-                for keys in queues
+                _Picked(keys, sorted(self._meant.ids), first, last, entries=is_only_queue) for keys in queues
             ]
         queue, entry = self._parse_position([keys.queue for keys in queues])
         if self._meant.newest_first:
@@ -85,8 +84,7 @@ class DeadJobReader:
             ]
         start = next((index for index, keys in enumerate(queues) if keys.queue == queue), 0)
         return [
-            _EntryRange(keys, first, last, after=entry if keys.queue == queue else "")
-            for keys in queues[start:]
+            _Span(keys, first, last, after=entry if keys.queue == queue else "") for keys in queues[start:]
         ]
 
     def _parse_position(self, queues: Sequence[str]) -> tuple[str, str]:
@@ -127,7 +125,7 @@ class DeadJobReader:
         return first, math.inf if older is None else max(0, now - int(older * 1000))
 
 
-class _EntryRange:
+class _Span:
     """The entries of one queue in a range of ms, the oldest first."""
 
     def __init__(self, keys: QueueKeys, first: int, last: float, *, after: str = "") -> None:
@@ -202,7 +200,7 @@ class _NewestFirst:
         return entries
 
 
-class _EntriesById:
+class _Picked:
     """The entries of one queue with the given job ids or entry ids."""
 
     def __init__(

@@ -80,7 +80,7 @@ class TrioResultWaiter:
         self._where = endpoint.masked_url
         self._push = _PushConnection(
             endpoint=endpoint,
-            on_message=self._add_document,
+            on_message=self._hear,
             on_connected=self._wake_all,
             timing=timing,
             name="celery5-results",
@@ -156,7 +156,7 @@ class TrioResultWaiter:
             self._mark_subscribed(new)
             for key, document in zip(keys, documents, strict=True):
                 if document is not None:
-                    self._add_document(key, document)
+                    self._hear(key, document)
             return
         for chunk in _chunks(new, SUBSCRIBE_AT_ONCE):
             await self._push.subscribe(*chunk)
@@ -172,7 +172,7 @@ class TrioResultWaiter:
     async def _read_missing(self, wait: ResultWait) -> None:
         for chunk in _chunks(list(wait.missing.values()), READ_AT_ONCE):
             for key, document in (await self.redis.perform(read_documents(chunk))).items():
-                self._add_document(key.encode(), document)
+                self._hear(key.encode(), document)
             if wait.finished:
                 return
 
@@ -183,7 +183,7 @@ class TrioResultWaiter:
             documents |= part
         return documents
 
-    def _add_document(self, key: bytes, document: bytes) -> None:
+    def _hear(self, key: bytes, document: bytes) -> None:
         if self._waiting.add_document(key, document):
             self._mark_stale([key])
             self._waiting.wake_finished()
