@@ -84,7 +84,7 @@ class DeadLetters:
 
     def aread(self, **choice: Unpack[DeadJobFilter]) -> AsyncIterator[DeadJob]:
         """`read`, from Trio or asyncio: `async for job in app.dlq.aread(...)`."""
-        return _AsyncIteration(self._app, parse_filter(choice))
+        return _EachAwaited(self._app, parse_filter(choice))
 
     def count(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """Return how many dead jobs there are by `reason`, `task`, `error`, `queue` or `cause`, the largest first."""
@@ -153,7 +153,7 @@ def _iterate(reader: "DeadJobReader") -> Iterator[DeadJob]:
         yield from jobs
 
 
-class _AsyncIteration:
+class _EachAwaited:
     """An asynchronous iterator over dead jobs. Not a generator: a generator would have to be closed."""
 
     def __init__(self, app: "Application", meant: DeadJobQuery) -> None:
@@ -162,7 +162,7 @@ class _AsyncIteration:
         self._reader: DeadJobReader | None = None
         self._jobs: Iterator[DeadJob] = iter(())
 
-    def __aiter__(self) -> "_AsyncIteration":
+    def __aiter__(self) -> "_EachAwaited":
         return self
 
     async def __anext__(self) -> DeadJob:

@@ -48,7 +48,7 @@ class DeadJobReader:
     async def read_batch(self) -> list[DeadJob]:
         """Return the next jobs, all of one queue; an empty list at the end."""
         if self._sources is None:
-            self._sources = await self._open_sources()
+            self._sources = await self._opened()
         while self._sources and self._left > 0:
             source = self._sources[0]
             entries = await source.page(self._redis)
@@ -66,7 +66,7 @@ class DeadJobReader:
                 return jobs
         return []
 
-    async def _open_sources(self) -> "list[_Span | _Picked | _NewestFirst]":
+    async def _opened(self) -> "list[_Span | _Picked | _NewestFirst]":
         first, last = await self._get_ms_range()
         queues = [self._app.queue(name) for name in await self._get_queue_names()]
         if self._meant.ids:

@@ -88,7 +88,7 @@ class TrioResultWaiter:
         self._waiting = ResultWaits()
         self._wake_events: dict[ResultWait, trio.Event] = {}
         self._subscribed: set[bytes] = set()
-        self._is_combined_allowed = False
+        self._allowed = False
         self._stale: dict[bytes, None] = {}
         self._cleanup_due = trio.Event()
 
@@ -138,7 +138,7 @@ class TrioResultWaiter:
                 await self._subscribe_and_read(wait)
                 outage.reset()
             except BrokerError as error:
-                self._is_combined_allowed = False
+                self._allowed = False
                 if outage.record_failure(error, trio.current_time()):
                     raise
                 pause = outage.next_pause()
@@ -151,7 +151,7 @@ class TrioResultWaiter:
         new = [key for key in keys if key not in self._subscribed]
         for key in new:
             self._stale.pop(key, None)
-        if self._is_combined_allowed and new and len(keys) <= READ_AT_ONCE:
+        if self._allowed and new and len(keys) <= READ_AT_ONCE:
             documents = await self._push.subscribe_and_read(new, keys)
             self._mark_subscribed(new)
             for key, document in zip(keys, documents, strict=True):
@@ -162,7 +162,7 @@ class TrioResultWaiter:
             await self._push.subscribe(*chunk)
             self._mark_subscribed(chunk)
         await self._read_missing(wait)
-        self._is_combined_allowed = True
+        self._allowed = True
 
     def _mark_subscribed(self, keys: Sequence[bytes]) -> None:
         self._subscribed.update(keys)
