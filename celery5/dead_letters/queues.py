@@ -80,7 +80,7 @@ class DeadLetters:
         Jobs that die while a queue is read are left out.
         """
         reader = DeadJobReader(self._app, self._plain(), parse_filter(choice))
-        return _iterate(reader)
+        return _each(reader)
 
     def aread(self, **choice: Unpack[DeadJobFilter]) -> AsyncIterator[DeadJob]:
         """`read`, from Trio or asyncio: `async for job in app.dlq.aread(...)`."""
@@ -88,12 +88,12 @@ class DeadLetters:
 
     def count(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """Return how many dead jobs there are by `reason`, `task`, `error`, `queue` or `cause`, the largest first."""
-        return run_blocking(_count(self._app, self._plain(), parse_filter(choice), check_group_by(by)))
+        return run_blocking(_counted(self._app, self._plain(), parse_filter(choice), check_group_by(by)))
 
     async def acount(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """`count`, from Trio or asyncio."""
         query, by = parse_filter(choice), check_group_by(by)
-        return await _count(self._app, await self._app.connections.get_async_driver(), query, by)
+        return await _counted(self._app, await self._app.connections.get_async_driver(), query, by)
 
     def replay(
         self,
@@ -148,7 +148,7 @@ class DeadLetters:
         return BlockingDriverAdapter(self._app.connections.get_blocking_driver())
 
 
-def _iterate(reader: "DeadJobReader") -> Iterator[DeadJob]:
+def _each(reader: "DeadJobReader") -> Iterator[DeadJob]:
     while jobs := run_blocking(reader.read_batch()):
         yield from jobs
 
@@ -158,28 +158,30 @@ class _EachAwaited:
 
     def __init__(self, app: "Application", meant: DeadJobQuery) -> None:
         self._app = app
-        self._query = meant
-        self._reader: DeadJobReader | None = None
+        self._meant = meant
+        self._reading: DeadJobReader | None = None
         self._jobs: Iterator[DeadJob] = iter(())
 
     def __aiter__(self) -> "_EachAwaited":
         return self
 
     async def __anext__(self) -> DeadJob:
-        if self._reader is None:
-            self._reader = DeadJobReader(
-                self._app, await self._app.connections.get_async_driver(), self._query
+        if self._reading is None:
+            self._reading = DeadJobReader(
+                self._app, await self._app.connections.get_async_driver(), self._meant
             )
         for job in self._jobs:
             return job
-        jobs = await self._reader.read_batch()
+        jobs = await self._reading.read_batch()
         if not jobs:
             raise StopAsyncIteration
         self._jobs = iter(jobs)
         return next(self._jobs)
 
 
-async def _count(app: "Application", redis: AsyncDriver, query: DeadJobQuery, by: GroupBy) -> dict[str, int]:
+async def _counted(
+    app: "Application", redis: AsyncDriver, query: DeadJobQuery, by: GroupBy
+) -> dict[str, int]:
     counts: dict[str, int] = {}
     reader = DeadJobReader(app, redis, query)
     while jobs := await reader.read_batch():
@@ -207,14 +209,14 @@ async def _replay(
             documents = [job for job in part if job.sink]
             if not dry_run:
                 await pace.wait(len(replays) + len(documents))
-                await _send_back(redis, app.queue(part[0].queue), replays, documents, tally)
+                await _put_back(redis, app.queue(part[0].queue), replays, documents, tally)
             tally.matched += len(part)
             if progress is not None:
                 progress(tally)
     return tally
 
 
-async def _send_back(
+async def _put_back(
     redis: AsyncDriver,
     keys: QueueKeys,
     replays: Sequence[tuple[DeadJob, bytes]],
@@ -225,10 +227,10 @@ async def _send_back(
     for lane, group in _group_by_lane(replays).items():
         entries = [(job.entry, job.id, message, job.lock) for job, message in group]
         codes = await redis.perform(graveyard.replay_jobs(keys.on_lane(lane), entries))
-        _record(tally, [job for job, _ in group], codes)
+        _note(tally, [job for job, _ in group], codes)
     if documents:
         codes = await redis.perform(redeliver_documents(keys, [job.entry for job in documents]))
-        _record(tally, documents, codes)
+        _note(tally, documents, codes)
 
 
 async def _purge(
@@ -238,7 +240,7 @@ async def _purge(
     while jobs := await reader.read_batch():
         if not dry_run:
             entries = [(job.entry, job.id) for job in jobs]
-            _record(tally, jobs, await redis.perform(graveyard.purge_jobs(app.queue(jobs[0].queue), entries)))
+            _note(tally, jobs, await redis.perform(graveyard.purge_jobs(app.queue(jobs[0].queue), entries)))
         tally.matched += len(jobs)
         if progress is not None:
             progress(tally)
@@ -261,7 +263,7 @@ def _make_replay_message(job: DeadJob, limit: int, tally: DeadLetterTally) -> by
         return None
 
 
-def _record(tally: DeadLetterTally, jobs: Sequence[DeadJob], codes: Sequence[int]) -> None:
+def _note(tally: DeadLetterTally, jobs: Sequence[DeadJob], codes: Sequence[int]) -> None:
     done = [job for job, code in zip(jobs, codes, strict=True) if code == DONE]
     tally.done += len(done)
     add_counts(tally.causes, done, "cause")

@@ -68,18 +68,18 @@ class DeadJobReader:
 
     async def _opened(self) -> "list[_Span | _Picked | _NewestFirst]":
         first, last = await self._get_ms_range()
-        queues = [self._app.queue(name) for name in await self._get_queue_names()]
+        queues = [self._app.queue(name) for name in await self._names()]
         if self._meant.ids:
             # Entries in two queues may have the same id: an entry id alone is ambiguous.
             is_only_queue = len(queues) == 1
             return [
                 _Picked(keys, sorted(self._meant.ids), first, last, entries=is_only_queue) for keys in queues
             ]
-        queue, entry = self._parse_position([keys.queue for keys in queues])
+        queue, entry = self._after([keys.queue for keys in queues])
         if self._meant.newest_first:
             return [
                 _NewestFirst(
-                    [_ReverseEntryRange(keys, first, last, _get_end(keys, queue, entry)) for keys in queues]
+                    [_ReverseEntryRange(keys, first, last, _end_of(keys, queue, entry)) for keys in queues]
                 )
             ]
         start = next((index for index, keys in enumerate(queues) if keys.queue == queue), 0)
@@ -87,7 +87,7 @@ class DeadJobReader:
             _Span(keys, first, last, after=entry if keys.queue == queue else "") for keys in queues[start:]
         ]
 
-    def _parse_position(self, queues: Sequence[str]) -> tuple[str, str]:
+    def _after(self, queues: Sequence[str]) -> tuple[str, str]:
         """Return the queue and the entry after which to begin; empty strings for the beginning.
 
         Raises:
@@ -103,7 +103,7 @@ class DeadJobReader:
             raise UnknownQueue(queue, queues)
         return queue or (queues[0] if entry and queues else ""), entry
 
-    async def _get_queue_names(self) -> Sequence[str]:
+    async def _names(self) -> Sequence[str]:
         if not self._meant.queues:
             return await self._redis.perform(jobs_calls.list_queues(self._app.keys))
         with skip_unreachable():  # an unreachable broker matters only when it has a queue that was named
@@ -146,7 +146,7 @@ class _Span:
         )
         if entries:
             self._first = f"({entries[-1].entry}"
-            self._count = _next_batch_size(entries)
+            self._count = _fitting(entries)
         return entries
 
 
@@ -172,7 +172,7 @@ class _ReverseEntryRange:
             )
             if self.waiting:
                 self._last = f"({self.waiting[-1].entry}"
-                self._count = _next_batch_size(self.waiting)
+                self._count = _fitting(self.waiting)
         return bool(self.waiting)
 
     @property
@@ -266,13 +266,13 @@ def _make_dead(queue: str, entry: DeadLetterEntry, limit: int) -> DeadJob:
     return make_dead_job(queue, entry.entry, entry.message, entry.document, limit)
 
 
-def _next_batch_size(entries: Sequence[DeadLetterEntry]) -> int:
+def _fitting(entries: Sequence[DeadLetterEntry]) -> int:
     """Return how many entries to read next, by the size of the last ones."""
     size = sum(len(entry.message) + len(entry.document) for entry in entries) / len(entries)
     return max(1, min(BATCH_SIZE, int(BYTES_PER_TRIP / max(size, 1))))
 
 
-def _get_end(keys: QueueKeys, queue: str, entry: str) -> str:
+def _end_of(keys: QueueKeys, queue: str, entry: str) -> str:
     """Return the end for reading a queue backwards from after `entry`, which is in that queue or in a different one."""
     return entry if not entry or keys.queue > queue else f"({entry}"
 

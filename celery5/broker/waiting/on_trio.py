@@ -117,7 +117,7 @@ class TrioResultWaiter:
         if wait.finished:
             return wait.found
         if timeout is not None and timeout <= 0:
-            return await self._read_once(list(wait.missing.values()))
+            return await self._look(list(wait.missing.values()))
         outage = Outage(self._timing)
         self._wake_events[wait] = trio.Event()
         self._waiting.add(wait)
@@ -127,7 +127,7 @@ class TrioResultWaiter:
         finally:
             self._mark_stale(self._waiting.remove(wait))
             del self._wake_events[wait]
-        return wait.get_documents(outage.error or self._make_outage_error())
+        return wait.get_documents(outage.error or self._away())
 
     async def _until_finished(self, wait: ResultWait, outage: Outage) -> None:
         while not wait.finished:
@@ -161,7 +161,7 @@ class TrioResultWaiter:
         for chunk in _chunks(new, SUBSCRIBE_AT_ONCE):
             await self._push.subscribe(*chunk)
             self._mark_subscribed(chunk)
-        await self._read_missing(wait)
+        await self._read(wait)
         self._allowed = True
 
     def _mark_subscribed(self, keys: Sequence[bytes]) -> None:
@@ -169,14 +169,14 @@ class TrioResultWaiter:
         # The waits for them may have ended meanwhile.
         self._mark_stale([key for key in keys if key not in self._waiting])
 
-    async def _read_missing(self, wait: ResultWait) -> None:
+    async def _read(self, wait: ResultWait) -> None:
         for chunk in _chunks(list(wait.missing.values()), READ_AT_ONCE):
             for key, document in (await self.redis.perform(read_documents(chunk))).items():
                 self._hear(key.encode(), document)
             if wait.finished:
                 return
 
-    async def _read_once(self, keys: Sequence[str]) -> dict[str, bytes]:
+    async def _look(self, keys: Sequence[str]) -> dict[str, bytes]:
         documents: dict[str, bytes] = {}
         for chunk in _chunks(keys, READ_AT_ONCE):
             part = await self.redis.perform(read_documents(chunk))
@@ -188,7 +188,7 @@ class TrioResultWaiter:
             self._mark_stale([key])
             self._waiting.wake_finished()
 
-    def _make_outage_error(self) -> BrokerUnavailable | None:
+    def _away(self) -> BrokerUnavailable | None:
         if self._push.connected:
             return None
         return BrokerUnavailable(f"broker {self._where} cannot be reached: the connection was lost")
