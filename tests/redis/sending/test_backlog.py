@@ -178,7 +178,7 @@ def test_what_redis_refuses_holds_up_no_other_queue(shop: App, own_server: Embed
         shop.backlog.flush(0.1)
         wait_until(lambda: numbers(shop) == [2])
         wait_until(lambda: "WRONGTYPE" in shop.backlog.why)
-        assert shop.backlog.size == 1
+        wait_until(lambda: shop.backlog.size == 1)  # it forgets a job after Redis has it
         task.options(queue="broken").delay(3)  # behind the one that waits
         task.delay(4)
         assert (shop.backlog.size, numbers(shop)) == (2, [2, 4])
