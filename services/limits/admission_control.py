@@ -1,9 +1,8 @@
-"""Gates: asks Redis who may pass, and takes out of the waiting rooms whom there is room for (C94, C101, I8).
+"""Ask Redis to admit jobs of tasks with limits, and take admitted jobs from the waiting lists.
 
-What may not run now waits in Redis, so this worker asks for it only when it could run: when a slot has become
-free, or
-room in the worker, or when the next one may begin by its rate. Who frees a slot is handed the next job in the same trip
-(`settle_limited.lua`); this service is for all other cases.
+A job that may not run now waits in Redis. The worker asks for it when it could run: when a slot of the limit or of the
+worker has become free, or when the rate allows the next one. A worker that frees a slot gets the next job in the same
+call (`settle_limited.lua`); this service is for all other cases.
 """
 
 import math
@@ -31,21 +30,21 @@ from celery5.services.worker.reading import ReadingState
 from celery5.tasks.task import Task
 
 ADMISSION_BATCH = 64
-"""The most jobs in one trip to the gates: Redis does nothing else meanwhile."""
+"""The most jobs in one admission call: Redis does nothing else meanwhile."""
 AGAIN = 0.1
-"""Seconds between attempts while TrioRedis is away."""
+"""Seconds between attempts while Redis is unreachable."""
 MAX_RULES_PER_CALL = 32
-"""Tasks whose jobs are asked for in one trip."""
+"""The most tasks whose jobs are requested in one call."""
 JUST_AFTER = 0.002
-"""Seconds after its time that the next one of a rate is asked for."""
+"""Seconds to wait beyond the time at which a rate allows the next job, before that is requested."""
 
 T = TypeVar("T")
 QueueTask = tuple[str, str]
-"""A queue and a task that has jobs in its waiting room."""
+"""A queue, and a task that has jobs in its waiting list there."""
 
 
 class AdmissionControl:
-    """The gates of the tasks of one worker."""
+    """Admission of the jobs of one worker by the limits of their tasks."""
 
     def __init__(
         self,
@@ -63,23 +62,23 @@ class AdmissionControl:
         self._consumed: Mapping[str, QueueKeys] = {keys.queue: keys for keys in identity.consumed}
         self._channels = {keys.slots_freed.encode(): keys.queue for keys in identity.consumed}
         self._tasks = tasks
-        self._turnstile = admission
-        self._running = received.held.running_jobs
-        self._ledger = received.held.in_flight
+        self._admission = admission
+        self._running_jobs = received.held.running_jobs
+        self._in_flight = received.held.in_flight
         self._recent = received.held.recent
         self._intake = received.intake
         self._unstarted = received.unstarted
         self._reading = reading
-        self._judgement = outcome_handler
+        self._outcome_handler = outcome_handler
         self._lease = identity.lease
         self._log = log
         self._worker = identity.worker
-        self._waits = OutageLog(log, "admission:interrupted", "admission:resumed")
+        self._outages = OutageLog(log, "admission:interrupted", "admission:resumed")
         self._connects = 1
         self._wanted: set[QueueTask] = set()
         self._due: dict[QueueTask, float] = {}
-        admission.add_listener(self._changed)
-        self._ledger.add_listener(self._look)
+        admission.add_listener(self._on_rules_changed)
+        self._in_flight.add_listener(self._on_settled)
 
     @property
     def channels(self) -> list[str]:
@@ -87,163 +86,179 @@ class AdmissionControl:
         return [keys.slots_freed for keys in self._consumed.values()]
 
     def on_message(self, channel: bytes, payload: bytes) -> None:
-        """Somebody may go on who waits at the gate of that task."""
-        self._want(self._channels[channel], payload.decode(errors="replace"))
+        """Request waiting jobs of the task that `payload` names: a slot of its limit was freed."""
+        self._request(self._channels[channel], payload.decode(errors="replace"))
 
     def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> None:
-        """At each beat of the heart: jobs of these tasks wait, of which we may not have heard. And it is time to work
-        out the limits that are computed."""
+        """Request jobs of the tasks that have waiting ones, in case a message was lost, and compute limits anew."""
         for task in pulse.limited_tasks:
-            self._want(keys.queue, task)
+            self._request(keys.queue, task)
         if keys.queue == next(iter(self._consumed)):
-            self._turnstile.compute_limits()
+            self._admission.compute_limits()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Ask and take until cancelled. Raises LeaseLost when this worker counts as dead. What is on the way to a gate
-        then goes back to its queue."""
+        """Request admission until cancelled; then release the jobs that await it.
+
+        Raises:
+            LeaseLost: This worker counts as dead.
+        """
         task_status.started()
         try:
             while True:
-                with trio.move_on_at(self._next()):
-                    await self._turnstile.changed.wait()
-                await retry_until_available(self._request_and_admit, self._waits, AGAIN)
+                with trio.move_on_at(self._get_next_time()):
+                    await self._admission.changed.wait()
+                await retry_until_available(self._request_and_admit, self._outages, AGAIN)
         finally:
             self.release_unadmitted()
 
     async def _request_and_admit(self) -> None:
-        self._turnstile.changed = trio.Event()
+        self._admission.changed = trio.Event()
         await self.request_admission()
         await self.admit_waiting()
 
     def release_unadmitted(self) -> None:
-        """Release what is on the way to a gate."""
-        while self._turnstile.awaiting_admission:
-            delivery = self._turnstile.awaiting_admission.popleft()
+        """Release the jobs that await admission."""
+        while self._admission.awaiting_admission:
+            delivery = self._admission.awaiting_admission.popleft()
             if delivery.rule is None:
-                self._may_have_a_slot(delivery)
+                self._assume_slot(delivery)
                 self._unstarted.settle(delivery, Release())
 
     async def request_admission(self) -> None:
-        """Ask for all who have come to a gate whether they may pass."""
-        while self._turnstile.awaiting_admission:
-            queue = self._turnstile.awaiting_admission[0].queue
-            jobs = [each for each in self._turnstile.awaiting_admission if each.queue == queue][
+        """Ask Redis for each job that awaits admission whether it may run."""
+        while self._admission.awaiting_admission:
+            queue = self._admission.awaiting_admission[0].queue
+            jobs = [delivery for delivery in self._admission.awaiting_admission if delivery.queue == queue][
                 :ADMISSION_BATCH
             ]
-            await self._ask(self._consumed[queue], jobs)
+            await self._request_for(self._consumed[queue], jobs)
 
     async def admit_waiting(self) -> None:
-        """Take out of the waiting rooms what there is room for."""
+        """Take as many jobs from the waiting lists as this worker has capacity for."""
         now = trio.current_time()
-        for place, when in list(self._due.items()):
+        for queue_task, when in list(self._due.items()):
             if when <= now:
-                del self._due[place]
-                self._wanted.add(place)
-        if self._turnstile.yielding_until > now:
+                del self._due[queue_task]
+                self._wanted.add(queue_task)
+        if self._admission.yielding_until > now:
             return
         for queue in {queue for queue, _ in self._wanted}:
-            await self._pull(self._consumed[queue])
+            await self._take_waiting(self._consumed[queue])
 
     def receive_jobs(
         self, queue: str, rules: Iterable[AdmissionRule], handed: AdmittedJobs, asked: float
     ) -> None:
-        """Redis has handed jobs to this worker, which it asked for at that time (seconds since 1970)."""
-        self._note_waits(queue, rules, handed.delays)
+        """Take admitted jobs that this worker requested at `asked` (seconds since 1970)."""
+        self._note_delays(queue, rules, handed.delays)
         if handed.entries:
-            with self._turnstile.receiving_since(asked):
+            with self._admission.receiving_since(asked):
                 self._intake.accept_new(handed.entries)
-        self._look_for_lost()
+        self._audit_new_connection()
 
-    async def _ask(self, keys: QueueKeys, jobs: Sequence[Delivery]) -> None:
-        gone = [each for each in jobs if each.rule is None and is_expired(each)]
-        jobs = [each for each in jobs if each not in gone]
-        rules = {task: self._turnstile.get_rule(task) for task in {_task(each) for each in jobs}}
-        for each in jobs:
-            # Before the trip, not after: it may come again by another connection.
-            self._recent.forget(each)
-        asked, fates = time.time(), list[int]()
+    async def _request_for(self, keys: QueueKeys, jobs: Sequence[Delivery]) -> None:
+        expired = [delivery for delivery in jobs if delivery.rule is None and is_expired(delivery)]
+        jobs = [delivery for delivery in jobs if delivery not in expired]
+        rules = {task: self._admission.get_rule(task) for task in {_get_task(delivery) for delivery in jobs}}
+        for delivery in jobs:
+            # Before the call, not after: it may come again by another connection.
+            self._recent.forget(delivery)
+        asked, outcomes = time.time(), list[int]()
         if jobs:
-            words = self._words(keys.queue, jobs, rules)
-            call = limits.admit(keys, self._worker, words, [(rule, 0) for rule in rules.values()])
+            requests = self._make_requests(keys.queue, jobs, rules)
+            call = limits.admit(keys, self._worker, requests, [(rule, 0) for rule in rules.values()])
             admitted = await self._redis.perform(call)
-            fates = self._read(keys.queue, rules.values(), admitted)
-        done = {*jobs, *gone}
-        kept = [each for each in self._turnstile.awaiting_admission if each not in done]
-        self._turnstile.awaiting_admission.clear()
-        self._turnstile.awaiting_admission.extend(kept)
-        for each in gone:
-            self._end(each, JOB_EXPIRED)
-        self._sort(jobs, fates, rules, asked)
-        self._look_for_lost()
+            outcomes = self._read_reply(keys.queue, rules.values(), admitted)
+        handled = {*jobs, *expired}
+        still_waiting = [
+            delivery for delivery in self._admission.awaiting_admission if delivery not in handled
+        ]
+        self._admission.awaiting_admission.clear()
+        self._admission.awaiting_admission.extend(still_waiting)
+        for delivery in expired:
+            self._end(delivery, JOB_EXPIRED)
+        self._handle_outcomes(jobs, outcomes, rules, asked)
+        self._audit_new_connection()
 
-    def _words(
+    def _make_requests(
         self, queue: str, jobs: Sequence[Delivery], rules: Mapping[str, AdmissionRule]
     ) -> list[AdmissionRequest]:
-        """What is asked for each: to run, as long as there is room for that, else to wait."""
-        room: dict[str, int] = {}
-        words: list[AdmissionRequest] = []
-        for each in jobs:
-            rule, kind = rules[_task(each)], self._tasks[_task(each)].kind
-            if kind not in room:
-                room[kind] = 0 if self._reading.is_closed(queue) else self._turnstile.count_free_slots(kind)
-            left = room[kind]
-            how = "count" if each.rule is not None else "run" if left and not rule.suspended else "wait"
-            room[kind] -= how == "run"
-            if how == "wait" and not rule.suspended:
+        """Return the request for each job: to run, as far as there is capacity, else to wait."""
+        capacity: dict[str, int] = {}
+        requests: list[AdmissionRequest] = []
+        for delivery in jobs:
+            rule, kind = rules[_get_task(delivery)], self._tasks[_get_task(delivery)].kind
+            if kind not in capacity:
+                capacity[kind] = (
+                    0 if self._reading.is_closed(queue) else self._admission.count_free_slots(kind)
+                )
+            remaining = capacity[kind]
+            action = (
+                "count"
+                if delivery.rule is not None
+                else "run"
+                if remaining and not rule.suspended
+                else "wait"
+            )
+            capacity[kind] -= action == "run"
+            if action == "wait" and not rule.suspended:
                 self._wanted.add((queue, rule.task))
-            words.append(_asked(each, rule, how, self._tasks[rule.task]))
-        return words
+            requests.append(_make_request(delivery, rule, action, self._tasks[rule.task]))
+        return requests
 
-    def _read(self, queue: str, rules: Iterable[AdmissionRule], admitted: AdmissionReply) -> list[int]:
+    def _read_reply(self, queue: str, rules: Iterable[AdmissionRule], admitted: AdmissionReply) -> list[int]:
         if admitted.outcomes is None:
             raise self._lease.mark_lost(f"{self._worker} was taken for dead; its jobs were given to others")
-        self._note_waits(queue, rules, admitted.delays)
+        self._note_delays(queue, rules, admitted.delays)
         return admitted.outcomes
 
-    def _sort(
-        self, jobs: Sequence[Delivery], fates: Sequence[int], rules: Mapping[str, AdmissionRule], asked: float
+    def _handle_outcomes(
+        self,
+        jobs: Sequence[Delivery],
+        outcomes: Sequence[int],
+        rules: Mapping[str, AdmissionRule],
+        asked: float,
     ) -> None:
-        """Each goes where TrioRedis said."""
-        through: list[Delivery] = []
-        for each, fate in zip(jobs, fates, strict=True):
-            if each.rule is not None:  # it has begun, and is counted from now on
+        """Handle each job by the reply of Redis."""
+        admitted_jobs: list[Delivery] = []
+        for delivery, outcome in zip(jobs, outcomes, strict=True):
+            if delivery.rule is not None:  # it runs already, and is counted from now on
                 continue
-            if fate == limits.ADMITTED:
-                through.append(each)
-                self._let_in(each, rules[_task(each)], asked)
-            elif fate == limits.REVOKED:
-                self._end(each, JOB_REVOKED)
+            if outcome == limits.ADMITTED:
+                admitted_jobs.append(delivery)
+                self._take_slot(delivery, rules[_get_task(delivery)], asked)
+            elif outcome == limits.REVOKED:
+                self._end(delivery, JOB_REVOKED)
             else:
-                self._ledger.remove([each])
-        self._turnstile.admit(through)
+                self._in_flight.remove([delivery])
+        self._admission.admit(admitted_jobs)
 
-    def _let_in(self, delivery: Delivery, rule: AdmissionRule, asked: float) -> None:
-        self._ledger.change_kind(delivery, self._tasks[rule.task].kind)
+    def _take_slot(self, delivery: Delivery, rule: AdmissionRule, asked: float) -> None:
+        self._in_flight.change_kind(delivery, self._tasks[rule.task].kind)
         if delivery.envelope is not None:
             self._recent.check_and_add(delivery, delivery.envelope)
         delivery.take_slot(rule, 0.0 if rule.rate is None else asked + rule.rate.slack)
 
     def _end(self, delivery: Delivery, outcome: JobExpired | JobRevoked) -> None:
         delivery.finish(time.time())
-        self._may_have_a_slot(delivery)
-        self._judgement.handle_outcome(delivery, outcome)
+        self._assume_slot(delivery)
+        self._outcome_handler.handle_outcome(delivery, outcome)
 
-    def _may_have_a_slot(self, delivery: Delivery) -> None:
-        """It was perhaps given one by an answer that was lost: settled with its rule, it leaves none behind."""
-        delivery.take_slot(self._turnstile.get_rule(_task(delivery)))
-        self._turnstile.admitted[delivery.kind] += 1
+    def _assume_slot(self, delivery: Delivery) -> None:
+        """Note a slot that a lost reply may have taken for this job: settled with its rule, the job frees it."""
+        delivery.take_slot(self._admission.get_rule(_get_task(delivery)))
+        self._admission.admitted[delivery.kind] += 1
 
-    async def _pull(self, keys: QueueKeys) -> None:
-        """Take jobs out of the waiting rooms of one queue, as long as there are some and room for them."""
+    async def _take_waiting(self, keys: QueueKeys) -> None:
+        """Take jobs from the waiting lists of one queue, as long as there are some and capacity for them."""
         while True:
             tasks = [task for queue, task in self._wanted if queue == keys.queue]
-            rules = [(rule, want) for rule, want in self._turnstile.plan_requests(keys.queue, tasks) if want]
-            self._wanted -= {(keys.queue, task) for task in tasks if self._turnstile.get_rule(task).suspended}
-            rules = [each for each in rules if not each[0].suspended][:MAX_RULES_PER_CALL]
+            rules = [(rule, want) for rule, want in self._admission.plan_requests(keys.queue, tasks) if want]
+            self._wanted -= {(keys.queue, task) for task in tasks if self._admission.get_rule(task).suspended}
+            rules = [(rule, want) for rule, want in rules if not rule.suspended][:MAX_RULES_PER_CALL]
             if not rules:
                 return
             asked = time.time()
-            with self._turnstile.reserving_slots(rules):
+            with self._admission.reserving_slots(rules):
                 handed = await self._redis.perform(limits.admit_waiting(keys, self._worker, rules))
             if handed.owned == limits.LEASE_LOST:
                 raise self._lease.mark_lost(
@@ -254,48 +269,50 @@ class AdmissionControl:
                     self._wanted.discard((keys.queue, rule.task))
             self.receive_jobs(keys.queue, [rule for rule, _ in rules], handed, asked)
 
-    def _note_waits(self, queue: str, rules: Iterable[AdmissionRule], waits: Sequence[float]) -> None:
-        for rule, wait in zip(rules, waits, strict=True):
-            if wait:
-                self._due[queue, rule.task] = trio.current_time() + wait + JUST_AFTER
-                self._turnstile.changed.set()
+    def _note_delays(self, queue: str, rules: Iterable[AdmissionRule], delays: Sequence[float]) -> None:
+        for rule, delay in zip(rules, delays, strict=True):
+            if delay:
+                self._due[queue, rule.task] = trio.current_time() + delay + JUST_AFTER
+                self._admission.changed.set()
 
-    def _want(self, queue: str, task: str) -> None:
+    def _request(self, queue: str, task: str) -> None:
         name = unescape_word(task)
         if name in self._tasks:
             self._wanted.add((queue, name))
-            self._turnstile.changed.set()
+            self._admission.changed.set()
 
-    def _changed(self, tasks: set[str]) -> None:
-        """The rules of these tasks have changed: who waits may perhaps go on."""
+    def _on_rules_changed(self, tasks: set[str]) -> None:
+        """Request jobs of these tasks, whose rules have changed: waiting ones may be admitted now."""
         self._wanted |= {(queue, task) for queue in self._consumed for task in tasks}
-        self._turnstile.apply_rule_changes(tasks, list(self._running))
+        self._admission.apply_rule_changes(tasks, list(self._running_jobs))
 
-    def _look(self) -> None:
-        """Something was settled: there may be room."""
+    def _on_settled(self) -> None:
+        """Look for waiting jobs: one was settled, so there may be capacity."""
         if self._wanted:
-            self._turnstile.changed.set()
+            self._admission.changed.set()
 
-    def _look_for_lost(self) -> None:
-        """The connection was made anew: an answer may have been lost, and with it what was handed to this worker."""
+    def _audit_new_connection(self) -> None:
+        """Request an audit when the connection is new: a reply with admitted jobs may have been lost."""
         connects = self._redis.statistics().connects
         if connects != self._connects:
             self._connects = connects
             self._reading.request_audit()
             self._reading.interrupt()
 
-    def _next(self) -> float:
-        after = self._turnstile.yielding_until
+    def _get_next_time(self) -> float:
+        after = self._admission.yielding_until
         first = min(self._due.values(), default=math.inf)
         return min(first, after) if self._wanted and after > trio.current_time() else first
 
 
-def _task(delivery: Delivery) -> str:
+def _get_task(delivery: Delivery) -> str:
     assert delivery.envelope is not None
     return delivery.envelope.task
 
 
-def _asked(delivery: Delivery, rule: AdmissionRule, how: str, task: Task[..., Any]) -> AdmissionRequest:
+def _make_request(
+    delivery: Delivery, rule: AdmissionRule, action: str, task: Task[..., Any]
+) -> AdmissionRequest:
     envelope = delivery.envelope
     assert envelope is not None
     slot, turn = envelope.concurrency_key, envelope.fair_key
@@ -305,7 +322,12 @@ def _asked(delivery: Delivery, rule: AdmissionRule, how: str, task: Task[..., An
             return task.parameters.decode(envelope.args, envelope.kwargs)
 
         slot, turn = task.limits.complete_keys(slot, turn, arguments)
-    line = get_waiting_list(rule, slot, turn)
+    waiting_list = get_waiting_list(rule, slot, turn)
     return AdmissionRequest(
-        delivery.entry, envelope.id, line, delivery.deliveries, format_expiry(envelope.expires), how
+        delivery.entry,
+        envelope.id,
+        waiting_list,
+        delivery.deliveries,
+        format_expiry(envelope.expires),
+        action,
     )

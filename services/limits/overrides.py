@@ -1,9 +1,7 @@
-"""Impositions: keeps this worker at what was imposed on its tasks from outside, and has a task suspended for all
-workers when its circuit breaker opens (C97, C98).
+"""Apply the limits and suspensions that were imposed on tasks, and suspend tasks whose circuit breaker opens.
 
-What is imposed lies in Redis and outlives workers: one that begins, or whose connection was away, asks for
-it; so does
-every worker at each third beat of its heart: an idle one sends less than a command in a second.
+They are stored in Redis and outlive workers. A worker reads them when it starts, after each lost connection, and at
+every third heartbeat; so an idle worker sends less than one command in a second.
 """
 
 import math
@@ -27,18 +25,18 @@ from celery5.services.worker.lease import WorkerIdentity
 from celery5.tasks.task import Task
 
 AGAIN = 1.0
-"""Seconds until AsyncDriver is asked again, when it did not serve."""
+"""Seconds between attempts while Redis is unreachable."""
 REPAIRED = 5.0
-"""Seconds until a key is read again that another program has spoilt."""
+"""Seconds until a key is read again that another program has overwritten."""
 HEARTBEATS_PER_CHECK = 3
 BREAKER_NAME = "breaker"
-"""Who suspends a task whose circuit breaker has opened."""
+"""The name under which a circuit breaker suspends a task."""
 
 T = TypeVar("T")
 
 
 class LimitOverrides:
-    """What was imposed on the tasks of one worker."""
+    """The limits and suspensions that were imposed on the tasks of one worker."""
 
     def __init__(
         self,
@@ -54,17 +52,17 @@ class LimitOverrides:
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._first = identity.consumed[0].queue if identity.consumed else ""
+        self._first_queue = identity.consumed[0].queue if identity.consumed else ""
         self._tasks = tasks
-        self._turnstile = admission
+        self._admission = admission
         self._log = log
         self._worker = identity.worker
         self._limits: Mapping[str, LimitOverride] = {}
         self._suspended: Mapping[str, Suspension] = {}
         self._tripped: dict[str, Suspension] = {}
-        self._news = trio.Event()
-        self._beats = 0
-        self._trips = circuit_breakers.open_trips_channel() if breaker_suspends else None
+        self._changed = trio.Event()
+        self._heartbeat_count = 0
+        self._breaker_trips = circuit_breakers.open_trips_channel() if breaker_suspends else None
 
     @property
     def channels(self) -> list[str]:
@@ -72,22 +70,22 @@ class LimitOverrides:
         return [self._keys.limits]
 
     def on_message(self, _channel: bytes, _payload: bytes) -> None:
-        """Something was imposed, or taken back."""
-        self._news.set()
+        """Read the overrides: one was set or removed."""
+        self._changed.set()
 
     def recheck(self) -> None:
-        """The connection was away: something may have been missed."""
-        self._news.set()
+        """Read the overrides: a message may have been missed while the connection was down."""
+        self._changed.set()
 
     def on_heartbeat(self, keys: QueueKeys, _pulse: HeartbeatReply) -> None:
-        """At each third beat of the heart, once for all queues: what was missed is made good."""
-        if keys.queue == self._first:
-            self._beats += 1
-            if self._beats % HEARTBEATS_PER_CHECK == 0:
-                self._news.set()
+        """Read the overrides at each third heartbeat, once for all queues, in case a message was lost."""
+        if keys.queue == self._first_queue:
+            self._heartbeat_count += 1
+            if self._heartbeat_count % HEARTBEATS_PER_CHECK == 0:
+                self._changed.set()
 
     async def _receive_trips(self, trips: trio.MemoryReceiveChannel[BreakerTrip]) -> None:
-        """Note each task whose circuit breaker has opened: no worker is to run it for as long."""
+        """Note each task whose circuit breaker has opened: no worker may run it until the breaker tries again."""
         by = f"{BREAKER_NAME} of {self._worker}"
         async for trip in trips:
             now = time.time()
@@ -95,76 +93,76 @@ class LimitOverrides:
             self._tripped[trip.task] = Suspension(
                 why=trip.why, by=by, since=round(now, 3), until=round(until, 3)
             )
-            self._news.set()
+            self._changed.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Know what is imposed, until cancelled."""
-        await self._look()
+        """Follow the overrides until cancelled."""
+        await self._read_overrides()
         async with trio.open_nursery() as nursery:
-            if self._trips is not None:
-                nursery.start_soon(self._receive_trips, self._trips)
+            if self._breaker_trips is not None:
+                nursery.start_soon(self._receive_trips, self._breaker_trips)
             task_status.started()
             await self._follow()
 
     async def _follow(self) -> None:
         while True:
-            with trio.move_on_after(self._next()):
-                await self._news.wait()
-            self._news = trio.Event()
+            with trio.move_on_after(self._get_wait()):
+                await self._changed.wait()
+            self._changed = trio.Event()
             try:
-                await self._suspend()
-                await self._look()
-                await self._resume()
+                await self._suspend_tasks()
+                await self._read_overrides()
+                await self._resume_tasks()
             except BrokerUnavailable:
                 await trio.sleep(AGAIN)
-                self._news.set()
+                self._changed.set()
             except BrokerError as error:
                 self._log.event("limits:read-failed", "warning", why=str(error))
                 if is_key_corrupt(error):
                     await trio.sleep(REPAIRED)
-                    self._news.set()
+                    self._changed.set()
 
-    async def _suspend(self) -> None:
-        for task, what in list(self._tripped.items()):
+    async def _suspend_tasks(self) -> None:
+        for task, suspension in list(self._tripped.items()):
             before = self._suspended.get(task)
-            if before is None or before.until:  # what an operator has suspended stays so
-                await self._redis.perform(limits.suspend_if_unchanged(self._keys, task, what, before))
+            if before is None or before.until:  # a suspension by an operator stays
+                await self._redis.perform(limits.suspend_if_unchanged(self._keys, task, suspension, before))
             self._tripped.pop(task, None)
 
-    async def _look(self) -> None:
-        found = await self._redis.perform(limits.list_overrides(self._keys))
-        if found.limits == self._limits and found.suspended == self._suspended:
+    async def _read_overrides(self) -> None:
+        overrides = await self._redis.perform(limits.list_overrides(self._keys))
+        if overrides.limits == self._limits and overrides.suspended == self._suspended:
             return
         for task in self._tasks:
-            self._tell(task, found.limits.get(task), found.suspended.get(task))
-        self._limits, self._suspended = found.limits, found.suspended
-        self._turnstile.set_overrides(self._limits, self._suspended)
+            self._log_changes(task, overrides.limits.get(task), overrides.suspended.get(task))
+        self._limits, self._suspended = overrides.limits, overrides.suspended
+        self._admission.set_overrides(self._limits, self._suspended)
 
-    async def _resume(self) -> None:
-        """Suspensions that were for a while are taken back, by whoever comes first."""
-        found = [(task, what) for task, what in self._suspended.items() if _is_over(what)]
-        for task, what in found:
-            await self._redis.perform(limits.resume_task(self._keys, task, what))
-        if found:
-            await self._look()
+    async def _resume_tasks(self) -> None:
+        """Remove the suspensions that are over. Any worker may be the first to do so."""
+        ended = [(task, suspension) for task, suspension in self._suspended.items() if _is_over(suspension)]
+        for task, suspension in ended:
+            await self._redis.perform(limits.resume_task(self._keys, task, suspension))
+        if ended:
+            await self._read_overrides()
 
-    def _tell(self, task: str, limit: LimitOverride | None, suspended: Suspension | None) -> None:
+    def _log_changes(self, task: str, limit: LimitOverride | None, suspended: Suspension | None) -> None:
         if limit != self._limits.get(task):
-            told = (
+            fields = (
                 {"limit": limit.limit, "rate": limit.rate, "by": limit.by} if limit else {"limit": "its own"}
             )
-            self._log.event("task:limited", "warning", task=task, **told)
+            self._log.event("task:limited", "warning", task=task, **fields)
         before = self._suspended.get(task)
         if suspended is not None and before is None:
             self._log.event("task:suspended", "warning", task=task, why=suspended.why, by=suspended.by)
         elif suspended is None and before is not None:
             self._log.event("task:resumed", "warning", task=task)
 
-    def _next(self) -> float:
-        """Seconds until the first suspension that is for a while is over."""
-        ends = [what.until - time.time() for what in self._suspended.values() if what.until]
+    def _get_wait(self) -> float:
+        """Return the seconds until the first suspension that has an end is over."""
+        ends = [suspension.until - time.time() for suspension in self._suspended.values() if suspension.until]
         return max(0.0, min(ends, default=math.inf))
 
 
-def _is_over(what: Suspension) -> bool:
-    return bool(what.until) and what.until <= time.time()
+def _is_over(suspension: Suspension) -> bool:
+    return bool(suspension.until) and suspension.until <= time.time()

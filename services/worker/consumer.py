@@ -1,4 +1,4 @@
-"""Consumer: reads jobs, never more than there is room for, and hands each to the queue of its kind (C55)."""
+"""Read jobs from the queues, never more than the worker has capacity for."""
 
 import math
 import time
@@ -24,26 +24,26 @@ from celery5.services.worker.reading import PassCapacity, QueueReads
 from celery5.services.worker.resources import TaskResources
 
 RETRY_INTERVAL = 0.1
-"""Seconds between attempts while Redis is away."""
+"""Seconds between attempts while Redis is unreachable."""
 STALE_HORIZONS = 5.0
-"""Horizons that a job may wait unstarted in this worker before it is given back for others to run."""
+"""Horizons that a job may wait unstarted in this worker before it is released for other workers."""
 REREAD_GRACE = 1.0
-"""Seconds beyond its time that a read may go on at a server that has not heard of the connection's end."""
+"""Seconds that a read may outlast `read_block` on a server that has not noticed the end of the connection."""
 SMALL_BATCH = 16
-"""Jobs that are so few that whoever waits for them comes before the next read: to make that ready takes longer than to
-run them, if they are short."""
+"""The most jobs of a read that are run before the next read: to prepare that takes longer than to run them, if they are
+short."""
 SETTLE_TURNS = 2
-"""Turns of the loop in which a job that never waits is run and settled: by its executor, and by the publisher."""
+"""Turns of the loop in which a job that never waits is run by its executor, and settled by the publisher."""
 AUDIT_PAGE = 100
-"""Jobs of its own that a worker looks through in one trip."""
+"""Pending entries that an audit reads in one call."""
 
 
 class Consumer:
-    """Reads for one worker. Stopping it gives back what has not been started."""
+    """Reads for one worker. When stopped it releases the jobs that have not been started."""
 
     _connects = 1
     _audit_at = math.inf
-    _resting = False
+    _is_resting = False
 
     def __init__(
         self,
@@ -59,26 +59,30 @@ class Consumer:
     ) -> None:
         self._reader = queue_reads.reader
         self._redis = redis
-        self._order = queue_reads.read_order
+        self._read_order = queue_reads.read_order
         self._reading = queue_reads.reading
         self._queues = resources.queues
-        self._rooms = queue_capacity
+        self._capacity = queue_capacity
         self._budget = resources.budget
         self._intake = received.intake
         self._unstarted = received.unstarted
-        self._ledger = received.held.in_flight
-        self._suspects = received.held.isolated_jobs
-        self._turnstile = admission
+        self._in_flight = received.held.in_flight
+        self._isolated_jobs = received.held.isolated_jobs
+        self._admission = admission
         self._lease = identity.lease
         self._log = log
-        self._waits = OutageLog(log, "consumer:interrupted", "consumer:resumed")
+        self._outages = OutageLog(log, "consumer:interrupted", "consumer:resumed")
         self._worker = identity.worker
-        self._block = queue_reads.read_block
+        self._read_block = queue_reads.read_block
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Read until cancelled. Raises LeaseLost when the group is gone, which means that Redis lost its data."""
+        """Read until cancelled.
+
+        Raises:
+            LeaseLost: The consumer group is gone, which means that Redis lost its data.
+        """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._give_back_on)
+            nursery.start_soon(self._release_stale_jobs)
             self._reading.set_stopping(False)
             task_status.started()
             try:
@@ -89,29 +93,29 @@ class Consumer:
                 self.release_unstarted()
 
     async def fetch(self) -> int:
-        """One pass: wait for room, read, hand on. Gives how many jobs were read."""
+        """Wait for capacity and read once. Return how many jobs were read."""
         connects = self._reader.statistics().connects
         if self._reading.take_audit_request() or connects != self._connects:
-            # The reading connection was made anew: an answer may have been lost on the way. It may be lost even now,
-            # if the server has not heard yet that nobody listens to the old one: then its read ends with its time.
+            # The reading connection is new: a reply on the old one may have been lost. One may still get lost while
+            # the server has not noticed the end of the old connection; so a second audit follows when that read ends.
             await self._audit()
             self._connects = connects
-            self._audit_at = trio.current_time() + self._block + REREAD_GRACE
+            self._audit_at = trio.current_time() + self._read_block + REREAD_GRACE
         elif trio.current_time() >= self._audit_at:
             await self._audit()
             self._audit_at = math.inf
-        found = await self._read(await self._free())
-        if 0 < found <= SMALL_BATCH:
+        received = await self._read(await self._wait_for_capacity())
+        if 0 < received <= SMALL_BATCH:
             for _ in range(SETTLE_TURNS):
                 await trio.lowlevel.checkpoint()
-        return found
+        return received
 
     def release_unstarted(self) -> None:
-        """Release what waits unstarted; its attempt is not counted (I9)."""
+        """Release the jobs that wait unstarted; their attempts are not counted."""
         for queue in self._queues.values():
             for delivery in queue.drain():
                 self._unstarted.settle(delivery, Release())
-        for delivery in self._suspects.drain(read_before=math.inf):
+        for delivery in self._isolated_jobs.drain(read_before=math.inf):
             self._unstarted.settle(delivery, Release())
 
     @property
@@ -121,28 +125,28 @@ class Consumer:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it reads no more."""
+        """Whether it reads no more jobs."""
         return self._reading.is_stopping
 
     def pause(self, queue: str) -> None:
-        """Read this queue no more, until `resume`. What was read of it is run."""
+        """Stop reading a queue until `resume`. The jobs that were read are run."""
         self._reading.pause(queue)
 
     def stop_reading(self) -> None:
-        """Read no more at all, until the end: give back what has not started, and let what runs go on."""
-        self._resting = True
-        self._reading.pause(*(keys.queue for keys in self._order.queues))
+        """Read no more jobs, for good: release those that have not started, and let running jobs go on."""
+        self._is_resting = True
+        self._reading.pause(*(keys.queue for keys in self._read_order.queues))
         self.release_unstarted()
 
     def resume(self, queue: str) -> None:
-        """Read this queue again."""
-        if self._resting:
+        """Read a queue again."""
+        if self._is_resting:
             return
         self._reading.resume(queue)
-        self._ledger.remove(())
+        self._in_flight.remove(())
 
     def recheck(self) -> None:
-        """Something may have been read whose answer was lost."""
+        """Audit before the next read: jobs may have been read in a reply that was lost."""
         self._reading.request_audit()
 
     async def _fetch_or_wait(self) -> None:
@@ -150,94 +154,101 @@ class Consumer:
             await self.fetch()
         except BrokerUnavailable as error:
             self._reading.request_audit()
-            await self._wait(error)
+            await self._back_off(error)
         except BrokerReplied as error:
             if error.code == "NOGROUP":
                 raise self._lease.mark_lost(f"the queue's consumer group is gone: {error}") from None
             if not is_recoverable(error):
                 raise
             self._reading.request_audit()  # entries of an unreadable reply are pending: read them again
-            await self._wait(error)
+            await self._back_off(error)
         else:
-            self._waits.record_recovery()
+            self._outages.record_recovery()
 
-    async def _wait(self, error: BrokerError) -> None:
-        self._waits.record_error(error)
+    async def _back_off(self, error: BrokerError) -> None:
+        self._outages.record_error(error)
         await trio.sleep(RETRY_INTERVAL)
 
-    async def _free(self) -> dict[str, int]:
-        """How many jobs of each queue there is room for, once there is room for one."""
+    async def _wait_for_capacity(self) -> dict[str, int]:
+        """Return the capacity for jobs of each queue, once there is any."""
         while True:
-            rooms = {keys.queue: self._room(keys.queue) for keys in self._order.queues}
-            self._turnstile.set_unreadable(not all(rooms.values()))
-            if any(rooms.values()):
-                return rooms
-            await self._ledger.wait_changed()
+            capacity_by_queue = {
+                keys.queue: self._count_capacity(keys.queue) for keys in self._read_order.queues
+            }
+            self._admission.set_unreadable(not all(capacity_by_queue.values()))
+            if any(capacity_by_queue.values()):
+                return capacity_by_queue
+            await self._in_flight.wait_changed()
 
-    def _room(self, queue: str) -> int:
-        """How many jobs of one queue there is room for."""
-        return 0 if self._reading.is_paused(queue) else self._rooms.get_capacity(queue)
+    def _count_capacity(self, queue: str) -> int:
+        """Return how many jobs of one queue may be read now."""
+        return 0 if self._reading.is_paused(queue) else self._capacity.get_capacity(queue)
 
-    async def _read(self, rooms: Mapping[str, int]) -> int:
-        """Read from the queues that have room. COUNT holds for each stream of a read, so queues with different shares
-        are read one after the other, without waiting; only when all are empty are all waited for."""
-        open_ = [keys for keys in self._order.queues if rooms[keys.queue]]
-        closed = [queue for queue, room in rooms.items() if not room]
-        room = PassCapacity(rooms, {keys.queue: self._rooms.get_kinds(keys.queue) for keys in open_})
-        shares = room.group_by_share(open_)
-        found = await self._order.read_nonblocking(open_, room, self._receive)
-        if found or any(
-            self._reading.is_paused(keys.queue) for keys in open_
-        ):  # paused since we asked who is open
-            return found
-        lanes = self._order.get_lanes(open_)
-        count = max(min(shares) * len(open_) // len(lanes), 1)
-        call = jobs.read_jobs(lanes, self._worker, count=count, block_seconds=self._block)
-        found, failure = 0, None
-        if not closed:
+    async def _read(self, capacity_by_queue: Mapping[str, int]) -> int:
+        """Read from the queues that there is capacity for.
+
+        COUNT holds for each stream of a read, so queues with different shares are read one after the other, without
+        blocking. Only when all are empty, one blocking read waits for all.
+        """
+        open_queues = [keys for keys in self._read_order.queues if capacity_by_queue[keys.queue]]
+        closed_queues = [queue for queue, capacity in capacity_by_queue.items() if not capacity]
+        capacity = PassCapacity(
+            capacity_by_queue, {keys.queue: self._capacity.get_kinds(keys.queue) for keys in open_queues}
+        )
+        shares = capacity.group_by_share(open_queues)
+        received = await self._read_order.read_nonblocking(open_queues, capacity, self._receive)
+        if received or any(
+            self._reading.is_paused(keys.queue) for keys in open_queues
+        ):  # paused during the reads
+            return received
+        lanes = self._read_order.get_lanes(open_queues)
+        count = max(min(shares) * len(open_queues) // len(lanes), 1)
+        call = jobs.read_jobs(lanes, self._worker, count=count, block_seconds=self._read_block)
+        received, failure = 0, None
+        if not closed_queues:
             with trio.CancelScope() as scope:
                 self._reading.begin_read(scope)
-                found = len(await self._receive(call))
-            return found
+                received = len(await self._receive(call))
+            return received
         async with trio.open_nursery() as nursery:
             self._reading.begin_read(nursery.cancel_scope)
-            nursery.start_soon(self._until_room, closed, nursery.cancel_scope)
+            nursery.start_soon(self._interrupt_when_open, closed_queues, nursery.cancel_scope)
             try:
-                found = len(await self._receive(call))
+                received = len(await self._receive(call))
             except BrokerError as error:
                 failure = error  # raised outside, so that it does not arrive wrapped in a group
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
-        return found
+        return received
 
     async def _receive(self, call: Call[list[Entry]]) -> Sequence[Entry]:
-        # Nothing comes between the read and the ledger: what was read must be known to be ours.
+        # No checkpoint between the read and the intake: an audit would take the jobs for lost.
         entries = await self._reader.perform(call, self._intake.accept)
         self._budget.update()
         return entries
 
-    async def _until_room(self, closed: Sequence[str], reading: trio.CancelScope) -> None:
-        """End a read that leaves queues out as soon as there is room for one of them, too."""
-        while not any(map(self._room, closed)):
-            await self._ledger.wait_changed()
+    async def _interrupt_when_open(self, closed_queues: Sequence[str], reading: trio.CancelScope) -> None:
+        """End a read that leaves queues out as soon as there is capacity for one of them."""
+        while not any(map(self._count_capacity, closed_queues)):
+            await self._in_flight.wait_changed()
         reading.cancel()
 
     async def _audit(self) -> None:
         lost = 0
-        for keys in self._order.get_held_lanes():
+        for keys in self._read_order.get_held_lanes():
             after = b"0"
             while True:
                 entries = await self._redis.perform(
                     jobs.read_pending(keys, self._worker, after=after, count=AUDIT_PAGE)
                 )
-                missing = {each.id for each in entries if (each.queue, each.id) not in self._ledger}
+                missing = {entry.id for entry in entries if (entry.queue, entry.id) not in self._in_flight}
                 if missing:
-                    # Some may have been settled while the answer was on its way. Who is still there was lost.
-                    again = await self._redis.perform(
+                    # Some may have been settled while the reply was on its way. Those still pending were lost.
+                    still_pending = await self._redis.perform(
                         jobs.read_pending(keys, self._worker, after=after, count=AUDIT_PAGE)
                     )
-                    lost += self._intake.accept_new([each for each in again if each.id in missing])
+                    lost += self._intake.accept_new([entry for entry in still_pending if entry.id in missing])
                 if len(entries) < AUDIT_PAGE:
                     break
                 after = entries[-1].id
@@ -249,20 +260,20 @@ class Consumer:
                 why="their delivery was lost with a connection",
             )
 
-    async def _give_back_on(self) -> None:
-        """Short jobs may be followed by long ones: what then waits here is given back, and the pace learnt anew."""
+    async def _release_stale_jobs(self) -> None:
+        """Release jobs that wait for too long, and estimate their duration anew: long jobs may follow short ones."""
         while True:
             await trio.sleep(HORIZON)
             now = time.time()
             for kind, queue in self._queues.items():
-                if queue and queue.items[0].read < now - STALE_HORIZONS * self._rooms.get_horizon(kind):
-                    self._give_back_stale(kind, queue.drain())
-            for delivery in self._suspects.drain(read_before=now - STALE_HORIZONS * HORIZON):
+                if queue and queue.items[0].read < now - STALE_HORIZONS * self._capacity.get_horizon(kind):
+                    self._release_jobs(kind, queue.drain())
+            for delivery in self._isolated_jobs.drain(read_before=now - STALE_HORIZONS * HORIZON):
                 self._unstarted.settle(delivery, Release())
-            self._rooms.update_lookahead()
+            self._capacity.update_lookahead()
 
-    def _give_back_stale(self, kind: str, waiting: Sequence[Delivery]) -> None:
-        level: Level = "debug" if self._rooms.record_release(kind, len(waiting)) else "info"
+    def _release_jobs(self, kind: str, waiting: Sequence[Delivery]) -> None:
+        level: Level = "debug" if self._capacity.record_release(kind, len(waiting)) else "info"
         self._log.event("consumer:jobs-returned", level, count=len(waiting), kind=kind)
         for delivery in waiting:
             self._unstarted.settle(delivery, Release())

@@ -1,7 +1,7 @@
-"""Result Publisher: settles outcomes, many in one trip (C56).
+"""Settle the outcomes of jobs in Redis, many in one call.
 
-Whatever finished while one trip was under way goes with the next: at low load a batch is one outcome and nothing
-waits, at high load it is hundreds. An outcome is kept until Redis has it, however long that takes (I2).
+Outcomes that arrive during one call go with the next: at low load a batch is one outcome and nothing waits, at high
+load it is hundreds. An outcome is kept until Redis has it, however long that takes.
 """
 
 import time
@@ -42,7 +42,7 @@ Outcome = tuple[Delivery, Settlement]
 
 
 class UnpublishableRetries:
-    """The setting `when_unpublishable`, at work while Redis is away."""
+    """Retries under the setting `when_unpublishable`, while Redis is unreachable."""
 
     def __init__(
         self,
@@ -54,84 +54,92 @@ class UnpublishableRetries:
         worker: str,
         results_ttl: float,
     ) -> None:
-        self._how = when_unpublishable
+        self._policy = when_unpublishable
         self._queues = queues
         self._results = results
         self._log = log
         self._worker = worker
         self._ttl = results_ttl
-        self._asleep: dict[Delivery, tuple[float, Settlement]] = {}
+        self._pending_retries: dict[Delivery, tuple[float, Settlement]] = {}
 
     def filter_outcomes(self, outcomes: Sequence[Outcome], *, sent: bool) -> list[Outcome]:
-        """What of these outcomes is to be settled when Redis is back.
+        """Return the outcomes that are to be settled when Redis is reachable again.
 
-        `sent` says that they were sent, and nobody knows whether they have arrived: then no attempt is begun here.
+        Args:
+            sent: They were sent and may have arrived: then no attempt is started in this worker.
         """
-        if self._how == "backlog" or (sent and self._how == "local"):
+        if self._policy == "backlog" or (sent and self._policy == "local"):
             return list(outcomes)
         retries = [outcome for outcome in outcomes if is_next_attempt(outcome[1], outcome[0])]
         if not retries:
             return list(outcomes)
-        name = "results:retried-locally" if self._how == "local" else "results:abandoned"
-        self._log.event(name, "warning", count=len(retries), jobs=[words.job_id for _, words in retries[:20]])
-        if self._how == "abandon":
-            return [self._buried(*each) if is_next_attempt(each[1], each[0]) else each for each in outcomes]
+        name = "results:retried-locally" if self._policy == "local" else "results:abandoned"
+        self._log.event(
+            name, "warning", count=len(retries), jobs=[settlement.job_id for _, settlement in retries[:20]]
+        )
+        if self._policy == "abandon":
+            return [
+                self._abandon(*outcome) if is_next_attempt(outcome[1], outcome[0]) else outcome
+                for outcome in outcomes
+            ]
         now = trio.current_time()
-        self._asleep |= {delivery: (now + words.number / 1000, words) for delivery, words in retries}
-        return [outcome for outcome in outcomes if outcome[0] not in self._asleep]
+        self._pending_retries |= {
+            delivery: (now + settlement.number / 1000, settlement) for delivery, settlement in retries
+        }
+        return [outcome for outcome in outcomes if outcome[0] not in self._pending_retries]
 
     def run_due_attempts(self) -> None:
-        """Redis is still away: look at outcomes that have come since, and begin the attempts whose time has come."""
-        if self._how == "backlog":
+        """Filter the outcomes that have come meanwhile, and start the attempts that are due."""
+        if self._policy == "backlog":
             return
         self._results.items.extend(self.filter_outcomes(self._results.drain(), sent=False))
         now = trio.current_time()
-        for delivery, (due, words) in list(self._asleep.items()):
+        for delivery, (due, settlement) in list(self._pending_retries.items()):
             if due <= now:
-                del self._asleep[delivery]
-                delivery.begin_attempt(words.payload, time.time())
+                del self._pending_retries[delivery]
+                delivery.begin_attempt(settlement.payload, time.time())
                 self._queues[delivery.kind].put(delivery)
 
     def release_retries(self) -> None:
-        """Redis is back: what has not begun here is a retry like any other, after what is left of its delay."""
+        """Settle the retries that have not started here as usual, with what is left of their delays."""
         now = trio.current_time()
-        for delivery, (due, words) in self._asleep.items():
+        for delivery, (due, settlement) in self._pending_retries.items():
             left = max(0, int((due - now) * 1000))
-            self._results.put((delivery, words._replace(number=left)))
-        self._asleep.clear()
+            self._results.put((delivery, settlement._replace(number=left)))
+        self._pending_retries.clear()
 
     def close(self) -> None:
-        """This worker stops: nothing begins here any more."""
-        self._how = "backlog"
+        """Start no more attempts, and release the jobs that wait: this worker stops."""
+        self._policy = "backlog"
         self.release_retries()
         for queue in self._queues.values():
             for delivery in queue.drain():
-                words = make_settlement(Release(), delivery, worker=self._worker, ttl=self._ttl)
-                self._results.put((delivery, words))
+                settlement = make_settlement(Release(), delivery, worker=self._worker, ttl=self._ttl)
+                self._results.put((delivery, settlement))
 
-    def _buried(self, delivery: Delivery, words: Settlement) -> Outcome:
-        failure = read_envelope(words.payload).failures[-1]
+    def _abandon(self, delivery: Delivery, settlement: Settlement) -> Outcome:
+        failure = read_envelope(settlement.payload).failures[-1]
         verdict = Bury(Reason.ABANDONED, failure)
         return delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
 
 
 BATCH = 256
-"""The most outcomes in one trip: a script holds the server up while it runs."""
+"""The most outcomes in one call: a script blocks the server while it runs."""
 LIMITED_BATCH = 32
-"""Outcomes in one trip where jobs have slots: for each of them another may be handed over."""
+"""The most outcomes in one call where jobs have slots: for each of them another job may be admitted."""
 BATCH_BYTES = 4 * 1024 * 1024
-"""Bytes in one trip, unless one outcome alone has more: a trip must be sent and answered within the time-out."""
+"""The most bytes in one call, unless one outcome has more: a call must be sent and answered within its timeout."""
 RETRY_INTERVAL = 0.1
-"""Seconds between attempts while Redis is away."""
+"""Seconds between attempts while Redis is unreachable."""
 FLUSH_TIMEOUT = 10.0
-"""Seconds that a stopping worker gives the last outcomes."""
+"""Seconds that a stopping worker has to settle the last outcomes."""
 
 T = TypeVar("T")
 Outcomes = Sequence[tuple[Delivery, Settlement]]
 
 
 class ResultPublisher:
-    """Settles what the executors and the Consumer put into the results queue."""
+    """Settles the outcomes in the results queue."""
 
     def __init__(
         self,
@@ -149,19 +157,23 @@ class ResultPublisher:
         self._queues = {keys.queue: keys for keys in identity.consumed}
         self._results = results
         self._begun: tuple[Call[int], PendingRequest] | None = None
-        self._ledger = held.in_flight
+        self._in_flight = held.in_flight
         self._recent = held.recent
-        self._unpublishable = unpublishable_retries
-        self._turnstile = admission
+        self._unpublishable_retries = unpublishable_retries
+        self._admission = admission
         self._admission_control = admission_control
-        self._handed: Callable[[], None] | None = None
+        self._receive_admitted: Callable[[], None] | None = None
         self._lease = identity.lease
         self._log = log
         self._worker = identity.worker
         self._unsettled: Outcomes = ()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Settle until cancelled, then settle what is left. Raises LeaseLost when this worker counts as dead."""
+        """Settle until cancelled, then settle what is left.
+
+        Raises:
+            LeaseLost: This worker counts as dead.
+        """
         task_status.started()
         try:
             while True:
@@ -170,56 +182,61 @@ class ResultPublisher:
                 await self.settle(self._unsettled)
                 self._unsettled = ()
         finally:
-            self._unpublishable.close()
+            self._unpublishable_retries.close()
             if not self._lease.is_lost:
                 with trio.move_on_after(FLUSH_TIMEOUT, shield=True):
                     await self._flush()
-            self._tell_dropped()
+            self._log_dropped()
 
-    def _begin(self, delivery: Delivery, words: Settlement) -> None:
-        """The only job that this worker has is done: send its outcome now, and not in our next turn. Somebody probably
-        waits for it."""
-        plain = words.verb == "complete" and delivery.recipients is None and delivery.rule is None
-        if plain and delivery.lane != ADMITTED and len(self._ledger) == 1:
+    def _begin(self, delivery: Delivery, settlement: Settlement) -> None:
+        """Send the outcome of the worker's only job at once, and not in the next turn of the loop.
+
+        With so little load a caller probably waits for it.
+        """
+        plain = settlement.verb == "complete" and delivery.recipients is None and delivery.rule is None
+        if plain and delivery.lane != ADMITTED and len(self._in_flight) == 1:
             keys = self._queues[delivery.queue].on_lane(delivery.lane)
-            settle = jobs.settle(keys, self._worker, [words])
+            settle = jobs.settle(keys, self._worker, [settlement])
             if ticket := self._redis.begin(settle):
                 self._begun = settle, ticket
 
     async def settle(self, outcomes: Outcomes) -> None:
-        """Settle outcomes of any queues, each lane of one in one trip, or in several where they are large."""
+        """Settle outcomes of any queues, each lane in one call, or in several where they are large."""
         by_lane: dict[tuple[str, str], list[tuple[Delivery, Settlement]]] = defaultdict(list)
         for outcome in outcomes:
-            delivery, words = outcome
+            delivery, settlement = outcome
             by_lane[delivery.queue, delivery.lane].append(outcome)
-            if words.verb != "complete" and is_requeue(words, delivery):
-                # Before the trip, not after: the answer and the next delivery come by different connections.
+            if settlement.verb != "complete" and is_requeue(settlement, delivery):
+                # Before the call, not after: its reply and the next delivery come by different connections.
                 self._recent.forget(delivery)
         for (queue, lane), batch in by_lane.items():
-            for part in _portions(batch, LIMITED_BATCH if self._turnstile.is_used else BATCH):
+            for part in _split(batch, LIMITED_BATCH if self._admission.is_used else BATCH):
                 settled = await self._settle(self._queues[queue].on_lane(lane), part)
                 done = [delivery for delivery, _ in settled]
-                if self._turnstile.is_used:
-                    self._turnstile.on_settled(done)
-                self._ledger.remove(done)
-                if self._handed is not None:
-                    self._handed()
-                    self._handed = None
+                if self._admission.is_used:
+                    self._admission.on_settled(done)
+                self._in_flight.remove(done)
+                if self._receive_admitted is not None:
+                    self._receive_admitted()
+                    self._receive_admitted = None
 
     async def _settle(self, keys: QueueKeys, batch: Outcomes) -> Outcomes:
-        """Settle outcomes of one lane, however long that takes. Gives those that were: while Redis is away, others may
-        have become something else."""
+        """Settle outcomes of one lane, however long that takes.
+
+        Returns:
+            Those that were settled: while Redis is unreachable, others may have been retried here or abandoned.
+        """
         waited = sent = False
         while True:
             try:
-                owned = await self._perform(keys, batch)
+                owned = await self._call_settle(keys, batch)
             except BrokerUnavailable as error:
                 if not waited:
                     self._log.event("results:interrupted", "warning", count=len(batch), why=str(error))
                 waited, sent = True, sent or error.maybe_done
-                batch = self._instead(batch, sent)
+                batch = self._filter_unsettled(batch, sent)
                 await trio.sleep(RETRY_INTERVAL)
-                self._unpublishable.run_due_attempts()
+                self._unpublishable_retries.run_due_attempts()
             except BrokerReplied as error:
                 if not is_recoverable(error):
                     raise
@@ -232,36 +249,44 @@ class ResultPublisher:
         if owned < 0:
             raise self._lease.mark_lost(f"{self._worker} was taken for dead; its jobs were given to others")
         if owned < len(batch) and not waited:
-            # A connection that was lost sends again by itself, so this is no cause for alarm.
+            # A lost connection sends its calls again, so this is expected.
             self._log.event("results:already-settled", "debug", count=len(batch) - owned)
-        self._unpublishable.release_retries()
+        self._unpublishable_retries.release_retries()
         return batch
 
-    async def _perform(self, keys: QueueKeys, batch: Outcomes) -> int:
-        """One trip, unless it has begun. Where jobs in it have slots at gates, others may be handed over for them."""
+    async def _call_settle(self, keys: QueueKeys, batch: Outcomes) -> int:
+        """Make one call, unless it was sent already. It may admit other jobs for the slots that these free."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return await self._redis.finish(*begun)
-        settle = jobs.settle(keys, self._worker, [words for _, words in batch], _documents(batch))
-        used = self._turnstile.is_used or keys.lane == ADMITTED
-        every = keys.lane == ADMITTED  # these have slots, also those that could not be taken in
-        leaving = [delivery for delivery, _ in batch if every or delivery.rule is not None] if used else []
+        settle = jobs.settle(
+            keys, self._worker, [settlement for _, settlement in batch], _make_documents(batch)
+        )
+        may_admit = self._admission.is_used or keys.lane == ADMITTED
+        all_have_slots = keys.lane == ADMITTED  # these have slots, even if they could not be decoded
+        leaving = (
+            [delivery for delivery, _ in batch if all_have_slots or delivery.rule is not None]
+            if may_admit
+            else []
+        )
         if not leaving:
             return await self._redis.perform(settle)
-        tasks = {each.envelope.task for each in leaving if each.envelope}
-        rules, asked = self._turnstile.plan_requests(keys.queue, tasks, settled=leaving), time.time()
-        with self._turnstile.reserving_slots(rules):
-            handed = await self._redis.perform(limits.settle_limited(keys, settle, leaving, rules))
-        told = [rule for rule, _ in rules]
-        self._handed = partial(self._admission_control.receive_jobs, keys.queue, told, handed, asked)
-        return handed.owned
+        tasks = {delivery.envelope.task for delivery in leaving if delivery.envelope}
+        rules, requested_at = self._admission.plan_requests(keys.queue, tasks, settled=leaving), time.time()
+        with self._admission.reserving_slots(rules):
+            reply = await self._redis.perform(limits.settle_limited(keys, settle, leaving, rules))
+        rule_list = [rule for rule, _ in rules]
+        self._receive_admitted = partial(
+            self._admission_control.receive_jobs, keys.queue, rule_list, reply, requested_at
+        )
+        return reply.owned
 
-    def _instead(self, batch: Outcomes, sent: bool) -> Outcomes:
-        """What is left to be settled of `batch`, and to be told of as dropped, should it come to that."""
-        left = self._unpublishable.filter_outcomes(batch, sent=sent)
+    def _filter_unsettled(self, batch: Outcomes, sent: bool) -> Outcomes:
+        """Return the outcomes of `batch` that are still to be settled, and note them as unsettled."""
+        left = self._unpublishable_retries.filter_outcomes(batch, sent=sent)
         if left != batch:
             gone = {delivery for delivery, _ in batch}
-            self._unsettled = [*left, *(each for each in self._unsettled if each[0] not in gone)]
+            self._unsettled = [*left, *(outcome for outcome in self._unsettled if outcome[0] not in gone)]
         return left
 
     async def _flush(self) -> None:
@@ -271,8 +296,8 @@ class ResultPublisher:
             await self.settle(self._unsettled)
         self._unsettled = ()
 
-    def _tell_dropped(self) -> None:
-        """What could not be settled is run again by others."""
+    def _log_dropped(self) -> None:
+        """Log the outcomes that could not be settled: other workers run these jobs again."""
         dropped = [*self._unsettled, *self._results.drain()]
         if dropped:
             why = (
@@ -282,32 +307,32 @@ class ResultPublisher:
                 "results:dropped",
                 "error",
                 count=len(dropped),
-                jobs=_ids(dropped),
+                jobs=_list_job_ids(dropped),
                 worker=self._worker,
                 why=why,
             )
 
 
-def _portions(batch: Outcomes, most: int) -> Iterator[Outcomes]:
-    """Yield the outcomes in their order, as many at a time as go in one trip, and at most so many."""
+def _split(batch: Outcomes, max_count: int) -> Iterator[Outcomes]:
+    """Yield the outcomes in order, in parts that fit in one call, of at most `max_count` outcomes."""
     sizes = [settlement.size for _, settlement in batch]
-    if sum(sizes) <= BATCH_BYTES and len(batch) <= most:
+    if sum(sizes) <= BATCH_BYTES and len(batch) <= max_count:
         yield batch
         return
-    first, total = 0, 0
-    for at, size in enumerate(sizes):
-        if at > first and (total + size > BATCH_BYTES or at - first == most):
-            yield batch[first:at]
-            first, total = at, 0
-        total += size
+    first, size_sum = 0, 0
+    for index, size in enumerate(sizes):
+        if index > first and (size_sum + size > BATCH_BYTES or index - first == max_count):
+            yield batch[first:index]
+            first, size_sum = index, 0
+        size_sum += size
     yield batch[first:]
 
 
-def _documents(batch: Outcomes) -> list[SinkDocument]:
-    """What Data Sinks are given of these."""
+def _make_documents(batch: Outcomes) -> list[SinkDocument]:
+    """Return the documents of these outcomes for data sinks."""
     taken = [outcome for outcome in batch if outcome[0].recipients is not None]
-    return [one for outcome in taken if (one := make_sink_argument(*outcome))]
+    return [document for outcome in taken if (document := make_sink_argument(*outcome))]
 
 
-def _ids(batch: Outcomes) -> list[str]:
-    return [words.job_id for _, words in batch[:20]]
+def _list_job_ids(batch: Outcomes) -> list[str]:
+    return [settlement.job_id for _, settlement in batch[:20]]

@@ -1,7 +1,6 @@
-"""Task Execution: runs jobs within the budget and hands their outcomes on (C54).
+"""Run jobs within the budget, and pass their outcomes to the OutcomeHandler.
 
-Executors are tasks that stay and take job after job: spawning one for each job costs twice as much. A straight line
-leads through one job: take, run, and on to the Judgement.
+Executors are Trio tasks that stay and take job after job: spawning one for each job costs twice as much.
 """
 
 import math
@@ -43,15 +42,13 @@ from celery5.services.worker.time_limits import Deadlines
 from celery5.tasks.deduplication import get_rejection
 
 YIELD_INTERVAL = 0.005
-"""Seconds that one executor may go on with jobs that never wait, before it lets others run."""
+"""Seconds that one executor may run jobs that never wait, before it lets other tasks run."""
 CANCEL_TIMEOUT = 5.0
 """Seconds that cancelled jobs get to end."""
-
-
 PING_TIMEOUT = 1.0
-"""Seconds that TrioRedis gets to show that it is there, when a job says that it is not."""
+"""Seconds that Redis gets to answer a PING, when a job reports that it is unreachable."""
 STABLE_CONNECTION = 2.0
-"""Seconds after its return in which a job may still say that Redis is away: a breaker of the job's own is open."""
+"""Seconds after a reconnection in which a job may still report an unreachable Redis: its own breaker is open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +63,16 @@ class JobSafeguards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPolicy:
-    """What becomes of running jobs when a worker stops."""
+    """How long running jobs may go on when a worker stops."""
 
-    # Seconds that they may go on.
+    # Seconds before they are cancelled.
     grace_period: float
     # Returns whether the process goes on as another incarnation, which must not run the same jobs again.
     is_restarting: Callable[[], bool]
 
 
 class TaskExecution:
-    """Executors for each kind of task. Stopping it lets running jobs finish for `grace_period` seconds."""
+    """The executors of each kind of task. When stopped it lets running jobs finish for `grace_period` seconds."""
 
     def __init__(
         self,
@@ -93,90 +90,90 @@ class TaskExecution:
         self._queues = resources.queues
         self._runners = resources.runners
         self._redis = redis
-        self._paces = resources.duration_estimates
-        self._judgement = outcome_handler
+        self._duration_estimates = resources.duration_estimates
+        self._outcome_handler = outcome_handler
         self._budget = resources.budget
         self._lease = identity.lease
         self._deadlines = safeguards.deadlines
-        self._circuits = safeguards.circuit_breakers
-        self._black_box = safeguards.sidecar_memory
-        self._suspects = held.isolated_jobs
-        self._numbers = number_queues([keys.queue for keys in identity.consumed])
+        self._circuit_breakers = safeguards.circuit_breakers
+        self._sidecar_memory = safeguards.sidecar_memory
+        self._isolated_jobs = held.isolated_jobs
+        self._queue_numbers = number_queues([keys.queue for keys in identity.consumed])
         self._log = log
         self._worker = identity.worker
         self._grace_period = stop_policy.grace_period
-        self._another = stop_policy.is_restarting
-        self._patient = False
+        self._is_restarting = stop_policy.is_restarting
+        self._waits_for_jobs = False
         self._running = held.running_jobs
         self._idle = trio.Event()
         self._stuck = False
         self._grace = trio.CancelScope()
         self._latest: RunningJob | None = None
         self._nursery: trio.Nursery | None = None
-        self._crews: dict[str, int] = {}
-        self._pens = 0
-        self._unused: list[int] = []
+        self._executor_counts: dict[str, int] = {}
+        self._slot_count = 0
+        self._free_slots: list[int] = []
         self._budget.add_listener(self.resize)
 
     @property
     def running_count(self) -> int:
-        """How many jobs run now."""
+        """The number of jobs that run now."""
         return len(self._running)
 
     def resize(self, kind: str, slots: int) -> None:
-        """Have so many executors for one kind. One too many goes when its job has ended, or at once if it has none."""
+        """Set the number of executors of one kind. A surplus one ends after its job, or at once if it has none."""
         if self._nursery is None:
             return
-        queue, more = self._queues[kind], slots - self._crews.get(kind, 0)
-        self._crews[kind] = slots
-        if more < 0:
-            queue.remove_executors(-more)
+        queue, missing = self._queues[kind], slots - self._executor_counts.get(kind, 0)
+        self._executor_counts[kind] = slots
+        if missing < 0:
+            queue.remove_executors(-missing)
             return
-        for _ in range(queue.add_executors(more)):
-            if not self._unused:
-                self._unused.append(self._pens)
-                self._pens += 1
-            self._nursery.start_soon(self._work, kind, heappop(self._unused))
+        for _ in range(queue.add_executors(missing)):
+            if not self._free_slots:
+                self._free_slots.append(self._slot_count)
+                self._slot_count += 1
+            self._nursery.start_soon(self._run_executor, kind, heappop(self._free_slots))
 
     @property
     def running_deliveries(self) -> list[Delivery]:
-        """What runs now."""
+        """The jobs that run now."""
         return list(self._running)
 
     def cancel_now(self) -> None:
-        """When this stops, or if it is stopping, what runs is cancelled at once and given back."""
+        """Grant no grace period: cancel and release running jobs when this stops, at once if it is stopping."""
         self._grace.deadline = -math.inf
         self._grace_period = 0.0
-        if self._patient:
-            self._interrupt(patience=None)
+        if self._waits_for_jobs:
+            self._interrupt_all(timeout=None)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run jobs until cancelled; then let those that run finish, and give back those that do not in time."""
-        executors, gone = trio.CancelScope(shield=True), trio.Event()
-        broken: list[BaseException] = []
+        """Run jobs until cancelled; then let running jobs finish, and release those that do not finish in time."""
+        executors, ended_event = trio.CancelScope(shield=True), trio.Event()
+        errors: list[BaseException] = []
 
         async def work() -> None:
             try:
-                await self._keep_executors(executors)
-            except BaseException as error:  # whatever it is, it is for whoever runs us
-                broken.append(error)
+                await self._run_executors(executors)
+            except BaseException as error:  # raised again below, in the caller's task
+                errors.append(error)
             finally:
-                gone.set()
+                ended_event.set()
 
-        # Not in a nursery of our own, which could not be left while a job takes no notice of being cancelled.
+        # Not in a nursery here: it could not be left while a job ignores its cancellation.
         trio.lowlevel.spawn_system_task(work, context=copy_context())
         task_status.started()
         try:
-            await gone.wait()
-            raise broken[0]
+            await ended_event.wait()
+            raise errors[0]
         finally:
             with trio.CancelScope(shield=True):
-                await self._wind_up()
+                await self._finish_jobs()
                 executors.cancel()
                 if not self._stuck:
-                    await gone.wait()
+                    await ended_event.wait()
 
-    async def _keep_executors(self, scope: trio.CancelScope) -> None:
+    async def _run_executors(self, scope: trio.CancelScope) -> None:
         LOG_EVENT.set(self._log.event)
         try:
             with scope:
@@ -190,97 +187,109 @@ class TaskExecution:
             self._nursery = None
             for queue in self._queues.values():
                 queue.reset_executors()
-            self._crews.clear()
-            self._unused.clear()
-            self._pens = 0
-            # Nobody works any more, for whatever reason: nobody need be waited for.
+            self._executor_counts.clear()
+            self._free_slots.clear()
+            self._slot_count = 0
+            # No executor is left, for whatever reason: there is no job to wait for.
             self._running.clear()
             self._idle.set()
 
-    def _pen(self, slot: int) -> "_Pen":
-        return None if self._black_box is None else self._black_box.make_recorder(slot, self._numbers)
+    def _make_recorder(self, slot: int) -> "_Recorder":
+        return (
+            None
+            if self._sidecar_memory is None
+            else self._sidecar_memory.make_recorder(slot, self._queue_numbers)
+        )
 
-    async def _work(self, kind: str, number: int) -> None:
-        """One executor. Its jobs share a cancel scope for as long as none of them is cancelled: a scope for each job
-        would cost a quarter of a short job's time."""
-        queue, runner, pace, pen = (
+    async def _run_executor(self, kind: str, slot: int) -> None:
+        """Run one executor.
+
+        Its jobs share a cancel scope until one of them is cancelled: a scope for each job would cost a quarter of a
+        short job's time.
+        """
+        queue, runner, estimate, record = (
             self._queues[kind],
             self._runners[kind],
-            self._paces[kind],
-            self._pen(number),
+            self._duration_estimates[kind],
+            self._make_recorder(slot),
         )
         wanted = True
         while wanted:
-            hand = RunningJob()
+            running_job = RunningJob()
             try:
-                with hand.scope:
-                    wanted = await self._work_on(hand, queue, runner, pace, pen)
+                with running_job.scope:
+                    wanted = await self._run_jobs(running_job, queue, runner, estimate, record)
             except* Exception:
-                if not hand.scope.cancel_called:
+                if not running_job.scope.cancel_called:
                     raise
-            delivery = hand.delivery
+            delivery = running_job.delivery
             if delivery is not None:
                 ended = time.time()
                 if delivery.started:
-                    pace.record(max(ended - delivery.started, 0.0))
-                self._ended(hand, delivery, ended, hand.cancel_outcome or INTERRUPTED)
-            if hand.thread_ended is not None:
-                await self._left_behind(hand.thread_ended, delivery)
-        heappush(self._unused, number)
+                    estimate.record(max(ended - delivery.started, 0.0))
+                self._handle_end(running_job, delivery, ended, running_job.cancel_outcome or INTERRUPTED)
+            if running_job.thread_ended is not None:
+                await self._wait_for_thread(running_job.thread_ended, delivery)
+        heappush(self._free_slots, slot)
 
-    async def _left_behind(self, end: trio.Event, delivery: Delivery | None) -> None:
-        """A thread goes on that takes no notice of being told to stop: it has the slot until it ends."""
+    async def _wait_for_thread(self, end: trio.Event, delivery: Delivery | None) -> None:
+        """Wait for a thread that ignores its cancellation: it keeps the slot until it ends."""
         job = delivery.envelope.id if delivery and delivery.envelope else ""
         self._log.event("job:abandoned", "warning", job=job)
         await end.wait()
 
-    async def _work_on(
-        self, hand: RunningJob, queue: TasksQueue, runner: Runner, pace: DurationEstimate, pen: "_Pen"
+    async def _run_jobs(
+        self,
+        running_job: RunningJob,
+        queue: TasksQueue,
+        runner: Runner,
+        estimate: DurationEstimate,
+        record: "_Recorder",
     ) -> bool:
-        """Job after job, until one of them is cancelled. False when there are more executors than slots."""
+        """Run job after job until one of them is cancelled. Return False when there are more executors than slots."""
         clock, lease = time.perf_counter, self._lease
         yielded = clock()
-        while hand.cancel_outcome is None:
+        while running_job.cancel_outcome is None:
             delivery = await queue.take_next()
             if delivery is None:
                 return False
-            hand.delivery = delivery
-            self._running[delivery] = hand
+            running_job.delivery = delivery
+            self._running[delivery] = running_job
             if now() >= lease.expires_at:
                 await lease.wait_until_valid()
-            if pen is not None:
-                pen(delivery)
+            if record is not None:
+                record(delivery)
             delivery.start(time.time())
             began = clock()
-            outcome = await self._outcome(delivery, runner, hand)
+            outcome = await self._run_job(delivery, runner, running_job)
             ended = clock()
-            if type(outcome) is BrokerLost and await self._redis_is_here():
+            if type(outcome) is BrokerLost and await self._is_redis_reachable():
                 outcome = outcome.raised or Raised(outcome.failure)
-            if hand.cancel_outcome is not None:
-                outcome = hand.get_outcome(outcome)
-            if pace.mean is None:  # reading on need not wait until these are settled
+            if running_job.cancel_outcome is not None:
+                outcome = running_job.get_outcome(outcome)
+            if estimate.mean is None:  # the Consumer may read ahead before these are settled
                 self._budget.on_first_duration()
-            pace.record(ended - began)
-            self._ended(hand, delivery, delivery.started + ended - began, outcome)
-            if self._latest is not hand:
-                # Another executor ended a job since our last one: the loop goes round without our help.
-                self._latest, yielded = hand, ended
+            estimate.record(ended - began)
+            self._handle_end(running_job, delivery, delivery.started + ended - began, outcome)
+            if self._latest is not running_job:
+                # Another executor has ended a job since: the loop turns without a checkpoint of this one.
+                self._latest, yielded = running_job, ended
             elif ended - yielded > YIELD_INTERVAL:
                 await trio.lowlevel.checkpoint()
                 yielded = clock()
         return True
 
-    async def _outcome(self, delivery: Delivery, runner: Runner, hand: RunningJob) -> Outcome:
+    async def _run_job(self, delivery: Delivery, runner: Runner, running_job: RunningJob) -> Outcome:
         envelope = delivery.envelope
-        assert envelope is not None, "the Consumer hands on only what it could read"
+        assert envelope is not None, "the Consumer passes on only what it could read"
         if (envelope.expires is not None or delivery.start_before) and (
-            late := check_start_deadline(delivery, envelope)
+            verdict := check_start_deadline(delivery, envelope)
         ):
-            return late
-        if envelope.task in self._circuits.not_closed and (
-            barred := self._circuits.try_bar(delivery, envelope.task)
+            return verdict
+        if envelope.task in self._circuit_breakers.not_closed and (
+            rejection := self._circuit_breakers.try_bar(delivery, envelope.task)
         ):
-            return barred
+            return rejection
         task = self._tasks[envelope.task]
         try:
             args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
@@ -301,21 +310,21 @@ class TaskExecution:
         )
         limits = self._deadlines.get_limits(envelope)
         if limits is not None:
-            self._deadlines.start(hand, limits)
+            self._deadlines.start(running_job, limits)
         try:
             if task.deduplicate is not None:
-                unwanted = get_rejection(await runner.execute(task.deduplicate, args, kwargs, hand))
-                if unwanted is not None:
-                    return unwanted
-            return await runner.execute(task.function, args, kwargs, hand)
+                duplicate = get_rejection(await runner.execute(task.deduplicate, args, kwargs, running_job))
+                if duplicate is not None:
+                    return duplicate
+            return await runner.execute(task.function, args, kwargs, running_job)
         except Exception as error:  # no thread could be started, say
             return get_error_outcome(error)
         finally:
             if limits is not None:
-                self._deadlines.stop(hand)
+                self._deadlines.stop(running_job)
 
-    async def _redis_is_here(self) -> bool:
-        """Whether this worker reaches Redis, and has for a while: a job that does not has failed by itself then."""
+    async def _is_redis_reachable(self) -> bool:
+        """Return whether this worker has reached Redis for a while: then a job that does not has failed by itself."""
         with trio.move_on_after(PING_TIMEOUT):
             try:
                 await self._redis.perform(jobs.PING)
@@ -325,57 +334,63 @@ class TaskExecution:
             return up is not None and trio.current_time() - up >= STABLE_CONNECTION
         return False
 
-    def _ended(self, hand: RunningJob, delivery: Delivery, finished: float, outcome: Outcome) -> None:
-        """The job is out of the executor's hands: judge, hand on, log."""
-        hand.delivery = None
+    def _handle_end(
+        self, running_job: RunningJob, delivery: Delivery, finished: float, outcome: Outcome
+    ) -> None:
+        """Handle the outcome of a job that has left its executor."""
+        running_job.delivery = None
         if self._running.pop(delivery, None) is None:
-            return  # it was stuck, and nobody waits for it any more
+            return  # it was stuck, and is left to recovery
         if not self._running:
             self._idle.set()
         delivery.finish(finished)
-        self._judgement.handle_outcome(delivery, outcome)
+        self._outcome_handler.handle_outcome(delivery, outcome)
 
     def revoke(self, delivery: Delivery) -> None:
-        """The job was revoked: end it if it runs, drop it if it waits here. Its end is waited for, for as long as it
-        takes, unless its task says otherwise."""
-        hand = self._running.get(delivery)
-        queue = self._queues.get(delivery.kind)
-        if hand is not None and delivery.envelope is not None:
-            task = self._tasks[delivery.envelope.task]
-            hand.cancel(JOB_REVOKED, 0.0 if task.abandon_on_cancel else math.inf)
-        elif self._suspects.remove(delivery) or (queue is not None and queue.remove(delivery)):
-            delivery.finish(time.time())
-            self._judgement.handle_outcome(delivery, JOB_REVOKED)
+        """End a revoked job if it runs, drop it if it waits in this worker.
 
-    async def _wind_up(self) -> None:
+        A running job is waited for without limit, unless its task has `abandon_on_cancel`.
+        """
+        running_job = self._running.get(delivery)
+        queue = self._queues.get(delivery.kind)
+        if running_job is not None and delivery.envelope is not None:
+            task = self._tasks[delivery.envelope.task]
+            running_job.cancel(JOB_REVOKED, 0.0 if task.abandon_on_cancel else math.inf)
+        elif self._isolated_jobs.remove(delivery) or (queue is not None and queue.remove(delivery)):
+            delivery.finish(time.time())
+            self._outcome_handler.handle_outcome(delivery, JOB_REVOKED)
+
+    async def _finish_jobs(self) -> None:
         if not self._lease.is_lost:
             with trio.move_on_after(self._grace_period) as self._grace:
-                await self._drained()
-        # What goes on in a thread ends with the process. When that goes on, too, as another incarnation, it is waited
-        # for: given back, the job would run here and elsewhere at once.
-        self._patient = self._another() and not self._lease.is_lost
-        self._interrupt(patience=math.inf if self._patient else None)
+                await self._wait_until_idle()
+        # A job that ignores cancellation in a thread ends with the process. If the process goes on as another
+        # incarnation, the job is waited for: released, it would run in two workers at once.
+        self._waits_for_jobs = self._is_restarting() and not self._lease.is_lost
+        self._interrupt_all(timeout=math.inf if self._waits_for_jobs else None)
         with trio.move_on_after(CANCEL_TIMEOUT):
-            await self._drained()
-        if self._patient and self._running:
-            self._log.event("job:awaited", "warning", jobs=self._ids(), hint=_WAITED_FOR)
-            await self._drained()
-        self._patient = False
+            await self._wait_until_idle()
+        if self._waits_for_jobs and self._running:
+            self._log.event("job:awaited", "warning", jobs=self._list_running_ids(), hint=_WAITED_FOR)
+            await self._wait_until_idle()
+        self._waits_for_jobs = False
         self._stuck = bool(self._running)
         if self._stuck:
-            # Nobody settles them: they stay where they are, for recovery.
-            self._log.event("job:stuck", "error", count=len(self._running), jobs=self._ids())
+            # They are not settled: they stay pending in Redis, for recovery.
+            self._log.event("job:stuck", "error", count=len(self._running), jobs=self._list_running_ids())
             self._running.clear()
 
-    def _interrupt(self, *, patience: float | None) -> None:
-        for delivery, hand in list(self._running.items()):
+    def _interrupt_all(self, *, timeout: float | None) -> None:
+        for delivery, running_job in list(self._running.items()):
             self._log.event("job:interrupted", "warning", job=delivery.envelope and delivery.envelope.id)
-            hand.cancel(INTERRUPTED, patience)
+            running_job.cancel(INTERRUPTED, timeout)
 
     async def _watch_lease(self) -> None:
-        """Interrupt the jobs that another worker may begin as soon as this one's lease has ended: asynchronous jobs
-        that have a slot of a limit. They are given back if this worker can settle again before others take it for
-        dead."""
+        """Interrupt the jobs that another worker may begin as soon as this worker's lease has ended.
+
+        Those are asynchronous jobs that have a slot of a limit. They are released if this worker can settle again
+        before others take it for dead.
+        """
         while True:
             await self._lease.wait_for_expiry()
             while self._lease.is_valid():  # the margin: a job that begins in it is interrupted, too
@@ -388,11 +403,11 @@ class TaskExecution:
                 await self._lease.wait_until_valid()
 
     def _interrupt_limited(self) -> None:
-        for delivery, hand in list(self._running.items()):
-            if hand.cancel_outcome is None and self._must_end_with_lease(delivery):
+        for delivery, running_job in list(self._running.items()):
+            if running_job.cancel_outcome is None and self._must_end_with_lease(delivery):
                 job = delivery.envelope and delivery.envelope.id
                 self._log.event("job:interrupted", "warning", job=job, why="the lease of this worker is over")
-                hand.cancel(INTERRUPTED)
+                running_job.cancel(INTERRUPTED)
 
     def _must_end_with_lease(self, delivery: Delivery) -> bool:
         rule, envelope = delivery.rule, delivery.envelope
@@ -400,19 +415,19 @@ class TaskExecution:
             return False
         return delivery.kind in ("trio", "asyncio") and not self._tasks[envelope.task].continue_without_lease
 
-    def _ids(self) -> list[str]:
+    def _list_running_ids(self) -> list[str]:
         return [each.envelope.id for each in self._running if each.envelope][:20]
 
-    async def _drained(self) -> None:
+    async def _wait_until_idle(self) -> None:
         while self._running:
             self._idle = trio.Event()
             await self._idle.wait()
 
-    EXECUTOR_CODE = _work_on.__code__
-    """The function that runs one job after another, as it is found on a stack; its `delivery` is the job."""
+    EXECUTOR_CODE = _run_jobs.__code__
+    """The code of an executor, to find it on a stack; its local variable `delivery` is the job."""
 
 
-_Pen = Callable[[Delivery], None] | None
+_Recorder = Callable[[Delivery], None] | None
 _WAITED_FOR = (
     "they take no notice of being cancelled, and run here: this worker begins anew when they have ended"
 )
