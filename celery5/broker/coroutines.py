@@ -1,6 +1,6 @@
-"""Coroutines that are written once and run on Trio, on asyncio and in plain Python.
+"""Run coroutines that are written once on Trio, on asyncio and in plain Python.
 
-In plain Python such a coroutine runs to its end without waiting for an event loop: whatever it awaits blocks.
+In plain Python such a coroutine runs to its end without an event loop: each call that it awaits blocks.
 """
 
 import time
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class BlockingDriverAdapter:
-    """The blocking driver, as an `AsyncDriver`."""
+    """Makes an `AsyncDriver` of a blocking driver."""
 
     def __init__(self, redis: "BlockingDriver") -> None:
         self._redis = redis
@@ -34,7 +34,7 @@ class BlockingDriverAdapter:
 
 
 class BlockingWaiterAdapter:
-    """The blocking waiter for results, as an `AsyncResultWaiter`."""
+    """Makes an `AsyncResultWaiter` of a blocking waiter."""
 
     def __init__(self, waiter: "ResultWaiter") -> None:
         self._waiter = waiter
@@ -47,19 +47,19 @@ class BlockingWaiterAdapter:
 
 
 class AwaitableConnections(Protocol):
-    """What code that is written once needs of the connections of an application. `Connections` is one."""
+    """The connections that a coroutine of any colour needs. `Connections` is an implementation."""
 
     async def get_async_driver(self) -> "AsyncDriver":
-        """Return what performs calls."""
+        """Return the driver."""
         ...
 
     async def get_async_result_waiter(self) -> "AsyncResultWaiter":
-        """Return what waits for results."""
+        """Return the waiter for results."""
         ...
 
 
 class ConnectionsInPlainPython(Protocol):
-    """What `BlockingConnections` needs of the connections of an application. `Connections` is one."""
+    """The connections that `BlockingConnections` needs. `Connections` is an implementation."""
 
     def get_blocking_driver(self) -> "BlockingDriver":
         """Return the blocking driver. Raises BlockingInEventLoop."""
@@ -89,7 +89,7 @@ class BlockingConnections:
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Run a coroutine in plain Python and return its result."""
+    """Run a coroutine in plain Python and return its result. It must not wait for an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -99,7 +99,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
 
 
 async def sleep(seconds: float) -> None:
-    """Sleep, in whatever colour the caller stands in."""
+    """Sleep, in the colour of the caller."""
     colour = current_colour()
     if colour == "trio":
         import trio

@@ -1,6 +1,6 @@
-"""Protocols of what performs calls on a connection to the broker, and of what waits for results, in two colours each.
+"""Protocols of drivers, which perform calls on a broker, and of waiters for results, in two colours each.
 
-A service that needs more than this (`begin` and `finish`, statistics) names the concrete `TrioRedis` or `ParkedRedis`.
+A service that needs more (`begin` and `finish`, statistics) names the concrete `TrioRedis` or `ParkedRedis`.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Ambient: the driver and the waiting of whatever event loop the caller stands in, opened when first asked for.
+"""Return the driver and the result waiter of the running event loop, which are opened when first needed.
 
-A library function that awaits a result has no nursery of its own and nobody who would open and close
-connections for it. They belong to the loop instead: one driver for each endpoint and each Trio run or asyncio
-loop, closed when that ends.
+A library function that awaits a result has no nursery in which its connections could live. So they belong to the
+loop:
+one driver for each endpoint and each Trio run or asyncio loop, closed when that ends.
 """
 
 from collections.abc import Generator
@@ -20,10 +20,13 @@ T = TypeVar("T")
 
 
 async def get_driver(endpoint: Endpoint) -> AsyncDriver:
-    """The driver of this loop.
+    """Return the driver of this loop.
 
-    Raises RuntimeError outside of Trio and asyncio, and in Trio, where a first connection is waited for, what
-    `TrioRedis.run` raises.
+    On Trio this waits for the first connection.
+
+    Raises:
+        RuntimeError: There is no Trio or asyncio loop.
+        BrokerError: On Trio: what `TrioRedis.run` raised.
     """
     if _on_trio():
         from celery5.broker.drivers import ambient_loops
@@ -35,7 +38,7 @@ async def get_driver(endpoint: Endpoint) -> AsyncDriver:
 
 
 async def get_result_waiter(endpoint: Endpoint) -> AsyncResultWaiter:
-    """What waits for documents in this loop. Raises as `redis`."""
+    """Return the waiter for documents of this loop. Raises like `get_driver`."""
     if _on_trio():
         from celery5.broker.drivers import ambient_loops
 
@@ -47,9 +50,9 @@ async def get_result_waiter(endpoint: Endpoint) -> AsyncResultWaiter:
 
 @contextmanager
 def lend_driver(endpoint: Endpoint, driver: "TrioRedis") -> Generator[None, None, None]:
-    """Within this block `redis` gives `driver` to the whole Trio run:
+    """Let `get_driver` return `driver` in the whole Trio run within this block.
 
-    a worker lends its jobs its own connection.
+    A worker lends its own connection to its jobs.
     """
     from celery5.broker.drivers import ambient_loops
 

@@ -1,4 +1,9 @@
-"""Ambient, Trio: the connections of one Trio run, kept by system tasks, which end with the run."""
+"""Keep the connections of each event loop.
+
+Those of a Trio run are kept by system tasks, which end with the run. Those of an asyncio loop are closed by an
+asynchronous
+generator, which `asyncio.run` closes.
+"""
 
 import asyncio
 import weakref
@@ -19,7 +24,7 @@ from celery5.broker.waiting.on_trio import TrioResultWaiter
 
 @dataclass
 class LoopConnections:
-    """What one loop has for one endpoint."""
+    """The connections of one asyncio loop to one endpoint."""
 
     redis: AsyncioRedis
     results: AsyncioResultWaiter
@@ -32,33 +37,33 @@ _homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Loop
 
 
 async def get_loop_connections(endpoint: Endpoint) -> LoopConnections:
-    """The connections of the running loop to `endpoint`."""
+    """Return the connections of the running asyncio loop to `endpoint`."""
     loop = asyncio.get_running_loop()
-    homes = _homes.get(loop)
-    if homes is None:
-        for old in list(_homes):
-            # A connection knows its loop, so a loop that was not shut down properly would stay for ever.
-            if old.is_closed():
-                del _homes[old]
-        homes = _homes[loop] = {}
-    found = homes.get(endpoint)
-    if found is None:
+    loop_connections = _homes.get(loop)
+    if loop_connections is None:
+        for old_loop in list(_homes):
+            # A connection refers to its loop, so a loop that was not shut down properly would never be collected.
+            if old_loop.is_closed():
+                del _homes[old_loop]
+        loop_connections = _homes[loop] = {}
+    connections = loop_connections.get(endpoint)
+    if connections is None:
         driver = AsyncioRedis(endpoint)
-        waiting = AsyncioResultWaiter(driver, endpoint)
-        found = homes[endpoint] = LoopConnections(
-            driver, waiting, _close_with_the_loop(loop, endpoint, driver, waiting)
+        waiter = AsyncioResultWaiter(driver, endpoint)
+        connections = loop_connections[endpoint] = LoopConnections(
+            driver, waiter, _close_with_the_loop(loop, endpoint, driver, waiter)
         )
-        # Runs up to its yield without giving way to other tasks.
-        await anext(found.closing)
-    return found
+        # Runs to its yield without a checkpoint.
+        await anext(connections.closing)
+    return connections
 
 
 async def _close_with_the_loop(
     loop: asyncio.AbstractEventLoop, endpoint: Endpoint, driver: AsyncioRedis, results: AsyncioResultWaiter
 ) -> AsyncGenerator[None, None]:
-    """asyncio tells nobody that a loop ends, but asynchronous generators:
+    """Close the connections when the loop ends.
 
-    `asyncio.run` closes those that are open.
+    asyncio reports that only to asynchronous generators: `asyncio.run` closes those that are open.
     """
     try:
         yield
@@ -68,15 +73,15 @@ async def _close_with_the_loop(
         await driver.aclose()
 
 
-# A producer that cannot reach the broker is told so soon; a worker may try for longer.
+# A producer that cannot reach the broker fails soon; a worker may try for longer.
 PRODUCER_TIMING = Timing(first_connect=2.0)
 
 
 class LoopService(Protocol):
-    """Something with the shape of a service."""
+    """A service that a system task can run."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Live until cancelled."""
+        """Run until cancelled."""
         ...
 
 
@@ -84,7 +89,7 @@ R = TypeVar("R", bound=LoopService)
 
 
 class SystemTaskService(Generic[R]):
-    """One service that a system task keeps running. It is `over` when it ended, with `error` if it failed."""
+    """A service that a system task runs. `ended` is true after it has returned or failed."""
 
     def __init__(self, service: R) -> None:
         self.service = service
@@ -95,18 +100,18 @@ class SystemTaskService(Generic[R]):
         trio.lowlevel.spawn_system_task(self._keep, name=f"celery5 {type(service).__name__}")
 
     async def wait_ready(self) -> R:
-        """The service, once it has started. Raises what its `run` raised."""
+        """Wait until the service has started and return it. Raises what its `run` raised."""
         await self._settled.wait()
         if self._error is not None:
             raise self._error
         return self.service
 
     def stop(self) -> None:
-        """End it: something else takes its place."""
+        """Cancel the service, because a new one replaces it."""
         self._scope.cancel()
 
     def started(self, value: None = None) -> None:
-        """What `run` says to its `task_status`."""
+        """Record that the service has started: `run` gets this object as its `task_status`."""
         self._settled.set()
 
     async def _keep(self) -> None:
@@ -141,40 +146,40 @@ def _of_this_run() -> _Home:
 
 
 async def get_trio_driver(endpoint: Endpoint) -> TrioRedis:
-    """The driver of this run: one that was lent, or one of its own."""
+    """Return the driver of this Trio run: one that was lent, or its own."""
     home = _of_this_run()
     if home.lent.get(endpoint):
         return home.lent[endpoint][-1]
-    kept = home.drivers.get(endpoint)
-    if kept is None or kept.ended:
-        kept = home.drivers[endpoint] = SystemTaskService(
+    service = home.drivers.get(endpoint)
+    if service is None or service.ended:
+        service = home.drivers[endpoint] = SystemTaskService(
             TrioRedis(endpoint=endpoint, timing=PRODUCER_TIMING, name="celery5-producer")
         )
-    return await kept.wait_ready()
+    return await service.wait_ready()
 
 
 async def get_trio_result_waiter(endpoint: Endpoint) -> TrioResultWaiter:
-    """What waits for documents in this run."""
+    """Return the waiter for documents of this Trio run."""
     driver = await get_trio_driver(endpoint)
     home = _of_this_run()
-    kept = home.results.get(endpoint)
-    if kept is not None and kept.service.redis is not driver:
-        kept.stop()
-        kept = None
-    if kept is None or kept.ended:
-        kept = home.results[endpoint] = SystemTaskService(
+    service = home.results.get(endpoint)
+    if service is not None and service.service.redis is not driver:
+        service.stop()
+        service = None
+    if service is None or service.ended:
+        service = home.results[endpoint] = SystemTaskService(
             TrioResultWaiter(driver, endpoint, timing=PRODUCER_TIMING)
         )
-    return await kept.wait_ready()
+    return await service.wait_ready()
 
 
 @contextmanager
 def lend_trio_driver(endpoint: Endpoint, driver: TrioRedis) -> Generator[None, None, None]:
-    """Within this block `redis` gives `driver`, to all tasks of this run."""
+    """Let `get_trio_driver` return `driver` to all tasks of this run within this block."""
     home = _of_this_run()
     lent = home.lent.setdefault(endpoint, [])
     lent.append(driver)
     try:
         yield
     finally:
-        lent.remove(driver)  # not the last one, perhaps: of two workers in one run, either may end first
+        lent.remove(driver)  # may not be the last: of two workers in one run, either may end first

@@ -155,7 +155,7 @@ class AsyncioRedis:
             raws = [await link.receive(timeout) for timeout in request.timeouts]
         except (OSError, ProtocolError) as error:
             link.close()
-            # The loop sends what it can at once, so nobody knows what was sent.
+            # The loop sends what it can at once, so it is unknown what was sent.
             done = maybe_done(request, sent=True)
             if may_resend(request, sent=True, last=last):
                 raise ResendAllowed(maybe_done=done) from error

@@ -88,17 +88,17 @@ class TrioRedis:
         dropped. Raises BrokerUnavailable (`maybe_done` if the connection was lost after sending),
         CircuitOpen, BrokerLoading, BrokerReadOnly, BrokerDenied, BrokerReplied.
         """
-        ticket = self._ticket(call)
-        await self._link.perform(ticket)
-        return await self._decoded(call, ticket)
+        request = self._ticket(call)
+        await self._link.perform(request)
+        return await self._decoded(call, request)
 
     def begin(self, call: Call[Any]) -> PendingRequest | None:
         """Send a call at once if nothing else is under way, for `finish`, which must be awaited soon.
 
         Returns None if nothing was sent.
         """
-        ticket = self._ticket(call)
-        return ticket if self._link.begin(ticket) else None
+        request = self._ticket(call)
+        return request if self._link.begin(request) else None
 
     async def finish(self, call: Call[T], ticket: PendingRequest) -> T:
         """Return the decoded reply to a call that was begun. Raises as `perform`."""
@@ -134,13 +134,13 @@ class TrioRedis:
                 self._check(call, alone=False)
         repeatable = all(call.repeatable for call in calls)
         data = pack_commands([call.words for call in calls])
-        ticket = PendingRequest(data, self._link.deadline(), repeatable, len(calls))
-        await self._link.perform(ticket)
-        replies = [ticket.reply] if ticket.replies is None else ticket.replies
+        request = PendingRequest(data, self._link.deadline(), repeatable, len(calls))
+        await self._link.perform(request)
+        replies = [request.reply] if request.replies is None else request.replies
         failure: BrokerError | None = None
         for index, reply in enumerate(replies):
             if type(reply) is ReplyError:
-                maybe_done = ticket.sent_before or any_succeeded(replies)
+                maybe_done = request.sent_before or any_succeeded(replies)
                 try:
                     replies[index] = await self._handle_error_reply(
                         calls[index], reply, maybe_done=maybe_done
@@ -158,19 +158,19 @@ class TrioRedis:
 
         With `maybe_done` an earlier attempt may have run: the error then has `maybe_done`.
         """
-        answer: Any = first
+        reply: Any = first
         try:
             if is_script_missing(call, first):
                 # It did not run, so this does not repeat it.
-                ticket = PendingRequest(
+                request = PendingRequest(
                     pack_command(call.with_script_text), self._link.deadline(), call.repeatable
                 )
-                await self._link.perform(ticket)
-                answer = ticket.reply
-                if type(answer) is not ReplyError:
-                    return answer
-                maybe_done = maybe_done or ticket.sent_before
-            error = translate_reply(str(answer), where=self._where)
+                await self._link.perform(request)
+                reply = request.reply
+                if type(reply) is not ReplyError:
+                    return reply
+                maybe_done = maybe_done or request.sent_before
+            error = translate_reply(str(reply), where=self._where)
             if isinstance(error, BrokerReadOnly):
                 self._link.reconnect(str(error))
             raise error

@@ -1,1 +1,1 @@
-"""Routing."""
+"""Route calls and waits to one of several brokers."""

@@ -1,6 +1,7 @@
-"""Broker router: one driver over those of several brokers; each call goes to the broker of its key.
+"""One driver for several brokers: each call goes to the broker of its key.
 
-The keys of a queue contain its name, so a call alone shows which broker it goes to. The keys of an application are on
+The keys of a queue contain its name, so a call alone shows which broker it goes to. The keys of an application are
+on
 the default broker, except those that each broker has for its own queues: calls with these go to all brokers.
 """
 
@@ -85,13 +86,13 @@ def _check_outcome(outcome: Any) -> Any:
 ALL_BROKER_KEYS = ("queues", "paused", "limits", "suspended", "schedule-queues", "living:")
 """Prefixes of an application's keys that each broker has: their values are merged."""
 DEFAULT_BROKER_KEYS = ("living:controller", "living:publisher")
-"""Those of them that only the default broker has: no other one need be reachable to command these processes."""
+"""Those of them that only the default broker has, so that only it must be reachable to command these processes."""
 QUEUE_COMMANDS = ("SADD", "SREM")
 """Commands that change such a key for one queue, which they name: they go to that queue's broker."""
 
 
 class BrokerMap(NamedTuple):
-    """Where keys belong. Those of another application are looked for on the default broker."""
+    """Which broker a key is on. Keys of a foreign application are expected on the default broker."""
 
     # Names of the brokers, the default one first.
     brokers: Sequence[str]
@@ -153,7 +154,7 @@ class _RoutedCalls:
                 self._add_call(name, index, call)
 
     def _add_call(self, broker: str, index: int, call: Call[Any]) -> None:
-        """Plan a call for a broker, unless that one was found to be unreachable: it is not asked again."""
+        """Plan a call for a broker, unless that broker is already left out as unreachable."""
         error = (self._unreachable or {}).get(broker)
         if error is None:
             self.parts.setdefault(broker, []).append((index, call))
@@ -184,7 +185,7 @@ class _RoutedCalls:
                 self._error.mark_maybe_done()
             raise self._error
         if self._unreachable and len(self._replies) < len(self._calls):
-            raise next(iter(self._unreachable.values()))  # no broker is left to ask
+            raise next(iter(self._unreachable.values()))  # no broker is left
         return [_merge(call, self._replies[index]) for index, call in enumerate(self._calls)]
 
 
@@ -210,7 +211,8 @@ class AsyncBrokerRouter:
     async def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
         """Perform several calls: those for one broker in one write, on all brokers at the same time.
 
-        All are asked, even when one of them is unreachable, and the first error is raised then. Within
+        An unreachable broker does not stop the calls to the others; the first error is raised when all have ended.
+        Within
         `skip_unreachable` an unreachable one is left out.
         """
         routed = _RoutedCalls(self._map, calls)

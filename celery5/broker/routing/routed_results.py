@@ -1,4 +1,4 @@
-"""Routed results: waits for documents on several brokers at once, one connection for each."""
+"""Wait for documents on several brokers at once, with one connection for each."""
 
 import math
 import time
@@ -27,40 +27,42 @@ class RoutedResultWaiter:
     def wait(
         self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
-        """Wait like `ResultWaiter.wait`, one broker after the other. An unreachable one raises in its turn."""
+        """Wait like `ResultWaiter.wait`, one broker after the other. An unreachable broker raises in its turn."""
         parts = _parts(self._map, keys)
         if len(parts) == 1:
             ((broker, part),) = parts.items()
             return self._reach(broker).wait(part, timeout=timeout, enough=enough)
-        ends = math.inf if timeout is None else time.monotonic() + timeout
-        found: dict[str, bytes] = {}
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        documents: dict[str, bytes] = {}
         if enough is not None:
-            return self._first(parts, ends, enough)
+            return self._first(parts, deadline, enough)
         for broker, part in parts.items():
-            left = None if ends == math.inf else max(0.0, ends - time.monotonic())
+            remaining = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             try:
-                found |= self._reach(broker).wait(part, timeout=left)
+                documents |= self._reach(broker).wait(part, timeout=remaining)
             except UNREACHABLE as error:
                 _leave_out(broker, error)
-        return found
+        return documents
 
     def close(self) -> None:
-        """Its connections are others' to close."""
+        """Do nothing: the connections belong to the application."""
 
-    def _first(self, parts: dict[str, list[str]], ends: float, enough: StopCondition) -> dict[str, bytes]:
-        """In short turns, since any broker may have what is enough."""
-        found: dict[str, bytes] = {}
+    def _first(self, parts: dict[str, list[str]], deadline: float, enough: StopCondition) -> dict[str, bytes]:
+        """Wait for each broker in short turns, since any of them may have enough documents."""
+        documents: dict[str, bytes] = {}
         while True:
-            left = ends - time.monotonic()
+            remaining = deadline - time.monotonic()
             for broker, part in parts.items():
-                missing = [key for key in part if key not in found]
+                missing = [key for key in part if key not in documents]
                 if missing:
-                    turn = min(POLL_INTERVAL, max(0.0, left))
-                    found |= self._reach(broker).wait(missing, timeout=turn, enough=_with(found, enough))
-                if enough(found):
-                    return found
-            if left <= 0 or all(key in found for part in parts.values() for key in part):
-                return found
+                    turn_timeout = min(POLL_INTERVAL, max(0.0, remaining))
+                    documents |= self._reach(broker).wait(
+                        missing, timeout=turn_timeout, enough=_with(documents, enough)
+                    )
+                if enough(documents):
+                    return documents
+            if remaining <= 0 or all(key in documents for part in parts.values() for key in part):
+                return documents
 
 
 class AsyncRoutedResultWaiter:
@@ -79,49 +81,51 @@ class AsyncRoutedResultWaiter:
         parts = _parts(self._map, keys)
         if len(parts) == 1:
             ((broker, part),) = parts.items()
-            one = await self._reach(broker)
-            return await one.wait(part, timeout=timeout, enough=enough)
-        found: dict[str, bytes] = {}
+            waiter = await self._reach(broker)
+            return await waiter.wait(part, timeout=timeout, enough=enough)
+        documents: dict[str, bytes] = {}
 
         async def wait_on(broker: str, part: list[str]) -> bool:
-            """Whether what has come by the end of this is enough."""
+            """Wait on one broker; return whether there are enough documents now."""
             try:
-                results = await self._reach(broker)
-                came = await results.wait(part, timeout=timeout, enough=enough and _with(found, enough))
+                waiter_of_part = await self._reach(broker)
+                part_documents = await waiter_of_part.wait(
+                    part, timeout=timeout, enough=enough and _with(documents, enough)
+                )
             except UNREACHABLE as error:
                 _leave_out(broker, error)
                 return False
-            found.update(came)
-            return enough is not None and enough(found)
+            documents.update(part_documents)
+            return enough is not None and enough(documents)
 
         waits = [partial(wait_on, broker, part) for broker, part in parts.items()]
         await (_together_on_trio if current_colour() == "trio" else _together_on_asyncio)(waits)
-        return found
+        return documents
 
 
 WaitFunctions = Sequence[Callable[[], Any]]
 
 
 async def _together_on_trio(waits: WaitFunctions) -> None:
-    """All of them, until one gives that this is enough, or raises."""
+    """Run all, until one returns true or raises."""
     import trio
 
-    failed: list[Exception] = []
+    errors: list[Exception] = []
     async with trio.open_nursery() as nursery:
 
         async def one(wait: Callable[[], Any]) -> None:
             try:
-                over = await wait()
+                is_over = await wait()
             except Exception as error:
-                failed.append(error)
-                over = True
-            if over:
+                errors.append(error)
+                is_over = True
+            if is_over:
                 nursery.cancel_scope.cancel()
 
         for each in waits:
-            nursery.start_soon(one, each)
-    if failed:
-        raise failed[0]
+            nursery.start_soon(run, each)
+    if errors:
+        raise errors[0]
 
 
 async def _together_on_asyncio(waits: WaitFunctions) -> None:
@@ -138,22 +142,22 @@ async def _together_on_asyncio(waits: WaitFunctions) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _parts(chart: BrokerMap, keys: Sequence[str]) -> dict[str, list[str]]:
-    """The keys by broker, in their order."""
+def _parts(broker_map: BrokerMap, keys: Sequence[str]) -> dict[str, list[str]]:
+    """Return the keys by broker, in their order."""
     parts: dict[str, list[str]] = {}
     for key in keys:
-        parts.setdefault(chart.find_broker_of_key(key) or chart.brokers[0], []).append(key)
-    return parts or {chart.brokers[0]: []}
+        parts.setdefault(broker_map.find_broker_of_key(key) or broker_map.brokers[0], []).append(key)
+    return parts or {broker_map.brokers[0]: []}
 
 
 def _leave_out(broker: str, error: BrokerError) -> None:
-    """Go on without this one, where it may be left out. Raises its error where not."""
-    left_out = get_unreachable()
-    if left_out is None:
+    """Leave out an unreachable broker if `skip_unreachable` is in force; else raise its error."""
+    unreachable = get_unreachable()
+    if unreachable is None:
         raise error
-    left_out[broker] = error
+    unreachable[broker] = error
 
 
-def _with(found: Mapping[str, bytes], enough: StopCondition) -> StopCondition:
-    """Whether what came here is enough, with what has come elsewhere."""
-    return lambda came: enough({**found, **came})
+def _with(documents: Mapping[str, bytes], enough: StopCondition) -> StopCondition:
+    """Return a condition for the documents of one broker which counts those of the others, too."""
+    return lambda part_documents: enough({**documents, **part_documents})

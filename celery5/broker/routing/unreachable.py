@@ -1,7 +1,8 @@
-"""Which brokers are left out of calls that go to all brokers, since they cannot be reached.
+"""Leave unreachable brokers out of calls that go to all brokers.
 
-Usually an unreachable broker is an error for a call to all of them: what it has is not known. Within
-`skip_unreachable` the replies of the others are returned, and no call waits for the unreachable one a second time.
+Usually an unreachable broker makes such a call fail, since its part of the reply is missing. Within
+`skip_unreachable`
+the replies of the others are returned, and no later call waits for the unreachable broker again.
 """
 
 from collections.abc import Awaitable, Callable, Generator, Mapping
@@ -14,46 +15,50 @@ from celery5.errors import BrokerDenied, BrokerError, BrokerTooOld, BrokerUnavai
 T = TypeVar("T")
 
 UNREACHABLE = (BrokerUnavailable, BrokerDenied, BrokerTooOld)
-"""Who says this cannot be asked anything now."""
+"""The errors of a broker that cannot be used now."""
 
-_absent: ContextVar[dict[str, BrokerError] | None] = ContextVar("celery5_absent", default=None)
+_unreachable: ContextVar[dict[str, BrokerError] | None] = ContextVar("celery5_absent", default=None)
 
 
 @contextmanager
 def skip_unreachable() -> Generator[Mapping[str, BrokerError], None, None]:
-    """Leave out unreachable brokers within this block. Yields these by name, with their errors; the mapping grows as
-    more are found. A block inside another one is part of it."""
-    outer = _absent.get()
+    """Leave out unreachable brokers within this block.
+
+    A block inside a block is part of the outer one.
+
+    Yields:
+        The errors of the brokers that were left out, by name. The mapping grows when more fail.
+    """
+    outer = _unreachable.get()
     if outer is not None:
         yield outer
         return
-    found: dict[str, BrokerError] = {}
-    token = _absent.set(found)
+    unreachable: dict[str, BrokerError] = {}
+    token = _unreachable.set(unreachable)
     try:
-        yield found
+        yield unreachable
     finally:
-        _absent.reset(token)
+        _unreachable.reset(token)
 
 
 def get_unreachable() -> dict[str, BrokerError] | None:
-    """Those that are left out here; None where none is to be."""
-    return _absent.get()
+    """Return the brokers that are left out, with their errors; None outside of `skip_unreachable`."""
+    return _unreachable.get()
 
 
 def not_found_error(what: str, unreachable: Mapping[str, BrokerError]) -> BrokerUnavailable:
-    """What is raised when `what` is on none of the brokers that could be asked."""
-    named = "; ".join(f"broker {name} cannot be asked: {error}" for name, error in unreachable.items())
-    return BrokerUnavailable(f"{what} is on none of the brokers that can be reached, and {named}")
+    """Return the error for something that is on none of the brokers that could be reached."""
+    reasons = "; ".join(f"broker {name} cannot be asked: {error}" for name, error in unreachable.items())
+    return BrokerUnavailable(f"{what} is on none of the brokers that can be reached, and {reasons}")
 
 
 async def retry_without_unreachable(function: Callable[[], Awaitable[T]]) -> T:
-    """Do `work`, and again without a broker that was found to be away in the middle of it, where it may be left
-    out."""
+    """Call `function`, and again after a broker failed during the call and is left out from then on."""
     while True:
-        left_out = get_unreachable()
-        known = 0 if left_out is None else len(left_out)
+        unreachable = get_unreachable()
+        count = 0 if unreachable is None else len(unreachable)
         try:
             return await function()
         except UNREACHABLE:
-            if left_out is None or len(left_out) == known:
+            if unreachable is None or len(unreachable) == count:
                 raise

@@ -1,1 +1,1 @@
-"""Waiting."""
+"""Wait for the documents of results."""

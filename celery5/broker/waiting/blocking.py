@@ -1,8 +1,10 @@
-"""Waiting, blocking: threads wait for documents, all on one connection and without a thread of our own.
+"""Wait for result documents in plain Python: all threads share one connection, without a reader thread.
 
-Leader and follower: one of the waiting threads reads the connection for all, wakes those whose documents have
-come, and hands over when it has its own. A lone waiter so reads its own answer straight from the socket,
-which a reader thread would have to pass on.
+Leader and followers: one of the waiting threads reads the connection for all, wakes those whose documents have
+arrived,
+and passes the lead on when it has its own. So a lone waiter reads its own reply from the socket, without a switch
+of
+threads.
 """
 
 import os
@@ -29,9 +31,11 @@ from celery5.errors import BrokerError, BrokerUnavailable
 
 
 class BlockingResultWaiter:
-    """Waits for documents in plain Python; thread safe and fork safe.
+    """Waits for documents in plain Python; safe for threads and forks.
 
-    `redis`: the driver whose breaker guards new connections, too. `endpoint`: where the broker is.
+    Args:
+        redis: The driver that reads documents; its circuit breaker guards the new connections, too.
+        endpoint: Where the broker is.
     """
 
     def __init__(self, redis: BlockingRedis, endpoint: Endpoint) -> None:
@@ -42,27 +46,29 @@ class BlockingResultWaiter:
         _all_results.add(self)
 
     def reset(self) -> None:
-        """Begin without a connection, with nobody waiting and a free lock, as a forked child must."""
+        """Start without a connection or waits and with a new lock, as a forked child must."""
         self._lock = threading.Lock()
         self._talk = ResultWaitProtocol()
         self._outage = Outage(self._timing)
         self._link: SocketLink | None = None
-        # Weak: a thread that was interrupted on its way out must neither lead nor count for ever.
+        # Weak: a thread that was interrupted while it left must not lead, or count as a follower, for ever.
         self._leader: weakref.ref[_Follower] | None = None
         self._followers: weakref.WeakSet[_Follower] = weakref.WeakSet()
         self._orphans: deque[ResultWait] = deque()
-        # On the monotonic clock: when the server must have answered, and when to look again.
+        # On the monotonic clock: when the server must have replied, and when to read again.
         self._answer_due = 0.0
         self._look_due = 0.0
 
     def wait(
         self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
-        """What has arrived of the documents under `keys`: all, `enough`, or whatever is there after `timeout` seconds.
+        """Wait until all documents are there, `enough` is true of those that are, or the timeout is over.
 
-        With no time at all it looks once. A lost connection is made again and nothing is missed; raises
-        `BrokerUnavailable` when there is none at the end of the time, or none for half a minute, and
-        `BrokerDenied` at once.
+        With a timeout of 0 the documents are read once. A lost connection is replaced, and no document is missed.
+
+        Raises:
+            BrokerUnavailable: There is no connection when the timeout is over, or there was none for half a minute.
+            BrokerDenied: At once, when the broker refuses.
         """
         if timeout is not None and timeout <= 0:
             return self._look(keys)
@@ -73,7 +79,7 @@ class BlockingResultWaiter:
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         try:
             with self._lock:
-                self._bury_orphans()
+                self._remove_orphans()
                 if not self._followers:
                     self._outage.reset()
                 self._followers.add(follower)
@@ -86,25 +92,25 @@ class BlockingResultWaiter:
                 self._followers.discard(follower)
                 self._say()
                 if self._is_leader(follower):
-                    self._hand_over()
+                    self._pass_leadership()
                 follower.wait = None
         return wait.get_documents(self._outage.error)
 
     def close(self) -> None:
-        """Close the connection. Whoever waits makes a new one."""
+        """Close the connection. A thread that still waits opens a new one."""
         with self._lock:
             self._drop()
 
     def _look(self, keys: Sequence[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        documents: dict[str, bytes] = {}
         for start in range(0, len(keys), READ_AT_ONCE):
-            some = keys[start : start + READ_AT_ONCE]
-            documents = self._redis.perform(read_documents(some))
-            found |= documents
-        return found
+            part = keys[start : start + READ_AT_ONCE]
+            part_documents = self._redis.perform(read_documents(part))
+            documents |= part_documents
+        return documents
 
     def _until_finished(self, wait: ResultWait, follower: "_Follower", deadline: float) -> None:
-        # An interrupted leader may have found the last document and told nobody.
+        # An interrupted leader may have received the last document and woken no thread.
         while not wait.finished and wait.missing:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -116,35 +122,35 @@ class BlockingResultWaiter:
             if leading:
                 self._lead(left)
             else:
-                # In short turns: a leader that was interrupted wakes nobody.
+                # Short sleeps: a leader that was interrupted wakes no thread.
                 follower.sleep(min(left, 1.0))
 
     def _lead(self, left: float) -> None:
-        """Read once for everybody, for at most `left` seconds."""
+        """Read once for all threads, for at most `left` seconds."""
         link = self._link
         if link is None:
             self._connect(left)
             return
         now = time.monotonic()
-        due = min(self._look_due, self._answer_due if self._talk.is_reply_due else self._look_due)
-        readable = link.wait(min(left, due - now))
+        next_deadline = min(self._look_due, self._answer_due if self._talk.is_reply_due else self._look_due)
+        readable = link.wait(min(left, next_deadline - now))
         with self._lock:
             if self._link is not link:
                 return
             try:
                 if readable:
                     self._talk.receive(link.drain())
-                self._keep_time()
+                self._check_deadlines()
                 self._say()
             except (OSError, ProtocolError, ReplyError) as error:
                 self._lost(error)
             except BaseException:
-                # Interrupted with a part of what was read in hand.
+                # Interrupted: a part of the data that was read is lost.
                 self._drop()
                 raise
 
     def _connect(self, left: float) -> None:
-        """One attempt, for at most `left` seconds; then, if it failed, the pause before the next one."""
+        """Make one attempt, for at most `left` seconds; after a failure, sleep until the next one."""
         try:
             link = self._redis.dialer.dial(resp=3, within=left)
         except BrokerError as error:
@@ -160,25 +166,25 @@ class BlockingResultWaiter:
             self._say()
 
     def _say(self) -> None:
-        """Send what is to be sent. With the lock held."""
+        """Send the commands that are pending. With the lock held."""
         link = self._link
         if link is None:
             return
-        asked = self._talk.is_reply_due
+        was_reply_due = self._talk.is_reply_due
         try:
-            packed = self._talk.data_to_send()
-            if packed:
-                link.send(packed)
+            data = self._talk.data_to_send()
+            if data:
+                link.send(data)
         except OSError as error:
             self._lost(error)
         except BaseException:
             self._drop()
             raise
-        if self._talk.is_reply_due and not asked:
+        if self._talk.is_reply_due and not was_reply_due:
             self._answer_due = time.monotonic() + self._timing.reply
 
-    def _keep_time(self) -> None:
-        """Look again when it is time; raises TimeoutError when an answer is overdue."""
+    def _check_deadlines(self) -> None:
+        """Read again when that is due. Raises TimeoutError when a reply is overdue."""
         now = time.monotonic()
         if self._talk.is_reply_due and now >= self._answer_due:
             raise TimeoutError
@@ -187,7 +193,7 @@ class BlockingResultWaiter:
             self._talk.recheck()
 
     def _lost(self, error: Exception) -> None:
-        """The connection is over; the leader will make a new one. With the lock held."""
+        """Drop the connection; the leader will make a new one. With the lock held."""
         self._drop()
         translation = translate_error(error, maybe_done=False, where=self._where)
         if not isinstance(translation, BrokerUnavailable):
@@ -208,29 +214,31 @@ class BlockingResultWaiter:
     def _is_leader(self, follower: "_Follower") -> bool:
         return self._leader is not None and self._leader() is follower
 
-    def _hand_over(self) -> None:
-        """Somebody else reads from here on. With the lock held."""
-        following = next(iter(self._followers), None)
-        self._leader = None if following is None else weakref.ref(following)
-        if following is not None:
-            following.wake()
+    def _pass_leadership(self) -> None:
+        """Make one of the followers the leader. With the lock held."""
+        follower = next(iter(self._followers), None)
+        self._leader = None if follower is None else weakref.ref(follower)
+        if follower is not None:
+            follower.wake()
 
-    def _bury_orphans(self) -> None:
-        """Forget the waits of threads that were interrupted on their way out. With the lock held."""
+    def _remove_orphans(self) -> None:
+        """Remove the waits of threads that were interrupted before they did. With the lock held."""
         while self._orphans:
             self._talk.remove(self._orphans.popleft())
 
 
 class _Follower:
-    """A thread that waits to be told: its documents are there, or it is its turn to read.
+    """A thread that sleeps until its documents are there, or until it becomes the leader.
 
-    Only the thread itself holds it. When it dies with its `wait` still set, nobody has said good-bye for it.
+    Only the thread itself has a strong reference. If it is collected with its `wait` set, the thread was
+    interrupted before
+    it removed that wait.
     """
 
     __slots__ = ("__weakref__", "_orphans", "_told", "wait")
 
     def __init__(self, orphans: deque[ResultWait]) -> None:
-        # A bare lock: an Event costs five times as much, and most waiters never sleep on it.
+        # A bare lock: an Event costs five times as much, and most threads never sleep on it.
         self._told = threading.Lock()
         self._told.acquire()
         self._orphans = orphans
@@ -244,18 +252,18 @@ class _Follower:
         self._told.acquire(timeout=seconds)
 
     def wake(self) -> None:
-        """Let it go on, now or when it next sleeps. Only called with the results' lock held."""
+        """Let the thread go on, now or when it next sleeps. Only called with the lock of the waiter held."""
         if self._told.locked():
             self._told.release()
 
 
 def _wake_weakly(follower: _Follower) -> Callable[[], None]:
-    weakly = weakref.ref(follower)
+    reference = weakref.ref(follower)
 
     def wake() -> None:
-        alive = weakly()
-        if alive is not None:
-            alive.wake()
+        target = reference()
+        if target is not None:
+            target.wake()
 
     return wake
 
@@ -264,8 +272,8 @@ _all_results: weakref.WeakSet[BlockingResultWaiter] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for results in list(_all_results):
-        results.reset()
+    for waiter in list(_all_results):
+        waiter.reset()
 
 
 os.register_at_fork(after_in_child=_after_fork)

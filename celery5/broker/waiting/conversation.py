@@ -1,7 +1,8 @@
-"""Waiting talk: what those who wait say on the one connection they share, and how they hear the answers.
+"""The protocol of the one connection on which several callers wait for results, without any I/O.
 
-The connection speaks RESP3, so it can read keys while it is subscribed. It reads a few at a time: the server
-counts it as a subscriber, and closes a subscriber that lets more than 32 MB pile up.
+The connection speaks RESP3, so it can read keys while it is subscribed. It reads a few at a time: the server treats
+it
+as a subscriber, and closes a subscriber with more than 32 MB of pending output.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,34 +19,34 @@ from celery5.broker.waiting.waits import ResultWait, ResultWaits
 READ_AT_ONCE = 25
 SUBSCRIBE_AT_ONCE = 1000
 
-# Seconds after which whatever is still missing is read again: a safety net, and the connection's sign of life.
+# Seconds after which missing documents are read again: a safety net, which also shows that the connection works.
 REREAD_INTERVAL = 5.0
 
-# Channels on which all has been said that there will be. They are left in the next write for something else: one of
-# its own would be every third of a lone waiter's.
+# Channels that will announce nothing more. They are unsubscribed together with the next other command: a write of their
+# own would be every third one of a lone caller.
 UNSUBSCRIBE_BATCH = 25
 
 
 def get_reread_interval(timing: Timing) -> float:
-    """The same for connections with these limits."""
+    """Return the seconds after which connections with this timing read missing documents again."""
     return min(REREAD_INTERVAL, timing.idle_ping)
 
 
 class ResultWaitProtocol:
-    """The state of that conversation. Call `to_send` after each of the others."""
+    """The state of the connection. Call `data_to_send` after each other method."""
 
     def __init__(self) -> None:
         self._waiting = ResultWaits()
-        # Dicts for their order: sets of strings have another one in each process.
+        # Dicts for their order: the order of a set of strings differs from process to process.
         self._unsubscribed: dict[bytes, None] = {}
         self._unread: dict[bytes, None] = {}
         self._stale: dict[bytes, None] = {}
         self._reading: list[bytes] = []
-        # Whether somebody left who has not all he wanted: what comes now would pile up, with nobody to read it.
+        # Whether a caller left before its documents arrived: these would pile up unread.
         self._gave_up = False
 
     def add(self, wait: ResultWait) -> None:
-        """`wait` begins."""
+        """Add a wait."""
         for key in self._waiting.add(wait):
             self._unread[key] = None
             if key in self._stale:
@@ -55,21 +56,22 @@ class ResultWaitProtocol:
                 self._unsubscribed[key] = None
 
     def remove(self, wait: ResultWait) -> None:
-        """`wait` is over, however it ended."""
+        """Remove a wait, however it ended."""
         missing = self._waiting.remove(wait)
         self._forget(missing)
         self._gave_up = self._gave_up or bool(missing)
 
     def receive(self, frames: Iterable[Any]) -> None:
-        """Take what has been received, and wake whoever has all he wants.
+        """Take the frames that were received, and wake the callers that have enough documents.
 
-        Raises `ReplyError` when the server refuses: the connection is of no use then.
+        Raises:
+            ReplyError: The server refuses. The connection is of no use any more.
         """
         for frame in frames:
             if type(frame) is PushNotification:
-                pushed = cast("list[bytes]", frame)
-                if pushed[0] == b"message":
-                    self._arrive(pushed[1], pushed[2])
+                notification = cast("list[bytes]", frame)
+                if notification[0] == b"message":
+                    self._arrive(notification[1], notification[2])
             elif type(frame) is ReplyError:
                 raise frame
             else:
@@ -80,7 +82,7 @@ class ResultWaitProtocol:
         self._waiting.wake_finished()
 
     def data_to_send(self) -> bytes:
-        """What is to be sent now; nothing most of the time."""
+        """Return the bytes to send now; usually none."""
         commands: list[tuple[Word, ...]] = []
         if self._stale and (self._gave_up or self._unsubscribed or len(self._stale) >= self._most_stale):
             commands += _in_chunks("UNSUBSCRIBE", self._stale)
@@ -97,28 +99,28 @@ class ResultWaitProtocol:
         return pack_commands(commands) if commands else b""
 
     def recheck(self) -> None:
-        """Read again whatever is missing."""
+        """Read all missing documents again."""
         self._unread = dict.fromkeys(self._waiting.keys)
 
     def reset(self) -> None:
-        """There is a new connection: everything still waited for is to be subscribed and read."""
+        """Subscribe to and read all missing documents, on a new connection."""
         self._unsubscribed = dict.fromkeys(self._waiting.keys)
         self._unread = dict(self._unsubscribed)
         self._stale = {}
         self._reading = []
 
     def fail(self, error: BaseException) -> None:
-        """Nothing will come any more: everybody gets `error`."""
+        """End all waits with `error`."""
         self._waiting.fail(error)
 
     @property
     def is_reply_due(self) -> bool:
-        """Whether the server owes an answer."""
+        """Whether the server owes a reply."""
         return bool(self._reading)
 
     @property
     def has_waits(self) -> bool:
-        """Whether anybody waits."""
+        """Whether there are any waits."""
         return bool(self._waiting)
 
     @property
@@ -139,21 +141,18 @@ class ResultWaitProtocol:
 
 
 def _in_chunks(command: str, keys: Iterable[bytes]) -> list[tuple[Word, ...]]:
-    every = list(keys)
+    all_keys = list(keys)
     return [
-        (command, *every[start : start + SUBSCRIBE_AT_ONCE])
-        for start in range(0, len(every), SUBSCRIBE_AT_ONCE)
+        (command, *all_keys[start : start + SUBSCRIBE_AT_ONCE])
+        for start in range(0, len(all_keys), SUBSCRIBE_AT_ONCE)
     ]
 
 
 def read_documents(keys: Sequence[str]) -> Call[dict[str, bytes]]:
-    """Read the documents that are there now.
-
-    At most `READ_AT_ONCE` keys, or one answer could be very large.
-    """
+    """Return a call that reads documents, of at most `READ_AT_ONCE` keys: a reply could be very large otherwise."""
 
     def reply(raw: Any) -> dict[str, bytes]:
-        found = msgspec.convert(raw, list[bytes | None])
-        return {key: document for key, document in zip(keys, found, strict=True) if document is not None}
+        documents = msgspec.convert(raw, list[bytes | None])
+        return {key: document for key, document in zip(keys, documents, strict=True) if document is not None}
 
     return Call(("MGET", *keys), reply, repeatable=True)

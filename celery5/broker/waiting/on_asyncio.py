@@ -1,4 +1,4 @@
-"""Waiting, asyncio: tasks wait for documents, all on one connection that one task reads while anybody waits."""
+"""Wait for result documents on asyncio: one task reads the connection for all, while there are waits."""
 
 import asyncio
 import time
@@ -22,7 +22,12 @@ from celery5.errors import BrokerError, BrokerUnavailable
 
 
 class AsyncioResultWaiter:
-    """Waits for documents in one event loop. `redis`: the loop's driver. `endpoint`: where the broker is."""
+    """Waits for documents in one event loop.
+
+    Args:
+        redis: The driver of the loop.
+        endpoint: Where the broker is.
+    """
 
     def __init__(self, redis: AsyncioRedis, endpoint: Endpoint) -> None:
         self._redis = redis
@@ -38,11 +43,11 @@ class AsyncioResultWaiter:
     async def wait(
         self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
-        """What has arrived of the documents under `keys`; as `BlockingResults.wait`."""
+        """Wait like `BlockingResultWaiter.wait`."""
         if timeout is not None and timeout <= 0:
             return await self._look(keys)
-        told = asyncio.Event()
-        wait = ResultWait(keys, enough=enough, wake=told.set)
+        finished = asyncio.Event()
+        wait = ResultWait(keys, enough=enough, wake=finished.set)
         if wait.finished:
             return wait.found
         if not self._talk.has_waits:
@@ -54,7 +59,7 @@ class AsyncioResultWaiter:
                 self._reader = asyncio.create_task(self._read_for_all(), name="celery5-results")
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await told.wait()
+                    await finished.wait()
         finally:
             self._talk.remove(wait)
             self._say()
@@ -64,7 +69,7 @@ class AsyncioResultWaiter:
         return wait.get_documents(self._outage.error)
 
     async def aclose(self) -> None:
-        """Close the connection; whoever still waits is told that the broker is unavailable."""
+        """Close the connection. Waits that have not ended raise BrokerUnavailable."""
         self._talk.fail(BrokerUnavailable(f"waiting on broker {self._where} was closed"))
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -74,15 +79,15 @@ class AsyncioResultWaiter:
         await asyncio.sleep(0)
 
     async def _look(self, keys: Sequence[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+        documents: dict[str, bytes] = {}
         for start in range(0, len(keys), READ_AT_ONCE):
-            some = keys[start : start + READ_AT_ONCE]
-            documents = await self._redis.perform(read_documents(some))
-            found |= documents
-        return found
+            part = keys[start : start + READ_AT_ONCE]
+            part_documents = await self._redis.perform(read_documents(part))
+            documents |= part_documents
+        return documents
 
     async def _read_for_all(self) -> None:
-        """Until nobody waits: then whoever was last cancels this."""
+        """Read until the last wait ends, which cancels this task."""
         try:
             while True:
                 if self._link is None:
@@ -108,9 +113,9 @@ class AsyncioResultWaiter:
         self._say()
 
     async def _read_once(self, link: AsyncioLink) -> None:
-        due = min(self._look_due, self._answer_due) if self._talk.is_reply_due else self._look_due
+        next_deadline = min(self._look_due, self._answer_due) if self._talk.is_reply_due else self._look_due
         try:
-            frames = await link.receive_frames(max(0.0, due - time.monotonic()))
+            frames = await link.receive_frames(max(0.0, next_deadline - time.monotonic()))
             self._talk.receive(frames)
             now = time.monotonic()
             if self._talk.is_reply_due and now >= self._answer_due:
@@ -126,11 +131,11 @@ class AsyncioResultWaiter:
     def _say(self) -> None:
         if self._link is None:
             return
-        asked = self._talk.is_reply_due
-        packed = self._talk.data_to_send()
-        if packed:
-            self._link.write(packed)
-        if self._talk.is_reply_due and not asked:
+        was_reply_due = self._talk.is_reply_due
+        data = self._talk.data_to_send()
+        if data:
+            self._link.write(data)
+        if self._talk.is_reply_due and not was_reply_due:
             self._answer_due = time.monotonic() + self._timing.reply
 
     def _lost(self, error: Exception) -> None:
