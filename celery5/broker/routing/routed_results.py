@@ -113,7 +113,7 @@ async def _together_on_trio(waits: WaitFunctions) -> None:
     errors: list[Exception] = []
     async with trio.open_nursery() as nursery:
 
-        async def one(wait: Callable[[], Any]) -> None:
+        async def run(wait: Callable[[], Any]) -> None:
             try:
                 is_over = await wait()
             except Exception as error:
