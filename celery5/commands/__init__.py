@@ -1,1 +1,1 @@
-"""Commands: what workers are told to do, and how such commands are signed."""
+"""Send control commands to workers, and declare own ones."""

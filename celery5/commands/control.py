@@ -1,7 +1,8 @@
-"""Control: tells workers what to do, and gives what each of them answers (C7, C73): `app.control`.
+"""Send control commands to workers and return their replies: `app.control`.
 
-Each worker gets a command of its own, signed for its inbox alone. Whoever does not answer in time is told of like those
-who do: a command for a worker that is down waits for its return, for as long as it is good.
+Each worker gets a command of its own, signed for its inbox alone. A worker that does not answer in time has a reply
+that
+states this. A command for a worker that is down waits in its inbox until it expires.
 """
 
 import os
@@ -50,31 +51,40 @@ if TYPE_CHECKING:
     from celery5.tasks.task import Signature
 
 TIMEOUT = 5.0
-"""Seconds that answers are waited for."""
+"""Seconds to wait for answers."""
 To = str | Sequence[str] | None
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker says to a command: its `answer` when `ok`, else the `reason` in a word and `why` in a sentence.
-
-    Reasons: `refused` and `failed` by the command itself; `no-answer`; `full`, its inbox; and why a worker does not
-    accept a command: `unknown-issuer`, `expired` and the others of the guide.
-    """
+    """The reply of one worker to a command."""
 
     worker: str
+    # Whether the command succeeded.
     ok: bool
+    # What the command returned.
     answer: Any = None
+    # Why it failed, in a word: `refused` or `failed` by the command itself, `no-answer`, `full` (the inbox), or why the
+    # worker does not accept the command, such as `unknown-issuer` or `expired`; the guide lists them.
     reason: str = ""
+    # The same in a sentence.
     why: str = ""
 
 
 class Control:
     """The workers of an application: `app.control`.
 
-    `to` is a worker, or several: what `workers` gives, the full name of one that lives, or a name that a worker which
-    is down will have again; all that live without it. `timeout` is how long answers are waited for, in seconds,
-    `expires` how long the command is good, 60 at most: a minute without it, and `timeout` for `shutdown` and
-    `run-task`. Raises Misconfigured for what makes no sense and for keys that cannot sign, BrokerError.
+    Args of its methods:
+        to: One worker or several: names that `workers` returns, the full name of a live worker, or the name of a
+            worker that
+            is down and will start again. None for all live workers.
+        timeout: Seconds to wait for answers.
+        expires: Seconds after which the command is void, at most 60. None for 60, or, for `shutdown` and
+            `run-task`, for
+            `timeout`.
+
+    Raises:
+        Misconfigured: An argument makes no sense, or the keys cannot sign.
+        BrokerError: The broker cannot be reached, or refuses.
     """
 
     REACHED_AS: ClassVar[str] = "app.control."
@@ -90,16 +100,16 @@ class Control:
 
     @property
     def keyring(self) -> Keyring:
-        """The keys that this application's commands are signed with on this host."""
+        """The keys that sign this application's commands on this host."""
         settings = self._app.settings
-        said = settings.keys, settings.keys_usage
-        if said not in self._keyrings:
+        key = settings.keys, settings.keys_usage
+        if key not in self._keyrings:
             folder = get_key_folder(self._app.name, settings.keys, os.environ)
-            self._keyrings[said] = Keyring(folder, owner=self._app.name, usage=settings.keys_usage)
-        return self._keyrings[said]
+            self._keyrings[key] = Keyring(folder, owner=self._app.name, usage=settings.keys_usage)
+        return self._keyrings[key]
 
     def workers(self) -> tuple[str, ...]:
-        """The processes that live, by the names of their inboxes. For plain Python."""
+        """Return the names of the inboxes of all live workers. For plain Python."""
         return run_blocking(_living(self._app, self._plain()))
 
     async def aworkers(self) -> tuple[str, ...]:
@@ -145,7 +155,7 @@ class Control:
         return await _sent(self._app, redis, waiter, request, commands)
 
     def ping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
-        """Whether workers answer. For plain Python."""
+        """Return a reply of each worker, which shows whether it answers. For plain Python."""
         return self.send(PING.name, to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
 
     async def aping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
@@ -153,19 +163,28 @@ class Control:
         return await self.asend(PING.name, to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
 
     def run(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
-        """Have one worker run a job, like an actor (C7): `app.control.run(resize.s(path), to="web1")`. Its result is
-        waited for as always; should it be tried again, it may be elsewhere. Raises CommandRefused when the worker will
-        not, or does not answer. For plain Python."""
-        order = self._direct(call)
+        """Run a job on one worker, like an actor: `app.control.run(resize.s(path), to="web1")`. For plain Python.
+
+        A retry of the job may run on a different worker.
+
+        Returns:
+            The handle of the job.
+
+        Raises:
+            CommandRefused: The worker refuses the job, or does not answer.
+        """
+        parameters = self._direct(call)
         return self._ran(
-            call, order, self.send(RUN_TASK.name, order, to=to, timeout=timeout, expires=timeout)
+            call, parameters, self.send(RUN_TASK.name, parameters, to=to, timeout=timeout, expires=timeout)
         )
 
     async def arun(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
         """`run`, from Trio or asyncio."""
-        order = self._direct(call)
+        parameters = self._direct(call)
         return self._ran(
-            call, order, await self.asend(RUN_TASK.name, order, to=to, timeout=timeout, expires=timeout)
+            call,
+            parameters,
+            await self.asend(RUN_TASK.name, parameters, to=to, timeout=timeout, expires=timeout),
         )
 
     def _direct(self, call: "Signature[Any]") -> dict[str, str]:
@@ -175,13 +194,17 @@ class Control:
         return {"job": job.message.decode(), "queue": job.queue, "id": job.id}
 
     def _ran(
-        self, call: "Signature[Any]", order: Mapping[str, str], replies: list[Reply]
+        self, call: "Signature[Any]", parameters: Mapping[str, str], replies: list[Reply]
     ) -> AsyncResult[Any]:
         (reply,) = replies
         if not reply.ok:
             raise CommandRefused(f"{reply.worker} does not run it: {reply.why}")
         return AsyncResult(
-            self._app, order["id"], queue=order["queue"], task=call.task.name, type=call.task.result_type
+            self._app,
+            parameters["id"],
+            queue=parameters["queue"],
+            task=call.task.name,
+            type=call.task.result_type,
         )
 
     def _sign_commands(self, request: "_Request", inboxes: Sequence[str]) -> dict[str, tuple[str, bytes]]:
@@ -202,8 +225,10 @@ class Control:
         return signed
 
     def _end_of(self, inbox: str) -> str:
-        """What a command's id ends with, when its inbox is on another broker than the default one: what is about it is
-        there, too."""
+        """Return the suffix of the ids of commands for an inbox; '' on the default broker.
+
+        It names the broker of the inbox, since the reply is stored on that broker, too.
+        """
         _, at, broker = inbox.rpartition("@")
         return f"@{broker}" if at and broker in self._app.brokers.names else ""
 
@@ -212,7 +237,7 @@ class Control:
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """What is to be sent, checked."""
+    """A command to be sent, with checked arguments."""
 
     command: str
     parameters: dict[str, Any]
@@ -223,26 +248,29 @@ class _Request(msgspec.Struct, frozen=True):
 
 async def _living(app: "Application", redis: AsyncDriver) -> tuple[str, ...]:
     state = await read_app_state(app, redis, None)
-    return tuple(sorted({get_inbox_name(each) for each in state.workers}))
+    return tuple(sorted({get_inbox_name(worker) for worker in state.workers}))
 
 
 async def _inboxes(app: "Application", redis: AsyncDriver, request: "_Request") -> tuple[str, ...]:
     to = request.to
     if not to:
         return await _living(app, redis) or await _set_paused(app, redis, request)
-    if not any(":" in each for each in to):
-        return to  # no incarnation is among them, so nothing need be asked
+    if not any(":" in name for name in to):
+        return to  # none names an incarnation, so nothing need be read
     try:
         state = await read_app_state(app, redis, None)
-    except BrokerUnavailable:  # one of several: whoever is named as its inbox is found without it
+    except BrokerUnavailable:  # one of several: names of inboxes need no lookup
         return to
-    living = (*state.workers, *state.routers, *state.schedulers)
-    return tuple(dict.fromkeys(find_inbox(each, living) for each in to))
+    live_names = (*state.workers, *state.routers, *state.schedulers)
+    return tuple(dict.fromkeys(find_inbox(name, live_names) for name in to))
 
 
 async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Request") -> tuple[str, ...]:
-    """Pause or resume a queue in Redis while no worker lives; return the workers that have started meanwhile, which
-    may have looked before. Do nothing for other commands."""
+    """Pause or resume a queue in Redis while no worker is live. Do nothing for other commands.
+
+    Returns:
+        The workers that have started meanwhile: they may have read the list of paused queues before.
+    """
     calls = {PAUSE_QUEUE.name: trips.pause_queue, RESUME_QUEUE.name: trips.resume_queue}
     if request.command not in calls or request.parameters.get("here"):
         return ()
@@ -274,50 +302,52 @@ async def _sent(
     try:
         answers = await waiter.wait(list(keys.values()), timeout=request.timeout) if keys else {}
     except BrokerError as error:
-        error.mark_maybe_done()  # the commands are sent: only their answers are missing
+        error.mark_maybe_done()  # the commands are sent; only the answers are missing
         raise
-    replies, silent = list[Reply](), list[Reply]()
+    replies, unanswered = list[Reply](), list[Reply]()
     for inbox in commands:
         if inbox not in keys:
             replies.append(Reply(worker=inbox, ok=False, reason="full", why=_FULL))
         elif keys[inbox] not in answers:
-            why = _SILENT.format(request.timeout) + (
+            why = _NO_ANSWER.format(request.timeout) + (
                 _OVER if request.expires <= request.timeout else _LATER.format(request.expires)
             )
-            silent.append(Reply(worker=inbox, ok=False, reason="no-answer", why=why))
+            unanswered.append(Reply(worker=inbox, ok=False, reason="no-answer", why=why))
         else:
             replies.append(_read(inbox, answers[keys[inbox]]))
-    if silent and request.to:
-        silent = await _with_others(app, redis, silent)
-    return sorted([*replies, *silent], key=lambda each: each.worker)
+    if unanswered and request.to:
+        unanswered = await _add_suggestions(app, redis, unanswered)
+    return sorted([*replies, *unanswered], key=lambda reply: reply.worker)
 
 
-async def _with_others(app: "Application", redis: AsyncDriver, silent: list[Reply]) -> list[Reply]:
-    """Who was named and has not answered, with whom may have been meant instead."""
+async def _add_suggestions(app: "Application", redis: AsyncDriver, unanswered: list[Reply]) -> list[Reply]:
+    """Return the replies of workers that have not answered, with the names that may have been meant instead."""
     try:
         state = await read_app_state(app, redis, None)
     except BrokerError:
-        return silent  # what the others have answered is worth more than this
-    beside = {
+        return unanswered  # return the replies of the others rather than this error
+    other_processes = {
         "Routers": state.routers,
         "Schedulers": state.schedulers,
         "Controllers": state.controllers,
         "Publishers": state.publishers,
     }
-    others = [format_living_workers(each.worker, state.workers, beside) for each in silent]
+    suggestions = [
+        format_living_workers(reply.worker, state.workers, other_processes) for reply in unanswered
+    ]
     return [
-        msgspec.structs.replace(each, why=f"{other} ({each.why})" if other else each.why)
-        for each, other in zip(silent, others, strict=True)
+        msgspec.structs.replace(reply, why=f"{suggestion} ({reply.why})" if suggestion else reply.why)
+        for reply, suggestion in zip(unanswered, suggestions, strict=True)
     ]
 
 
 def _read(inbox: str, raw: bytes) -> Reply:
     try:
-        told = msgspec.json.decode(raw, type=CommandReply)
-        answer = msgspec.json.decode(told.answer)
+        reply = msgspec.json.decode(raw, type=CommandReply)
+        answer = msgspec.json.decode(reply.answer)
     except (ValueError, RecursionError) as error:
         return Reply(worker=inbox, ok=False, reason="unreadable", why=f"its answer is none of ours: {error}")
-    return Reply(worker=inbox, ok=told.ok, answer=answer, reason=told.reason, why=told.why)
+    return Reply(worker=inbox, ok=reply.ok, answer=answer, reason=reply.reason, why=reply.why)
 
 
 def _make_request(
@@ -330,7 +360,7 @@ def _names(to: object) -> tuple[str, ...]:
     if to is None:
         return ()
     names = [to] if isinstance(to, str) else list(cast("Sequence[object]", to))
-    if not names or not all(isinstance(each, str) and each for each in names):
+    if not names or not all(isinstance(name, str) and name for name in names):
         raise Misconfigured(f"to is {to!r}: give the names of workers, or leave it out for all that live")
     return tuple(dict.fromkeys(cast("list[str]", names)))
 
@@ -343,15 +373,15 @@ def _checked(command: str, timeout: object, expires: object) -> tuple[float, flo
             if (definition := COMMAND_DEFINITIONS.get(command)) and definition.expires_with_timeout
             else MAX_COMMAND_LIFETIME
         )
-    for name, value, most in (("timeout", timeout, 3600.0), ("expires", expires, MAX_COMMAND_LIFETIME)):
+    for name, value, maximum in (("timeout", timeout, 3600.0), ("expires", expires, MAX_COMMAND_LIFETIME)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < cast("float", value) <= most:
-            raise Misconfigured(f"{name} is {value!r}: give seconds, more than 0 and at most {most:g}")
+        if not number or not 0 < cast("float", value) <= maximum:
+            raise Misconfigured(f"{name} is {value!r}: give seconds, more than 0 and at most {maximum:g}")
     return cast("float", timeout), cast("float", expires)
 
 
 def _sender() -> str:
-    """Who sends, for the worker's log."""
+    """Return the user, the host and the process that send, for the worker's log."""
     import getpass
     import socket
 
@@ -362,7 +392,7 @@ def _sender() -> str:
     return f"{user}@{socket.gethostname()}:{os.getpid()}"
 
 
-_SILENT = "no answer after {:g} s: it is down, blocked, or has no inbox; "
+_NO_ANSWER = "no answer after {:g} s: it is down, blocked, or has no inbox; "
 _LATER = "should it come back within {:g} s of the sending, it does it then"
 _OVER = "what it has not begun by now it does not do"
 _FULL = "too many commands wait in its inbox: it does not take any"

@@ -1,6 +1,6 @@
-"""Own commands: what an application's workers do when they are told to, besides what all workers do: `@app.command`.
+"""Declare an application's own control commands: `@app.command`.
 
-They come by the same inbox as all others, signed, and are answered in the same way.
+They use the same inbox as all others, are signed, and are answered in the same way.
 """
 
 import inspect
@@ -17,12 +17,12 @@ OwnCommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
 RESERVED_COMMANDS = frozenset(
     name for name, definition in COMMAND_DEFINITIONS.items() if definition.is_reserved
 )
-"""Names that workers of every application know: no command of an application may have one."""
+"""Names of the commands of all workers, which no own command may have."""
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,99}\Z")
 
 
 class DeclareCommand:
-    """What `@app.command` is: a decorator that works bare and called."""
+    """The decorator `@app.command`, which works with and without arguments."""
 
     def __init__(self) -> None:
         self.known: dict[str, Callable[..., Any]] = {}
@@ -57,7 +57,7 @@ class DeclareCommand:
 
 
 def make_own_handlers(known: Mapping[str, Callable[..., Any]]) -> dict[str, OwnCommandHandler]:
-    """What performs them, by name."""
+    """Return the handlers of own commands, by name."""
     return {name: _handler(name, function) for name, function in known.items()}
 
 
@@ -69,7 +69,7 @@ def _handler(name: str, function: Callable[..., Any]) -> OwnCommandHandler:
             raise CommandRefused(f"{name}: {error}") from None
         try:
             return await _called(function, parameters)
-        except SystemExit as error:  # a command is not to end the worker
+        except SystemExit as error:  # a command must not end the worker
             raise RuntimeError(f"{name} raised SystemExit({error.code!r})") from None
 
     return handle

@@ -1,11 +1,13 @@
-"""Keyring: the folder of the keys that commands are signed with, and of the certificates that are trusted (C74).
+"""The folder of the keys that sign commands, and of the certificates that are trusted.
 
-    mine.pem       the private key, and the certificates for it: who signs here
-    ca.pem         the authority that was made here, with its private key; not there with an authority of your own
+    mine.pem       the private key that signs on this host, and the certificates for it
+    ca.pem         the authority that was made in this folder, with its private key; absent with an authority of
+    your own
     trusted/*.pem  certificates of authorities, or of senders, that are trusted
-    revoked        a denylist: the SHA-256 of a public key on each line, in hex; # begins a comment. The fingerprint of
+    revoked        a denylist: the SHA-256 of a public key on each line, in hex; # begins a comment. The fingerprint
+    of
                    a certificate, as older versions wrote it, denies that certificate
-    done           which commands were done here in the last minutes, and since when that is known
+    done           which commands were executed on this host in the last minutes, and since when this is recorded
 
 Files are read again when they have changed, so keys and authorities are replaced without a restart.
 """
@@ -46,34 +48,43 @@ if TYPE_CHECKING:
 _PRIVATE = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\n?", re.DOTALL)
 _FINGERPRINT = re.compile(r"^[0-9a-f]{64}\Z")
 MOST_DONE = 10_000
-"""The most commands that are remembered at once; others are refused meanwhile. A worker does fewer in two minutes."""
+"""The most commands that are remembered at once; more are refused meanwhile. A worker executes fewer in two minutes."""
 KEPT_DONE = 60.0
 """Seconds that a command is remembered after it has expired: this host's clock may be set back meanwhile."""
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """A certificate in the folder: its `role` (`mine`, `authority` or `trusted`), the fingerprint of its public key,
-    whose it is, who signed it, until when it holds, and whether it was revoked."""
+    """A certificate in the folder."""
 
+    # `mine`, `authority` or `trusted`.
     role: str
+    # Of its public key.
     fingerprint: str
     subject: str
     issuer: str
+    # The end of its validity.
     until: str
+    # Whether it is on the denylist.
     revoked: bool
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """Which commands were done: by inbox and id, the time at which each may be forgotten. Complete from `since` on."""
+    """The commands that were executed on this host."""
 
+    # The record is complete from this time on.
     since: float
+    # The time at which each may be forgotten, by inbox and id.
     done: dict[str, float] = {}
 
 
 def get_key_folder(app: str, setting: str, environ: Mapping[str, str]) -> Path:
-    """Where the keys of an application are: what the setting `keys` says, else a folder of the user's state, which all
-    of this user's processes on this host find. Raises Misconfigured for a user without a home, and for no folder's
-    name."""
+    """Return the folder of an application's keys: the setting `keys`, else a folder in the user's state folder.
+
+    All processes of a user on a host share the latter.
+
+    Raises:
+        Misconfigured: The user has no home folder, or the setting is no name of a folder.
+    """
     if setting:
         if Path(setting).name in ("", ".."):
             raise Misconfigured(f"keys is {setting!r}: name a folder that has only keys")
@@ -90,9 +101,11 @@ def get_key_folder(app: str, setting: str, environ: Mapping[str, str]) -> Path:
 
 
 class Keyring:
-    """The keys in `folder`. They are read when they are first needed; the first signature creates what is missing.
+    """The keys in `folder`. They are read when first needed; the first signature creates what is missing.
 
-    `usage` is the extended key usage, an OID, that a sender's certificate must have; '' for any.
+    Args:
+        owner: The application, whose name new certificates get.
+        usage: The extended key usage, an OID, that a sender's certificate must have; '' for any.
     """
 
     def __init__(self, folder: Path, *, owner: str, usage: str = "") -> None:
@@ -104,7 +117,7 @@ class Keyring:
         self._trust = TrustStore()
 
     def get_signer(self) -> Signer:
-        """Who signs here. In a folder that is new a key and an authority for it are made. Raises Misconfigured."""
+        """Return the signer of this host; create a key and an authority in a new folder. Raises Misconfigured."""
         file = self._entered() / "mine.pem"
         if not file.exists():
             with self._locked():
@@ -113,8 +126,11 @@ class Keyring:
         return self._read(file)
 
     def create_keys(self) -> bool:
-        """Make the first key and its authority, unless somebody has put keys here; gives whether they are new. Raises
-        Misconfigured."""
+        """Create the first key and its authority, unless there are keys already; return whether they are new.
+
+        Raises:
+            Misconfigured: The folder cannot be used.
+        """
         self._entered()
         with self._locked():
             if self._is_touched():
@@ -123,53 +139,62 @@ class Keyring:
         return True
 
     def get_trust_store(self) -> TrustStore:
-        """Who is trusted here, as of now. Raises Misconfigured when the folder can be entered by others."""
+        """Return the trusted certificates, as of now. Raises Misconfigured when other users may enter the folder."""
         if not self.folder.exists():
             return TrustStore()
         self._entered()
-        seen = [_version(each) for each in (*self._trusted_files(), self._denylist)]
-        if seen != self._seen:
+        versions = [_version(file) for file in (*self._trusted_files(), self._denylist)]
+        if versions != self._seen:
             self._trust = TrustStore(self._anchors(), self._revoked(), self._usage)
-            self._seen = seen
+            self._seen = versions
         return self._trust
 
     def record_command(self, order: ControlCommand, now: float) -> RefusalReason | None:
-        """Record that a command is about to be done on this host; return the reason if it must not be.
+        """Record that a command is about to be executed on this host; return the reason if it must not be.
 
-        Anyone who can write to Redis may delete a nonce there, and the memory of a process ends with it. So the nonce
-        is written to a file, which all processes with this folder share, before anything is done. A command from
-        before that file was created may have been done by a process that could not record it, so it is refused. Where
-        no file can be written, as in a read-only folder, the process uses its own memory, and the time of its own
-        start.
+        Anyone who can write to Redis may delete a nonce there, and the memory of a process ends with it. So the
+        nonce is
+        written to a file, which all processes with this folder share, before the command is executed. A command
+        from before
+        that file was created may have been executed by a process that could not record it, so it is refused. Where
+        no file can
+        be written, as in a read-only folder, the process uses its own memory, and the time of its own start.
         """
         try:
             with self._locked():
                 record = self._done()
-                known, refusal = _noted(record, order, now)
-                if refusal is not RefusalReason.REPLAYED:  # a record that could not be read begins here
-                    self._write("done", msgspec.json.encode(known), safely=True)
+                new_record, refusal = _noted(record, order, now)
+                if refusal is not RefusalReason.REPLAYED:  # a record that could not be read begins now
+                    self._write("done", msgspec.json.encode(new_record), safely=True)
                 return refusal
         except OSError:
             self._own_memory, refusal = _noted(self._own_memory, order, now)
             return refusal
 
     def check(self) -> None:
-        """Raise Misconfigured when these keys cannot be used: others may enter the folder, it cannot be read, or it is
-        not there and this user cannot make it. Makes nothing."""
+        """Check that these keys can be used. Creates nothing.
+
+        Raises:
+            Misconfigured: Other users may enter the folder, it cannot be read, or it is missing and this user
+                cannot make it.
+        """
         try:
             self.get_trust_store()
             missing = not self.folder.exists()
         except OSError as error:
             raise Misconfigured(f"keys cannot be kept in {self.folder}: {error}; set CELERY5_KEYS") from None
-        near = next((each for each in self.folder.absolute().parents if each.exists()), None)
-        if missing and near is not None and not os.access(near, os.W_OK | os.X_OK):
+        nearest_folder = next((folder for folder in self.folder.absolute().parents if folder.exists()), None)
+        if missing and nearest_folder is not None and not os.access(nearest_folder, os.W_OK | os.X_OK):
             raise Misconfigured(
-                f"keys cannot be kept in {self.folder}: {near} is not this user's to write; set CELERY5_KEYS"
+                f"keys cannot be kept in {self.folder}: {nearest_folder} is not this user's to write; set CELERY5_KEYS"
             )
 
     def renew(self, *, authority: bool = False) -> Signer:
-        """Make a new key, and with `authority` a new authority first; the old one stays trusted until it is revoked.
-        Raises Misconfigured where the authority is not one that was made here."""
+        """Make a new key, and with `authority` a new authority first. The old one stays trusted until it is revoked.
+
+        Raises:
+            Misconfigured: The authority was not made in this folder.
+        """
         self._entered()
         with self._locked():
             if authority or not self._is_touched():
@@ -182,75 +207,95 @@ class Keyring:
         return self._read(self.folder / "mine.pem")
 
     def trust_file(self, file: Path) -> dict[str, bool]:
-        """Trust the certificates in a PEM file, also those that were revoked; gives their fingerprints, and whether
-        each was on the denylist, which it now is not. Raises Misconfigured when there is none."""
-        found = parse_certificates(_content(file))
-        if not found:
+        """Trust the certificates in a PEM file, and remove them from the denylist.
+
+        Returns:
+            Whether each was on the denylist, by the fingerprint of its key.
+
+        Raises:
+            Misconfigured: The file has no certificate.
+        """
+        certificates = parse_certificates(_content(file))
+        if not certificates:
             raise Misconfigured(f"{file} has no certificate: give a PEM file")
-        for each in found:
-            describe_certificate(each)
+        for certificate in certificates:
+            describe_certificate(certificate)
         self._entered()
         with self._locked():
             revoked = self._revoked()
-            for each in found:
-                self._write(f"trusted/{fingerprint(each)[:16]}.pem", format_pem(each))
-            lifted = {key_fingerprint(each): not revoked.isdisjoint(get_fingerprints(each)) for each in found}
-            if any(lifted.values()):
-                names = frozenset[str]().union(*map(get_fingerprints, found))
+            for certificate in certificates:
+                self._write(f"trusted/{fingerprint(certificate)[:16]}.pem", format_pem(certificate))
+            was_revoked = {
+                key_fingerprint(certificate): not revoked.isdisjoint(get_fingerprints(certificate))
+                for certificate in certificates
+            }
+            if any(was_revoked.values()):
+                names = frozenset[str]().union(*map(get_fingerprints, certificates))
                 self._write("revoked", _without(_content(self._denylist).decode(), names).encode())
-        return lifted
+        return was_revoked
 
     def revoke(self, what: str) -> list[str]:
-        """Put the key of a certificate on the denylist; gives its fingerprint. `what` is that, or a PEM file, or the
-        fingerprint of a certificate: of one that is in this folder its key is denied."""
-        wanted = what.strip().lower().replace(":", "")
-        if not _FINGERPRINT.match(wanted):
+        """Put the key of a certificate on the denylist; return its fingerprint.
+
+        Args:
+            what: The fingerprint of a key, a PEM file, or the fingerprint of a certificate. If that certificate is
+                in this
+                folder, its key is denied.
+        """
+        normalized = what.strip().lower().replace(":", "")
+        if not _FINGERPRINT.match(normalized):
             found = parse_certificates(_content(Path(what)))
             if not found:
                 raise Misconfigured(f"{what!r} is no fingerprint (64 hex digits) and no file of certificates")
             prints = [key_fingerprint(each) for each in found[:1]]
         else:
-            known = {fingerprint(each): key_fingerprint(each) for _, each in self._all()}
-            prints = [known.get(wanted, wanted)]
+            key_fingerprints = {fingerprint(each): key_fingerprint(each) for _, each in self._all()}
+            prints = [key_fingerprints.get(normalized, normalized)]
         self._entered()
         with self._locked():
             new = [each for each in prints if each not in self._revoked()]
             before = _content(self._denylist).decode() if self._denylist.exists() else ""
             if before and not before.endswith("\n"):
-                before += "\n"  # somebody else's editor left it out
+                before += "\n"  # an editor left it out
             self._write("revoked", (before + "".join(f"{each}\n" for each in new)).encode())
         return prints
 
     def find_refusal(self) -> RefusalReason | None:
-        """Why a command that is signed here would not be accepted here; None when it would, or when nothing was signed
-        yet. Raises Misconfigured for keys that cannot sign."""
+        """Return why a command that is signed with these keys would be refused on this host.
+
+        None when it would be accepted, or when there is no key yet. Raises Misconfigured for keys that cannot sign.
+        """
         mine, now = self.folder / "mine.pem", time.time()
         if not mine.exists():
             return None
-        order = ControlCommand(id="0" * 22, audience="", issued=now, expires=now + 1, command="ping")
+        command = ControlCommand(id="0" * 22, audience="", issued=now, expires=now + 1, command="ping")
         try:
             verify_command(
-                sign_command(order, self._read(mine)), audience="", trust=self.get_trust_store(), now=now
+                sign_command(command, self._read(mine)), audience="", trust=self.get_trust_store(), now=now
             )
         except CommandNotAccepted as error:
             return error.reason
         return None
 
     def get_remedy(self) -> str:
-        """What makes a sender of this folder accepted again whose key, or its authority's, is on the denylist here; ''
-        when neither is. Raises Misconfigured for keys that cannot sign."""
+        """Return what to do when the own key, or its authority's, is on the denylist; '' when neither is.
+
+        Raises:
+            Misconfigured: The keys cannot sign.
+        """
         if self.find_refusal() is not RefusalReason.REVOKED:
             return ""
         file, revoked = self.folder / "ca.pem", self._revoked()
         if not file.exists():
             return f"have your authority sign a new key, and put both into {self.folder / 'mine.pem'}"
         denied = any(
-            not revoked.isdisjoint(get_fingerprints(each)) for each in parse_certificates(_content(file))
+            not revoked.isdisjoint(get_fingerprints(certificate))
+            for certificate in parse_certificates(_content(file))
         )
         return "celery5 keys new --authority" if denied else "celery5 keys new"
 
     def list_certificates(self) -> list[Certificate]:
-        """All certificates in the folder. Raises Misconfigured when others may enter it, which no worker allows."""
+        """Return all certificates in the folder. Raises Misconfigured when other users may enter it."""
         if not self.folder.exists():
             return []
         self._entered()
@@ -266,7 +311,7 @@ class Keyring:
         ]
 
     def _all(self) -> list[tuple[str, bytes]]:
-        """All certificates in the folder, each with its role."""
+        """Return all certificates in the folder, each with its role."""
         places = [("mine", self.folder / "mine.pem"), ("authority", self.folder / "ca.pem")]
         places += [("trusted", file) for file in self._trusted_files()]
         return [
@@ -284,7 +329,11 @@ class Keyring:
         return sorted((self.folder / "trusted").glob("*.pem"))
 
     def _anchors(self) -> tuple[bytes, ...]:
-        return tuple(each for file in self._trusted_files() for each in parse_certificates(_content(file)))
+        return tuple(
+            certificate
+            for file in self._trusted_files()
+            for certificate in parse_certificates(_content(file))
+        )
 
     def _revoked(self) -> frozenset[str]:
         if not self._denylist.exists():
@@ -295,29 +344,29 @@ class Keyring:
             raise Misconfigured(f"{self._denylist} is no text: {error}") from None
         lines = [line.partition("#")[0].strip() for line in text.splitlines()]
         prints = [line.lower().replace(":", "") for line in lines if line]
-        wrong = [each for each in prints if not _FINGERPRINT.match(each)]
-        if wrong:
-            raise Misconfigured(f"{self._denylist}: {wrong[0]!r} is no fingerprint (64 hex digits)")
+        invalid = [each for each in prints if not _FINGERPRINT.match(each)]
+        if invalid:
+            raise Misconfigured(f"{self._denylist}: {invalid[0]!r} is no fingerprint (64 hex digits)")
         return frozenset(prints)
 
     def _is_touched(self) -> bool:
-        """Whether somebody has put keys here: then none are made without being asked."""
+        """Return whether the folder has keys already: then none are created except by an explicit command."""
         return any((self.folder / name).exists() for name in ("mine.pem", "ca.pem")) or bool(
             self._trusted_files()
         )
 
     def _entered(self) -> Path:
-        """The folder, which is there, private, and this user's. Raises Misconfigured."""
+        """Return the folder, after making it and checking that it is private and this user's. Raises Misconfigured."""
         try:
-            found = make_private(self.folder)
+            status = make_private(self.folder)
             (self.folder / "trusted").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise Misconfigured(f"keys cannot be kept in {self.folder}: {error}; set CELERY5_KEYS") from None
-        if found.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid():
             raise Misconfigured(
                 f"{self.folder}, where the keys are, belongs to another user: chown it, or set CELERY5_KEYS"
             )
-        if found.st_mode & 0o077:
+        if status.st_mode & 0o077:
             raise Misconfigured(
                 f"others may enter {self.folder}, where the keys are: chmod 700 {self.folder}"
             )
@@ -327,13 +376,12 @@ class Keyring:
         return self.folder
 
     def _begin_record(self) -> None:
-        """Begin to record what is done."""
+        """Begin the record of commands."""
         if not (self.folder / "done").exists():
             self._write("done", msgspec.json.encode(_Done(time.time())))
 
     def _done(self) -> _Done:
-        """Return the record of commands. When it cannot be read, a new one begins: nothing is known of the time
-        before."""
+        """Return the record of commands. One that cannot be read is replaced by a new one, which begins now."""
         try:
             return msgspec.json.decode((self.folder / "done").read_bytes(), type=_Done)
         except (FileNotFoundError, msgspec.DecodeError, ValueError):
@@ -341,7 +389,7 @@ class Keyring:
 
     @contextmanager
     def _locked(self) -> Generator[None, None, None]:
-        """Nobody else makes keys here meanwhile."""
+        """Lock the folder for other processes."""
         with os.fdopen(os.open(self.folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -365,18 +413,18 @@ class Keyring:
     def _make_authority(self) -> None:
         import trustme
 
-        made = trustme.CA(organization_name="celery5", organization_unit_name=self._owner)
-        certificate = made.cert_pem.bytes()
-        self._write("ca.pem", made.private_key_pem.bytes() + certificate)
+        authority = trustme.CA(organization_name="celery5", organization_unit_name=self._owner)
+        certificate = authority.cert_pem.bytes()
+        self._write("ca.pem", authority.private_key_pem.bytes() + certificate)
         (der,) = parse_certificates(certificate)
         self._write(f"trusted/{fingerprint(der)[:16]}.pem", certificate)
 
     def _make_mine(self) -> None:
-        made: trustme.LeafCert = self._authority().issue_cert(
+        leaf: trustme.LeafCert = self._authority().issue_cert(
             "sender.celery5", common_name=self._owner, organization_name="celery5"
         )
-        chain = b"".join(each.bytes() for each in made.cert_chain_pems)
-        self._write("mine.pem", made.private_key_pem.bytes() + chain)
+        chain = b"".join(pem.bytes() for pem in leaf.cert_chain_pems)
+        self._write("mine.pem", leaf.private_key_pem.bytes() + chain)
 
     def _authority(self) -> "trustme.CA":
         import trustme
@@ -408,29 +456,29 @@ class Keyring:
 
 def _noted(record: _Done, order: ControlCommand, now: float) -> tuple[_Done, RefusalReason | None]:
     """Return the record with that command in it, and the reason if the command must not be done."""
-    done = {each: until for each, until in record.done.items() if until > now}
-    mark = f"{order.audience} {order.id}"
-    if mark in done:
+    done = {name: until for name, until in record.done.items() if until > now}
+    nonce = f"{order.audience} {order.id}"
+    if nonce in done:
         return record, RefusalReason.REPLAYED
     if order.issued < record.since or len(done) >= MOST_DONE:
         return record, RefusalReason.UNREMEMBERED
-    return _Done(record.since, {**done, mark: order.expires + KEPT_DONE}), None
+    return _Done(record.since, {**done, nonce: order.expires + KEPT_DONE}), None
 
 
 def _without(denylist: str, lifted: Container[str]) -> str:
-    """A denylist without some fingerprints, and with all else that is in it: what was said of one stays a comment."""
+    """Return a denylist without some fingerprints. Comments on their lines stay."""
     kept: list[str] = []
     for line in denylist.splitlines(keepends=True):
-        mark, hash_, said = line.partition("#")
-        if mark.strip().lower().replace(":", "") not in lifted:
+        fingerprint_text, hash_, comment = line.partition("#")
+        if fingerprint_text.strip().lower().replace(":", "") not in lifted:
             kept.append(line)
         elif hash_:
-            kept.append(hash_ + said)
+            kept.append(hash_ + comment)
     return "".join(kept)
 
 
 def _version(file: Path) -> tuple[str, int, int, int]:
-    """What changes when a file does."""
+    """Return a value that changes when the file does."""
     try:
         stat = file.stat()
     except FileNotFoundError:

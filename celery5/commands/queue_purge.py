@@ -1,7 +1,8 @@
-"""Emptying: revokes all jobs that wait on a queue.
+"""Revoke all jobs that wait on a queue.
 
-They are revoked, and not just deleted: callers that wait for one get `TaskRevoked`, keys become free, and Data Sinks
-get their documents.
+They are revoked rather than deleted: callers that wait for one get `TaskRevoked`, keys become free, and Data Sinks
+get
+their documents.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,22 +23,22 @@ WAITING_STATES = frozenset({JobState.SENT, JobState.SCHEDULED, JobState.HELD, Jo
 
 async def empty_queue(app: "Application", redis: AsyncDriver, queue: str) -> int:
     """Revoke the jobs that wait on a queue; return how many. Raises UnknownQueue."""
-    known = await redis.perform(jobs.list_queues(app.keys))
-    if queue not in known:
-        raise UnknownQueue(queue, known)
-    keys, cursor, many = app.queue(queue), "0", 0
+    queues = await redis.perform(jobs.list_queues(app.keys))
+    if queue not in queues:
+        raise UnknownQueue(queue, queues)
+    keys, cursor, count = app.queue(queue), "0", 0
     while True:
         cursor, ids = await redis.perform(jobs.scan_jobs(keys, cursor))
-        for at in range(0, len(ids), jobs.REVOCATION_BATCH):
-            many += await _revoked(app, redis, keys, ids[at : at + jobs.REVOCATION_BATCH])
+        for start in range(0, len(ids), jobs.REVOCATION_BATCH):
+            count += await _revoked(app, redis, keys, ids[start : start + jobs.REVOCATION_BATCH])
         if cursor == "0":
-            return many
+            return count
 
 
 async def _revoked(app: "Application", redis: AsyncDriver, keys: QueueKeys, ids: list[str]) -> int:
-    asked: list[Call[Any]] = [jobs.locate_job(keys, each) for each in ids]
-    places = await redis.perform_all(asked)
-    waiting = [each for each, place in zip(ids, places, strict=True) if place.state in WAITING_STATES]
+    calls: list[Call[Any]] = [jobs.locate_job(keys, job_id) for job_id in ids]
+    places = await redis.perform_all(calls)
+    waiting = [job_id for job_id, place in zip(ids, places, strict=True) if place.state in WAITING_STATES]
     if not waiting:
         return 0
     states = await redis.perform(jobs.revoke(keys, waiting, ttl=app.settings.results_ttl))

@@ -1,1 +1,1 @@
-"""Connections: the ways from an application to its brokers."""
+"""The connections of an application to its brokers."""

@@ -1,6 +1,6 @@
-"""Connections: an application's way to its broker, in the colour of whoever asks.
+"""The connections of an application to one broker, in each colour.
 
-Opened when first needed and never before: a Django process pays nothing for Trio, an importer nothing for Redis.
+They are opened when first needed: a Django process never loads Trio, and importing celery5 opens no connection.
 """
 
 import threading
@@ -37,7 +37,7 @@ class Connections:
 
     @property
     def endpoint(self) -> "Endpoint":
-        """Where the broker is. Raises BadBrokerURL."""
+        """The broker's endpoint. Raises BadBrokerURL."""
         if self._endpoint is None:
             from celery5.broker.endpoint import Endpoint
 
@@ -45,7 +45,7 @@ class Connections:
         return self._endpoint
 
     def get_blocking_driver(self) -> BlockingDriver:
-        """Return the driver of plain Python. Raises BlockingInEventLoop inside an event loop."""
+        """Return the driver for plain Python. Raises BlockingInEventLoop inside an event loop."""
         return self._driver()
 
     def _driver(self) -> "BlockingRedis":
@@ -59,7 +59,7 @@ class Connections:
         return self._blocking
 
     def get_result_waiter(self) -> ResultWaiter:
-        """What waits for results in plain Python."""
+        """Return the waiter for results in plain Python. Raises BlockingInEventLoop inside an event loop."""
         redis = self._driver()
         if self._results is None:
             from celery5.broker.waiting.blocking import BlockingResultWaiter as Waiter
@@ -69,28 +69,30 @@ class Connections:
         return self._results
 
     async def get_async_driver(self) -> AsyncDriver:
-        """The driver of this event loop."""
+        """Return the driver of the running event loop."""
         from celery5.broker.drivers import ambient
 
         return await ambient.get_driver(self.endpoint)
 
     async def get_async_result_waiter(self) -> AsyncResultWaiter:
-        """What waits for results in this event loop."""
+        """Return the waiter for results of the running event loop."""
         from celery5.broker.drivers import ambient
 
         return await ambient.get_result_waiter(self.endpoint)
 
     @contextmanager
     def lend_driver(self, redis: "TrioRedis", endpoint: "Endpoint") -> Generator[None, None, None]:
-        """Within this block, `awaiting` in this Trio run gives `redis` for the broker at `endpoint`: a worker lends
-        its jobs its own connection."""
+        """Let `get_async_driver` return `redis` for the broker at `endpoint` in this Trio run, within this block.
+
+        A worker lends its own connection to its jobs.
+        """
         from celery5.broker.drivers import ambient
 
         with ambient.lend_driver(endpoint, redis):
             yield
 
     def close(self) -> None:
-        """Close what plain Python opened."""
+        """Close the connections of plain Python."""
         with self._lock:
             blocking, self._blocking = self._blocking, None
             results, self._results = self._results, None

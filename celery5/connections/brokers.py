@@ -1,4 +1,4 @@
-"""Brokers: which brokers an application has, which of them a queue is on, and the ways there: `app.brokers` (C108)."""
+"""The brokers of an application, and which of them each queue is on: `app.brokers`."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -32,7 +32,7 @@ MAX_CHECKED_NAMES = 100
 
 
 class BrokersTask(Protocol):
-    """A task, as far as it says which queue and broker its jobs go to."""
+    """The properties of a task that decide which queue and broker its jobs go to."""
 
     send_options: Options
 
@@ -67,7 +67,7 @@ class BrokersApplication(Protocol):
 
 
 class Brokers:
-    """The brokers of one application. With one, all of this is as good as nothing."""
+    """The brokers of one application. With a single broker the methods cost almost nothing."""
 
     def __init__(self, app: "BrokersApplication") -> None:
         self._app = app
@@ -75,7 +75,7 @@ class Brokers:
         self._known: object = None
         self._homes: dict[str, str] = {}
         self._used: frozenset[str] = frozenset()
-        self._used_for: object = None
+        self._used_key: object = None
         self._doubted: set[str] = set()
 
     def __repr__(self) -> str:
@@ -88,39 +88,44 @@ class Brokers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names, `default` first."""
+        """The names of the brokers, `default` first."""
         return (DEFAULT_BROKER, *self._app.settings.brokers)
 
     @property
     def is_multi_broker(self) -> bool:
-        """Whether there are more than one."""
+        """Whether there is more than one broker."""
         return bool(self._app.settings.brokers)
 
     def reachable(self) -> AbstractContextManager[Mapping[str, BrokerError]]:
-        """Within this block whoever asks all brokers is given what those say that can be reached. Gives the others, by
-        name, with why; those that are found to be away are added:
+        """Leave out brokers that cannot be reached, within this block.
 
-            with app.brokers.reachable() as away:
+        Without it a call to all brokers raises BrokerError when one of them is unreachable:
+
+            with app.brokers.reachable() as unreachable:
                 state = app.info()
 
-        Without it such calls raise BrokerError when one of several is away, as all do here when none is there, and
-        those that are about one thing on a broker that is away.
+        Inside the block such a call raises it only when all of them are unreachable. A call about one queue or job
+        on an
+        unreachable broker raises it in any case.
+
+        Returns:
+            A context manager. It yields the errors of the unreachable brokers by name; the mapping grows when more
+            fail.
         """
         return skip_unreachable()
 
     def broker_of_queue(self, queue: str) -> str:
-        """The name of the broker that a queue is on. Raises Misconfigured when what is said of it
-        contradicts itself."""
+        """Return the name of the broker that a queue is on. Raises Misconfigured for contradictory routes."""
         if not self._app.settings.brokers:
             return DEFAULT_BROKER
         routes = self.get_routes()
-        found = self._homes.get(queue)
-        if found is None:
-            found = self._homes[queue] = routes.get_broker(queue)
-        return found
+        broker = self._homes.get(queue)
+        if broker is None:
+            broker = self._homes[queue] = routes.get_broker(queue)
+        return broker
 
     def get(self, name: str) -> Connections:
-        """The way to one broker, by its name. Raises Misconfigured when there is none."""
+        """Return the connections to the broker of this name. Raises Misconfigured when there is none."""
         connections = self._app.connections
         if isinstance(connections, MultiBrokerConnections):
             return connections.get(name)
@@ -129,9 +134,15 @@ class Brokers:
         return connections
 
     def queue_of_task(self, task: str, options: Options) -> str:
-        """The queue that jobs with these options go to: the one that they name, else that of the first of the setting
-        `queue_routes` that fits the task, else the default queue. Raises Misconfigured when it is on another broker
-        than they say."""
+        """Return the queue for jobs with these options.
+
+        It is the queue that the options name, else that of the first entry of the setting `queue_routes` that
+        matches the task,
+        else the default queue.
+
+        Raises:
+            Misconfigured: The queue is on a different broker than the options name.
+        """
         settings = self._app.settings
         if not settings.brokers and options.broker is None:
             return options.queue or match_queue_route(task, settings.queue_routes) or settings.default_queue
@@ -140,19 +151,21 @@ class Brokers:
     def used_queues(self) -> frozenset[str]:
         """Return the queues that the tasks, the queue routes and the default queue name."""
         settings, tasks = self._app.settings, self._app.tasks
-        if self._used_for != (settings, len(tasks)):
-            named = (each.send_options.queue for each in tasks.values() if each.send_options.queue)
-            self._used = frozenset({settings.default_queue, *settings.queue_routes.values(), *named})
-            self._used_for = (settings, len(tasks))
+        if self._used_key != (settings, len(tasks)):
+            named_queues = (task.send_options.queue for task in tasks.values() if task.send_options.queue)
+            self._used = frozenset({settings.default_queue, *settings.queue_routes.values(), *named_queues})
+            self._used_key = (settings, len(tasks))
         return self._used
 
     def warn_if_misspelled(self, task: str, queue: str) -> None:
-        """Warn, once for each queue, when a job is about to be sent to a queue that is not declared here and whose name
-        is similar to that of a declared one.
+        """Warn, once for each queue, when a job goes to an undeclared queue whose name is similar to that of a
+        declared one.
 
-        Any name is a queue, also one that only the `--queues` of some workers name, so nothing is refused. Names that
-        differ only in digits, as those of tenants or shards, are not mistakes. No broker is asked: `queue list` and
-        `doctor` show whether a worker reads a queue.
+        Any name is a queue, also one that only the `--queues` of some workers name, so nothing is refused. Names
+        that differ
+        only in digits, as those of tenants or shards, are no mistakes. No broker is read: `queue list` and `doctor`
+        show
+        whether a worker reads a queue.
         """
         used = self.used_queues()
         if queue in used or queue in self._doubted or len(self._doubted) >= MAX_CHECKED_NAMES:
@@ -167,14 +180,14 @@ class Brokers:
             LOG_EVENT.get()("queue:not-declared", "warning", task=task, queue=queue, hint=hint)
 
     def get_routes(self) -> Routes:
-        """Where everything goes. Raises Misconfigured with all that contradicts itself."""
+        """Return the routes of all tasks and queues. Raises Misconfigured with all contradictions."""
         settings, tasks = self._app.settings, self._app.tasks
-        known = (settings, len(tasks))
-        if self._routes is None or self._known != known:
-            said = [self._declared(each.name, each.send_options) for each in tasks.values()]
+        routes_key = (settings, len(tasks))
+        if self._routes is None or self._known != routes_key:
+            declared = [self._declared(task.name, task.send_options) for task in tasks.values()]
             self._homes = {}
-            self._routes = make_routes(settings.brokers, settings.routes, settings.default_queue, said)
-            self._known = known
+            self._routes = make_routes(settings.brokers, settings.routes, settings.default_queue, declared)
+            self._known = routes_key
         return self._routes
 
     def _declared(self, task: str, options: Options) -> TaskRoute:
@@ -183,14 +196,14 @@ class Brokers:
         return TaskRoute(task, queue, options.broker)
 
     def check(self) -> None:
-        """Raises BadBrokerURL for a URL that cannot be understood, and Misconfigured for what contradicts itself."""
+        """Raise BadBrokerURL for an invalid URL, and Misconfigured for contradictory routes."""
         for name in self.names:
             _ = self.get(name).endpoint
         if self.is_multi_broker:
             _ = self.get_routes()
 
     def split_by_broker(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
-        """The jobs by broker, in their order."""
+        """Return the jobs grouped by broker, in their order."""
         if not self._app.settings.brokers or len(jobs) < 2:
             return [jobs]
         parts: dict[str, list[Job]] = {}
@@ -199,18 +212,18 @@ class Brokers:
         return list(parts.values())
 
     def connect(self, url: str) -> Connections:
-        """The way to all of them, the default one at `url`."""
+        """Return connections to all brokers, with the default one at `url`."""
         if not self._app.settings.brokers:
             return Connections(url)
         return MultiBrokerConnections(url, self)
 
     def get_urls(self) -> dict[str, str]:
-        """Where the brokers besides the default one are."""
+        """Return the URLs of the brokers besides the default one."""
         return dict(self._app.settings.brokers)
 
 
 def _without_digits(name: str) -> str:
-    return "".join(each for each in name if not each.isdigit())
+    return "".join(character for character in name if not character.isdigit())
 
 
 class MultiBrokerConnections(Connections):
@@ -219,44 +232,48 @@ class MultiBrokerConnections(Connections):
     def __init__(self, url: str, brokers: Brokers) -> None:
         super().__init__(url)
         self._each = {DEFAULT_BROKER: Connections(url)}
-        self._each |= {name: Connections(where) for name, where in brokers.get_urls().items()}
+        self._each |= {name: Connections(broker_url) for name, broker_url in brokers.get_urls().items()}
         self._map = BrokerMap(tuple(self._each), brokers.broker_of_queue, brokers.app_name)
 
     def get(self, name: str) -> Connections:
-        """Those to one of them. Raises Misconfigured."""
+        """Return the connections to one broker. Raises Misconfigured."""
         if name not in self._each:
             raise Misconfigured(format_unknown_broker(name, self._each))
         return self._each[name]
 
     @property
     def masked_url(self) -> str:
-        """Where they are, without passwords."""
-        beside = [f"{name}: {each.masked_url}" for name, each in self._each.items() if name != DEFAULT_BROKER]
-        return ", ".join([self._each[DEFAULT_BROKER].masked_url, *beside])
+        """The URLs without their passwords."""
+        named_urls = [
+            f"{name}: {connections.masked_url}"
+            for name, connections in self._each.items()
+            if name != DEFAULT_BROKER
+        ]
+        return ", ".join([self._each[DEFAULT_BROKER].masked_url, *named_urls])
 
     def get_blocking_driver(self) -> BlockingDriver:
-        """As Connections.blocking; each call goes to the broker of its queue."""
-        drivers = {name: each.get_blocking_driver() for name, each in self._each.items()}
+        """Return a driver for plain Python that sends each call to the broker of its queue."""
+        drivers = {name: connections.get_blocking_driver() for name, connections in self._each.items()}
         return BrokerRouter(self._map, drivers.__getitem__)
 
     def get_result_waiter(self) -> ResultWaiter:
-        """As Connections.results."""
+        """Return a waiter in plain Python for results on all brokers."""
         from celery5.broker.routing.routed_results import RoutedResultWaiter
 
         return RoutedResultWaiter(self._map, lambda name: self._each[name].get_result_waiter())
 
     async def get_async_driver(self) -> AsyncDriver:
-        """As Connections.awaiting."""
+        """Return a driver for the running event loop that sends each call to the broker of its queue."""
         return AsyncBrokerRouter(self._map, lambda name: self._each[name].get_async_driver())
 
     async def get_async_result_waiter(self) -> AsyncResultWaiter:
-        """As Connections.awaiting_results."""
+        """Return a waiter in the running event loop for results on all brokers."""
         from celery5.broker.routing.routed_results import AsyncRoutedResultWaiter
 
         return AsyncRoutedResultWaiter(self._map, lambda name: self._each[name].get_async_result_waiter())
 
     def close(self) -> None:
-        """Close what plain Python opened."""
+        """Close the connections of plain Python."""
         with ExitStack() as stack:
-            for each in self._each.values():
-                stack.callback(each.close)
+            for connections in self._each.values():
+                stack.callback(connections.close)
