@@ -148,7 +148,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 10.0
     max_deliveries: Annotated[
-        int, Meta(description="workers a job may take down before it is buried", extra=_up_to(1000), ge=1)
+        int, Meta(description="workers that may die with a job before it is a dead letter", extra=_up_to(1000), ge=1)
     ] = 3
     ignore_result: Annotated[
         bool, Meta(description="keep no results, unless a task says otherwise", extra=_IN_HASH)
@@ -174,7 +174,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     backlog: Annotated[
         int,
         Meta(
-            description="jobs a producer keeps while Redis is away; 0 raises instead",
+            description="jobs a producer keeps while Redis is unreachable; 0 raises instead",
             extra=_up_to(1_000_000),
             ge=0,
         ),
@@ -216,7 +216,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     when_unpublishable: Annotated[
         Literal["backlog", "local", "abandon"],
         Meta(
-            description="a retry while Redis is away: keep it, run it in the same worker, or give up",
+            description="a retry while Redis is unreachable: keep it, run it in this worker, or give up",
             extra=_IN_HASH,
         ),
     ] = "backlog"
@@ -251,7 +251,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.5
     own_checks: Annotated[
         bool,
-        Meta(description="workers look after themselves: broker, event loop, memory, disk", extra=_IN_HASH),
+        Meta(description="workers check themselves: broker, event loop, memory, disk", extra=_IN_HASH),
     ] = True
     inbox: Annotated[bool, Meta(description="whether worker processes take commands")] = True
     inbox_signatures: Annotated[
@@ -278,7 +278,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queue_order: Annotated[
         str,
         Meta(
-            description="which queues come first: urgent > mail > bulk, or urgent=4 mail=2; none: all alike",
+            description="which queues come first: urgent > mail > bulk, or urgent=4 mail=2; none: all equal",
             extra=_IN_HASH,
         ),
     ] = ""
@@ -291,7 +291,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     schedules_version: Annotated[
         int,
         Meta(
-            description="version of the code that declares schedules: the higher one is believed",
+            description="version of the code that declares schedules: the higher one wins",
             extra=_up_to(1_000_000_000_000),
             ge=0,
         ),
