@@ -148,7 +148,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 10.0
     max_deliveries: Annotated[
-        int, Meta(description="workers that may die with a job before it is a dead letter", extra=_up_to(1000), ge=1)
+        int,
+        Meta(
+            description="workers that may die with a job before it is a dead letter", extra=_up_to(1000), ge=1
+        ),
     ] = 3
     ignore_result: Annotated[
         bool, Meta(description="keep no results, unless a task says otherwise", extra=_IN_HASH)
