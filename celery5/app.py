@@ -1,6 +1,6 @@
-"""App: an application: its tasks, its settings, and the way to its broker.
+"""The application: its tasks, its settings, and its brokers.
 
-Making an App does nothing but remember: no connection, no logging, no import (F1).
+Making an App only stores its arguments: it opens no connection, sets up no logging and imports no tasks.
 """
 
 import os
@@ -59,7 +59,7 @@ from celery5.tasks.task import Signature, Task
 
 if TYPE_CHECKING:
     from builtins import (
-        property as lazy_property,  # what a Protocol may ask for; a cached_property is no property
+        property as lazy_property,  # a Protocol with a property does not accept a cached_property
     )
 
     from celery5.config.configuration import Configuration
@@ -71,18 +71,31 @@ R = TypeVar("R")
 
 
 class App:
-    """An application. `name` scopes every key in Redis.
+    """An application.
 
-    `broker` is the URL of Redis or Valkey (default: `CELERY5_BROKER`, then redis://127.0.0.1:6379/0). `include` names
-    modules that `load` imports, and whose free tasks (declared with `celery5.task`) are this application's; so does a
-    pattern: `shop.**.tasks` is every module `tasks` in the package shop (F38). Other keywords are settings, see
-    `celery5.config.settings`; a keyword beats the environment, which beats the configuration, which beats the default.
-    `config` names the configuration: a module, a .toml file, 'redis', or a backend of one's own (default:
-    `CELERY5_CONFIG`); see `celery5.config.configuration`. `bootsteps` and `services` are what its workers run
-    besides (C53):
-    see `BootStep` and `service`. `budgets` say how many jobs of a kind run at once, where a setting does not suffice;
-    `log_detectors` where the log goes (C14): see `celery5.logs.destination`. Raises Misconfigured, and BadBrokerURL for
-    a URL that cannot be right.
+    A setting's value is that of the keyword, else of the environment, else of the configuration, else the default.
+
+    Args:
+        name: The scope of every key in Redis.
+        broker: The URL of Redis or Valkey; default `CELERY5_BROKER`, then redis://127.0.0.1:6379/0.
+        include: Modules that `load` imports, and whose free tasks (declared with `celery5.task`) belong to this
+            application. `shop.**.tasks` means every module `tasks` in the package shop.
+        retry_policy: The retry policy of tasks that have none.
+        retry_backoff: Returns the seconds before a retry, by its number.
+        log_detectors: Choose where the log goes: see `celery5.logs.destination`.
+        bootsteps: What its workers run besides jobs: see `BootStep`.
+        services: The same, as services: see `service`.
+        config: The configuration: a module, a .toml file, 'redis', or a backend of your own; default
+            `CELERY5_CONFIG`. See
+            `celery5.config.configuration`.
+        breaker: The circuit breaker of tasks that have none; by default it only counts and warns.
+        checks: Health checks.
+        budgets: How many jobs of a kind run at once, where a setting does not suffice.
+        settings: Any setting: see `celery5.config.settings`.
+
+    Raises:
+        Misconfigured: An argument or a setting makes no sense.
+        BadBrokerURL: A broker's URL is invalid.
     """
 
     def __init__(
@@ -135,7 +148,7 @@ class App:
         _APPS.add(self)
 
     def _check_settings(self) -> None:
-        """Raise when a setting is wrong that can be known without reading the configuration."""
+        """Raise for a setting that is wrong, as far as this shows without reading the configuration."""
         settings = self._settled() if self.config else self.settings
         for url in (settings.broker, *settings.brokers.values()):
             check_broker_url(url)
@@ -151,24 +164,24 @@ class App:
     def __repr__(self) -> str:
         return f"<App {self.name!r} at {self.connections.masked_url}>"
 
-    if not TYPE_CHECKING:  # a checker knows what is there
+    if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
             raise make_attribute_error("app", self, name)
 
     @lazy_property
     def settings(self) -> Settings:
-        """The settings. A configuration is read when this is asked for. Raises Misconfigured."""
+        """The settings. The first access reads the configuration. Raises Misconfigured."""
         return self._settled(self.read_configuration())
 
     @lazy_property
     def connections(self) -> Connections:
-        """The way to the broker, or to all of them, which is opened when it is used."""
+        """The connections to the broker, or to all brokers, which are opened when they are used."""
         return self.brokers.connect(self.settings.broker)
 
     @lazy_property
     def configuration(self) -> "Configuration | None":
-        """Where settings come from besides code and the environment (C48). Raises Misconfigured."""
+        """The source of settings besides code and the environment. Raises Misconfigured."""
         if self.config is None:
             return None
         from celery5.config.configuration import make_configuration
@@ -176,7 +189,7 @@ class App:
         return make_configuration(self.config, broker=lambda: self._settled().broker, key=self.keys.settings)
 
     def configure(self, **settings: Any) -> None:
-        """Change settings, over what was said before: what a command's flags do. Raises Misconfigured."""
+        """Change settings, with precedence over all others, as a command's flags do. Raises Misconfigured."""
         self.explicit_settings.add_flags(settings)
         self.__dict__.pop("settings", None)
         self.use_broker(self.settings.broker)
@@ -188,7 +201,14 @@ class App:
         self.configure()
 
     def reload_configuration(self) -> tuple[tuple[str, ...], Callable[[], None]]:
-        """Read the configuration and check it, which may block. Gives what changes, and how. Raises Misconfigured."""
+        """Read the configuration and check it. This may block.
+
+        Returns:
+            The names of the settings that changed, and a function that applies them.
+
+        Raises:
+            Misconfigured: A setting is wrong, or one changed that needs a restart.
+        """
         from celery5.config.configuration import check_usable
 
         settings, before = (
@@ -208,7 +228,7 @@ class App:
         return find_changed_settings(before, settings), apply
 
     def read_configuration(self) -> LoadedConfiguration | None:
-        """What the configuration says by now, None without one. Raises Misconfigured."""
+        """Return the current content of the configuration; None without one. Raises Misconfigured."""
         return (
             None
             if self.configuration is None
@@ -219,21 +239,22 @@ class App:
         return read_settings(self.explicit_settings, os.environ, found)
 
     def use_broker(self, url: str) -> None:
-        """Use another broker from now on; what was open to the old one is closed."""
+        """Use a different broker from now on; connections to the previous one are closed."""
         if "connections" in self.__dict__:
             self.connections.close()
         self.__dict__["connections"] = self.brokers.connect(url)
         self._sender.reset()
 
     def queue(self, name: str) -> QueueKeys:
-        """The keys of one of the application's queues."""
+        """Return the keys of one of the application's queues."""
         return self._sender.queue(name)
 
     def load(self) -> None:
-        """Import what `include` means, and adopt the free tasks of those modules and of the application's own.
+        """Import the modules of `include`, and adopt the free tasks and events in them and in the application's own
+        module.
 
-        Raises Misconfigured, which names the module, when one is not there or fails, and for an annotation that could
-        not be resolved before and has no JSON form.
+        Raises:
+            Misconfigured: A module is missing or fails, or an annotation cannot be resolved or has no JSON form.
         """
         import_modules(find_modules(self.include))
         for task in find_tasks(self):
@@ -241,37 +262,52 @@ class App:
                 task.adopt(self)
                 self.tasks.add(task)
         adopt_events(self, (*find_modules(self.include), self.module))
-        for each in self.tasks.values():
-            each.parameters.resolve()
+        for declared_task in self.tasks.values():
+            declared_task.parameters.resolve()
 
     def signature(self, name: str, *args: Any, **kwargs: Any) -> Signature[Any]:
-        """A call of the task named `name`. Raises UnknownTask when no such task is declared here."""
+        """Return a call of the task named `name`. Raises UnknownTask when the application has no such task."""
         self.load()
         return Signature(self.tasks[name], args, kwargs)
 
     def send_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
-        """Send many jobs in few round trips; gives their handles in order. For plain Python.
+        """Send many jobs in few round trips; return their handles in order. For plain Python.
 
-        Raises BadArguments and MessageTooLarge, and Misconfigured for another application's task, before anything is
-        sent. When Redis is not there: BrokerUnavailable, or with `backlog` BacklogFull. With `replicas`: NotReplicated.
+        Raises:
+            BadArguments: Before anything is sent.
+            MessageTooLarge: Before anything is sent.
+            Misconfigured: Before anything is sent: a task belongs to a different application.
+            BrokerUnavailable: Redis cannot be reached, and there is no `backlog`.
+            BacklogFull: Redis cannot be reached, and the jobs do not fit the `backlog`.
+            NotReplicated: Fewer replicas than the setting `replicas` have the jobs.
         """
         signatures = check_signatures(signatures)
-        jobs = check_tasks_declared(self, [each.job() for each in signatures])
+        jobs = check_tasks_declared(self, [signature.job() for signature in signatures])
         holders = self.dispatch(jobs)
-        return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
+        return [
+            self._handle(job, signature.task, holders)
+            for job, signature in zip(jobs, signatures, strict=True)
+        ]
 
     async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
         """`send_many`, from Trio or asyncio."""
         signatures = check_signatures(signatures)
-        jobs = check_tasks_declared(self, [each.job() for each in signatures])
+        jobs = check_tasks_declared(self, [signature.job() for signature in signatures])
         holders = await self.adispatch(jobs)
-        return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
+        return [
+            self._handle(job, signature.task, holders)
+            for job, signature in zip(jobs, signatures, strict=True)
+        ]
 
     def send_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
-        """Send jobs that were made before, with `Task.job`: what an outbox does. For plain Python.
+        """Send jobs that were made before, with `Task.job`, as an outbox does. For plain Python.
 
-        Sending a job twice is sending it once, since it has its id already. It never uses the backlog: who returns from
-        this may delete what was kept elsewhere. Raises BrokerUnavailable when Redis is not there.
+        A job that is sent twice runs once, since it has its id already. The backlog is never used: after this
+        returns, the
+        caller may delete its own copy.
+
+        Raises:
+            BrokerUnavailable: Redis cannot be reached.
         """
         jobs = check_tasks_declared(self, check_jobs(jobs))
         holders = self._sender.send(jobs)
@@ -286,9 +322,13 @@ class App:
     def result(
         self, job_id: str, *, queue: str | None = None, task: Task[..., R] | None = None
     ) -> AsyncResult[R]:
-        """The handle of a job sent before, here or elsewhere. `task` gives its result the right type.
+        """Return the handle of a job that was sent before, by any process.
 
-        Without `queue` it is looked for when the handle is asked: on the task's queue, or the default one, then on all.
+        Args:
+            queue: The job's queue. Without it the handle locates the job when it is used: on the task's queue, or
+                the default
+                one, then on all.
+            task: The job's task, which determines the type of the result.
         """
         job_id = check_job_id(job_id)
         if task is not None and not isinstance(cast("object", task), Task):
@@ -304,7 +344,7 @@ class App:
         )
 
     def find(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
-        """All that is known of a job, on any queue unless one is named; None when nothing is (F13). Plain Python."""
+        """Return all that Redis has on a job, on one queue or on any; None if it has nothing. For plain Python."""
         redis = BlockingDriverAdapter(self.connections.get_blocking_driver())
         return run_blocking(find_job(self, redis, check_job_id(job_id), queue))
 
@@ -313,7 +353,7 @@ class App:
         return await find_job(self, await self.connections.get_async_driver(), check_job_id(job_id), queue)
 
     def info(self, queue: str | None = None) -> AppState:
-        """What is in the queues, or in one of them, and who works on them (F13, F61). For plain Python."""
+        """Return what is in the queues, or in one of them, and which workers read them. For plain Python."""
         return run_blocking(
             read_app_state(self, BlockingDriverAdapter(self.connections.get_blocking_driver()), queue)
         )
@@ -323,8 +363,13 @@ class App:
         return await read_app_state(self, await self.connections.get_async_driver(), queue)
 
     def empty(self, queue: str) -> int:
-        """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many. Running and dead jobs
-        stay. Pause the queue first, so that no job begins meanwhile. Raises UnknownQueue. For plain Python."""
+        """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many. For plain Python.
+
+        Running and dead jobs stay. Pause the queue first, so that no job begins meanwhile.
+
+        Raises:
+            UnknownQueue: There is no such queue.
+        """
         return run_blocking(
             empty_queue(self, BlockingDriverAdapter(self.connections.get_blocking_driver()), queue)
         )
@@ -334,7 +379,7 @@ class App:
         return await empty_queue(self, await self.connections.get_async_driver(), queue)
 
     def check_message_size(self, message: bytes, what: str) -> bytes:
-        """`message`, which must not be larger than the limit. Raises MessageTooLarge."""
+        """Return `message`. Raises MessageTooLarge when it exceeds the limit."""
         limit = self.settings.message_limit
         if len(message) > limit:
             raise MessageTooLarge(
@@ -344,11 +389,11 @@ class App:
         return message
 
     def perform(self, call: Call[T]) -> T:
-        """Make one trip to the broker. For plain Python."""
+        """Perform one call on the broker. For plain Python."""
         return self.connections.get_blocking_driver().perform(call)
 
     async def aperform(self, call: Call[T]) -> T:
-        """Make one trip to the broker, from Trio or asyncio."""
+        """Perform one call on the broker, from Trio or asyncio."""
         return await (await self.connections.get_async_driver()).perform(call)
 
     def close(self) -> None:
@@ -357,7 +402,7 @@ class App:
         self.connections.close()
 
     def dispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
-        """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
+        """Send jobs, now or by the backlog; return the id of the job that has its key for each job that was not sent."""
         try:
             return self._sender.dispatch(jobs)
         except BrokerUnavailable as error:
@@ -371,8 +416,11 @@ class App:
             raise without_traceback(error) from None
 
     def redirect(self, receiver: JobReceiver | None) -> JobReceiver | None:
-        """Give jobs to `taker` instead of sending them, until this is called with None: what `celery5.testing` does.
-        Return the taker before."""
+        """Pass jobs to `receiver` instead of sending them, until this is called with None, as `celery5.testing` does.
+
+        Returns:
+            The previous receiver.
+        """
         return self._sender.redirect(receiver)
 
     def _handle(self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str]) -> AsyncResult[R]:
@@ -392,22 +440,22 @@ class App:
 
 
 WATCH_ONLY_BREAKER = BreakerPolicy(mode="watch")
-"""The breaker of tasks that say nothing: it counts and warns, and holds nothing up (docs/decisions/0009)."""
+"""The default breaker of tasks: it counts and warns, and stops nothing (docs/decisions/0009)."""
 _APPS: WeakSet[App] = WeakSet()
 _DEFAULT: list[App] = []
 
 
 def default_app() -> App:
-    """The application of tasks that belong to no other; its name is `celery5`."""
+    """Return the application of tasks that belong to no other one; its name is `celery5`."""
     if not _DEFAULT:
         _DEFAULT.append(App("celery5"))
     return _DEFAULT[0]
 
 
 def find_owner(module: str, free: object) -> App:
-    """Return the application that something `free` from `module` belongs to.
+    """Return the application that owns an object from `module` that was declared without one.
 
-    It is the one that includes or imports it, else the default one.
+    It is the application that includes the module or imports the object, else the default one.
     """
     for app in list(_APPS):
         own = vars(sys.modules[app.module]).values() if app.module in sys.modules else ()
@@ -429,7 +477,7 @@ event: DeclareEvent = DeclareEvent(find_owner=find_owner)
 
 
 def check_app_name(name: str) -> str:
-    """The name of an application. Raises Misconfigured for one that would not do in keys."""
+    """Return the name of an application. Raises Misconfigured for one that cannot be part of a key."""
     if not (isinstance(cast("object", name), str) and name) or any(c.isspace() or c in "{}:" for c in name):
         raise Misconfigured(
             f"application name {name!r}: use 1 or more characters without spaces, braces or colons"

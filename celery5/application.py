@@ -1,7 +1,8 @@
-"""What the parts of the API need to know of an application. `celery5.app.App` is one; no part imports it.
+"""Protocols of an application, for code that must not import `celery5.app.App`, which implements them.
 
-The Protocols are read-only and name nothing that is above the part that uses them. A part that needs more, such as
-`send_many` for tasks, declares a Protocol of its own that extends this one.
+They are read-only and name nothing from layers above the code that uses them. Code that needs more, such as
+`send_many`
+for tasks, declares a Protocol of its own that extends one of these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 class DeclaredTask(SinkedTask, Protocol):
-    """A task, as parts know it that only look it up."""
+    """A task, for code that only looks it up."""
 
     send_options: "Options"
 
@@ -33,12 +34,12 @@ class DeclaredTask(SinkedTask, Protocol):
 
     @property
     def policy(self) -> "RetryPolicy":
-        """How its failed jobs are tried again."""
+        """How its failed jobs are retried."""
         ...
 
 
 class Application(Protocol):
-    """An application: its name, its settings, and the way to its brokers."""
+    """An application: its name, its settings, and its brokers."""
 
     @property
     def name(self) -> str:
@@ -47,7 +48,7 @@ class Application(Protocol):
 
     @property
     def module(self) -> str:
-        """The module that made it."""
+        """The module that created it."""
         ...
 
     @property
@@ -72,7 +73,7 @@ class Application(Protocol):
 
     @property
     def brokers(self) -> "Brokers":
-        """Which brokers it has, and what is on which."""
+        """Its brokers, and which of them each queue is on."""
         ...
 
     @property
@@ -93,7 +94,7 @@ class Application(Protocol):
         ...
 
     def perform(self, call: "Call[T]") -> T:
-        """Make one trip to the broker, in plain Python."""
+        """Perform one call on the broker, in plain Python."""
         ...
 
     async def aperform(self, call: "Call[T]") -> T:
@@ -101,7 +102,7 @@ class Application(Protocol):
         ...
 
     def dispatch(self, jobs: "Sequence[Job]") -> Mapping[str, str]:
-        """Send jobs now or by the backlog. Return which job has the key of each that was not sent, by their ids."""
+        """Send jobs, now or by the backlog; return the id of the job that has its key for each job that was not sent."""
         ...
 
     async def adispatch(self, jobs: "Sequence[Job]") -> Mapping[str, str]:

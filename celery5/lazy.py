@@ -1,6 +1,6 @@
-"""Lazy: names that a package offers and that are imported when first asked for.
+"""Import the names that a package offers when they are first used (PEP 562).
 
-A producer that imports `celery5` to send one job loads only what that takes (PEP 562).
+A producer that imports `celery5` to send one job loads only the modules for that.
 """
 
 from collections.abc import Callable, Mapping

@@ -32,11 +32,20 @@ class DeclareCommand:
     @overload
     def __call__(self, *, name: str | None = None) -> Callable[[F], F]: ...
     def __call__(self, function: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
-        """Have the application's workers do `function` when they are told its name, `-` for `_` unless `name` says
-        another. What it takes are the command's parameters, what it gives is the answer, of whatever JSON can say.
+        """Declare a command that runs `function` in the application's workers.
 
-        `async def` runs under Trio beside the jobs, `def` in a thread; each has half a minute. It raises CommandRefused
-        for what it will not do. Raises Misconfigured.
+        The parameters of the function are those of the command; what it returns is the answer, and must have a JSON
+        form. An
+        `async def` runs under Trio beside the jobs, a `def` in a thread; each may take 30 seconds. It raises
+        CommandRefused to
+        refuse a command.
+
+        Args:
+            function: The function, when the decorator is used without arguments.
+            name: The name of the command; by default that of the function, with `-` for `_`.
+
+        Raises:
+            Misconfigured: The name is invalid or taken, or `function` is no function.
         """
 
         def declared(function: Any) -> Any:

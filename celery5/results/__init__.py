@@ -1,4 +1,4 @@
-"""Results: the handle of a sent job, and where documents of results go."""
+"""The handle of a sent job, and where documents of results go."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""Result: the handle of a job that was sent, and waiting for many of them.
+"""The handle of a job that was sent, and functions that wait for many of them.
 
-One connection of a process waits for however many results (F8 to F10).
+One connection of a process waits for any number of results.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,15 +42,16 @@ R = TypeVar("R")
 ReturnWhen = Literal["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]
 
 ANY_RESULT = ResultType(Any)
-"""The type of a result that nobody has declared."""
+"""The type of a result without a declared type."""
 _MISSING: Any = object()
 
 
 class AsyncResult(Generic[R_co]):
-    """The handle of one job. `id` is the job's; keep it to make the handle again with `App.result`.
+    """The handle of one job. Keep its `id` to make the handle again with `App.result`.
 
-    `duplicate` says that nothing was sent: another job with the same key was in the way, and this is its handle.
-    `placed` says that `queue` is the job's; if it is not, `queue` is a guess, until the job is found somewhere.
+    If `duplicate` is true, nothing was sent: an earlier job has the same key, and this is its handle. If
+    `is_located` is
+    false, `queue` is a guess until the job is found.
     """
 
     __slots__ = ("_ignored", "_type", "_value", "app", "duplicate", "id", "is_located", "queue", "task")
@@ -80,7 +81,7 @@ class AsyncResult(Generic[R_co]):
     def __repr__(self) -> str:
         return f"<AsyncResult {self.id}>"
 
-    if not TYPE_CHECKING:  # a checker knows what is there
+    if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
             raise make_attribute_error("result", self, name)
@@ -93,11 +94,11 @@ class AsyncResult(Generic[R_co]):
 
     @property
     def key(self) -> str:
-        """The key that will hold the job's document."""
+        """The key for the job's document."""
         return self.app.queue(self.queue).result(self.id)
 
     def status(self) -> JobState:
-        """Return the job's state now; UNKNOWN when nothing is known of it. For plain Python."""
+        """Return the job's state now; UNKNOWN when Redis has nothing on it. For plain Python."""
         return run_blocking(self._status(BlockingConnections(self.app.connections)))
 
     async def astatus(self) -> JobState:
@@ -112,13 +113,13 @@ class AsyncResult(Generic[R_co]):
         """Wait for the job to end and return its result. For plain Python.
 
         Args:
-            timeout: Seconds; None waits for ever. The job itself is not limited by it.
+            timeout: Seconds to wait; None for ever. The job itself is not limited by it.
 
         Raises:
             TaskFailed: The job failed for good.
-            ResultTimeout: It has not ended in time.
-            BadResult: What it returned does not fit the task's annotation.
-            ResultsDisabled: It was sent with `ignore_result`.
+            ResultTimeout: The job has not ended in time.
+            BadResult: What the job returned does not fit the task's annotation.
+            ResultsDisabled: The job was sent with `ignore_result`.
         """
         return run_blocking(self._get(BlockingConnections(self.app.connections), timeout))
 
@@ -129,14 +130,14 @@ class AsyncResult(Generic[R_co]):
     async def _get(self, connections: AwaitableConnections, timeout: float | None) -> R_co:
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = await wait_for_documents(self.app, connections, [self], timeout=_limit(timeout))
-            if self.key not in found:
+            documents = await wait_for_documents(self.app, connections, [self], timeout=_limit(timeout))
+            if self.key not in documents:
                 raise await self._too_late(await connections.get_async_driver(), timeout)
-            self._value = self._unpack(found[self.key])
+            self._value = self._unpack(documents[self.key])
         return cast("R_co", self._value)
 
     def forget(self) -> None:
-        """Delete the stored result. `get` will not find it any more. For plain Python."""
+        """Delete the stored result: `get` cannot return it any more. For plain Python."""
         run_blocking(self._forget(BlockingConnections(self.app.connections)))
 
     async def aforget(self) -> None:
@@ -149,10 +150,14 @@ class AsyncResult(Generic[R_co]):
         await redis.perform(jobs.delete_results(self.app.queue(self.queue), [self.id]))
 
     def revoke(self) -> bool:
-        """Have the job not run, or stop if it runs (C107). It holds, whatever workers there are now or later.
+        """Prevent the job from running, or stop it. For plain Python.
 
-        True when the job will not run any more or is being told to stop: it is EXECUTING until its worker has let go
-        of it. False when it had ended before, or nothing is known of it. `get` raises TaskRevoked for a revoked job.
+        This applies to all workers, also to those that start later. `get` raises TaskRevoked for a revoked job.
+
+        Returns:
+            True when the job will not run any more or is being stopped: it is EXECUTING until its worker has
+            stopped it. False
+            when it had ended before, or Redis has nothing on it.
         """
         return revoke([self])[0]
 
@@ -161,11 +166,11 @@ class AsyncResult(Generic[R_co]):
         return (await arevoke([self]))[0]
 
     def outcome(self, raw: bytes) -> "R_co | Exception":
-        """What `get` would give or raise for the document `raw`."""
+        """Return what `get` would return or raise for the document `raw`."""
         try:
             return cast("R_co", self._unpack(raw))
         except (TaskFailed, BadResult, Corrupt, ResultsDisabled) as failed:
-            return failed
+            return error
 
     def _unpack(self, raw: bytes) -> Any:
         document = read_document(raw, self.app.settings.message_limit)
@@ -200,39 +205,39 @@ class AsyncResult(Generic[R_co]):
         )
 
     async def _why_it_waits(self, redis: AsyncDriver) -> str:
-        """Return why a job has not begun, as far as one trip to the broker shows; '' when no reason is known."""
-        keys, asked = self.app.keys, list[Call[Any]]()
-        asked += [
+        """Return why a job has not begun, as far as one trip to the broker shows; '' if that shows nothing."""
+        keys, calls = self.app.keys, list[Call[Any]]()
+        calls += [
             jobs.get_queue_state(self.app.queue(self.queue)),
             commands.list_paused_queues(keys),
             limits.list_overrides(keys),
         ]
         try:
-            overview, paused, imposed = await redis.perform_all(asked)
+            overview, paused, overrides = await redis.perform_all(calls)
         except BrokerError:
             return ""  # the job's state was read; the reason is an extra
-        suspension = imposed.suspended.get(self.task)
+        suspension = overrides.suspended.get(self.task)
         reasons = (
             "the queue is paused" if self.queue in paused else "",
-            "no worker reads it" if not any(each.alive for each in overview.workers) else "",
+            "no worker reads it" if not any(worker.alive for worker in overview.workers) else "",
             f"the task is suspended{suspension.why and f' ({suspension.why})'}" if suspension else "",
         )
-        known = ", ".join(filter(None, reasons))
-        return f": {known}" if known else ""
+        explanation = ", ".join(filter(None, reasons))
+        return f": {explanation}" if explanation else ""
 
 
 _WAITING = frozenset({JobState.SENT, JobState.HELD, JobState.SCHEDULED, JobState.RETRY})
 
 
 def get_job_state(place: LocatedJob, limit: int | None = None) -> JobState:
-    """The state that a place means. `limit` is the setting `message_limit`."""
+    """Return the state of a located job. `limit` is the setting `message_limit`."""
     if place.state == "ENDED":
         return JobState(read_document(place.document, limit).state)
     return JobState(place.state)
 
 
 def make_task_error(document: Document) -> TaskFailed:
-    """The error that tells of a job that did not succeed."""
+    """Return the error for a job that did not succeed."""
     kind, type_ = _ENDS.get(document.state, (TaskFailed, document.state.title()))
     failure = document.failure or Failure(type=type_, message=document.reason or document.state.lower())
     return kind(
@@ -258,16 +263,18 @@ _ENDS: Mapping[str, tuple[type[TaskFailed], str]] = {
 def gather(
     results: Iterable[AsyncResult[R]], *, timeout: float | None = 10.0, return_exceptions: bool = True
 ) -> "list[R | Exception]":
-    """The results of all jobs, in order, waiting once for all of them.
+    """Return the results of all jobs, in order, with a single wait for all of them. For plain Python.
 
-    `timeout`, in seconds, is for the whole. A failed job stands as its TaskFailed, a late one as its ResultTimeout;
-    with `return_exceptions=False` the first of these is raised instead. The default is Fennel's (F9).
+    Args:
+        timeout: Seconds to wait for all of them; None for ever.
+        return_exceptions: Return a failed job as its TaskFailed, and a late one as a ResultTimeout; else raise the
+            first.
     """
-    listed = _handles(results, "gather")
-    if not listed:
+    handles = _handles(results, "gather")
+    if not handles:
         return []
-    connections = BlockingConnections(_app_of(listed).connections)
-    return run_blocking(_gather(connections, listed, timeout, return_exceptions))
+    connections = BlockingConnections(_app_of(handles).connections)
+    return run_blocking(_gather(connections, handles, timeout, return_exceptions))
 
 
 async def agather(
@@ -277,20 +284,20 @@ async def agather(
     return_exceptions: bool = True,
 ) -> "list[R | Exception]":
     """`gather`, from Trio or asyncio."""
-    listed = _handles(results, "agather")
-    if not listed:
+    handles = _handles(results, "agather")
+    if not handles:
         return []
-    return await _gather(_app_of(listed).connections, listed, timeout, return_exceptions)
+    return await _gather(_app_of(handles).connections, handles, timeout, return_exceptions)
 
 
 async def _gather(
     connections: AwaitableConnections,
-    listed: list[AsyncResult[R]],
+    handles: list[AsyncResult[R]],
     timeout: float | None,
     return_exceptions: bool,
 ) -> "list[R | Exception]":
-    found = await wait_for_documents(_app_of(listed), connections, listed, timeout=_limit(timeout))
-    return _in_order(listed, found, timeout, return_exceptions)
+    documents = await wait_for_documents(_app_of(handles), connections, handles, timeout=_limit(timeout))
+    return _in_order(handles, documents, timeout, return_exceptions)
 
 
 def wait(
@@ -299,12 +306,17 @@ def wait(
     timeout: float | None = None,
     return_when: ReturnWhen = "ALL_COMPLETED",
 ) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
-    """The jobs that have ended and those that have not, once all (or the first, or the first failed) have (F10)."""
-    listed = _handles(results, "wait")
-    if not listed:
+    """Wait for jobs; return those that have ended and those that have not. For plain Python.
+
+    Args:
+        timeout: Seconds to wait; None for ever.
+        return_when: Return when all jobs have ended, when the first has ended, or when the first has failed.
+    """
+    handles = _handles(results, "wait")
+    if not handles:
         return set(), set()
-    connections = BlockingConnections(_app_of(listed).connections)
-    return run_blocking(_wait(connections, listed, timeout, return_when))
+    connections = BlockingConnections(_app_of(handles).connections)
+    return run_blocking(_wait(connections, handles, timeout, return_when))
 
 
 async def wait_async(
@@ -314,77 +326,79 @@ async def wait_async(
     return_when: ReturnWhen = "ALL_COMPLETED",
 ) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
     """`wait`, from Trio or asyncio."""
-    listed = _handles(results, "wait_async")
-    if not listed:
+    handles = _handles(results, "wait_async")
+    if not handles:
         return set(), set()
-    return await _wait(_app_of(listed).connections, listed, timeout, return_when)
+    return await _wait(_app_of(handles).connections, handles, timeout, return_when)
 
 
 async def _wait(
     connections: AwaitableConnections,
-    listed: list[AsyncResult[Any]],
+    handles: list[AsyncResult[Any]],
     timeout: float | None,
     return_when: ReturnWhen,
 ) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
-    app = _app_of(listed)
+    app = _app_of(handles)
     enough = _enough(return_when, app.settings.message_limit)
-    found = await wait_for_documents(app, connections, listed, timeout=_limit(timeout), enough=enough)
-    return _parted(listed, found)
+    documents = await wait_for_documents(app, connections, handles, timeout=_limit(timeout), enough=enough)
+    return _parted(handles, documents)
 
 
 def revoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
-    """Revoke many jobs in few round trips; gives, in order, what `AsyncResult.revoke` gives for each."""
-    listed = _handles(results, "revoke")
-    if not listed:
+    """Revoke many jobs in few round trips; return, in order, what `AsyncResult.revoke` returns. For plain Python."""
+    handles = _handles(results, "revoke")
+    if not handles:
         return []
-    return run_blocking(_revoke(BlockingConnections(_app_of(listed).connections), listed))
+    return run_blocking(_revoke(BlockingConnections(_app_of(handles).connections), handles))
 
 
 async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     """`revoke`, from Trio or asyncio."""
-    listed = _handles(results, "arevoke")
-    if not listed:
+    handles = _handles(results, "arevoke")
+    if not handles:
         return []
-    return await _revoke(_app_of(listed).connections, listed)
+    return await _revoke(_app_of(handles).connections, handles)
 
 
 async def _revoke(connections: AwaitableConnections, listed: list[AsyncResult[Any]]) -> list[bool]:
     redis = await connections.get_async_driver()
     await locate_unknown(connections, listed)
-    trips = _revocations(listed)
+    trips = _plan_revocations(listed)
     return _revoked(listed, await redis.perform_all([call for call, _ in trips]), trips)
 
 
 def _handles(results: object, what: str) -> list[AsyncResult[Any]]:
-    """The handles that `what` is given. Raises TypeError for anything else."""
+    """Return the handles that `what` was called with. Raises TypeError for anything else."""
     if isinstance(results, AsyncResult | str | bytes) or not isinstance(results, Iterable):
         raise TypeError(f"{what} takes a list of handles, got {results!r}: write {what}([result])")
-    listed = list(cast("Iterable[Any]", results))
-    for each in listed:
-        if not isinstance(each, AsyncResult):
-            raise TypeError(f"{what} takes handles of jobs, got {each!r}; app.result(id) makes one of an id")
-    return listed
+    handles = list(cast("Iterable[Any]", results))
+    for handle in handles:
+        if not isinstance(handle, AsyncResult):
+            raise TypeError(
+                f"{what} takes handles of jobs, got {handle!r}; app.result(id) makes one of an id"
+            )
+    return handles
 
 
 def _limit(timeout: object) -> float | None:
-    """Seconds to wait. Raises TypeError for what is no number."""
+    """Return a timeout in seconds. Raises TypeError for anything else than a number or None."""
     if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool)):
         return timeout
     raise TypeError(f"timeout is {timeout!r}: give seconds, or None to wait for ever")
 
 
-def _revocations(results: Sequence[AsyncResult[Any]]) -> list[tuple[Call[list[str]], Sequence[str]]]:
-    """The trips that revoke these jobs, each with their keys."""
+def _plan_revocations(results: Sequence[AsyncResult[Any]]) -> list[tuple[Call[list[str]], Sequence[str]]]:
+    """Return the calls that revoke these jobs, each with their keys."""
     by_queue: dict[str, dict[str, str]] = {}
     for each in results:
         by_queue.setdefault(each.queue, {})[each.id] = each.key
     app, trips = _app_of(results), list[tuple[Call[list[str]], Sequence[str]]]()
     for queue, keys in by_queue.items():
         ids = list(keys)
-        for at in range(0, len(ids), jobs.REVOCATION_BATCH):
-            some = ids[at : at + jobs.REVOCATION_BATCH]
-            call = jobs.revoke(app.queue(queue), some, ttl=app.settings.results_ttl)
-            trips.append((call, [keys[each] for each in some]))
+        for start in range(0, len(ids), jobs.REVOCATION_BATCH):
+            batch = ids[start : start + jobs.REVOCATION_BATCH]
+            call = jobs.revoke(app.queue(queue), batch, ttl=app.settings.results_ttl)
+            trips.append((call, [keys[each] for each in batch]))
     return trips
 
 
@@ -393,14 +407,14 @@ def _revoked(
     answers: Sequence[Sequence[str]],
     trips: Sequence[tuple[Call[list[str]], Sequence[str]]],
 ) -> list[bool]:
-    found: dict[str, str] = {}
+    state_by_key: dict[str, str] = {}
     for (_call, keys), states in zip(trips, answers, strict=True):
-        found.update(zip(keys, states, strict=True))
-    return [found[each.key] in (JobState.REVOKED, JobState.EXECUTING) for each in results]
+        state_by_key.update(zip(keys, states, strict=True))
+    return [state_by_key[result.key] in (JobState.REVOKED, JobState.EXECUTING) for result in results]
 
 
 def _app_of(results: Sequence[AsyncResult[Any]]) -> "Application":
-    if any(each.app is not results[0].app for each in results):
+    if any(result.app is not results[0].app for result in results):
         raise Misconfigured(
             "these are results of several applications: wait for each application's by themselves"
         )
@@ -409,15 +423,17 @@ def _app_of(results: Sequence[AsyncResult[Any]]) -> "Application":
 
 def _in_order(
     results: Sequence[AsyncResult[R]],
-    found: Mapping[str, bytes],
+    documents: Mapping[str, bytes],
     timeout: float | None,
     return_exceptions: bool,
 ) -> "list[R | Exception]":
     values: list[R | Exception] = []
-    for each in results:
-        raw = found.get(each.key)
-        late = ResultTimeout(f"{each.task}[{each.id}]: no result after {timeout} s") if raw is None else None
-        value = late or each.outcome(cast("bytes", raw))
+    for result in results:
+        raw = documents.get(result.key)
+        timeout_error = (
+            ResultTimeout(f"{result.task}[{result.id}]: no result after {timeout} s") if raw is None else None
+        )
+        value = timeout_error or result.outcome(cast("bytes", raw))
         if isinstance(value, Exception) and not return_exceptions:
             raise value
         values.append(value)
@@ -434,14 +450,14 @@ def _enough(
             f"return_when is {return_when!r}: use ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION"
         )
     if return_when == "FIRST_EXCEPTION":
-        return lambda found: any(
-            read_document(raw, limit).state != JobState.SUCCESS for raw in found.values()
+        return lambda documents: any(
+            read_document(raw, limit).state != JobState.SUCCESS for raw in documents.values()
         )
     return None
 
 
 def _parted(
-    results: Sequence[AsyncResult[Any]], found: Mapping[str, bytes]
+    results: Sequence[AsyncResult[Any]], documents: Mapping[str, bytes]
 ) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
-    done = {each for each in results if each.key in found}
+    done = {result for result in results if result.key in documents}
     return done, set(results) - done

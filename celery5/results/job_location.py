@@ -1,7 +1,8 @@
-"""Locate a job: find the queue that it is on, for a handle that was made of an id alone.
+"""Locate a job: find the queue that it is on, for a handle that was made from an id alone.
 
-A handle that came from sending knows its queue, and costs nothing here. One that does not has a guess; when nothing is
-known of the job there, it is looked for on all queues, as `App.find` does, and a wait is for whichever it will be on.
+A handle that was returned by sending has its queue, and is not looked up. Any other one has a guess; when the job
+is not
+on that queue, all queues are searched, as `App.find` does, and a wait covers all of them.
 """
 
 import math
@@ -34,7 +35,7 @@ Documents = dict[str, bytes]
 
 
 class JobHandle(Protocol):
-    """The handle of a job, as an `AsyncResult` is: what is known of where the job is."""
+    """The handle of a job, as an `AsyncResult` is, and its possible location."""
 
     queue: str
     """The queue that the job is on, or that it may be on."""
@@ -53,39 +54,50 @@ class JobHandle(Protocol):
 
     @property
     def key(self) -> str:
-        """The key of its document, were it on `queue`."""
+        """The key of its document if the job is on `queue`."""
         ...
 
 
 async def locate_jobs(redis: AsyncDriver, handles: "Sequence[JobHandle]") -> list[LocatedJob]:
-    """Where the jobs of one application are, in order. Handles whose job is found know its queue from then on. Raises
-    the error of a broker that is away when one may be there."""
-    with skip_unreachable() as away:
-        seen = await retry_without_unreachable(lambda: _seen(redis, handles, away))
-    for each, place in zip(handles, seen, strict=True):
-        each.is_located = each.is_located or _is_known(place)
-    if away and not all(each.is_located for each in handles):
-        raise next(iter(away.values()))
-    return seen
+    """Return where the jobs of one application are, in order, and set the queues of their handles.
+
+    Raises:
+        BrokerError: A job was not found, and may be on a broker that cannot be reached.
+    """
+    with skip_unreachable() as unreachable:
+        places = await retry_without_unreachable(lambda: _seen(redis, handles, unreachable))
+    for handle, place in zip(handles, places, strict=True):
+        handle.is_located = handle.is_located or _is_known(place)
+    if unreachable and not all(handle.is_located for handle in handles):
+        raise next(iter(unreachable.values()))
+    return places
 
 
 async def _seen(redis: AsyncDriver, handles: "Sequence[JobHandle]", away: Container[str]) -> list[LocatedJob]:
-    seen = [_NOWHERE] * len(handles)
-    asked = [n for n, each in enumerate(handles) if each.is_located or _home(each) not in away]
-    first = await _looked(redis, [(handles[n], handles[n].queue) for n in asked])
-    for n, place in zip(asked, first, strict=True):
-        seen[n] = place
-    lost = [n for n, each in enumerate(handles) if not each.is_located and not _is_known(seen[n])]
-    if lost:
+    places = [_NOWHERE] * len(handles)
+    first_indexes = [
+        index for index, handle in enumerate(handles) if handle.is_located or _home(handle) not in away
+    ]
+    first = await _looked(redis, [(handles[index], handles[index].queue) for index in first_indexes])
+    for index, place in zip(first_indexes, first, strict=True):
+        places[index] = place
+    missing = [
+        index
+        for index, handle in enumerate(handles)
+        if not handle.is_located and not _is_known(places[index])
+    ]
+    if missing:
         app = handles[0].app
         names = await redis.perform(jobs_calls.list_queues(app.keys))
-        pairs = [(n, name) for n in lost for name in names if name != handles[n].queue]
-        found = await _looked(redis, [(handles[n], name) for n, name in pairs])
-        for (n, name), place in zip(pairs, found, strict=True):
+        pairs = [(index, name) for index in missing for name in names if name != handles[index].queue]
+        other_places = await _looked(redis, [(handles[index], name) for index, name in pairs])
+        for (index, name), place in zip(pairs, other_places, strict=True):
             # Of several, one that has not ended.
-            if _is_known(place) and (not _is_known(seen[n]) or (_has_ended(seen[n]) > _has_ended(place))):
-                seen[n], handles[n].queue = place, name
-    return seen
+            if _is_known(place) and (
+                not _is_known(places[index]) or (_has_ended(places[index]) > _has_ended(place))
+            ):
+                places[index], handles[index].queue = place, name
+    return places
 
 
 def _home(handle: "JobHandle") -> str:
@@ -93,7 +105,7 @@ def _home(handle: "JobHandle") -> str:
 
 
 async def locate_unknown(connections: AwaitableConnections, handles: "Sequence[JobHandle]") -> None:
-    """Look for the jobs of those handles that do not know their queue."""
+    """Locate the jobs of those handles whose queue is a guess."""
     unknown = [handle for handle in handles if not handle.is_located]
     if unknown:
         await locate_jobs(await connections.get_async_driver(), unknown)
@@ -111,7 +123,7 @@ async def wait_for_documents(
 
     Args:
         timeout: Seconds; None to wait without a limit.
-        enough: Called with the documents so far; the wait ends when it returns true.
+        enough: Called with the documents that have arrived; the wait ends when it returns true.
 
     Returns:
         The documents that have arrived, by the keys of the handles.
@@ -120,14 +132,14 @@ async def wait_for_documents(
         keys = [handle.key for handle in handles]
         return await wait_for_results(app, connections, keys, timeout=timeout, enough=enough)
     search = await _Search(app, handles, timeout).begun(connections.get_async_driver)
-    found = await wait_for_results(
+    documents = await wait_for_results(
         app, connections, search.keys, timeout=search.rest, enough=search.enough(enough)
     )
-    return search.ended(found)
+    return search.ended(documents)
 
 
 class _Search:
-    """A wait for jobs some of whose queues nobody knows: under which keys their documents may come."""
+    """A wait for jobs some of whose queues are unknown: it covers all keys of their documents."""
 
     def __init__(self, app: "Application", handles: "Sequence[JobHandle]", timeout: float | None) -> None:
         self._app = app
@@ -136,64 +148,66 @@ class _Search:
         self._of_each: list[list[str]] = []
 
     async def begun(self, reach: Callable[[], Awaitable[AsyncDriver]]) -> "_Search":
-        """Itself, when all jobs have been looked for. An outage may pass, as in any wait. Raises BrokerUnavailable."""
-        patient_until = min(self._ends, time.monotonic() + OUTAGE_LIMIT)
+        """Return itself after all jobs were searched for. Retries during an outage. Raises BrokerUnavailable."""
+        outage_deadline = min(self._ends, time.monotonic() + OUTAGE_LIMIT)
         while True:
             try:
                 await self._look(await reach())
             except BrokerUnavailable:
-                if time.monotonic() >= patient_until:
+                if time.monotonic() >= outage_deadline:
                     raise
                 await sleep(RETRY_DELAY)
             else:
                 return self
 
     async def _look(self, redis: AsyncDriver) -> None:
-        await locate_jobs(redis, [each for each in self._handles if not each.is_located])
+        await locate_jobs(redis, [handle for handle in self._handles if not handle.is_located])
         names = await redis.perform(jobs_calls.list_queues(self._app.keys))
         self._of_each = []
-        for each in self._handles:
-            likely = [each.queue] if each.is_located else dict.fromkeys([each.queue, *names])
-            self._of_each.append([self._app.queue(name).result(each.id) for name in likely])
+        for handle in self._handles:
+            queue_names = [handle.queue] if handle.is_located else dict.fromkeys([handle.queue, *names])
+            self._of_each.append([self._app.queue(name).result(handle.id) for name in queue_names])
 
     @property
     def keys(self) -> list[str]:
-        """All keys that a document may come under."""
+        """All possible keys of the documents."""
         return list(dict.fromkeys(key for keys in self._of_each for key in keys))
 
     @property
     def rest(self) -> float | None:
-        """The seconds that are left; None for all there are."""
+        """The remaining seconds; None for no limit."""
         return None if self._ends == math.inf else max(0.0, self._ends - time.monotonic())
 
     def enough(self, asked: StopCondition | None) -> StopCondition:
-        """Whether each job has told its end under one of its keys, or enough of them."""
-        jobs = len({each.id for each in self._handles})
+        """Return a condition: each job has a document under one of its keys, or the caller's condition is true."""
+        jobs = len({handle.id for handle in self._handles})
 
-        def is_enough(found: Mapping[str, bytes]) -> bool:
-            if asked is not None and asked(found):
+        def is_enough(documents: Mapping[str, bytes]) -> bool:
+            if asked is not None and asked(documents):
                 return True
-            return len(found) >= jobs and all(any(key in found for key in keys) for keys in self._of_each)
+            return len(documents) >= jobs and all(
+                any(key in documents for key in keys) for keys in self._of_each
+            )
 
         return is_enough
 
     def ended(self, found: Documents) -> Documents:
-        """What was found, when the handles have been told where."""
-        for each, keys in zip(self._handles, self._of_each, strict=True):
+        """Return the documents after setting the queues of their handles."""
+        for handle, keys in zip(self._handles, self._of_each, strict=True):
             key = next((key for key in keys if key in found), None)
             if key is not None:
-                each.queue, each.is_located = self._app.keys.parse_result_key(key)[0], True
+                handle.queue, handle.is_located = self._app.keys.parse_result_key(key)[0], True
         return found
 
 
 async def _looked(redis: AsyncDriver, asked: "Sequence[tuple[JobHandle, str]]") -> list[LocatedJob]:
-    """Where jobs are, each on the queue that is named with it."""
-    seen: list[LocatedJob] = []
-    for at in range(0, len(asked), JOBS_PER_TRIP):
-        some = asked[at : at + JOBS_PER_TRIP]
-        trips = [jobs_calls.locate_job(each.app.queue(name), each.id) for each, name in some]
-        seen += await redis.perform_all(trips)
-    return seen
+    """Return where jobs are, each on the queue that is paired with it."""
+    places: list[LocatedJob] = []
+    for start in range(0, len(asked), JOBS_PER_TRIP):
+        batch = asked[start : start + JOBS_PER_TRIP]
+        calls = [jobs_calls.locate_job(handle.app.queue(name), handle.id) for handle, name in batch]
+        places += await redis.perform_all(calls)
+    return places
 
 
 def _is_known(place: LocatedJob) -> bool:

@@ -1,7 +1,8 @@
-"""Wait for results, and look into the dead-letter queues for those that have not come after a while.
+"""Wait for results, and after a while look for missing ones in the dead-letter queues.
 
-The document of a dead job expires like any other, and nobody announces it again. Its job stays dead, and whoever waits
-for it should hear of that at once and not at the time-out.
+The document of a dead job expires like any other, and is not announced again. Its job stays dead, so a caller that
+waits
+for it should learn this at once rather than at the timeout.
 """
 
 import math
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from celery5.application import Application
 
 DEAD_LETTER_CHECK_DELAY = 1.0
-"""Seconds that one waits before somebody looks into the dead-letter queues. Most results have come by then."""
+"""Seconds before a wait reads the dead-letter queues. Most results have arrived by then."""
 
 StopCondition = Callable[[Mapping[str, bytes]], bool]
 
@@ -50,7 +51,7 @@ async def wait_for_results(
 
 
 class _Wait:
-    """How far one wait has come."""
+    """The state of one wait."""
 
     def __init__(self, keys: Sequence[str], timeout: float | None, enough: StopCondition | None) -> None:
         self.found: dict[str, bytes] = {}
@@ -60,25 +61,25 @@ class _Wait:
         self.first = DEAD_LETTER_CHECK_DELAY if timeout is None else min(timeout, DEAD_LETTER_CHECK_DELAY)
 
     def add(self, found: Mapping[str, bytes]) -> None:
-        """More documents."""
+        """Add documents."""
         self.found.update(found)
 
     @property
     def missing(self) -> list[str]:
-        """The keys whose documents have not come."""
+        """The keys whose documents have not arrived."""
         return [key for key in self._keys if key not in self.found]
 
     def over(self) -> bool:
-        """Whether all, or enough, has come."""
+        """Return whether all documents have arrived, or enough of them."""
         return not self.missing or (self._enough is not None and self._enough(self.found))
 
     @property
     def rest(self) -> float | None:
-        """The seconds that are left; None for all there are."""
+        """The remaining seconds; None for no limit."""
         return None if self._ends == math.inf else max(0.0, self._ends - time.monotonic())
 
     @property
     def enough(self) -> StopCondition | None:
-        """Whether what comes now is enough, with what has come before."""
-        asked, before = self._enough, dict(self.found)
-        return None if asked is None else lambda found: asked({**before, **found})
+        """A condition for documents that arrive from now on, which counts the earlier ones, too."""
+        condition, earlier = self._enough, dict(self.found)
+        return None if condition is None else lambda documents: condition({**earlier, **documents})
