@@ -402,7 +402,7 @@ class App:
         self.connections.close()
 
     def dispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
-        """Send jobs, now or by the backlog; return the id of the job that has its key for each job that was not sent."""
+        """Send jobs, now or by the backlog; return the holder of its key for each job that was not sent, by ids."""
         try:
             return self._sender.dispatch(jobs)
         except BrokerUnavailable as error:

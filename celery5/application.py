@@ -102,7 +102,7 @@ class Application(Protocol):
         ...
 
     def dispatch(self, jobs: "Sequence[Job]") -> Mapping[str, str]:
-        """Send jobs, now or by the backlog; return the id of the job that has its key for each job that was not sent."""
+        """Send jobs, now or by the backlog; return the holder of its key for each job that was not sent, by ids."""
         ...
 
     async def adispatch(self, jobs: "Sequence[Job]") -> Mapping[str, str]:

@@ -169,7 +169,7 @@ class AsyncResult(Generic[R_co]):
         """Return what `get` would return or raise for the document `raw`."""
         try:
             return cast("R_co", self._unpack(raw))
-        except (TaskFailed, BadResult, Corrupt, ResultsDisabled) as failed:
+        except (TaskFailed, BadResult, Corrupt, ResultsDisabled) as error:
             return error
 
     def _unpack(self, raw: bytes) -> Any:
