@@ -1,7 +1,8 @@
-"""File Sink: documents as lines of JSON in a file, which may be begun anew each day or when it is large.
+"""A sink that writes documents as lines of JSON to a file, which may be rotated each day or by size.
 
-Several Routers may write to one file: each batch is one write to its end, made under a lock of the file itself, so that
-no line is torn and none is lost when another process begins a new file.
+Several Routers may write to one file: each batch is one write to its end, under a lock of the file, so no line is
+torn,
+and none is lost when another process rotates the file.
 """
 
 import fcntl
@@ -20,11 +21,19 @@ from celery5.results.sinks import BATCH, TIMEOUT
 class FileSink:
     """A Data Sink that appends a line of JSON for each document to the file `path`.
 
-    `rotate` begins a new file: "day", which adds the day by UTC to the name (`orders.2026-11-21.jsonl`); or so many
-    bytes: a file that has them is renamed, with the time in its name. `fsync` returns when the disk has it. With
-    `private` only its user can read what is created (files of mode 0600, folders of 0700); else the umask decides.
-    `name` is that of the file unless given; `on`, `batch`, `timeout` and `retry` are those of `Sink`. A document may
-    come twice, with the same `id`. Raises Misconfigured.
+    A document may be written twice, with the same `id`.
+
+    Args:
+        name: The name of the sink; by default that of the file.
+        rotate: "day" adds the day in UTC to the name (`orders.2026-11-21.jsonl`). A number of bytes: a file of that
+            size is
+            renamed, with the time in its name. None for a single file.
+        fsync: Return from `write` only when the disk has the lines.
+        private: Create files with mode 0600 and folders with 0700; else the umask decides.
+        on, batch, timeout, retry: As for `Sink`.
+
+    Raises:
+        Misconfigured: `rotate` is invalid.
     """
 
     def __init__(
@@ -40,8 +49,8 @@ class FileSink:
         timeout: float = TIMEOUT,
         retry: Any = None,
     ) -> None:
-        said: object = rotate
-        if not (said is None or said == "day" or (type(said) is int and said > 0)):
+        value: object = rotate
+        if not (value is None or value == "day" or (type(value) is int and value > 0)):
             raise Misconfigured(f"sink file {path}: rotate is {rotate!r}; give 'day' or a number of bytes")
         self.path: Path = Path(path)
         self.name: str = name or self.path.name
@@ -57,8 +66,8 @@ class FileSink:
         return f"FileSink({str(self.path)!r})"
 
     def write(self, documents: Sequence[ResultDocument], /) -> None:
-        """Append them. Raises OSError, and then none of them is in the file."""
-        lines = b"".join(each.to_json() + b"\n" for each in documents)
+        """Append documents. Raises OSError, and then none of them is in the file."""
+        lines = b"".join(document.to_json() + b"\n" for document in documents)
         if self._private:
             make_private(self.path.parent)
         else:
@@ -72,7 +81,7 @@ class FileSink:
             os.close(file)  # the lock goes with it
 
     def _opened(self) -> int:
-        """The file, locked: the one that has its name now."""
+        """Open and lock the file that has the current name."""
         while True:
             path = self._current()
             mode = 0o600 if self._private else 0o644
@@ -92,7 +101,7 @@ class FileSink:
         return self.path.with_name(f"{self.path.stem}.{datetime.now(UTC):%Y-%m-%d}{self.path.suffix}")
 
     def _renamed(self, file: int, path: Path) -> bool:
-        """Whether it was large enough, and has another name now. Nobody else can do that meanwhile: it is locked."""
+        """Rename the file if it is large enough; return whether it was. The lock keeps others from doing the same."""
         if not isinstance(self._rotate, int) or os.fstat(file).st_size < self._rotate:
             return False
         stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
@@ -101,7 +110,7 @@ class FileSink:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether `path` is this file still; another process may have renamed it."""
+    """Return whether `path` is still this file; another process may have renamed it."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:
@@ -109,9 +118,9 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _append(file: int, lines: bytes) -> None:
-    """All of it or nothing. The file is locked, so what was written in part is ours alone to take back."""
+    """Append all lines or none. The file is locked, so a partial write can be truncated."""
     size = os.fstat(file).st_size
-    if size and os.pread(file, 1, size - 1) != b"\n":  # somebody was killed in the middle of a line
+    if size and os.pread(file, 1, size - 1) != b"\n":  # a process was killed in the middle of a line
         lines = b"\n" + lines
     try:
         written = os.write(file, lines)

@@ -1,4 +1,4 @@
-"""Sinks: where documents of results go besides Redis: what a Data Sink is, and what is said of it (C86)."""
+"""Data Sinks: where documents of results go besides Redis, and the options of sinks."""
 
 import inspect
 import math
@@ -12,38 +12,48 @@ from celery5.protocol.events.documents import ResultDocument, ResultState, parse
 from celery5.protocol.job.retry_policy import RetryPolicy
 
 BATCH = 100
-"""Documents that a sink is given at once, unless it says otherwise."""
+"""The default for the number of documents in one `write`."""
 TIMEOUT = 30.0
-"""Seconds that it may take for them."""
+"""The default for the seconds of one `write`."""
 RETRY = RetryPolicy(max_retries=10, backoff=1.0, cap=300.0)
-"""How often a document is tried again that fails alone."""
+"""The default for the retries of a document that fails alone."""
 
 
 class Sink(Protocol):
-    """A Data Sink: it has a `name` and takes documents, `def` in a thread of its own or `async def` on Trio.
+    """A Data Sink: it has a `name` and takes documents, with `def` in a thread of its own or `async def` on Trio.
 
-    `write` returns when it has all of them, and raises when it may not have all. It is given each document at least
-    once: one that it may have already, after a failure or when a Router died, has the same `id`. More may be said of a
-    sink by attributes of it: `on`, the ends that it wants to hear of (`("SUCCESS",)`; there are DEAD, EXPIRED, REVOKED
-    and REJECTED, too); `batch`, how many documents at most (100); `timeout`, how many seconds it may take (30);
-    `retry`, a RetryPolicy for each document that fails alone (10 retries, from 1 s on, at most 5 min); after that it is
-    in the dead-letter queue. A method `close` is called when a Router stops, a method `check` before one starts: it
-    raises Misconfigured when the sink could never take anything there.
+    A sink gets each document at least once: after a failure, or when a Router died, a document may come again with
+    the same
+    `id`. Attributes are options:
+
+    - `on`: the final states that it takes; default `("SUCCESS",)`; also DEAD, EXPIRED, REVOKED and REJECTED.
+    - `batch`: the maximal number of documents at once; default 100.
+    - `timeout`: the seconds that `write` may take; default 30.
+    - `retry`: a RetryPolicy for each document that fails alone; default 10 retries, after 1 s at first and at most
+    5 min.
+      After that the document is in the dead-letter queue.
+
+    A method `close` is called when a Router stops. A method `check` is called before one starts: it raises
+    Misconfigured when
+    the sink can never work on this host.
     """
 
     @property
     def name(self) -> str:
-        """What it is known by, to all Routers and over restarts."""
+        """The name by which all Routers know the sink, also after restarts."""
         ...
 
     def write(self, documents: Sequence[ResultDocument], /) -> Any:
-        """Take these."""
+        """Store documents. Return when all of them are stored; raise when they may not be."""
         ...
 
 
 class RedisResults:
-    """Results in Redis, where `get` finds them: what there is without any sink, too. `ttl` is for how long, in seconds
-    or as a timedelta, like the option `results_ttl`."""
+    """Results in Redis, where `get` finds them, as without any sink.
+
+    Args:
+        ttl: How long they are kept, in seconds or as a timedelta, like the option `results_ttl`.
+    """
 
     name = "redis"
 
@@ -53,7 +63,7 @@ class RedisResults:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SinkOptions:
-    """A sink, and what is said of it."""
+    """A sink and its options."""
 
     sink: Sink
     name: str
@@ -65,7 +75,7 @@ class SinkOptions:
 
 
 def get_sink_options(sink: Any) -> SinkOptions:
-    """What is said of a sink. Raises Misconfigured for what is none, or says what makes no sense."""
+    """Return the options of a sink. Raises Misconfigured for an object that is no sink, or invalid options."""
     name, write = getattr(sink, "name", None), getattr(sink, "write", None)
     if not callable(write) or isinstance(sink, type):
         raise Misconfigured(
@@ -96,7 +106,7 @@ def get_sink_options(sink: Any) -> SinkOptions:
 
 
 def _takes_one(write: Callable[..., Any]) -> bool:
-    """Whether it may be called with one argument; of what is not written in Python that is not known."""
+    """Return whether a function takes one argument; True for functions without a signature, as those in C."""
     try:
         inspect.signature(write).bind(())
     except TypeError:
@@ -107,28 +117,28 @@ def _takes_one(write: Callable[..., Any]) -> bool:
 
 
 def check_sinks(outlets: Collection[SinkOptions]) -> None:
-    """Ask each sink whether it could work here. Raises Misconfigured when one says that it never could."""
-    for each in outlets:
-        check = getattr(each.sink, "check", None)
+    """Call `check` of each sink. Raises Misconfigured when one can never work on this host."""
+    for options in outlets:
+        check = getattr(options.sink, "check", None)
         if callable(check):
             check()
 
 
 def parse_sinks(sinks: Any, task: str) -> tuple[tuple[SinkOptions, ...], RedisResults | None]:
-    """The sinks of a task, and what is said of its results in Redis. Raises Misconfigured."""
+    """Return the sinks of a task, and the options of its results in Redis. Raises Misconfigured."""
     if isinstance(sinks, str) or not isinstance(sinks, Sequence):
         raise Misconfigured(f"task {task}: sinks is {sinks!r}; give a list of sinks")
-    said = cast("Sequence[Any]", sinks)
-    outlets = tuple(get_sink_options(each) for each in said if not isinstance(each, RedisResults))
-    names = [each.name for each in outlets]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise Misconfigured(f"task {task} has two sinks named {twice[0]!r}: give one another name")
-    return outlets, next((each for each in said if isinstance(each, RedisResults)), None)
+    listed = cast("Sequence[Any]", sinks)
+    outlets = tuple(get_sink_options(sink) for sink in listed if not isinstance(sink, RedisResults))
+    names = [sink.name for sink in outlets]
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
+        raise Misconfigured(f"task {task} has two sinks named {duplicates[0]!r}: give one another name")
+    return outlets, next((sink for sink in listed if isinstance(sink, RedisResults)), None)
 
 
 class SinkedTask(Protocol):
-    """A task, as far as its results go to sinks."""
+    """The properties of a task that concern sinks."""
 
     sinks: tuple[SinkOptions, ...]
     recipients: Mapping[str, str] | None
@@ -140,27 +150,32 @@ class SinkedTask(Protocol):
 
 
 def get_all_sink_options(tasks: Collection[SinkedTask]) -> tuple[SinkOptions, ...]:
-    """All sinks of an application. Raises Misconfigured when two different ones have one name."""
-    found: dict[str, SinkOptions] = {}
+    """Return all sinks of an application. Raises Misconfigured when two different ones have the same name."""
+    sinks: dict[str, SinkOptions] = {}
     for task in tasks:
-        for each in task.sinks:
-            known = found.setdefault(each.name, each)
-            if known.sink is not each.sink:
+        for options in task.sinks:
+            first = sinks.setdefault(options.name, options)
+            if first.sink is not options.sink:
                 raise Misconfigured(
-                    f"two sinks are named {each.name!r}: give one another name, or use one object"
+                    f"two sinks are named {options.name!r}: give one another name, or use one object"
                 )
-    return tuple(found.values())
+    return tuple(sinks.values())
 
 
 def get_sink_names(tasks: Iterable[SinkedTask]) -> list[str]:
-    """The names of all their sinks, in order."""
-    return sorted({each.name for task in tasks for each in task.sinks})
+    """Return the names of all sinks of these tasks, sorted."""
+    return sorted({options.name for task in tasks for options in task.sinks})
 
 
 def get_all_recipients(tasks: Collection[SinkedTask]) -> Mapping[str, str]:
-    """Which sinks take which documents, by end and task, as `declare_recipients.lua` is told. Nothing when no task
-    has a sink."""
+    """Return the sinks for documents, by final state and task, as `declare_recipients.lua` takes them.
+
+    Empty when no task has a sink.
+    """
     if not any(task.recipients for task in tasks):
         return {}
-    ends: tuple[ResultState, ...] = ("DEAD", "REVOKED")  # of the others a worker knows that has the task
+    ends: tuple[ResultState, ...] = (
+        "DEAD",
+        "REVOKED",
+    )  # for the other states, the worker that ran the task has its sinks
     return {f"{end} {task.name}": (task.recipients or {}).get(end, "") for task in tasks for end in ends}

@@ -1,6 +1,6 @@
-"""SQL Sink: documents as rows of a table, by SQLAlchemy: each of them once.
+"""A sink that stores documents as rows of a table, with SQLAlchemy: each of them once.
 
-SQLAlchemy is imported when the first document comes; it is an extra, `celery5[sql]`.
+SQLAlchemy is imported when the first document arrives; it is an extra, `celery5[sql]`.
 """
 
 import threading
@@ -18,22 +18,32 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine, Table
 
 Row = Callable[[ResultDocument], Mapping[str, Any]]
-"""Makes a row, by the names of columns, of a document."""
+"""Returns the row of a document, by column."""
 
 NEEDS = "an SQLSink needs SQLAlchemy: pip install 'celery5[sql]'"
-"""What is said where there is none."""
+"""The error without SQLAlchemy."""
 RACES = 5
-"""How often a batch is begun anew since another Router was just writing the same documents."""
+"""Attempts at a batch while other Routers insert the same documents."""
 
 
 class SQLSink:
-    """A Data Sink that has a row for each document in a table of the database at `url`, as SQLAlchemy spells it.
+    """A Data Sink that stores each document as a row in a table of a database.
 
-    `table` is its name: it is made if it is not there, with the columns of `ResultDocument`, `value` as JSON, and `id`
-    as the primary key. Or it is a `sqlalchemy.Table` of your own; then `row` makes a row of a document, and `key` names
-    the column, unique in the table, that has the document's id. A document that is there already is left alone, so it
-    is there once, however often it comes. `engine` are further arguments of `create_engine`. `name` is the table's
-    unless given; `on`, `batch`, `timeout` and `retry` are those of `Sink`. Raises Misconfigured.
+    A document that is already in the table is left alone, so each has one row, however often it is delivered.
+
+    Args:
+        url: The database, as SQLAlchemy spells it.
+        table: A name: the table is created if it is missing, with the columns of `ResultDocument`, `value` as JSON
+            and `id`
+            as the primary key. Or a `sqlalchemy.Table` of your own, together with `row`.
+        row: Makes a row of a document.
+        key: The column, unique in the table, that has the document's id.
+        engine: More arguments of `create_engine`.
+        name: The name of the sink; by default that of the table.
+        on, batch, timeout, retry: As for `Sink`.
+
+    Raises:
+        Misconfigured: A table of your own is passed without `row`.
     """
 
     def __init__(
@@ -69,17 +79,17 @@ class SQLSink:
         return f"SQLSink({self.name!r})"  # a URL may hold a password
 
     def check(self) -> None:
-        """Raises Misconfigured where there is no SQLAlchemy."""
+        """Raise Misconfigured when SQLAlchemy is not installed."""
         if find_spec("sqlalchemy") is None:
             raise Misconfigured(f"sink {self.name!r}: {NEEDS}")
 
     def write(self, documents: Sequence[ResultDocument], /) -> None:
-        """Insert those that are not there yet, in one transaction."""
+        """Insert the documents that are not in the table, in one transaction."""
         engine, table = self._open()
         from sqlalchemy.exc import IntegrityError
 
-        # A batch may hold a document twice: it was delivered, nobody heard of it, and here it is again.
-        rows = {each.id: {**self._row(each)} for each in documents}
+        # A batch may have a document twice: it was delivered, not acknowledged, and delivered again.
+        rows = {document.id: {**self._row(document)} for document in documents}
         for race in range(RACES):
             try:
                 self._insert(engine, table, rows)
@@ -100,8 +110,8 @@ class SQLSink:
 
         key = table.c[self._key]
         with engine.begin() as connection:
-            there = set(connection.execute(select(key).where(key.in_(list(rows)))).scalars())
-            missing = [dict(row) for name, row in rows.items() if name not in there]
+            existing = set(connection.execute(select(key).where(key.in_(list(rows)))).scalars())
+            missing = [dict(row) for name, row in rows.items() if name not in existing]
             if missing:
                 connection.execute(insert(table), missing)
 
@@ -123,7 +133,7 @@ class SQLSink:
 
 
 def _made(name: str, engine: "Engine") -> "Table":
-    """The table of that name, which is made if it is not there."""
+    """Return the table of that name, after creating it if it is missing."""
     from sqlalchemy import JSON, Column, Float, Integer, MetaData, String, Table, Text
     from sqlalchemy.exc import DatabaseError
 

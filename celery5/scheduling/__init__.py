@@ -1,4 +1,4 @@
-"""Scheduling: periodic tasks, and when they are due."""
+"""Periodic tasks, and when they are due."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,10 @@
-"""Fire Times: when a trigger fires next. The one module that knows APScheduler, which is loaded when it is first asked.
+"""Compute when a trigger fires next. The only module that uses APScheduler, which is imported on first use.
 
-APScheduler's triggers are asked for times of day as if there were no time zones at all; which moments those are is
-decided here, so that a clock that is set does what the guide says: a time of day that does not exist fires as much
-later as the clock was set forward, one that comes twice fires the first time only, unless the trigger names no hours.
+APScheduler's triggers return wall-clock times without time zones; this module maps them to moments, so that a
+change of
+the clock does what the guide promises: a wall-clock time that does not exist fires as much later as the clock was
+set
+forward; one that occurs twice fires the first time only, unless the trigger names no hours.
 """
 
 from collections.abc import Callable
@@ -26,20 +28,23 @@ from celery5.protocol.scheduling.triggers import (
 
 DAY = timedelta(days=1)
 MAX_AGREEMENT_STEPS = 10_000
-"""Steps in which triggers that must agree do so, or never."""
+"""Steps after which triggers that must fire together count as never doing so."""
 _LAST = datetime(9000, 1, 1)
 _YEARS = "1970-2199"
-"""Where a cron trigger that names no years is looked for: one that never fits is so known in no time."""
+"""The years of a cron trigger that names none: the search for one that never fires ends soon."""
 
 NextWallTime = Callable[[datetime], datetime | None]
-"""Gives the first time of day after another, neither of them in any zone."""
+"""Returns the first wall-clock time after a given one, both without a time zone."""
 
 
 def get_next_fire_time(trigger: AnyTrigger, after: int) -> int | None:
-    """The first moment after another at which `trigger` fires, in ms since 1970; None when there is none. Raises
-    Misconfigured for a trigger that makes no sense, or whose time zone this machine does not know.
+    """Return the first moment after `after` at which `trigger` fires, in ms since 1970; None when there is none.
 
-    What was found last holds for all moments before it: triggers of which none is due are not asked again.
+    The last result is cached: it holds for all moments before it, so triggers that are not due are not computed
+    again.
+
+    Raises:
+        Misconfigured: The trigger makes no sense, or this machine lacks its time zone.
     """
     last = _last(trigger)
     if last.after is None or after < last.after or (last.at is not None and last.at <= after):
@@ -49,7 +54,7 @@ def get_next_fire_time(trigger: AnyTrigger, after: int) -> int | None:
 
 @dataclass(slots=True)
 class _Last:
-    """What was found last for a trigger: nothing lies between the two."""
+    """The last result for a trigger: it does not fire between `after` and `at`."""
 
     after: int | None = None
     at: int | None = None
@@ -67,15 +72,15 @@ def _following(trigger: AnyTrigger, after: int) -> int | None:
         case OnceTrigger():
             return trigger.at if trigger.at > after else None
         case AnyOf():
-            return min((each for each in _all(trigger.of, after) if each is not None), default=None)
+            return min((time for time in _all(trigger.of, after) if time is not None), default=None)
         case AllOf():
-            return _agreed(trigger, after)
+            return _next_common(trigger, after)
         case Cron() | Calendar():
             return _by_clock(trigger, after)
 
 
 def validate_trigger(trigger: AnyTrigger) -> AnyTrigger:
-    """Itself. Raises Misconfigured for one that makes no sense."""
+    """Return the trigger. Raises Misconfigured for one that makes no sense."""
     get_next_fire_time(trigger, 0)
     return trigger
 
@@ -89,12 +94,12 @@ def _interval(trigger: Interval, after: int) -> int | None:
 
 
 def _all(triggers: tuple[AnyTrigger, ...], after: int) -> list[int | None]:
-    return [get_next_fire_time(each, after) for each in triggers]
+    return [get_next_fire_time(part, after) for part in triggers]
 
 
-def _agreed(trigger: AllOf, after: int) -> int | None:
+def _next_common(trigger: AllOf, after: int) -> int | None:
     for _ in range(MAX_AGREEMENT_STEPS):
-        times = [each for each in _all(trigger.of, after) if each is not None]
+        times = [time for time in _all(trigger.of, after) if time is not None]
         if len(times) < len(trigger.of):
             return None
         latest = max(times)
@@ -108,62 +113,64 @@ def _by_clock(trigger: Cron | Calendar, after: int) -> int | None:
     zone, step = _zone(trigger.zone), _steps(trigger)
     start = trigger.start if isinstance(trigger, Cron) and trigger.start is not None else after + 1
     try:
-        found = _moment(step, zone, _datetime(max(after, start - 1)), every_hour=_twice(trigger))
+        moment = _moment(
+            step, zone, _datetime(max(after, start - 1)), every_hour=_fires_in_repeated_hour(trigger)
+        )
     except OverflowError:  # beyond the year 9999
         return None
-    at = None if found is None else round(found.timestamp() * 1000)
+    at = None if moment is None else round(moment.timestamp() * 1000)
     end = trigger.end if isinstance(trigger, Cron) else None
     return None if at is None or (end is not None and at > end) else at
 
 
-def _twice(trigger: Cron | Calendar) -> bool:
+def _fires_in_repeated_hour(trigger: Cron | Calendar) -> bool:
     return isinstance(trigger, Cron) and trigger.fires_every_hour
 
 
 def _moment(step: NextWallTime, zone: tzinfo, after: datetime, *, every_hour: bool) -> datetime | None:
-    """The first moment after another, both in UTC, at which it is one of the times of day that `step` gives."""
+    """Return the first moment after `after`, both in UTC, whose wall-clock time is one that `step` returns."""
     while True:
         before, now, later = (_offset(zone, after + span) for span in (-DAY, timedelta(), DAY))
         if before == now == later:
             wall = step(_wall(after) + now)
             if wall is None:
                 return None
-            found = (wall - now).replace(tzinfo=UTC)
-            if found <= after + DAY:
-                return found
-            # Nothing lies between: look from there, clocks may be set until then.
-            after = max(after, found - DAY / 2)
+            moment = (wall - now).replace(tzinfo=UTC)
+            if moment <= after + DAY:
+                return moment
+            # It does not fire before that; search again from near it, since the clock may change until then.
+            after = max(after, moment - DAY / 2)
             continue
-        turn = _turn(zone, after - DAY, after + DAY)
-        found_one = _around(step, zone, turn, after, every_hour=every_hour)
-        if found_one is None or found_one <= after + DAY:
-            return found_one
-        after = max(after + DAY / 2, found_one - DAY / 2)
+        transition = _turn(zone, after - DAY, after + DAY)
+        near = _around(step, zone, transition, after, every_hour=every_hour)
+        if near is None or near <= after + DAY:
+            return near
+        after = max(after + DAY / 2, near - DAY / 2)
 
 
 def _around(
-    step: NextWallTime, zone: tzinfo, turn: datetime, after: datetime, *, every_hour: bool
+    step: NextWallTime, zone: tzinfo, transition: datetime, after: datetime, *, every_hour: bool
 ) -> datetime | None:
-    """The same, near a `turn` of the clock: by the old time as long as that counts, and by the new one."""
-    old, new = _offset(zone, turn - timedelta(seconds=1)), _offset(zone, turn)
+    """Do the same near a transition of the clock: by the old offset until it ends, then by the new one."""
+    old, new = _offset(zone, transition - timedelta(seconds=1)), _offset(zone, transition)
     forward = new > old
-    # What was jumped over counts by the old time, so it fires later; what comes again does so for who names no hours.
-    end_of_old = _wall(turn) + max(old, new)
-    start_of_new = _wall(turn) + (new if forward or every_hour else old)
-    found: list[datetime] = []
-    by_old = step(_wall(after) + old)
-    if by_old is not None and by_old < end_of_old:
-        found.append((by_old - old).replace(tzinfo=UTC))
-    by_new = step(max(_wall(after) + new, start_of_new - timedelta(microseconds=1)))
-    if by_new is not None:
-        found.append((by_new - new).replace(tzinfo=UTC))
-    return min(found, default=None)
+    # Skipped times count by the old offset, so they fire later. Repeated times fire again only without named hours.
+    end_of_old = _wall(transition) + max(old, new)
+    start_of_new = _wall(transition) + (new if forward or every_hour else old)
+    moments: list[datetime] = []
+    wall_by_old = step(_wall(after) + old)
+    if wall_by_old is not None and wall_by_old < end_of_old:
+        moments.append((wall_by_old - old).replace(tzinfo=UTC))
+    wall_by_new = step(max(_wall(after) + new, start_of_new - timedelta(microseconds=1)))
+    if wall_by_new is not None:
+        moments.append((wall_by_new - new).replace(tzinfo=UTC))
+    return min(moments, default=None)
 
 
 def _turn(zone: tzinfo, low: datetime, high: datetime) -> datetime:
-    """The second at which the clock is set between two moments."""
+    """Return the second at which the clock is set between two moments."""
     first = _offset(zone, low)
-    if first == _offset(zone, high):  # set and set back within two days: the first of them
+    if first == _offset(zone, high):  # set forward and back within two days: find the first change
         high = low + (high - low) / 2
     span = int((high - low).total_seconds())
     near, far = 0, span
@@ -203,8 +210,8 @@ def _zone(name: str) -> tzinfo:
 
 @lru_cache(maxsize=1024)
 def _steps(trigger: Cron | Calendar) -> NextWallTime:
-    """The times of day of a trigger, by APScheduler."""
-    ours: Any = _cron(trigger) if isinstance(trigger, Cron) else _calendar(trigger)
+    """Return the wall-clock times of a trigger, by APScheduler."""
+    implementation: Any = _cron(trigger) if isinstance(trigger, Cron) else _calendar(trigger)
     calendar = isinstance(trigger, Calendar)
 
     def step(after: datetime) -> datetime | None:
@@ -212,19 +219,23 @@ def _steps(trigger: Cron | Calendar) -> NextWallTime:
             return None
         aware = (after + timedelta(microseconds=1)).replace(tzinfo=UTC)
         try:
-            found = ours.get_next_fire_time(_just_before(trigger, after), aware)
-            while calendar and found is not None and found < aware:
-                found = ours.get_next_fire_time(found, found)
+            fire_time = implementation.get_next_fire_time(_just_before(trigger, after), aware)
+            while calendar and fire_time is not None and fire_time < aware:
+                fire_time = implementation.get_next_fire_time(fire_time, fire_time)
         except (OverflowError, ValueError):  # beyond the year 9999
             return None
-        return None if found is None else found.replace(tzinfo=None)
+        return None if fire_time is None else fire_time.replace(tzinfo=None)
 
     return step
 
 
 def _just_before(trigger: Cron | Calendar, after: datetime) -> datetime | None:
-    """The last fire time of a calendar of weeks and days that is a day before `after` at least: APScheduler counts one
-    by one from the first, which would take longer each year. None where it begins, and for other triggers."""
+    """Return the last fire time of a calendar of weeks and days that is at least a day before `after`.
+
+    APScheduler counts one by one from the first, which would take longer each year. None before the second fire
+    time, and
+    for other triggers.
+    """
     if isinstance(trigger, Cron) or trigger.years or trigger.months:
         return None
     first, every = date.fromisoformat(trigger.first), 7 * trigger.weeks + trigger.days
@@ -245,16 +256,16 @@ def _cron(trigger: Cron) -> Any:
 
 
 def _cron_error(trigger: Cron, why: str) -> str:
-    """What is wrong with a cron trigger: as it was written, and which of its fields it is."""
-    said = repr(trigger.line) if trigger.line else ", ".join(f"{k}={v}" for k, v in trigger.fields.items())
+    """Return what is wrong with a cron trigger, as it was written, and in which of its fields."""
+    text = repr(trigger.line) if trigger.line else ", ".join(f"{k}={v}" for k, v in trigger.fields.items())
     for name, value in trigger.fields.items():
         try:
             _ = _apscheduler_cron({name: value})
         except (ValueError, TypeError) as error:
             reason = str(error).removeprefix(f"Error validating expression {value!r}: ")
             field = "weekday" if trigger.line and name == "day_of_week" else name
-            return f"cron {said}: the {field} {value!r} is wrong: {reason}"
-    return f"cron {said}: {why}"
+            return f"cron {text}: the {field} {value!r} is wrong: {reason}"
+    return f"cron {text}: {why}"
 
 
 def _apscheduler_cron(fields: dict[str, str]) -> Any:
