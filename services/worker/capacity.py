@@ -1,7 +1,7 @@
-"""Rooms: how many jobs of each queue a worker has room for, judged by the kinds of jobs that it meets there.
+"""How many jobs of each queue a worker has capacity for, by the kinds of jobs that it finds there.
 
-What is decided is in `celery5.protocol.prefetch`. Who is on the way to a gate takes up next to no room: he passes, or
-goes to his waiting room in Redis, and is here no longer than that takes.
+The decisions are in `celery5.protocol.scaling.prefetch`. Jobs that await admission take up hardly any capacity: they
+are admitted, or go to a waiting list in Redis, within one call.
 """
 
 import math
@@ -30,7 +30,7 @@ from celery5.tasks.task import Task
 
 
 class Lookahead:
-    """One for each kind. `kinds` says which kinds of jobs there are on each queue, now."""
+    """Reading beyond full kinds: extra capacity for jobs of a full kind, to reach those of other kinds behind them."""
 
     def __init__(
         self,
@@ -40,53 +40,55 @@ class Lookahead:
         in_flight: InFlightJobs,
         kinds: Mapping[str, AbstractSet[str]],
     ) -> None:
-        self._paces = duration_estimates
+        self._duration_estimates = duration_estimates
         self._budget = budget
-        self._ledger = in_flight
+        self._in_flight = in_flight
         self._kinds = kinds
-        self._detours = {kind: KindLookahead() for kind in duration_estimates}
+        self._lookaheads = {kind: KindLookahead() for kind in duration_estimates}
 
     def get_extra_capacity(self, kind: str, *, slots: int, held: int) -> int:
-        """The room that a kind has beyond its slots, which are taken."""
-        room = self._detours[kind].extra
-        return max(slots + room - held, 0) if room else 0
+        """Return the capacity that a kind has beyond its slots, which are taken."""
+        extra = self._lookaheads[kind].extra
+        return max(slots + extra - held, 0) if extra else 0
 
     def record_read(self, counts: Mapping[str, int]) -> None:
-        """So many jobs of each kind were read from one queue."""
+        """Record the jobs of each kind that were read from one queue."""
         for kind in counts:
-            if kind in self._detours and self._detours[kind].has_started:
-                self._detours[kind].record_read(counts, kind)
+            if kind in self._lookaheads and self._lookaheads[kind].has_started:
+                self._lookaheads[kind].record_read(counts, kind)
 
     def record_release(self, kind: str, given_back: int) -> bool:
-        """So many jobs of a kind waited for too long. Whether that was to be expected."""
-        detour = self._detours[kind]
-        if not detour.has_started:
+        """Record jobs of a kind that waited for too long. Return whether that was to be expected."""
+        lookahead = self._lookaheads[kind]
+        if not lookahead.has_started:
             return False
-        detour.record_release(given_back, trio.current_time())
+        lookahead.record_release(given_back, trio.current_time())
         return True
 
     def update(self) -> None:
-        """See which kinds are full, and where there is a way around them. To be done each tenth of a second."""
+        """Update which kinds are full, and where to read beyond them. To be called each tenth of a second."""
         now = trio.current_time()
-        full = {kind for kind in self._paces if self._is_full(kind)}
-        opened = [
+        full = {kind for kind in self._duration_estimates if self._is_full(kind)}
+        extended = [
             kind
-            for kind, detour in self._detours.items()
-            if detour.update(full=kind in full, others=self._has_others(kind, full), now=now)
+            for kind, lookahead in self._lookaheads.items()
+            if lookahead.update(full=kind in full, others=self._has_others(kind, full), now=now)
         ]
-        if opened:
-            self._ledger.notify()
+        if extended:
+            self._in_flight.notify()
 
     def _is_full(self, kind: str) -> bool:
-        slots, pace = self._budget.get_prefetch_slots(kind), self._paces[kind]
-        return self._ledger.count(kind) >= slots and count_ahead(slots, pace.mean, pace.horizon) == 0
+        slots, estimate = self._budget.get_prefetch_slots(kind), self._duration_estimates[kind]
+        return (
+            self._in_flight.count(kind) >= slots and count_ahead(slots, estimate.mean, estimate.horizon) == 0
+        )
 
     def _has_others(self, kind: str, full: AbstractSet[str]) -> bool:
         return any(kind in kinds and kinds - full for kinds in self._kinds.values())
 
 
 class QueueCapacity:
-    """The room of one worker."""
+    """The capacity of one worker for jobs of its queues."""
 
     def __init__(
         self,
@@ -98,112 +100,118 @@ class QueueCapacity:
         in_flight: InFlightJobs,
         admission: AdmissionState,
     ) -> None:
-        self._paces = duration_estimates
+        self._duration_estimates = duration_estimates
         self._budget = budget
-        self._ledger = in_flight
+        self._in_flight = in_flight
         self._mixes = {keys.queue: KindMix() for keys in consumed}
         self._kinds: dict[str, set[str]] = {keys.queue: set() for keys in consumed}
         for task in tasks.values():
             kind = AWAITING_ADMISSION if task.name in admission.rules else task.kind
             self._kinds.get(task.queue, set()).add(kind)
-        self._detours = Lookahead(
+        self._lookahead = Lookahead(
             duration_estimates=duration_estimates, budget=budget, in_flight=in_flight, kinds=self._kinds
         )
 
     def get_kinds(self, queue: str) -> AbstractSet[str]:
-        """Which kinds of jobs there are on a queue, as far as is known."""
-        return self._kinds[queue] or self._paces.keys()
+        """Return the kinds of jobs on a queue; all kinds while none has been met."""
+        return self._kinds[queue] or self._duration_estimates.keys()
 
     def get_capacity(self, queue: str) -> int:
-        """How many jobs of one queue there is room for."""
-        if self._ledger.count("") >= BATCH:
-            return 0  # jobs that cannot run here wait to be buried
+        """Return how many jobs of one queue may be read."""
+        if self._in_flight.count("") >= BATCH:
+            return 0  # jobs that cannot run here wait to be dead-lettered
         return self._mixes[queue].get_read_limit(
-            {kind: self._of_kind(kind) for kind in self.get_kinds(queue)}
+            {kind: self._count_for_kind(kind) for kind in self.get_kinds(queue)}
         )
 
     def record_read(self, counts: Mapping[str, Mapping[str, int]]) -> None:
-        """One read brought so many jobs of each queue, by their kinds."""
-        for queue, of_kinds in counts.items():
-            self._kinds[queue].update(of_kinds)
-            self._mixes[queue].record(of_kinds)
-            self._detours.record_read(of_kinds)
+        """Record the jobs of one read, by queue and kind."""
+        for queue, counts_by_kind in counts.items():
+            self._kinds[queue].update(counts_by_kind)
+            self._mixes[queue].record(counts_by_kind)
+            self._lookahead.record_read(counts_by_kind)
 
     def update_lookahead(self) -> None:
-        """Look for ways around what is full. To be done each tenth of a second."""
-        self._detours.update()
+        """Update where to read beyond full kinds. To be called each tenth of a second."""
+        self._lookahead.update()
 
     def get_horizon(self, kind: str) -> float:
-        """How far jobs of a kind are read ahead, in seconds."""
-        return self._paces[kind].horizon
+        """Return how far jobs of a kind are read ahead, in seconds."""
+        return self._duration_estimates[kind].horizon
 
     def record_release(self, kind: str, count: int) -> bool:
-        """So many jobs of a kind waited here for too long. Whether that was to be expected; else fewer are read."""
-        if self._detours.record_release(kind, count):
+        """Record jobs of a kind that waited for too long. Return whether that was expected; else fewer are read."""
+        if self._lookahead.record_release(kind, count):
             return True
-        self._paces[kind].assume_slow()
+        self._duration_estimates[kind].assume_slow()
         self._budget.record_release(kind)
         return False
 
-    def _of_kind(self, kind: str) -> int:
+    def _count_for_kind(self, kind: str) -> int:
         if kind == AWAITING_ADMISSION:
-            return BATCH - self._ledger.count(AWAITING_ADMISSION)
-        slots, held, pace = self._budget.get_prefetch_slots(kind), self._ledger.count(kind), self._paces[kind]
+            return BATCH - self._in_flight.count(AWAITING_ADMISSION)
+        slots, held, estimate = (
+            self._budget.get_prefetch_slots(kind),
+            self._in_flight.count(kind),
+            self._duration_estimates[kind],
+        )
         return count_to_read(
-            slots=slots, held=held, mean=pace.mean, horizon=pace.horizon
-        ) or self._detours.get_extra_capacity(kind, slots=slots, held=held)
+            slots=slots, held=held, mean=estimate.mean, horizon=estimate.horizon
+        ) or self._lookahead.get_extra_capacity(kind, slots=slots, held=held)
 
 
 MAX_DURATION = 3600.0
-"""Seconds for which it can be told to."""
+"""The most seconds for which a factor can be set."""
 
 
 class PrefetchFactor:
-    """The factor on how far ahead one worker reads, 1 unless it was told otherwise not long ago."""
+    """The factor on how far ahead one worker reads: 1, unless a command has set another for a while."""
 
     def __init__(
         self, *, duration_estimates: Mapping[str, DurationEstimate], in_flight: InFlightJobs, log: Log
     ) -> None:
-        self._paces = duration_estimates
-        self._ledger = in_flight
+        self._duration_estimates = duration_estimates
+        self._in_flight = in_flight
         self._log = log
-        self._ends = math.inf
-        self._news = trio.Event()
+        self._ends_at = math.inf
+        self._changed = trio.Event()
         self.factor: float = 1.0
 
     async def run_expiry(self) -> None:
-        """See to it that it ends in time, until cancelled. The Reporter has this done."""
+        """Reset the factor when its time is over, until cancelled. The Reporter runs this."""
         while True:
-            news = self._news = trio.Event()
-            with trio.move_on_at(self._ends):
-                await news.wait()
-            if trio.current_time() >= self._ends:
+            changed = self._changed = trio.Event()
+            with trio.move_on_at(self._ends_at):
+                await changed.wait()
+            if trio.current_time() >= self._ends_at:
                 self._set(1.0, math.inf)
 
     async def handle_command(self, parameters: Mapping[str, Any]) -> object:
-        """The command `prefetch`: read `factor` times as far ahead as usual, 1 to 16, for so many `seconds`, or for as
-        long as this worker lives. Gives the factor. Raises CommandRefused."""
-        strange = sorted(parameters.keys() - {"factor", "seconds"})
-        if strange:
-            raise CommandRefused(f"prefetch does not take {strange[0]!r}: it takes factor and seconds")
+        """Perform the command `prefetch`: read `factor` times (1 to 16) as far ahead as usual, and return the factor.
+
+        It holds for `seconds`, else until this worker ends. Raises CommandRefused.
+        """
+        unknown = sorted(parameters.keys() - {"factor", "seconds"})
+        if unknown:
+            raise CommandRefused(f"prefetch does not take {unknown[0]!r}: it takes factor and seconds")
         if "factor" in parameters:
-            factor = _number("factor", parameters["factor"], 1.0, MAX_PREFETCH_FACTOR)
+            factor = _parse_number("factor", parameters["factor"], 1.0, MAX_PREFETCH_FACTOR)
             seconds = parameters.get("seconds")
-            limit = math.inf if seconds is None else _number("seconds", seconds, 0.01, MAX_DURATION)
+            limit = math.inf if seconds is None else _parse_number("seconds", seconds, 0.01, MAX_DURATION)
             self._set(factor, trio.current_time() + limit)
         return {"factor": self.factor}
 
     def _set(self, factor: float, ends: float) -> None:
         if factor != self.factor:
             self._log.event("prefetch:set", "info", factor=factor, before=self.factor)
-        self.factor, self._ends = factor, math.inf if factor == 1 else ends
-        for pace in self._paces.values():
-            pace.set_factor(factor)
-        self._ledger.notify()
-        self._news.set()
+        self.factor, self._ends_at = factor, math.inf if factor == 1 else ends
+        for estimate in self._duration_estimates.values():
+            estimate.set_factor(factor)
+        self._in_flight.notify()
+        self._changed.set()
 
 
-def _number(name: str, value: object, least: float, most: float) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise CommandRefused(f"{name} is {value!r}: give a number from {least:g} to {most:g}")
+def _parse_number(name: str, value: object, minimum: float, maximum: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
+        raise CommandRefused(f"{name} is {value!r}: give a number from {minimum:g} to {maximum:g}")
     return float(value)

@@ -1,6 +1,6 @@
-"""Concurrency Budget: how many jobs of each kind may run at once in this worker (C57, C63 to C69).
+"""How many jobs of each kind may run at once in this worker.
 
-A fixed budget costs nothing while jobs run. One that moves is looked at when jobs came, and ten times a second.
+A fixed budget costs nothing while jobs run. A variable one is updated when jobs were read, and ten times a second.
 """
 
 import inspect
@@ -30,33 +30,35 @@ from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
 from celery5.services.worker.internal_queues import TasksQueue
 
 UPDATE_INTERVAL = 0.1
-"""Seconds between looks at budgets that move."""
+"""Seconds between updates of variable budgets."""
 POLL_INTERVAL = 1.0
-"""Seconds between looks at the machine, and questions to functions that say a maximum."""
+"""Seconds between readings of the machine's load, and between calls of functions that return a maximum."""
 MAXIMUM_TIMEOUT = 5.0
-"""Seconds that such a function may take, if it is `async`; one in a thread is waited for, and not asked again."""
+"""Seconds that such a function may take, if it is `async`; one in a thread is waited for, however long."""
 RELEASE_COOLDOWN = 5.0
-"""Seconds in which no more jobs are read than there are slots, after some were given back."""
+"""Seconds in which no more jobs are read than there are slots, after some were released."""
 
 SlotsListener = Callable[[str, int], None]
-"""Is told of a kind and its new number of slots."""
+"""Called with a kind and its new number of slots."""
 
 
 class _Meter:
-    """One kind's budget: what was said, where it is, and what its maximum is now: while a function that says so has not
-    answered, the minimum."""
+    """The budget of one kind: as configured, its current state, and its current maximum.
 
-    __slots__ = ("budget", "course", "failed", "maximum", "shy_until")
+    Until a function has returned a maximum, that is the minimum.
+    """
+
+    __slots__ = ("budget", "failure", "maximum", "no_prefetch_until", "state")
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self.course = BudgetState(budget.minimum)
+        self.state = BudgetState(budget.minimum)
         self.maximum = budget.minimum if callable(budget.maximum) else budget.max_slots
-        self.shy_until = 0.0
-        self.failed = ""
+        self.no_prefetch_until = 0.0
+        self.failure = ""
 
-    def say(self, budget: Budget) -> None:
-        """This is the budget from now on."""
+    def set_budget(self, budget: Budget) -> None:
+        """Set the budget."""
         self.budget = budget
         if not callable(budget.maximum):
             self.maximum = budget.max_slots
@@ -77,175 +79,183 @@ class ConcurrencyBudget:
         self._meters = {kind: _Meter(budget) for kind, budget in budgets.items()}
         self._ceilings = {kind: get_max_slots(budget) for kind, budget in budgets.items()}
         self._queues = queues
-        self._ledger = in_flight
+        self._in_flight = in_flight
         self._log = log
-        self._followers: list[SlotsListener] = []
+        self._listeners: list[SlotsListener] = []
         self._running_jobs = running_jobs
         self._machine = MachineReading(1, 0.0, 0)
-        self._said = trio.Event()
-        self._warned = 0
-        self._moves = self._any_moves()
+        self._changed = trio.Event()
+        self._warned_slots = 0
+        self._is_variable = self._has_variable()
 
     def get_slots(self, kind: str) -> int:
-        """How many jobs of this kind may run at once."""
-        return self._meters[kind].course.current
+        """Return how many jobs of this kind may run at once."""
+        return self._meters[kind].state.current
 
     def get_prefetch_slots(self, kind: str) -> int:
-        """For how many slots jobs of this kind are to be read: for more than it has, when it may get more."""
+        """Return for how many slots to read jobs of this kind: more than it has, when it may get more."""
         meter = self._meters[kind]
-        if not self._moves:
-            return meter.course.current
+        if not self._is_variable:
+            return meter.state.current
         now = trio.current_time()
-        if now < meter.shy_until:
-            return meter.course.current
-        return get_prefetch_slots(meter.course, meter.budget, meter.maximum, now)
+        if now < meter.no_prefetch_until:
+            return meter.state.current
+        return get_prefetch_slots(meter.state, meter.budget, meter.maximum, now)
 
     def add_listener(self, follower: SlotsListener) -> None:
-        """Have `follower` told of each change."""
-        self._followers.append(follower)
+        """Call `follower` on each change."""
+        self._listeners.append(follower)
 
     def record_release(self, kind: str) -> None:
-        """Jobs of this kind waited for too long: read no more than there are slots, for a while. Unless they waited for
-        a cool-down."""
+        """Read no more jobs of this kind than there are slots for a while: some waited for too long.
+
+        Unless they waited for a cool-down.
+        """
         meter, now = self._meters[kind], trio.current_time()
-        if now - meter.course.grown_at > meter.budget.cooldown:
-            meter.shy_until = now + RELEASE_COOLDOWN
+        if now - meter.state.grown_at > meter.budget.cooldown:
+            meter.no_prefetch_until = now + RELEASE_COOLDOWN
 
     def on_first_duration(self) -> None:
-        """The pace of a kind is known for the first time: there is room for what may be read ahead."""
-        self._ledger.notify()
+        """Note that the duration of a kind is known for the first time: jobs may be read ahead now."""
+        self._in_flight.notify()
 
     def update(self) -> None:
-        """Move what is to be moved."""
-        if self._moves:
+        """Update the variable budgets."""
+        if self._is_variable:
             now = trio.current_time()
             for kind, meter in self._meters.items():
                 if not meter.budget.is_fixed:
-                    self._step(kind, meter, now)
+                    self._update_kind(kind, meter, now)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Move what moves until cancelled."""
-        self._warn_of_threads()
+        """Update the variable budgets until cancelled."""
+        self._warn_of_too_many_threads()
         async with trio.open_nursery() as nursery:
             for kind, meter in self._meters.items():
                 if callable(meter.budget.maximum):
-                    nursery.start_soon(self._ask_on, kind, meter, meter.budget.maximum)
+                    nursery.start_soon(self._poll_maximum, kind, meter, meter.budget.maximum)
             task_status.started()
-            looked = -POLL_INTERVAL
+            read_at = -POLL_INTERVAL
             while True:
-                if not self._moves:
-                    await self._said.wait()
-                    self._said = trio.Event()
+                if not self._is_variable:
+                    await self._changed.wait()
+                    self._changed = trio.Event()
                     continue
                 now = trio.current_time()
-                if now - looked >= POLL_INTERVAL:
-                    self._machine, looked = read_machine(), now
+                if now - read_at >= POLL_INTERVAL:
+                    self._machine, read_at = read_machine(), now
                 self.update()
-                # Whoever waits for room may have some, now that a cool-down is over.
-                self._ledger.notify()
+                # The Consumer may have capacity, now that a cool-down is over.
+                self._in_flight.notify()
                 await trio.sleep(UPDATE_INTERVAL)
 
     def get_counts(self) -> dict[str, dict[str, int]]:
-        """For each kind: the slots it has, the jobs that run and that wait here, and between what its slots lie."""
-        return {kind: self._told(kind) for kind in self._meters}
+        """Return for each kind its slots, its running and waiting jobs, and the range of its slots."""
+        return {kind: self._count(kind) for kind in self._meters}
 
     async def handle_command(self, parameters: Mapping[str, Any]) -> object:
-        """The command `budget`: set the `minimum` and `maximum` of a `kind` for as long as this worker lives; gives
-        what it is now, of all kinds if none is named. Raises CommandRefused."""
+        """Perform the command `budget`: set `minimum` and `maximum` of a `kind` until this worker ends.
+
+        Returns its counts, those of all kinds if none is named. Raises CommandRefused.
+        """
         kind = parameters.get("kind")
-        strange = sorted(parameters.keys() - {"kind", "minimum", "maximum"})
-        if strange:
-            raise CommandRefused(f"budget does not take {strange[0]!r}: it takes kind, minimum and maximum")
-        said = {name: parameters[name] for name in ("minimum", "maximum") if parameters.get(name) is not None}
-        if kind is None and not said:
+        unknown = sorted(parameters.keys() - {"kind", "minimum", "maximum"})
+        if unknown:
+            raise CommandRefused(f"budget does not take {unknown[0]!r}: it takes kind, minimum and maximum")
+        limits = {
+            name: parameters[name] for name in ("minimum", "maximum") if parameters.get(name) is not None
+        }
+        if kind is None and not limits:
             return self.get_counts()
         if not isinstance(kind, str) or kind not in self._meters:
             raise CommandRefused(f"budget: kind is {kind!r}; there are {', '.join(self._meters)}")
-        if said:
-            self._set(kind, self._meters[kind], said)
-        return {"kind": kind, **self._told(kind)}
+        if limits:
+            self._set(kind, self._meters[kind], limits)
+        return {"kind": kind, **self._count(kind)}
 
-    def _set(self, kind: str, meter: _Meter, said: Mapping[str, Any]) -> None:
-        budget, most = replace(meter.budget, **said), self._ceilings[kind]
-        wrong = find_budget_error(budget)
-        if wrong:
-            raise CommandRefused(f"budget of {kind}: {wrong}")
-        if budget.max_slots > most:
-            raise CommandRefused(f"budget of {kind}: this worker can have {most} at most without a new start")
-        meter.say(budget)
-        self._moves = self._any_moves()
-        self._log.event("budget:set", kind=kind, **said)
-        self._warn_of_threads()
-        self._step(kind, meter, trio.current_time())
-        self._said.set()
-        self._ledger.notify()
+    def _set(self, kind: str, meter: _Meter, limits: Mapping[str, Any]) -> None:
+        budget, ceiling = replace(meter.budget, **limits), self._ceilings[kind]
+        error = find_budget_error(budget)
+        if error:
+            raise CommandRefused(f"budget of {kind}: {error}")
+        if budget.max_slots > ceiling:
+            raise CommandRefused(
+                f"budget of {kind}: this worker can have {ceiling} at most without a new start"
+            )
+        meter.set_budget(budget)
+        self._is_variable = self._has_variable()
+        self._log.event("budget:set", kind=kind, **limits)
+        self._warn_of_too_many_threads()
+        self._update_kind(kind, meter, trio.current_time())
+        self._changed.set()
+        self._in_flight.notify()
 
-    def _any_moves(self) -> bool:
+    def _has_variable(self) -> bool:
         return not all(meter.budget.is_fixed for meter in self._meters.values())
 
-    def _warn_of_threads(self) -> None:
+    def _warn_of_too_many_threads(self) -> None:
         slots = self._meters["thread"].maximum
-        if slots > max(CPU_ADVICE, self._warned):
-            self._warned = slots
+        if slots > max(CPU_ADVICE, self._warned_slots):
+            self._warned_slots = slots
             self._log.event("budget:oversized", "warning", slots=slots, advised=CPU_ADVICE)
 
-    def _told(self, kind: str) -> dict[str, int]:
+    def _count(self, kind: str) -> dict[str, int]:
         meter = self._meters[kind]
         return {
-            "current": meter.course.current,
+            "current": meter.state.current,
             "executing": self._running_jobs.count(kind),
             "queued": len(self._queues[kind]),
             "minimum": meter.budget.minimum,
             "maximum": meter.maximum,
         }
 
-    def _demand(self, kind: str, meter: _Meter) -> Demand:
+    def _make_demand(self, kind: str, meter: _Meter) -> Demand:
         cores, load, memory = self._machine
-        told, increases = self._told(kind), meter.course.increases
-        return Demand(kind=kind, increases=increases, cores=cores, load=load, memory=memory, **told)
+        counts, increases = self._count(kind), meter.state.increases
+        return Demand(kind=kind, increases=increases, cores=cores, load=load, memory=memory, **counts)
 
-    def _step(self, kind: str, meter: _Meter, now: float) -> None:
-        before, demand = meter.course.current, self._demand(kind, meter)
+    def _update_kind(self, kind: str, meter: _Meter, now: float) -> None:
+        before, demand = meter.state.current, self._make_demand(kind, meter)
         try:
-            meter.course = next_budget_state(meter.course, meter.budget, demand, now)
+            meter.state = next_budget_state(meter.state, meter.budget, demand, now)
         except (Exception, SystemExit) as error:  # the user's strategy
-            self._tell_failed(kind, meter, f"its strategy failed: {error!r}")
-        slots = meter.course.current
+            self._log_failure(kind, meter, f"its strategy failed: {error!r}")
+        slots = meter.state.current
         if slots != before:
             fields = {"before": before, "queued": demand.queued, "executing": demand.executing}
             self._log.event("budget:changed", "info", kind=kind, slots=slots, **fields)
-            for follower in self._followers:
+            for follower in self._listeners:
                 follower(kind, slots)
 
-    async def _ask_on(self, kind: str, meter: _Meter, maximum: Maximum) -> None:
-        """Ask what the maximum is, until a number is said instead."""
+    async def _poll_maximum(self, kind: str, meter: _Meter, maximum: Maximum) -> None:
+        """Call the function for the maximum at intervals, until a command replaces it by a number."""
         while meter.budget.maximum is maximum:
             try:
-                slots = int(await _answer(maximum, self._demand(kind, meter)))
+                slots = int(await _call_user_function(maximum, self._make_demand(kind, meter)))
             except (Exception, SystemExit) as error:  # the user's function
-                self._tell_failed(kind, meter, f"its maximum stays {meter.maximum}: {error!r}")
+                self._log_failure(kind, meter, f"its maximum stays {meter.maximum}: {error!r}")
             else:
                 if meter.budget.maximum is maximum:
                     meter.maximum = min(max(slots, meter.budget.minimum), self._ceilings[kind])
-                    meter.failed = ""
-                    self._warn_of_threads()
+                    meter.failure = ""
+                    self._warn_of_too_many_threads()
             await trio.sleep(POLL_INTERVAL)
 
-    def _tell_failed(self, kind: str, meter: _Meter, why: str) -> None:
-        """Once for each reason."""
-        if meter.failed != why:
-            meter.failed = why
+    def _log_failure(self, kind: str, meter: _Meter, why: str) -> None:
+        """Log a failure, once for each reason."""
+        if meter.failure != why:
+            meter.failure = why
             self._log.event("budget:failed", "warning", kind=kind, why=why)
 
 
-async def _answer(maximum: Maximum, demand: Demand) -> int:
-    """What the function says, called wherever it holds up nobody."""
-    answer: Any
+async def _call_user_function(maximum: Maximum, demand: Demand) -> int:
+    """Call a user's function where it does not block the loop, and return its result."""
+    result: Any
     if isinstance(maximum, (ByLoad, ByMemory)) or inspect.iscoroutinefunction(maximum):
-        answer = maximum(demand)
+        result = maximum(demand)
     else:
-        answer = await trio.to_thread.run_sync(maximum, demand, abandon_on_cancel=True)
-    if inspect.isawaitable(answer):
+        result = await trio.to_thread.run_sync(maximum, demand, abandon_on_cancel=True)
+    if inspect.isawaitable(result):
         with trio.fail_after(MAXIMUM_TIMEOUT):
-            answer = await answer
-    return cast("int", answer)
+            result = await result
+    return cast("int", result)

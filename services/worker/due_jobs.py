@@ -1,7 +1,7 @@
-"""Mover: moves scheduled jobs and retries to their queue when their time has come.
+"""Move scheduled jobs and retries to their queues when they are due.
 
-Jobs wait in Redis, not here: the Mover only knows when the next one falls due. Any number of workers may move at
-once; each job moves once.
+Jobs wait in Redis, not in the worker, which only knows when the next one is due. Any number of workers may move jobs
+at once; each job is moved once.
 """
 
 import math
@@ -18,22 +18,22 @@ from celery5.logs.log import Log
 from celery5.services.process.broker_outages import OutageLog
 
 BATCH = 100
-"""Jobs moved in one trip."""
+"""Jobs moved in one call."""
 RETRY_INTERVAL = 0.5
-"""Seconds between attempts while Redis is away."""
+"""Seconds between attempts while Redis is unreachable."""
 
 MoveResult = tuple[int, float | None]
 
 
 class Mover:
-    """Watches the time of the scheduled jobs of a worker's queues."""
+    """Moves the due jobs of a worker's queues."""
 
     def __init__(self, *, redis: AsyncDriver, consumed: Sequence[QueueKeys], log: Log) -> None:
         self._redis = redis
         self._queues: Mapping[bytes, QueueKeys] = {keys.wake.encode(): keys for keys in consumed}
-        self._waits = OutageLog(log, "due-jobs:interrupted", "due-jobs:resumed")
+        self._outages = OutageLog(log, "due-jobs:interrupted", "due-jobs:resumed")
         self._due: dict[str, float] = {}
-        self._news = trio.Event()
+        self._changed = trio.Event()
 
     @property
     def channels(self) -> list[str]:
@@ -41,16 +41,16 @@ class Mover:
         return [keys.wake for keys in self._queues.values()]
 
     def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> None:
-        """The Heartbeat's news of one queue."""
+        """Take the heartbeat reply of one queue: when its next job is due."""
         if pulse.due_in is not None:
             self._expect(keys, trio.current_time() + pulse.due_in)
 
     def on_message(self, channel: bytes, _payload: bytes) -> None:
-        """A job was scheduled or will be retried before all others: look when."""
+        """Read anew when the next job of a queue is due: one was scheduled before all others."""
         self._expect(self._queues[channel], trio.current_time())
 
     def recheck(self) -> None:
-        """The listening connection was made anew: something may have been missed."""
+        """Read anew when the next jobs are due: the listening connection is new, and messages may have been missed."""
         for keys in self._queues.values():
             self._expect(keys, trio.current_time())
 
@@ -60,12 +60,12 @@ class Mover:
         task_status.started()
         while True:
             with trio.move_on_at(min(self._due.values(), default=math.inf)):
-                await self._news.wait()
-            self._news = trio.Event()
+                await self._changed.wait()
+            self._changed = trio.Event()
             await self.move_due_jobs()
 
     async def move_due_jobs(self) -> int:
-        """One pass over the queues whose next job is due. Gives how many jobs were moved."""
+        """Move the due jobs of all queues. Return how many were moved."""
         total = 0
         for keys in self._queues.values():
             if self._due.get(keys.queue, math.inf) > trio.current_time():
@@ -74,10 +74,10 @@ class Mover:
             try:
                 moved, due_in = await self._redis.perform(jobs.promote_due_jobs(keys, limit=BATCH))
             except (BrokerUnavailable, BrokerReplied) as error:
-                self._waits.record_error(error)
+                self._outages.record_error(error)
                 moved, due_in = 0, RETRY_INTERVAL
             else:
-                self._waits.record_recovery()
+                self._outages.record_recovery()
             total += moved
             if due_in is not None:
                 self._expect(keys, trio.current_time() + due_in)
@@ -86,4 +86,4 @@ class Mover:
     def _expect(self, keys: QueueKeys, when: float) -> None:
         if when < self._due.get(keys.queue, math.inf):
             self._due[keys.queue] = when
-            self._news.set()
+            self._changed.set()

@@ -1,6 +1,6 @@
-"""Ledger: the jobs that this worker holds, from the read to the settlement.
+"""The jobs that this worker holds: in flight from the read to the settlement, running, recent and isolated.
 
-It is what bounds everything in a worker: the Consumer reads no more than the ledger has room for.
+Their number bounds everything in a worker: the Consumer reads only as many as there is capacity for.
 """
 
 from collections import defaultdict, deque
@@ -16,13 +16,13 @@ from celery5.services.worker.internal_queues import TasksQueue
 
 
 class InFlightJobs:
-    """What is held, by queue and stream entry; how many were settled in `total`. One task may wait for it to change."""
+    """The jobs in flight, by queue and stream entry, and how many were settled. One task may wait for a change."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, bytes], Delivery] = {}
-        self._kinds: defaultdict[str, int] = defaultdict(int)
+        self._counts: defaultdict[str, int] = defaultdict(int)
         self._changed = trio.Event()
-        self._watching: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
         self.settled_count = 0
 
     def __len__(self) -> int:
@@ -35,49 +35,49 @@ class InFlightJobs:
         return iter(list(self._held.values()))
 
     def find(self, place: tuple[str, bytes]) -> Delivery | None:
-        """What is held of this queue and stream entry."""
+        """Return the job of a queue and stream entry; None when it is not held."""
         return self._held.get(place)
 
     def get_oldest(self) -> Delivery | None:
-        """What has been held for longest."""
+        """Return the job that has been held for longest."""
         return next(iter(self._held.values()), None)
 
     def count(self, kind: str) -> int:
-        """How many jobs of one kind are held."""
-        return self._kinds.get(kind, 0)
+        """Return how many jobs of one kind are held."""
+        return self._counts.get(kind, 0)
 
     def add(self, delivery: Delivery) -> None:
-        """This worker holds `delivery` now."""
+        """Hold a job."""
         self._held[delivery.queue, delivery.entry] = delivery
-        self._kinds[delivery.kind] += 1
+        self._counts[delivery.kind] += 1
 
     def change_kind(self, delivery: Delivery, kind: str) -> None:
-        """`delivery`, which is held, counts for another kind from now on."""
-        self._kinds[delivery.kind] -= 1
-        self._kinds[kind] += 1
+        """Count a held job for another kind."""
+        self._counts[delivery.kind] -= 1
+        self._counts[kind] += 1
         delivery.set_kind(kind)
 
     def remove(self, deliveries: Iterable[Delivery]) -> None:
-        """These are settled: there is room for others."""
+        """Remove jobs that were settled: there is capacity for others."""
         before = len(self._held)
         for delivery in deliveries:
             if self._held.pop((delivery.queue, delivery.entry), None) is not None:
-                self._kinds[delivery.kind] -= 1
+                self._counts[delivery.kind] -= 1
         self.settled_count += before - len(self._held)
         self._changed.set()
-        for each in self._watching:
-            each()
+        for listener in self._listeners:
+            listener()
 
     def add_listener(self, look: Callable[[], None]) -> None:
-        """Call `look` whenever something was settled."""
-        self._watching.append(look)
+        """Call `look` whenever jobs were settled."""
+        self._listeners.append(look)
 
     def notify(self) -> None:
-        """Nothing was settled, but there may be room for others all the same."""
+        """Wake the waiting task though no job was settled: there may be capacity for other reasons."""
         self._changed.set()
 
     async def wait_changed(self) -> None:
-        """Wait until something was settled since this was last waited for."""
+        """Wait until jobs were settled since the last call."""
         await self._changed.wait()
         self._changed = trio.Event()
 
@@ -100,24 +100,26 @@ class RecentJobs:
         return len(self._new) + len(self._old)
 
     def check_and_add(self, delivery: Delivery, envelope: Envelope) -> bool:
-        """Whether this message came before; it has now. One that was recovered from a dead worker always counts as
-        new: its first run did not finish."""
-        mark = (delivery.queue, envelope.id, envelope.attempt, envelope.replays)
-        if mark in self._new or mark in self._old:
+        """Remember a message, and return whether it came before.
+
+        One that was recovered from a dead worker always counts as new: its first run did not finish.
+        """
+        key = (delivery.queue, envelope.id, envelope.attempt, envelope.replays)
+        if key in self._new or key in self._old:
             return not delivery.deliveries
         if self._limit:
-            self._new.add(mark)
+            self._new.add(key)
             if len(self._new) >= self._limit:
                 self._old, self._new = self._new, set()
         return False
 
     def forget(self, delivery: Delivery) -> None:
-        """The message goes back to its queue as it is: when it comes again, it is to be run."""
+        """Forget a message that goes back to its queue unchanged: when it comes again, it is to be run."""
         envelope = delivery.envelope
         if envelope is not None:
-            mark = (delivery.queue, envelope.id, envelope.attempt, envelope.replays)
-            self._new.discard(mark)
-            self._old.discard(mark)
+            key = (delivery.queue, envelope.id, envelope.attempt, envelope.replays)
+            self._new.discard(key)
+            self._old.discard(key)
 
 
 class RunningJobs(dict[Delivery, RunningJob]):
@@ -132,52 +134,52 @@ class RunningJobs(dict[Delivery, RunningJob]):
 
 
 SUSPECT_DEATHS = 2
-"""Workers that went down with a job before it is a suspect; fewer where fewer are enough to bury it."""
+"""Workers that died with a job before it is isolated; fewer where fewer are enough to dead-letter it."""
 
 
 class IsolatedJobs:
-    """A lane for one."""
+    """Runs the jobs that may kill workers one at a time, so that the death of a worker is blamed on the right one."""
 
     def __init__(
         self, *, queues: Mapping[str, TasksQueue], in_flight: InFlightJobs, max_deliveries: int
     ) -> None:
         self.min_deaths = min(SUSPECT_DEATHS, max_deliveries)
         self._queues = queues
-        self._ledger = in_flight
+        self._in_flight = in_flight
         self._waiting: deque[Delivery] = deque()
-        self._out: Delivery | None = None
-        in_flight.add_listener(self._look)
+        self._current: Delivery | None = None
+        in_flight.add_listener(self._start_next)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, delivery: Delivery) -> None:
-        """Let `delivery`, which the ledger has, run when it is its turn."""
+        """Run a job in flight when it is its turn."""
         self._waiting.append(delivery)
-        self._look()
+        self._start_next()
 
     def remove(self, delivery: Delivery) -> bool:
-        """Take one out that waits. False when it is not here."""
+        """Remove a waiting job. Return False when there is none."""
         if delivery not in self._waiting:
             return False
         self._waiting.remove(delivery)
         return True
 
     def drain(self, *, read_before: float) -> list[Delivery]:
-        """Take out all that wait, if the first of them was read before that time (seconds since 1970)."""
+        """Take all waiting jobs, if the first of them was read before that time (seconds since 1970)."""
         if not self._waiting or self._waiting[0].read >= read_before:
             return []
         waiting = list(self._waiting)
         self._waiting.clear()
         return waiting
 
-    def _look(self) -> None:
-        """Let the next one out, if the one before it is settled."""
-        if self._out is not None and (self._out.queue, self._out.entry) not in self._ledger:
-            self._out = None
-        if self._out is None and self._waiting:
-            self._out = self._waiting.popleft()
-            self._queues[self._out.kind].put(self._out)
+    def _start_next(self) -> None:
+        """Queue the next job for an executor, if the one before it is settled."""
+        if self._current is not None and (self._current.queue, self._current.entry) not in self._in_flight:
+            self._current = None
+        if self._current is None and self._waiting:
+            self._current = self._waiting.popleft()
+            self._queues[self._current.kind].put(self._current)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

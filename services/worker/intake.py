@@ -1,4 +1,4 @@
-"""Job intake: every job that was read for this worker, by whichever way it came, goes to the queue of its kind here."""
+"""Take every job that this worker received, by a read or from the reply to another call."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class UnstartedJobs:
         )
 
     def drop_duplicate(self, delivery: Delivery, envelope: Envelope) -> None:
-        """Remove an entry whose very message came before. The job stays as it was."""
+        """Remove an entry whose message came before. The job stays as it was."""
         self.results.put((delivery, make_drop(delivery)))
         self.log.event(
             "consumer:duplicate-dropped", "warning", job=envelope.id, task=envelope.task, attempt=envelope.attempt,
@@ -56,7 +56,7 @@ class UnstartedJobs:
 
 
 class JobIntake:
-    """Takes the jobs that the Consumer has read, and those that Redis hands over on other calls."""
+    """Takes the jobs that the Consumer has read, and those that other calls to Redis return."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class JobIntake:
     def accept_new(self, entries: Sequence[Entry]) -> int:
         """Take the entries that this worker does not hold yet, and return how many those are.
 
-        A job that is handed to a worker may be found as lost while the answer that carries it is on its way. Whichever
-        comes second is no copy of the job.
+        An audit may find an admitted job while the reply that carries it is on its way. The second one is then no
+        duplicate of the job.
         """
         new = [entry for entry in entries if (entry.queue, entry.id) not in self._in_flight]
         self.accept(new)

@@ -1,4 +1,4 @@
-"""Judgement: what becomes of a job that has ended: judges its outcome, hands that on, counts and logs it (C54)."""
+"""Handle the outcome of a job: derive the verdict, queue its settlement, count it and log it."""
 
 import random
 from bisect import bisect_left
@@ -53,7 +53,7 @@ class OutcomeSettings:
 
 
 class OutcomeHandler:
-    """The end of every job that an executor took, or that was revoked before one did."""
+    """Handles the end of every job that an executor took, or that was revoked or expired before."""
 
     def __init__(
         self,
@@ -68,38 +68,38 @@ class OutcomeHandler:
     ) -> None:
         self._tasks = tasks
         self._results = results
-        self._circuits = circuit_breakers
+        self._circuit_breakers = circuit_breakers
         self._log = log
         self._worker = worker
-        self._ttl = outcome_settings.results_ttl
-        self._limit = outcome_settings.message_limit
+        self._results_ttl = outcome_settings.results_ttl
+        self._message_limit = outcome_settings.message_limit
         self._tally = tally
-        self._untraced: tuple[type, ...] = (
+        self._without_traceback: tuple[type, ...] = (
             () if outcome_settings.retry_tracebacks else (RetryVerdict, Postpone)
         )
-        self._unproven = {
+        self._checks_left = {
             name: CHECKED_RESULTS for name, task in tasks.items() if task.result_type.is_declared
         }
-        self._said: Mapping[type, tuple[Level, str, tuple[str, ...], dict[str, list[float]]]] = {
-            kind: (level, state, more, tally.get_tallies(state))
-            for kind, (level, state, more) in _SAID.items()
+        self._log_rules: Mapping[type, tuple[Level, str, tuple[str, ...], dict[str, list[float]]]] = {
+            kind: (level, state, extra_fields, tally.get_tallies(state))
+            for kind, (level, state, extra_fields) in _LOG_RULES.items()
         }
 
     @property
     def ended_counts(self) -> dict[str, int]:
-        """How many attempts have ended in this process, by the state of their jobs then."""
+        """The number of attempts that have ended in this process, by the resulting state."""
         return self._tally.count_by_state()
 
     def handle_outcome(self, delivery: Delivery, outcome: Outcome) -> None:
-        """`delivery` has ended with `outcome`."""
+        """Handle the end of `delivery` with `outcome`."""
         envelope = delivery.envelope
         assert envelope is not None
-        if type(outcome) is Returned and len(outcome.value) > self._limit:
-            outcome = _too_large(len(outcome.value), self._limit)
-        if envelope.task in self._unproven and type(outcome) is Returned:
-            self._look_at(outcome.value, envelope)
-        if type(outcome) is not Returned or envelope.task in self._circuits.needing_success:
-            self._circuits.record_outcome(delivery, envelope.task, outcome)
+        if type(outcome) is Returned and len(outcome.value) > self._message_limit:
+            outcome = _too_large(len(outcome.value), self._message_limit)
+        if envelope.task in self._checks_left and type(outcome) is Returned:
+            self._check_result(outcome.value, envelope)
+        if type(outcome) is not Returned or envelope.task in self._circuit_breakers.needing_success:
+            self._circuit_breakers.record_outcome(delivery, envelope.task, outcome)
         task = self._tasks[envelope.task]
         verdict = judge(
             outcome,
@@ -111,13 +111,15 @@ class OutcomeHandler:
         )
         if delivery.recipients is not None:
             delivery.set_document(make_sink_document(verdict, delivery, worker=self._worker))
-        self._results.put((delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
-        if type(outcome) is StartMissed:  # no attempt has ended: there is nothing to count or to warn of
+        self._results.put(
+            (delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._results_ttl))
+        )
+        if type(outcome) is StartMissed:  # no attempt has ended: nothing to count or to log as an end
             self._log.event("job:rate-limited", "debug", job=envelope.id, task=envelope.task)
         else:
-            self._tell(delivery, envelope, verdict)
+            self._count_and_log(delivery, envelope, verdict)
 
-    def _look_at(self, value: bytes, envelope: Envelope) -> None:
+    def _check_result(self, value: bytes, envelope: Envelope) -> None:
         """Warn, once for each task, of a result that does not fit its annotation: `get` would raise BadResult."""
         task, why = envelope.task, ""
         try:
@@ -127,18 +129,18 @@ class OutcomeHandler:
             why = str(error)
         except Exception as error:  # the user's code: __post_init__, a validator
             why = f"{type(error).__name__}: {error}"
-        self._unproven[task] -= 1
+        self._checks_left[task] -= 1
         if why:
             self._log.event(
                 "job:result-mismatched", "warning", job=envelope.id, task=task, why=why, hint=_WRONG
             )
-        if why or not self._unproven[task]:
-            del self._unproven[task]
+        if why or not self._checks_left[task]:
+            del self._checks_left[task]
 
-    def _tell(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
-        level, state, more, tallies = self._said[type(verdict)]
-        took = delivery.finished - (delivery.started or delivery.finished)
-        seconds = int(took * 1e6 + 0.5) / 1e6  # round() takes five times as long
+    def _count_and_log(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
+        level, state, extra_fields, tallies = self._log_rules[type(verdict)]
+        duration = delivery.finished - (delivery.started or delivery.finished)
+        seconds = int(duration * 1e6 + 0.5) / 1e6  # round() takes five times as long
         tally = tallies[envelope.task]
         tally[bisect_left(HISTOGRAM_BUCKETS, seconds)] += 1
         tally[0] += seconds
@@ -151,7 +153,9 @@ class OutcomeHandler:
             attempt=envelope.attempt,
             seconds=seconds,
             trace=envelope.trace,
-            extra=_details(verdict, more, traced=type(verdict) not in self._untraced) if more else None,
+            extra=_details(verdict, extra_fields, traced=type(verdict) not in self._without_traceback)
+            if extra_fields
+            else None,
         )
 
 
@@ -177,7 +181,7 @@ def _too_large(size: int, limit: int) -> PermanentFailure:
     return PermanentFailure(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
 
 
-_SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
+_LOG_RULES: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
     Complete: ("info", "SUCCESS", ()),
     RetryVerdict: ("warning", "RETRY", ("delay", "failure", "section", "backoff_error")),
     Bury: ("error", "DEAD", ("reason", "failure")),

@@ -1,11 +1,11 @@
-"""Leases: the Heartbeat keeps this worker's own alive, the Recoverer puts back the jobs of workers whose lease ended.
+"""Renew this worker's leases by heartbeats, and recover the jobs of workers whose lease has ended.
 
-Should a job block the loop, or hold the interpreter's lock, the beats stay away, and the sidecar process renews the
-lease instead (`processes/watch/sidecar.py`). So a long job on a live worker is never given to another.
+While a job blocks the loop or holds the interpreter's lock there are no heartbeats, and the sidecar process renews the
+lease instead (`processes/watch/sidecar.py`). So a long job on a live worker is never given to another worker.
 
-Whether a worker has died is decided in `protocol/process/liveness.py`, from the answers to this worker's own
-heartbeats, and only when one was just answered: while Redis does not answer, no worker is judged. The script decides
-once more, for each worker, from that heartbeat (`HeartbeatEvidence`).
+Whether a worker has died is decided in `protocol/process/liveness.py`, from the replies to this worker's own
+heartbeats, and only just after one: while Redis does not reply, no worker is taken for dead. The script decides once
+more, for each worker, from that heartbeat (`HeartbeatEvidence`).
 """
 
 import math
@@ -35,7 +35,7 @@ MARGIN_FRACTION = 1 / 20
 """The last part of a lease, in which a worker acts as if the lease had ended: it cancels the jobs that must not outlast
 the lease, and they have this time to end."""
 CHECK_INTERVAL = 1.0
-"""Seconds between looks at the clock, at least: a timer fires late on a machine that was suspended."""
+"""The most seconds between readings of the clock: a timer fires late on a machine that was suspended."""
 
 now = partial(time.clock_gettime, _CLOCK)
 """Seconds on a clock that goes on while the machine is suspended, where there is one."""
@@ -44,42 +44,42 @@ now = partial(time.clock_gettime, _CLOCK)
 class Lease:
     """This worker's right to settle jobs: how long it lasts unrenewed, in seconds, and whether it was lost.
 
-    `until` is when it ends unless it is renewed, on the clock of `now()`. A worker that was frozen for longer wakes
-    with jobs in its hands that others may have finished long ago: it begins none before it is `sure` of its lease (I3).
+    `expires_at` is when it ends unless it is renewed, on the clock of `now()`. A worker that was frozen for longer
+    holds jobs that others may have finished long ago: it starts none before its lease is valid again.
     """
 
     def __init__(self, *, seconds: float, sidecar_memory: SidecarMemory | None = None) -> None:
         self.seconds = seconds
         self.is_lost = False
         self.expires_at = 0.0
-        self._black_box = sidecar_memory
+        self._sidecar_memory = sidecar_memory
         self._renewed = trio.Event()
 
     def mark_renewed(self, requested_at: float) -> None:
-        """Redis has renewed it, and was `asked` to at that time (`now()`)."""
+        """Note that Redis has renewed the lease, by a call that was sent at `requested_at` (`now()`)."""
         self.expires_at = max(self.expires_at, requested_at + self.seconds)
         self._renewed.set()
         self._renewed = trio.Event()
 
     async def wait_until_valid(self) -> None:
-        """Return once the lease is known to last; for ever in a worker that has lost it."""
+        """Wait until the lease is known to be valid; for ever in a worker that has lost it."""
         while self.is_lost or not self.is_valid():
             await self._renewed.wait()
 
     def is_valid(self) -> bool:
-        """Whether it is known to last. While a job blocked the loop, the sidecar process may have renewed it."""
-        if self._black_box is not None:
-            self.expires_at = max(self.expires_at, self._black_box.lease_until)
+        """Return whether the lease is valid. The sidecar may have renewed it while a job blocked the loop."""
+        if self._sidecar_memory is not None:
+            self.expires_at = max(self.expires_at, self._sidecar_memory.lease_until)
         return now() < self.expires_at
 
     async def wait_for_expiry(self) -> None:
-        """Return when the lease is about to end, or has ended, as far as this worker's clock says."""
+        """Wait until the lease is about to end, or has ended, by this worker's clock."""
         margin = self.seconds * MARGIN_FRACTION
         while self.is_valid() and (left := self.expires_at - margin - now()) > 0:  # noqa: ASYNC110  the clock changes
             await trio.sleep(min(left, max(margin, CHECK_INTERVAL)))
 
     def mark_lost(self, why: str) -> LeaseLost:
-        """The lease is gone. Gives the error to raise."""
+        """Mark the lease as lost, and return the error to raise."""
         self.is_lost = True
         return LeaseLost(why)
 
@@ -97,25 +97,25 @@ class WorkerIdentity:
 
 
 BEATS_PER_LEASE = 3
-"""Beats in one lease."""
+"""Heartbeats in one lease."""
 LAPSE_DELAY = 0.02
-"""Seconds after a lapse that it is looked for."""
+"""Seconds after the end of another worker's lease at which a heartbeat checks it."""
 MIN_INTERVAL = 0.05
-"""Seconds between two beats at least."""
+"""The least seconds between two heartbeats."""
 RETRY_INTERVAL = 0.2
-"""Seconds between attempts while Redis is away."""
+"""Seconds between attempts while Redis is unreachable."""
 
 
 class SidecarBeats(Protocol):
-    """Steps in when the beats stay away."""
+    """Renews the leases when there are no heartbeats."""
 
     def report_beat(self, worker: str, queues: tuple[str, ...], /) -> bool:
-        """The leases were renewed. False, once, when there is no sidecar process any more."""
+        """Report a renewal. Return False, once, when there is no sidecar process any more."""
         ...
 
 
 HeartbeatListener = Callable[[QueueKeys, HeartbeatReply], float | None]
-"""Called with each answer. Returns the seconds after which it needs the next one; None for the usual pause."""
+"""Called with each reply. Returns the seconds after which it needs the next one; None for the usual interval."""
 
 
 class Heartbeat:
@@ -139,55 +139,61 @@ class Heartbeat:
         self._lease = lease
         self._log = log
         self._worker = worker
-        self._wake = heartbeat_listeners
+        self._listeners = heartbeat_listeners
         self._missed = False
-        self._lapse_in = self._wanted_in = math.inf
-        self._asked = trio.Event()
+        self._lapse_in = self._requested_in = math.inf
+        self._requested = trio.Event()
 
     def beat_now(self) -> None:
-        """There is news that a beat brings: beat now."""
-        self._asked.set()
+        """Send a heartbeat now: its reply has news."""
+        self._requested.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Beat until cancelled. Raises LeaseLost when others have taken this worker for dead."""
+        """Send heartbeats until cancelled.
+
+        Raises:
+            LeaseLost: Other workers have taken this one for dead.
+        """
         await self.beat()
         task_status.started()
         while True:
-            with trio.move_on_after(self._pause()):
-                await self._asked.wait()
-            self._asked = trio.Event()
-            while not await self._beaten_now():  # noqa: ASYNC110  it is Redis that changes
+            with trio.move_on_after(self._get_interval()):
+                await self._requested.wait()
+            self._requested = trio.Event()
+            while not await self._try_beat():  # noqa: ASYNC110  it is Redis that changes
                 await trio.sleep(min(RETRY_INTERVAL, self._lease.seconds / BEATS_PER_LEASE))
 
     async def beat(self) -> None:
-        """Renew every lease, and pass on what Redis tells of due jobs and lapsed workers."""
-        asked = now()
-        pulses = await self._redis.perform_all(self._calls())
+        """Renew every lease, and pass the replies to the listeners."""
+        sent_at = now()
+        replies = await self._redis.perform_all(self._make_calls())
         self._lapse_in = min(
-            [each.lapse_in for each in pulses if each.lapse_in is not None], default=math.inf
+            [each.lapse_in for each in replies if each.lapse_in is not None], default=math.inf
         )
-        self._wanted_in = math.inf
-        for keys, pulse in zip(self._consumed, pulses, strict=True):
+        self._requested_in = math.inf
+        for keys, pulse in zip(self._consumed, replies, strict=True):
             if not pulse.alive:
                 raise self._lease.mark_lost(
                     f"{self._worker} was silent for longer than its lease on queue {keys.queue}"
                 )
-            for tell in self._wake:
-                wanted = tell(keys, pulse)
-                self._wanted_in = self._wanted_in if wanted is None else min(self._wanted_in, wanted)
-        self._lease.mark_renewed(asked)
+            for listener in self._listeners:
+                delay = listener(keys, pulse)
+                self._requested_in = self._requested_in if delay is None else min(self._requested_in, delay)
+        self._lease.mark_renewed(sent_at)
         if self._sidecar is not None and not self._sidecar.report_beat(self._worker, self._queues):
             self._log.event("sidecar:lost", "warning", hint=_ALONE)
 
-    def _pause(self) -> float:
-        """Seconds until the next beat: sooner when another's lease would lapse before, which a live worker's never
-        does, or when somebody wants it. So a death is noticed when it can be known, and not up to a third of a lease
-        later."""
-        sooner = min(self._lapse_in + LAPSE_DELAY, self._wanted_in)
+    def _get_interval(self) -> float:
+        """Return the seconds until the next heartbeat.
+
+        It is early when a listener wants it, or when another worker's lease would end before, which that of a live
+        worker never does. So a death is noticed at once, and not up to a third of a lease later.
+        """
+        sooner = min(self._lapse_in + LAPSE_DELAY, self._requested_in)
         return min(self._lease.seconds / BEATS_PER_LEASE, max(sooner, MIN_INTERVAL))
 
-    async def _beaten_now(self) -> bool:
-        """Beat; False when Redis is away. It is told once: jobs wait for the beat after an outage (`Lease.sure`)."""
+    async def _try_beat(self) -> bool:
+        """Send a heartbeat; return False when Redis is unreachable, which is logged as a warning once."""
         try:
             await self.beat()
         except BrokerError as error:
@@ -199,7 +205,7 @@ class Heartbeat:
         self._missed = False
         return True
 
-    def _calls(self) -> list[Call[HeartbeatReply]]:
+    def _make_calls(self) -> list[Call[HeartbeatReply]]:
         return [jobs.renew_lease(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
 
 
@@ -207,7 +213,7 @@ _ALONE = "a job that blocks the loop for longer than the lease is given to other
 
 
 RECOVERY_BATCH = 16
-"""Jobs in one trip: Redis does nothing else meanwhile. One that held a slot costs about 10 commands."""
+"""Jobs in one call: Redis does nothing else meanwhile. One that held a slot costs about 10 commands."""
 
 
 class Recoverer:
@@ -231,20 +237,19 @@ class Recoverer:
         self._log = log
         self._worker = worker
         self._max_deliveries = max_deliveries
-        self._ttl = results_ttl
+        self._results_ttl = results_ttl
         self._message_limit = message_limit
         # For each queue: in a cluster each may be on a server of its own.
         self._heartbeats = {keys.queue: Heartbeats(lease=lease.seconds) for keys in consumed}
-        self._pulses: dict[str, HeartbeatReply] = {}
+        self._replies: dict[str, HeartbeatReply] = {}
         self._lapsed = trio.Event()
 
     def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> float | None:
-        """Take the Heartbeat's answer for one queue. Return the seconds after which this worker may judge those whose
-        lease has lapsed by now."""
+        """Take the reply for one queue. Return the seconds until this worker may judge those that have lapsed."""
         now = trio.current_time()
         heartbeats = self._heartbeats[keys.queue].with_answer(now, at=pulse.at / 1000)
-        self._heartbeats[keys.queue], self._pulses[keys.queue] = heartbeats, pulse
-        if self._judge_on(keys) is not None:
+        self._heartbeats[keys.queue], self._replies[keys.queue] = heartbeats, pulse
+        if self._make_evidence(keys) is not None:
             self._lapsed.set()
             return None
         return heartbeats.seconds_until_judging(now) if pulse.lapsed else None
@@ -261,19 +266,19 @@ class Recoverer:
                 self._log.event("recoverer:failed", "warning", why=str(error))
 
     async def recover(self) -> int:
-        """Make one pass over all queues. Return how many jobs were put back or buried."""
+        """Recover jobs on all queues. Return how many were requeued or dead-lettered."""
         total = 0
         for keys in self._consumed:
-            # Decided anew for each trip, which takes one worker, or a portion of what it held.
-            while (judge := self._judge_on(keys)) is not None:
+            # Decided anew for each call, which recovers one worker, or a part of what it held.
+            while (found_evidence := self._make_evidence(keys)) is not None:
                 call = jobs.recover(
                     keys,
                     worker="",
                     max_deliveries=self._max_deliveries,
                     limit=RECOVERY_BATCH,
-                    ttl=self._ttl,
+                    ttl=self._results_ttl,
                     message_limit=self._message_limit,
-                    evidence=judge,
+                    evidence=found_evidence,
                 )
                 done = await self._redis.perform(call)
                 if not done.worker:
@@ -289,9 +294,9 @@ class Recoverer:
                 )
         return total
 
-    def _judge_on(self, keys: QueueKeys) -> HeartbeatEvidence | None:
-        """Return this worker as a judge of others on a queue; None while no lease has lapsed or it may judge nobody."""
-        pulse = self._pulses.get(keys.queue)
+    def _make_evidence(self, keys: QueueKeys) -> HeartbeatEvidence | None:
+        """Return the evidence for judging other workers on a queue; None while there is none or no lease has lapsed."""
+        pulse = self._replies.get(keys.queue)
         if pulse is None or not pulse.lapsed or self._lease.is_lost:
             return None
         if not self._heartbeats[keys.queue].may_judge(trio.current_time()):

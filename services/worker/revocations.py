@@ -1,8 +1,8 @@
-"""Revocations: tells jobs in this worker that they were revoked (C107).
+"""Revoke jobs that this worker holds.
 
-A channel may lose what is said on it, and may be quicker than the answer that brings the job. So what is heard is kept
-for a moment; and at each beat the worker asks for the places of what it has held for a while. The place in Redis is
-what counts: whoever misses a revocation altogether finds it when it settles the job.
+A channel may lose messages, and a message may come before the reply that brings the job. So messages are remembered
+for a short time; and at each heartbeat the worker reads the places of the jobs that it has held for a while. The place
+in Redis decides: a worker that has missed a revocation finds it when it settles the job.
 """
 
 import time
@@ -21,15 +21,15 @@ from celery5.services.worker.in_flight import InFlightJobs
 from celery5.services.worker.task_execution import TaskExecution
 
 MIN_HELD_SECONDS = 0.5
-"""Seconds after which a job's place is asked for at the next beat."""
+"""Seconds that a job is held before its place is read at the next heartbeat."""
 PAGE_SIZE = 500
-"""Places asked for in one call."""
+"""Places read in one call."""
 REMEMBER_SECONDS = 1.0
-"""Seconds that a revocation is remembered whose job is not here (yet)."""
+"""Seconds that a revocation is remembered whose job this worker does not hold (yet)."""
 POLL_INTERVAL = 0.05
-"""Seconds between looks for such jobs."""
+"""Seconds between checks for such jobs."""
 MAX_REMEMBERED = 10_000
-"""How many of them are remembered."""
+"""The most revocations that are remembered."""
 
 EntryKey = tuple[str, bytes]
 
@@ -48,12 +48,12 @@ class Revocations:
     ) -> None:
         self._redis = redis
         self._queues: Mapping[bytes, QueueKeys] = {keys.revoke.encode(): keys for keys in consumed}
-        self._ledger = in_flight
+        self._in_flight = in_flight
         self._execution = task_execution
         self._log = log
-        self._heard: dict[EntryKey, float] = {}
-        self._asked: Callable[[Delivery], bool] | None = None
-        self._news = trio.Event()
+        self._remembered: dict[EntryKey, float] = {}
+        self._pending_filter: Callable[[Delivery], bool] | None = None
+        self._changed = trio.Event()
 
     @property
     def channels(self) -> list[str]:
@@ -61,71 +61,71 @@ class Revocations:
         return [keys.revoke for keys in self._queues.values()]
 
     def on_message(self, channel: bytes, payload: bytes) -> None:
-        """A job of this queue, the entry `payload` of its stream, was revoked while a worker had it: this one?"""
-        if len(self._heard) < MAX_REMEMBERED:
-            self._heard[self._queues[channel].queue, payload] = trio.current_time() + REMEMBER_SECONDS
-            self._news.set()
+        """Remember a revocation: of the entry `payload` in the stream of a queue, which some worker holds."""
+        if len(self._remembered) < MAX_REMEMBERED:
+            self._remembered[self._queues[channel].queue, payload] = trio.current_time() + REMEMBER_SECONDS
+            self._changed.set()
 
     def on_heartbeat(self, _keys: QueueKeys, _pulse: HeartbeatReply) -> None:
-        """At each beat of the heart: ask, if something has been held for a while."""
-        oldest = self._ledger.get_oldest()
-        if oldest is not None and _held(oldest):
-            self._asked = self._asked or _held
-            self._news.set()
+        """Read the places of held jobs, if one has been held for a while."""
+        oldest = self._in_flight.get_oldest()
+        if oldest is not None and _is_held_long(oldest):
+            self._pending_filter = self._pending_filter or _is_held_long
+            self._changed.set()
 
     def recheck(self) -> None:
-        """The listening connection was made anew: something may have been missed."""
-        self._asked = _any
-        self._news.set()
+        """Read the places of all held jobs: the listening connection is new, and messages may have been missed."""
+        self._pending_filter = _is_any
+        self._changed.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Withdraw what was revoked, until cancelled."""
+        """Revoke jobs until cancelled."""
         task_status.started()
         while True:
-            with trio.move_on_after(POLL_INTERVAL if self._heard else float("inf")):
-                await self._news.wait()
-            self._news = trio.Event()
-            self._withdraw_heard()
-            if self._asked is not None:
-                await self._ask()
+            with trio.move_on_after(POLL_INTERVAL if self._remembered else float("inf")):
+                await self._changed.wait()
+            self._changed = trio.Event()
+            self._revoke_remembered()
+            if self._pending_filter is not None:
+                await self._revoke_by_place()
 
-    def _withdraw_heard(self) -> None:
+    def _revoke_remembered(self) -> None:
         now = trio.current_time()
-        for place, until in list(self._heard.items()):
-            delivery = self._ledger.find(place)
+        for place, until in list(self._remembered.items()):
+            delivery = self._in_flight.find(place)
             if delivery is not None:
                 self._execution.revoke(delivery)
             if delivery is not None or until < now:
-                del self._heard[place]
+                del self._remembered[place]
 
-    async def _ask(self) -> None:
-        """Ask for the places of what is held, and withdraw what was revoked."""
-        asked, self._asked = self._asked, None
+    async def _revoke_by_place(self) -> None:
+        """Read the places of held jobs, and revoke those that were revoked in Redis."""
+        is_selected, self._pending_filter = self._pending_filter, None
         by_queue: dict[str, list[Delivery]] = {keys.queue: [] for keys in self._queues.values()}
-        for delivery in self._ledger:
-            if delivery.envelope is not None and asked is not None and asked(delivery):
+        for delivery in self._in_flight:
+            if delivery.envelope is not None and is_selected is not None and is_selected(delivery):
                 by_queue[delivery.queue].append(delivery)
         for keys in self._queues.values():
-            portions = list(_portions(by_queue[keys.queue]))
-            ids = [[each.envelope.id for each in some if each.envelope] for some in portions]
+            pages = list(_split_in_pages(by_queue[keys.queue]))
+            ids = [[delivery.envelope.id for delivery in page if delivery.envelope] for page in pages]
             try:
-                answers = await self._redis.perform_all([jobs_calls.get_places(keys, some) for some in ids])
+                replies = await self._redis.perform_all([jobs_calls.get_places(keys, page) for page in ids])
             except BrokerError as error:
                 self._log.event("revocations:read-failed", "debug", queue=keys.queue, why=str(error))
-                continue  # the next beat asks again
-            for some, places in zip(portions, answers, strict=True):
-                for delivery, place in zip(some, places, strict=True):
+                continue  # the next heartbeat reads them again
+            for page, places in zip(pages, replies, strict=True):
+                for delivery, place in zip(page, places, strict=True):
                     if place == b"V" + delivery.entry:
                         self._execution.revoke(delivery)
 
 
-def _held(delivery: Delivery) -> bool:
+def _is_held_long(delivery: Delivery) -> bool:
     return delivery.read < time.time() - MIN_HELD_SECONDS
 
 
-def _any(_delivery: Delivery) -> bool:
+def _is_any(_delivery: Delivery) -> bool:
     return True
 
 
-def _portions(deliveries: Sequence[Delivery]) -> Iterable[Sequence[Delivery]]:
+def _split_in_pages(deliveries: Sequence[Delivery]) -> Iterable[Sequence[Delivery]]:
     return [deliveries[at : at + PAGE_SIZE] for at in range(0, len(deliveries), PAGE_SIZE)]

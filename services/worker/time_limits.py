@@ -1,6 +1,6 @@
-"""Deadlines: ends what runs for longer than its time limit, and tells what runs for longer than its soft one.
+"""End jobs that run for longer than their time limit, and raise an error in those that pass the soft one.
 
-One timer for all jobs, which is set to the first time that anything falls due; a job without limits costs nothing.
+One timer for all jobs is set to the next limit; a job without limits costs nothing.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from celery5.tasks.task import Task
 
 
 class Deadlines:
-    """The limits in time of the jobs that run. A message says its own; else its task's hold, else the settings'."""
+    """The time limits of running jobs: those of the message, else of the task, else of the settings."""
 
     def __init__(
         self,
@@ -32,31 +32,31 @@ class Deadlines:
     ) -> None:
         self._tasks = tasks
         self._default = TimeLimits(time_limit, soft_time_limit)
-        self._of: dict[str, TimeLimits | None] = {}
+        self._task_limits: dict[str, TimeLimits | None] = {}
         self._due: dict[RunningJob, _Due] = {}
         self._next = math.inf
-        self._news = trio.Event()
+        self._changed = trio.Event()
 
     def get_limits(self, envelope: Envelope) -> TimeLimits | None:
-        """How long an attempt of this job may run; None when it may run for ever."""
+        """Return how long an attempt of a job may run; None when it may run for ever."""
         name = envelope.task
         try:
-            usual = self._of[name]
+            task_limits = self._task_limits[name]
         except KeyError:
-            usual = self._of[name] = self._usual(name)
+            task_limits = self._task_limits[name] = self._find_task_limits(name)
         if envelope.time_limit is None and envelope.soft_time_limit is None:
-            return usual
-        hard, soft = (None, None) if usual is None else (usual.hard, usual.soft)
+            return task_limits
+        hard, soft = (None, None) if task_limits is None else (task_limits.hard, task_limits.soft)
         return TimeLimits(envelope.time_limit or hard, envelope.soft_time_limit or soft)
 
-    def _usual(self, name: str) -> TimeLimits | None:
+    def _find_task_limits(self, name: str) -> TimeLimits | None:
         options = self._tasks[name].send_options
         hard, soft = to_seconds(options.time_limit), to_seconds(options.soft_time_limit)
         limits = TimeLimits(hard or self._default.hard, soft or self._default.soft)
-        return None if limits == _NONE else limits
+        return None if limits == _NO_LIMITS else limits
 
     def start(self, running_job: RunningJob, limits: TimeLimits) -> None:
-        """The job in `hand` begins now."""
+        """Start the time limits of a running job."""
         running_job.limits = limits
         began = trio.current_time()
         self._expect(running_job, _Due(began, limits.soft))
@@ -64,47 +64,47 @@ class Deadlines:
             self._expect(running_job, _Due(began, limits.hard, hard=True))
 
     def stop(self, running_job: RunningJob) -> None:
-        """The job in `hand` has ended."""
+        """Drop the time limits of a job that has ended."""
         self._due.pop(running_job, None)
         running_job.limits = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Tell and end jobs when their time has come, until cancelled."""
+        """Enforce the time limits until cancelled."""
         task_status.started()
         while True:
             with trio.move_on_at(self._next):
-                await self._news.wait()
-            self._news = trio.Event()
+                await self._changed.wait()
+            self._changed = trio.Event()
             now = trio.current_time()
-            for hand, due in [item for item in self._due.items() if item[1].when <= now]:
-                self._fire(hand, due)
-            self._next = min((each.when for each in self._due.values()), default=math.inf)
+            for running_job, due in [item for item in self._due.items() if item[1].when <= now]:
+                self._enforce(running_job, due)
+            self._next = min((due_limit.when for due_limit in self._due.values()), default=math.inf)
 
-    def _fire(self, hand: RunningJob, due: "_Due") -> None:
-        del self._due[hand]
+    def _enforce(self, running_job: RunningJob, due: "_Due") -> None:
+        del self._due[running_job]
         if due.hard:
-            hand.end_by_time_limit(
+            running_job.end_by_time_limit(
                 TimeLimitExceeded(f"ran for longer than its time_limit of {due.after:g} s")
             )
             return
-        if hand.limits is not None:
-            self._expect(hand, _Due(due.began, hand.limits.hard, hard=True))
-        if hand.raise_soft_limit is not None:
-            hand.raise_soft_limit(
+        if running_job.limits is not None:
+            self._expect(running_job, _Due(due.began, running_job.limits.hard, hard=True))
+        if running_job.raise_soft_limit is not None:
+            running_job.raise_soft_limit(
                 SoftTimeLimitExceeded(f"ran for longer than its soft_time_limit of {due.after:g} s")
             )
 
-    def _expect(self, hand: RunningJob, due: "_Due") -> None:
+    def _expect(self, running_job: RunningJob, due: "_Due") -> None:
         if due.after is None:
             return
-        self._due[hand] = due
+        self._due[running_job] = due
         if due.when < self._next:
             self._next = due.when
-            self._news.set()
+            self._changed.set()
 
 
 class _Due(msgspec.Struct, frozen=True):
-    """One limit of one job that began then."""
+    """One time limit of a job that started at `began`."""
 
     began: float
     after: float | None
@@ -115,18 +115,18 @@ class _Due(msgspec.Struct, frozen=True):
         return math.inf if self.after is None else self.began + self.after
 
 
-_NONE = TimeLimits()
+_NO_LIMITS = TimeLimits()
 
 
 MAX_TIMEOUT = 1.0
-"""Seconds: for what is further away a millisecond is nothing."""
+"""Seconds: for a longer wait a millisecond does not matter."""
 MIN_LATENESS = 0.0001
-"""Seconds that epoll must be late to be anticipated. Told to wait for whole milliseconds it is not late at all."""
+"""Seconds that epoll must be late for the timer to be used. For whole milliseconds it is not late at all."""
 _NANOSECONDS = 1_000_000_000
 
 
 class _Span(ctypes.Structure):
-    """struct itimerspec: how often after the first time, which is never, and when first, counted from now."""
+    """struct itimerspec: the interval, which is 0 for a timer that fires once, and the delay until it fires."""
 
     _fields_ = (
         ("again_seconds", ctypes.c_long),
@@ -137,8 +137,10 @@ class _Span(ctypes.Structure):
 
 
 class FineTimer(trio.abc.Instrument):
-    """Sets the timer each time that the loop is about to wait. Where there is no timerfd (outside Linux) it does
-    nothing, and the loop wakes as it always does."""
+    """Wakes the loop in time for short waits, which epoll rounds up to milliseconds.
+
+    It sets a timerfd each time that the loop is about to wait. Outside Linux there is none, and it does nothing.
+    """
 
     def __init__(self) -> None:
         self._span = _Span()
@@ -146,18 +148,18 @@ class FineTimer(trio.abc.Instrument):
         self._timer = -1
 
     def before_io_wait(self, timeout: float) -> None:
-        """The loop is about to wait for so many seconds (Trio's instrument)."""
+        """Set the timer: the loop is about to wait for `timeout` seconds (called by Trio)."""
         if (
             0 < timeout < MAX_TIMEOUT
             and ceil(timeout * 1000) / 1000 - timeout > MIN_LATENESS
             and self._set is not None
         ):
-            # Never 0, which would stop the timer; a timer that rings a little early would have the loop wait once more.
+            # Never 0, which would stop the timer; rounded up, since an early timer would make the loop wait once more.
             self._span.nanoseconds = min(ceil(timeout * _NANOSECONDS), _NANOSECONDS - 1)
             self._set(self._timer, 0, ctypes.byref(self._span), None)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Be there until cancelled."""
+        """Keep the timer until cancelled."""
         libc = ctypes.CDLL(None)
         if not hasattr(libc, "timerfd_create"):
             task_status.started()
