@@ -1,1 +1,1 @@
-"""Sending: how jobs and events get from an application to its brokers."""
+"""Send jobs and events from an application to its brokers."""

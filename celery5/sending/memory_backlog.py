@@ -1,8 +1,9 @@
-"""Backlog: jobs that a producer could not publish, kept in its memory until Redis is back.
+"""Keep jobs that a producer could not publish in its memory until Redis is reachable again.
 
-A thread publishes them, each queue's in the order in which they were sent, and ends when none is left. It works from
-plain Python, from threads and from any event loop alike, since it has no part in theirs. A Trio program may have a
-coroutine do it instead.
+A thread publishes them, each queue's in the order in which they were sent, and ends when none is left. It serves
+plain
+Python, threads and any event loop alike, since it is part of none of them. In a Trio program a coroutine may do it
+instead.
 """
 
 import atexit
@@ -34,19 +35,19 @@ BACKOFF_START = 0.05
 BACKOFF_CAP = 1.0
 """Seconds between attempts: a random part of a time that doubles, up to this."""
 THREAD_CHECK_INTERVAL = 0.05
-"""Seconds between looks of the coroutine at whether the thread has left what waits to it."""
+"""Seconds between checks of the coroutine for the end of the thread."""
 EXIT_TIMEOUT = 5.0
-"""Seconds that a process which ends gives what is left."""
+"""Seconds for publishing the waiting jobs when the process ends."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """A job that waits, and when it falls due on the monotonic clock, if it was sent with a countdown."""
+    """A job that waits, and when it is due on the monotonic clock, if it was sent with a countdown."""
 
     job: Job
     due: float | None
 
     def now(self) -> Job:
-        """The job as it is to be published now: of its countdown, what is left."""
+        """Return the job for publishing now, with what is left of its countdown."""
         if self.due is None:
             return self.job
         left = max(0, int((self.due - time.monotonic()) * 1000))
@@ -59,9 +60,9 @@ Publish = Callable[[Sequence[Job]], Awaitable[object]]
 
 
 class Backlog:
-    """What one application of this process has sent and Redis has not got. It is empty unless Redis is away.
+    """The jobs that one application has sent in this process while Redis is unreachable; usually none.
 
-    It is memory and no more: what is in it when the process dies is lost (DESIGN part 2: Messages Backlog).
+    They are in memory only: if the process dies they are lost.
     """
 
     def __init__(
@@ -87,27 +88,32 @@ class Backlog:
 
     @property
     def size(self) -> int:
-        """How many jobs wait."""
+        """The number of jobs that wait."""
         return len(self._waiting)
 
     @property
     def draining(self) -> bool:
-        """Whether jobs wait and Redis takes them."""
+        """Whether jobs wait and Redis accepts them."""
         return self.size > 0 and not self.why
 
     @property
     def why(self) -> str:
-        """Why jobs wait: what the last attempt met with; '' when it went through."""
+        """Why jobs wait: the error of the last attempt; '' when it succeeded."""
         return self._why
 
     def has_earlier_jobs(self, jobs: Sequence[Job]) -> bool:
-        """Whether jobs of the same queues wait, which are to be published first."""
+        """Return whether jobs of the same queues wait, which must be published first."""
         return self.size > 0 and any(self._waiting.has_queue(job.queue) for job in jobs)
 
     def keep(self, jobs: Sequence[Job], error: BrokerUnavailable | None, *, limit: int) -> None:
-        """Keep all of `jobs`, or none: raises BacklogFull when there would be more than `limit`.
+        """Keep all of `jobs` or none.
 
-        `error` is what their own attempt met with, if one was made.
+        Args:
+            error: The error of the attempt to send them, if one was made.
+            limit: The maximal number of jobs in the backlog.
+
+        Raises:
+            BacklogFull: There would be more than `limit`; none was kept.
         """
         now = time.monotonic()
         with self._changed:
@@ -129,26 +135,29 @@ class Backlog:
                 self._wake()
 
     async def run(self, *, task_status: "trio.TaskStatus[None] | None" = None) -> None:
-        """Publish what waits in this Trio run, in place of the thread, until cancelled. What waits then is left
-        to a thread. For a long-running task: `await nursery.start(app.backlog.run)`."""
-        import trio  # a producer need not have it loaded
+        """Publish waiting jobs in this Trio run, in place of the thread, until cancelled: then a thread takes the
+        rest.
+
+        Run it as a task: `await nursery.start(app.backlog.run)`.
+        """
+        import trio  # a producer may not need it
 
         publish = self._apublish
         if publish is None or self._wake is not None:
             raise RuntimeError("this backlog has a coroutine already, or nothing to publish with in one")
-        came, token, failures = trio.Event(), trio.lowlevel.current_trio_token(), 0
+        arrived, token, failures = trio.Event(), trio.lowlevel.current_trio_token(), 0
 
         def wake() -> None:
             with suppress(trio.RunFinishedError):
-                token.run_sync_soon(came.set)
+                token.run_sync_soon(arrived.set)
 
         self._wake = wake
         try:
             if task_status is not None:
                 task_status.started()
             while True:
-                came = trio.Event()
-                with self._changed:  # while there is a thread, it has its last round
+                arrived = trio.Event()
+                with self._changed:  # a running thread finishes its last attempt first
                     portions = None if self._thread is not None else self._first()
                 if portions:
                     failures = 0 if await self._publish_portions(publish, portions) else failures + 1
@@ -157,7 +166,7 @@ class Backlog:
                     with trio.move_on_after(
                         THREAD_CHECK_INTERVAL if self._thread is not None else float("inf")
                     ):
-                        await came.wait()
+                        await arrived.wait()
         finally:
             with self._changed:
                 self._wake = None
@@ -165,8 +174,14 @@ class Backlog:
                     self._start_thread()
 
     def flush(self, timeout: float | None = 10.0) -> bool:
-        """Try at once, and wait until nothing is left, for `timeout` seconds at most (None: for ever). Gives whether
-        nothing is left. For plain Python."""
+        """Try at once, and wait until no job is left. For plain Python.
+
+        Args:
+            timeout: Seconds; None to wait without a limit.
+
+        Returns:
+            Whether no job is left.
+        """
         check_may_block()
         with self._changed:
             self._changed.notify_all()
@@ -177,7 +192,7 @@ class Backlog:
         return await run_in_thread(lambda: self.flush(timeout))
 
     def reset_after_fork(self) -> None:
-        """Begin empty, with a lock that nobody holds, as a forked child must: what waits is its parent's to publish."""
+        """Start empty and with a new lock, as a forked child must: its parent publishes the waiting jobs."""
         self._changed = threading.Condition(threading.Lock())
         self._waiting = BoundedQueue[_Kept](BacklogCapacity(0))
         self._why = ""
@@ -185,7 +200,7 @@ class Backlog:
         self._wake = None
 
     def describe_lost_jobs(self) -> str:
-        """What to say of jobs that wait when the process ends; '' when there are none."""
+        """Return a message about jobs that wait when the process ends; '' when there are none."""
         if not self.size:
             return ""
         jobs, are = ("1 job", "is") if self.size == 1 else (f"{self.size} jobs", "are")
@@ -196,7 +211,7 @@ class Backlog:
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._drain, name="celery5-backlog", daemon=True)
-        thread.start()  # when the system has no thread to give, this raises, and the next job tries again
+        thread.start()  # raises when the system is out of threads; the next job tries again
         self._thread = thread
 
     def _first(self) -> Portions:
@@ -255,17 +270,17 @@ def _due(job: Job, now: float) -> float | None:
 _ALL: weakref.WeakSet[Backlog] = weakref.WeakSet()
 
 
-def _farewell() -> None:
-    """The process ends: one more attempt, for a limited time, then say what is lost."""
-    end = time.monotonic() + EXIT_TIMEOUT
+def _flush_at_exit() -> None:
+    """Make one more attempt when the process ends, for a limited time; then report the jobs that are lost."""
+    deadline = time.monotonic() + EXIT_TIMEOUT
     for backlog in list(_ALL):
         try:
             if backlog.size:
-                backlog.flush(max(0.0, end - time.monotonic()))
+                backlog.flush(max(0.0, deadline - time.monotonic()))
         except KeyboardInterrupt:
-            end = 0.0
-        if said := backlog.describe_lost_jobs():
-            sys.stderr.write(f"{said}\n")
+            deadline = 0.0
+        if message := backlog.describe_lost_jobs():
+            sys.stderr.write(f"{message}\n")
 
 
 def _after_fork() -> None:
@@ -273,5 +288,5 @@ def _after_fork() -> None:
         backlog.reset_after_fork()
 
 
-atexit.register(_farewell)
+atexit.register(_flush_at_exit)
 os.register_at_fork(after_in_child=_after_fork)

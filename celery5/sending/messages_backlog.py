@@ -1,6 +1,7 @@
-"""Messages Backlog: where a Publisher keeps what is not published yet: in memory, in SQLite, or in the user's own.
+"""Where a Publisher keeps messages that are not published yet: in memory, in SQLite, or in a backlog of your own.
 
-A backlog of one's own has the shape of `MessagesBacklog`; the setting `publisher_backlog` names what makes it.
+A backlog of your own implements `MessagesBacklog`; the setting `publisher_backlog` names the function that makes
+it.
 """
 
 import fcntl
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_READ_MESSAGES = 200
-"""Messages that are taken at a time."""
+"""Messages in one read."""
 MAX_READ_BYTES = 4 * 1024 * 1024
-"""Bytes of the messages that are taken at a time, unless one alone has more."""
+"""Bytes of messages in one read, unless one message alone has more."""
 
 
 LOCK_TIMEOUT = 5.0
-"""Seconds that somebody else may hold the file, as a backup does."""
+"""Seconds that another process may lock the file, as a backup does."""
 MESSAGES_PER_TRANSACTION = 5000
 """Messages in one transaction."""
 _OPENING = (
@@ -61,19 +62,22 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessagesBacklog(Protocol):
-    """What waits for one broker, each queue's messages in the order in which they were put (C77).
+    """The messages that wait for one broker, those of each queue in the order in which they were put.
 
-    All of it is called from one Trio run, several calls at a time. What blocks goes into a thread.
+    It is called from one Trio run, with several calls at a time. Blocking code must run in a thread.
     """
 
     @property
     def size(self) -> int:
-        """How many messages wait."""
+        """The number of messages that wait."""
         ...
 
     async def run(self, *, task_status: "trio.TaskStatus[None]") -> None:
-        """Open it, call `task_status.started()`, and run until cancelled; then close it. It may be run again. Raises
-        Misconfigured when it cannot be opened."""
+        """Open it, call `task_status.started()`, and run until cancelled; then close it. It may be run again.
+
+        Raises:
+            Misconfigured: It cannot be opened.
+        """
         ...
 
     async def queues(self) -> Collection[str]:
@@ -81,23 +85,30 @@ class MessagesBacklog(Protocol):
         ...
 
     async def put(self, kept: Sequence[MessageWithDue]) -> None:
-        """Return when all of these (each with its `due`) are as safe as they will be; one whose id waits on the same
-        queue already is left alone. All or none. Raises BacklogFull when there is no room, and anything else when it
-        cannot write."""
+        """Store all of these messages (each with its `due`) or none; return when they are stored safely.
+
+        A message whose id waits on the same queue already is left alone.
+
+        Raises:
+            BacklogFull: There is no space.
+            Exception: They cannot be written.
+        """
         ...
 
     async def first(self, queue: str, after: int) -> Sequence[StoredMessage]:
-        """Return the first messages of a queue whose numbers are above `after`, in order: at most MAX_READ_MESSAGES of
-        them and MAX_READ_BYTES, but one at least if there is any."""
+        """Return the first messages of a queue whose numbers are above `after`, in order.
+
+        At most MAX_READ_MESSAGES and MAX_READ_BYTES, but at least one if there is any.
+        """
         ...
 
     async def gone(self, numbers: Sequence[int]) -> None:
-        """Forget these, which are published. It may be called twice for the same."""
+        """Delete messages, which are published. May be called twice for the same."""
         ...
 
 
 class MemoryBacklog:
-    """A backlog in memory. What is in it when its process dies is lost."""
+    """A backlog in memory. Its messages are lost when the process dies."""
 
     def __init__(self, *, capacity: BacklogCapacity) -> None:
         self._waiting = BoundedQueue[MessageWithDue](capacity)
@@ -113,7 +124,7 @@ class MemoryBacklog:
         await trio.sleep_forever()
 
     async def queues(self) -> Collection[str]:
-        """Return the queues of an incarnation before this one, in the same process."""
+        """Return the queues that were used by an earlier run in the same process."""
         return self._waiting.queues
 
     async def put(self, kept: Sequence[MessageWithDue]) -> None:
@@ -124,11 +135,11 @@ class MemoryBacklog:
 
     async def first(self, queue: str, after: int) -> Sequence[StoredMessage]:
         """Return the first messages of a queue."""
-        found = self._waiting.first(queue, limit=MAX_READ_MESSAGES, max_bytes=MAX_READ_BYTES, after=after)
-        return [StoredMessage(item.number, *item.value) for item in found]
+        items = self._waiting.first(queue, limit=MAX_READ_MESSAGES, max_bytes=MAX_READ_BYTES, after=after)
+        return [StoredMessage(item.number, *item.value) for item in items]
 
     async def gone(self, numbers: Sequence[int]) -> None:
-        """Forget these."""
+        """Delete messages."""
         self._waiting.remove(numbers)
 
 
@@ -138,7 +149,7 @@ def get_total_size(kept: Sequence[MessageWithDue]) -> int:
 
 
 class _Put:
-    """What one caller wants to have stored, and what became of it."""
+    """The messages of one caller, and whether they are stored."""
 
     __slots__ = ("done", "error", "kept")
 
@@ -149,7 +160,7 @@ class _Put:
 
 
 class SQLiteBacklog:
-    """A backlog in the SQLite file `path`, which takes as much as `capacity` allows."""
+    """A backlog in the SQLite file `path`, limited by `capacity`."""
 
     def __init__(self, *, path: Path, capacity: BacklogCapacity) -> None:
         self._path = path
@@ -168,7 +179,7 @@ class SQLiteBacklog:
         return self._capacity.used_messages
 
     async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
-        """Open the file, write what is put, until cancelled; what was put by then is written first."""
+        """Open the file and write messages until cancelled; then write those that are left."""
         with self._locked():
             try:
                 await self._in_thread(self._open)
@@ -182,11 +193,11 @@ class SQLiteBacklog:
                     await self._in_thread(self._close)
 
     async def queues(self) -> Collection[str]:
-        """The queues that messages wait for."""
+        """Return the queues that messages wait for."""
         return await self._in_thread(self._queues)
 
     async def put(self, kept: Sequence[MessageWithDue]) -> None:
-        """Return when these are on the disk."""
+        """Return when these messages are on the disk."""
         self._open_file  # noqa: B018  raises, rather than wait for nobody
         put = _Put(kept)
         self._puts.append(put)
@@ -194,28 +205,28 @@ class SQLiteBacklog:
         try:
             await put.done.wait()
         except trio.Cancelled:
-            if put in self._puts:  # nobody has begun to write it, and nobody waits for it
+            if put in self._puts:  # it is not being written yet
                 self._puts.remove(put)
             raise
         if put.error is not None:
             raise put.error
 
     async def first(self, queue: str, after: int) -> Sequence[StoredMessage]:
-        """The first ones."""
+        """Return the first messages of a queue."""
         return await self._in_thread(lambda: self._first(queue, after))
 
     async def gone(self, numbers: Sequence[int]) -> None:
-        """Forget them."""
+        """Delete messages."""
         await self._in_thread(lambda: self._gone(numbers))
 
     async def _write_all(self) -> None:
         self._came = trio.Event()
         while self._puts:
-            taken, self._puts = self._puts, []
-            with trio.CancelScope(shield=True):  # what is being written is not left alone, and answered for
-                await self._in_thread(partial(self._write, taken))
-            for each in taken:
-                each.done.set()
+            puts, self._puts = self._puts, []
+            with trio.CancelScope(shield=True):  # finish the write, and report its outcome
+                await self._in_thread(partial(self._write, puts))
+            for put in puts:
+                put.done.set()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(work, limiter=self._thread)
@@ -230,7 +241,7 @@ class SQLiteBacklog:
 
     @contextmanager
     def _locked(self) -> Generator[None, None, None]:
-        """Nobody else works with this file: two would publish the same, each in its own time."""
+        """Lock the file: two processes with the same file would both publish its messages."""
         try:
             make_private(self._path.parent)
             lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -250,7 +261,7 @@ class SQLiteBacklog:
             os.close(lock)
 
     def _open(self) -> None:
-        import sqlite3  # only who uses it has it loaded
+        import sqlite3  # loaded only when used
 
         try:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -259,14 +270,14 @@ class SQLiteBacklog:
             )
             for statement in _OPENING:
                 file.execute(statement)
-            count, held = file.execute("SELECT count(*), total(size) FROM messages").fetchone()
+            count, total_size = file.execute("SELECT count(*), total(size) FROM messages").fetchone()
         except (sqlite3.Error, OSError) as error:
             self._close()
             raise Misconfigured(
                 f"the backlog {self._path} cannot be opened: {error}; if it is broken, move it away: this "
                 "Publisher will then go without what it has"
             ) from error
-        self._capacity.used_messages, self._capacity.used_bytes = int(count), int(held)
+        self._capacity.used_messages, self._capacity.used_bytes = int(count), int(total_size)
 
     def _close(self) -> None:
         file, self._file = self._file, None
@@ -274,7 +285,7 @@ class SQLiteBacklog:
             file.close()
 
     def _queues(self) -> list[str]:
-        return [each for (each,) in self._open_file.execute("SELECT DISTINCT queue FROM messages")]
+        return [queue for (queue,) in self._open_file.execute("SELECT DISTINCT queue FROM messages")]
 
     def _first(self, queue: str, after: int) -> list[StoredMessage]:
         rows = self._open_file.execute(
@@ -298,19 +309,19 @@ class SQLiteBacklog:
             self._open_file.execute("PRAGMA incremental_vacuum").fetchall()
 
     def _write(self, puts: Sequence[_Put]) -> None:
-        """All of them in as few transactions as may be. Where one fails, each caller's own is tried alone."""
+        """Write all in as few transactions as possible. If one fails, write the messages of each caller alone."""
         part, count = list[_Put](), 0
-        for each in puts:
-            if part and count + len(each.kept) > MESSAGES_PER_TRANSACTION:
+        for put in puts:
+            if part and count + len(put.kept) > MESSAGES_PER_TRANSACTION:
                 self._write_together(part)
                 part, count = [], 0
-            part.append(each)
-            count += len(each.kept)
+            part.append(put)
+            count += len(put.kept)
         self._write_together(part)
 
     def _write_together(self, puts: Sequence[_Put]) -> None:
         try:
-            self._insert([each for put in puts for each in put.kept])
+            self._insert([message for put in puts for message in put.kept])
         except Exception as error:
             if len(puts) == 1:
                 puts[0].error = error
@@ -320,21 +331,21 @@ class SQLiteBacklog:
 
     def _insert(self, kept: Sequence[MessageWithDue]) -> None:
         self._capacity.check(len(kept), get_total_size(kept))
-        count = held = 0
+        count = total_size = 0
         with self._transaction() as file:
-            for parcel, due in kept:
-                size = len(parcel.message)
-                done = file.execute(
+            for message, due in kept:
+                size = len(message.message)
+                cursor = file.execute(
                     "INSERT OR IGNORE INTO messages (queue, id, due, size, parcel) VALUES (?, ?, ?, ?, ?)",
-                    (parcel.queue, parcel.id, due, size, encode_job_message(parcel)),
+                    (message.queue, message.id, due, size, encode_job_message(message)),
                 )
-                if done.rowcount > 0:
-                    count, held = count + 1, held + size
-        self._capacity.adjust_usage(count, held)
+                if cursor.rowcount > 0:
+                    count, total_size = count + 1, total_size + size
+        self._capacity.adjust_usage(count, total_size)
 
     @contextmanager
     def _transaction(self) -> Generator["sqlite3.Connection", None, None]:
-        """All of the block, on the disk when it is left; or none of it."""
+        """Commit the block to the disk when it ends, or roll it back."""
         file = self._open_file
         file.execute("BEGIN IMMEDIATE")
         try:
@@ -346,15 +357,15 @@ class SQLiteBacklog:
             raise
 
 
-def _limit_bytes(found: Sequence[StoredMessage]) -> list[StoredMessage]:
+def _limit_bytes(messages: Sequence[StoredMessage]) -> list[StoredMessage]:
     """Return as many of the first messages as go in one trip."""
-    size, taken = 0, list[StoredMessage]()
-    for message in found:
+    size, result = 0, list[StoredMessage]()
+    for message in messages:
         size += len(message.job.message)
-        if taken and size > MAX_READ_BYTES:
+        if result and size > MAX_READ_BYTES:
             break
-        taken.append(message)
-    return taken
+        result.append(message)
+    return result
 
 
 def get_state_folder(app: str, environ: Mapping[str, str]) -> Path:
@@ -391,10 +402,14 @@ def make_backlog(setting: str, *, app: str, broker: str, capacity: BacklogCapaci
             f"publisher_backlog is {setting!r}: give sqlite, memory, a folder (with a / in it), or module:name"
         )
     try:
-        made: Any = getattr(import_module(module), name)(app=app, broker=broker, capacity=capacity)
+        backlog: Any = getattr(import_module(module), name)(app=app, broker=broker, capacity=capacity)
     except Exception as error:  # the user's code
         raise Misconfigured(f"publisher_backlog {setting!r}: {type(error).__name__}: {error}") from error
-    missing = [each for each in ("size", "run", "queues", "put", "first", "gone") if not hasattr(made, each)]
+    missing = [
+        attribute
+        for attribute in ("size", "run", "queues", "put", "first", "gone")
+        if not hasattr(backlog, attribute)
+    ]
     if missing:
-        raise Misconfigured(f"publisher_backlog {setting!r}: {made!r} has no {missing[0]}")
-    return cast("MessagesBacklog", made)
+        raise Misconfigured(f"publisher_backlog {setting!r}: {backlog!r} has no {missing[0]}")
+    return cast("MessagesBacklog", backlog)

@@ -1,4 +1,4 @@
-"""Publisher: turns jobs into the fewest trips that publish them. Pure; a driver of any colour performs the calls."""
+"""Plan the fewest trips that publish some jobs. Pure: a driver of any colour performs the calls."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -20,66 +20,68 @@ BYTES_PER_TRIP = 4 * 1024 * 1024
 
 
 class PublishPlanner:
-    """Where jobs go, as calls. One for an application."""
+    """Makes the calls that publish jobs. One for an application."""
 
     def __init__(self, *, keys: Keys) -> None:
         self._keys = keys
         self._known: dict[str, QueueKeys] = {}
-        self._announced: set[str] = {EVENTS}  # which is no queue of tasks
+        self._announced: set[str] = {EVENTS}  # not a queue of tasks
 
     def queue(self, name: str) -> QueueKeys:
-        """The keys of a queue, made once."""
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = self._keys.for_queue(name)
-        return found
+        """Return the keys of a queue, which are made once."""
+        keys = self._known.get(name)
+        if keys is None:
+            keys = self._known[name] = self._keys.for_queue(name)
+        return keys
 
     def plan_calls(self, jobs: Sequence[Job]) -> list[Call[Any]]:
-        """The calls that publish `jobs`, in their order for each queue. What they give is for `published`.
+        """Return the calls that publish `jobs`, in their order for each queue. Pass the replies to `record_published`.
 
-        Where one job has a key, all jobs of its queue go the same way, so that they keep their order. Those of another
-        priority than normal go that way, too, to their own lane. Those that take turns go straight to their lines.
+        If one job has a key, all jobs of its queue are sent by the same script, to keep their order; so are jobs of
+        another
+        priority than normal, to their lane. Jobs under a fair limit go directly to a waiting list.
         """
         if len(jobs) == 1 and jobs[0].queue in self._announced:
             return [_WAYS[_way(jobs[0])](self.queue(jobs[0].queue).on_lane(jobs[0].lane), jobs)]
         groups = _grouped(jobs)
         queues = dict.fromkeys(name for name, _, _ in groups)
-        made: list[Call[Any]] = [
+        calls: list[Call[Any]] = [
             jobs_calls.register_queue(self._keys, name) for name in queues if name not in self._announced
         ]
         for (name, way, lane), group in groups.items():
             keys = self.queue(name).on_lane(lane)
-            most = LIMITED_JOBS_PER_TRIP if way == "line_up" else JOBS_PER_TRIP
-            made += [_WAYS[way](keys, part) for part in split_into_trips(group, _size, most)]
-        return made
+            max_jobs = LIMITED_JOBS_PER_TRIP if way == "line_up" else JOBS_PER_TRIP
+            calls += [_WAYS[way](keys, part) for part in split_into_trips(group, _size, max_jobs)]
+        return calls
 
     def record_published(self, jobs: Sequence[Job], replies: Sequence[Any] = ()) -> Mapping[str, str]:
-        """The calls for `jobs` went through and gave `answers`: their queues are announced and need not be again.
+        """Record that the calls for `jobs` succeeded: their queues are registered.
 
-        Gives, by the id of each job that was not sent because another one has its key, the id of that other one.
+        Returns:
+            For the id of each job that was not sent because its key is taken, the id of the job that has the key.
         """
         if len(jobs) == 1:
             self._announced.add(jobs[0].queue)
         else:
             self._announced.update({job.queue for job in jobs})
-        found = [cast("dict[str, str]", each) for each in replies if isinstance(each, dict)]
-        return {job_id: holder for each in found for job_id, holder in each.items()}
+        replies_with_holders = [cast("dict[str, str]", each) for each in replies if isinstance(each, dict)]
+        return {job_id: holder for each in replies_with_holders for job_id, holder in each.items()}
 
 
 def _way(job: Job) -> str:
-    """How a job goes when it goes alone."""
+    """Return how a job is sent when it is sent alone."""
     if _lines_up(job):
         return "line_up"
     return "claim" if job.lock or job.lane else "schedule" if job.at else "publish"
 
 
 def _lines_up(job: Job) -> bool:
-    """Whether it goes straight to its line."""
+    """Return whether a job goes directly to a waiting list."""
     return bool(job.line) and not job.lock and not job.at
 
 
 def _grouped(jobs: Sequence[Job]) -> dict[tuple[str, str, str], list[Job]]:
-    """The jobs by queue, way and lane."""
+    """Return the jobs by queue, way and lane."""
     claimed = {job.queue for job in jobs if job.lock}
     groups: dict[tuple[str, str, str], list[Job]] = {}
     for job in jobs:
@@ -112,19 +114,21 @@ _WAYS = {"publish": _publish, "schedule": _schedule, "claim": _claim, "line_up":
 def split_into_trips(
     jobs: Iterable[T], size_of: Callable[[T], int], most: int = JOBS_PER_TRIP
 ) -> Iterator[list[T]]:
-    """The jobs in their order, as many at a time as go in one trip: `most`, or fewer where they are large.
+    """Yield the jobs in order, as many as go in one trip: `most`, or fewer where they are large.
 
-    `size_of` tells the bytes of one. A portion has at most BYTES_PER_TRIP of them, unless one job alone has more.
+    Args:
+        size_of: Returns the bytes of one job. A trip has at most BYTES_PER_TRIP, unless one job alone has more.
+        most: The maximal number of jobs.
     """
     part: list[T] = []
     size = 0
     for job in jobs:
-        more = size_of(job)
-        if part and (len(part) == most or size + more > BYTES_PER_TRIP):
+        job_size = size_of(job)
+        if part and (len(part) == most or size + job_size > BYTES_PER_TRIP):
             yield part
             part, size = [], 0
         part.append(job)
-        size += more
+        size += job_size
     if part:
         yield part
 

@@ -1,9 +1,12 @@
-"""Publisher Client: hands finished jobs to the Publisher daemon of this host, and waits until they are stored (C79).
+"""Send finished jobs to the Publisher daemon of this host, and wait until they are stored.
 
-One thread has the one connection of a process, whatever its callers are made of: plain Python, Trio, asyncio. What they
-send while it waits for an answer goes with the next frame, so that many of them share one write to the daemon's disk.
-Handing a job over twice is handing it over once, since it has its id: so what was on its way when the connection broke
-is sent again over a new one, once.
+One thread owns the one connection of a process, for callers in plain Python, Trio and asyncio. Jobs that are sent
+while
+it waits for a reply go into the next frame, so that many callers share one write to the daemon's disk. A job that
+is sent
+twice is stored once, since it has its id already: so after a lost connection, frames without a reply are sent again
+over
+a new one, once.
 """
 
 import os
@@ -55,54 +58,61 @@ if TYPE_CHECKING:
     from celery5.application import Application
 
 SOCKET_FOLDER_VARIABLES = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")
-"""What names the folder of the usual socket, the first that does."""
+"""The variables that name the folder of the default socket; the first that is set counts."""
 CONNECT_LIMIT = 2.0
 """Seconds that one attempt to reach the daemon may take."""
 
 
 def connect_to_daemon(address: DaemonAddress, app: str) -> socket.socket:
-    """A connection to a daemon, before the first word. Raises OSError."""
+    """Return a connection to a daemon, without a handshake. Raises OSError."""
     if not address.host:
-        line = socket.socket(socket.AF_UNIX)
+        connection = socket.socket(socket.AF_UNIX)
         try:
-            line.settimeout(CONNECT_LIMIT)
-            line.connect(address.path or str(get_default_socket(app)))
+            connection.settimeout(CONNECT_LIMIT)
+            connection.connect(address.path or str(get_default_socket(app)))
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        return line
-    line = socket.create_connection((address.host, address.port), CONNECT_LIMIT)
+        return connection
+    connection = socket.create_connection((address.host, address.port), CONNECT_LIMIT)
     try:
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not address.tls:
-            return line
-        import ssl  # only who speaks TLS need have it loaded
+            return connection
+        import ssl  # loaded only for TLS
 
         context = ssl.create_default_context(cafile=address.ca or None)
         if address.certificate:
             context.load_cert_chain(address.certificate, address.key or None)
-        return context.wrap_socket(line, server_hostname=address.host)
+        return context.wrap_socket(connection, server_hostname=address.host)
     except BaseException:
-        line.close()
+        connection.close()
         raise
 
 
 def get_default_socket(app: str) -> Path:
-    """Where the daemon of an application listens unless told otherwise: in the user's folder for such things, which
-    nobody else may enter. Raises Misconfigured."""
-    said = next(
-        (each for name in SOCKET_FOLDER_VARIABLES if os.path.isabs(each := os.environ.get(name, ""))), ""
+    """Return the path of the daemon's socket when none is set: in a folder that only this user may enter.
+
+    Raises:
+        Misconfigured: This user has no such folder.
+    """
+    folder = next(
+        (value for name in SOCKET_FOLDER_VARIABLES if os.path.isabs(value := os.environ.get(name, ""))), ""
     )
     try:
-        root = Path(said) if said else Path.home() / ".local" / "state"
+        root = Path(folder) if folder else Path.home() / ".local" / "state"
     except RuntimeError:
         raise Misconfigured("this user has no folder for a socket: say --socket PATH") from None
     return Path(check_socket_path(str(root / "celery5" / f"{app.replace('/', '_')}.publisher.sock")))
 
 
 def send_request(connection: socket.socket, message: ClientMessage) -> DaemonMessage:
-    """Say one word, and read the one that answers it. Raises OSError, also when the daemon has no time now, and
-    Corrupt."""
+    """Send one message and return the reply.
+
+    Raises:
+        OSError: The connection is lost, or the daemon is busy.
+        Corrupt: The reply cannot be read.
+    """
     connection.sendall(encode_frame(message))
     frames = FrameReader(FRAME_OVERHEAD_BYTES)
     while (body := frames.next_frame()) is None:
@@ -110,20 +120,20 @@ def send_request(connection: socket.socket, message: ClientMessage) -> DaemonMes
         if not received:
             raise ConnectionResetError("it has closed the connection")
         frames.feed(received)
-    answer = decode_daemon_message(body)
-    if isinstance(answer, ConnectionRefusal) and answer.code == "unavailable":
-        raise ConnectionRefusedError(answer.why)
-    return answer
+    reply = decode_daemon_message(body)
+    if isinstance(reply, ConnectionRefusal) and reply.code == "unavailable":
+        raise ConnectionRefusedError(reply.why)
+    return reply
 
 
 CONNECT_PERIOD = 1.0
-"""Seconds for which the daemon is looked for when it is away: it may be starting anew."""
+"""Seconds of attempts to reach the daemon: it may be restarting."""
 RECONNECT_PAUSE = 0.5
-"""Seconds for which callers are told at once that it is away, before it is looked for again."""
+"""Seconds after a failure in which calls fail at once, without a new attempt."""
 ANSWER_LIMIT = 10.0
-"""Seconds that the daemon has for an answer."""
+"""Seconds that the daemon may take for a reply."""
 CALL_LIMIT = 20.0
-"""Seconds that a caller waits in all."""
+"""Seconds that a call may take in all."""
 IDLE_LIMIT = 5.0
 """Seconds without work after which the thread ends. The connection stays."""
 
@@ -131,7 +141,7 @@ Group = tuple[JobMessage, ...]
 
 
 class _Delivery:
-    """What one call hands over, and the answer to it."""
+    """The jobs of one call, and the reply to it."""
 
     __slots__ = ("answer", "group", "lost", "sent")
 
@@ -139,12 +149,12 @@ class _Delivery:
         self.group = group
         self.answer: Future[GroupReply] = Future()
         self.sent = False
-        # An attempt was sent and lost; the daemon may have stored its jobs, so the answer to the next one is not all.
+        # An attempt was sent and lost: the daemon may have stored its jobs, whatever the reply to the next one is.
         self.lost = False
 
 
 class PublisherClient:
-    """The way to the daemon at `address` for the application named `app`."""
+    """A client of the daemon at `address`, for the application named `app`."""
 
     def __init__(self, *, address: DaemonAddress, app: str) -> None:
         self._address = address
@@ -158,10 +168,13 @@ class PublisherClient:
     async def publish(self, jobs: Sequence[Job]) -> None:
         """Return when the daemon has stored all `jobs`. In plain Python this blocks; run it with `run_blocking`.
 
-        Cancelled, it takes back what was not sent yet.
+        When it is cancelled, jobs that were not sent yet are withdrawn.
 
-        Raises PublisherUnavailable when it cannot be reached, has not answered in time, or cannot store anything;
-        BacklogFull, MessageTooLarge, and Misconfigured when it publishes for another application.
+        Raises:
+            PublisherUnavailable: The daemon cannot be reached, did not reply in time, or cannot store anything.
+            BacklogFull: Its backlog is full.
+            MessageTooLarge: A message is too large, or there are too many.
+            Misconfigured: It publishes for a different application.
         """
         delivery = self._begun(jobs)
         try:
@@ -177,7 +190,7 @@ class PublisherClient:
             self._hang_up()
 
     def reset(self) -> None:
-        """Begin without a connection, as a forked child must: that one is its parent's."""
+        """Start without a connection, as a forked child must: the connection is its parent's."""
         self._changed = threading.Condition(threading.Lock())
         self._talking = threading.Lock()
         self._waiting: deque[_Delivery] = deque()
@@ -204,21 +217,21 @@ class PublisherClient:
         return delivery
 
     def _judged(self, delivery: _Delivery) -> None:
-        """Raises what the answer means, if it is no good one."""
+        """Raise the error of a reply, if it has one."""
         if delivery.answer.cancel() or not delivery.answer.done():
             raise PublisherUnavailable(
                 f"the Publisher at {self._address} has not answered within {CALL_LIMIT:g} s",
                 maybe_done=delivery.sent,
             )
-        answer = delivery.answer.result()
-        if answer.code:
-            error = _error(answer, str(self._address))
+        reply = delivery.answer.result()
+        if reply.code:
+            error = _error(reply, str(self._address))
             if delivery.lost and isinstance(error, BrokerError):
                 error.mark_maybe_done()
             raise error
-        if not answer.firmly:
+        if not reply.firmly:
             warnings.warn(
-                f"the Publisher at {self._address} cannot write its backlog, and has this in memory only: {answer.why}",
+                f"the Publisher at {self._address} cannot write its backlog, and has this in memory only: {reply.why}",
                 RuntimeWarning,
                 stacklevel=8,
             )
@@ -231,52 +244,54 @@ class PublisherClient:
                 if not self._waiting and not self._changed.wait_for(lambda: bool(self._waiting), IDLE_LIMIT):
                     self._thread = None
                     return
-                found = list(self._waiting)
+                waiting = list(self._waiting)
                 self._waiting.clear()
-            for part in split_into_frames([each.group for each in found]):
-                # What a caller has taken back meanwhile is not sent.
-                taken = [found[n] for n in part if found[n].answer.set_running_or_notify_cancel()]
-                if taken:
-                    self._deliver(taken)
+            for part in split_into_frames([delivery.group for delivery in waiting]):
+                # Jobs of calls that were cancelled meanwhile are not sent.
+                deliveries = [
+                    waiting[index] for index in part if waiting[index].answer.set_running_or_notify_cancel()
+                ]
+                if deliveries:
+                    self._deliver(deliveries)
 
     def _deliver(self, taken: list[_Delivery]) -> None:
         try:
             with self._talking:
-                answers = self._told(taken)
-        except BaseException as error:  # whatever it is, those who wait must hear of it
-            answers = [_failed(error, each.sent) for each in taken]
-        for each, answer in zip(taken, answers, strict=True):
-            each.answer.set_result(answer)
+                replies = self._told(taken)
+        except BaseException as error:  # the waiting callers must get any error
+            replies = [_failed(error, delivery.sent) for delivery in taken]
+        for delivery, reply in zip(taken, replies, strict=True):
+            delivery.answer.set_result(reply)
 
     def _told(self, taken: list[_Delivery]) -> Sequence[GroupReply]:
-        """The daemon's answers, over the connection that there is, or else over a new one."""
-        word = PublishRequest(tuple(each.group for each in taken))
-        kept = self._line is not None
+        """Return the daemon's replies, over the open connection or else a new one."""
+        request = PublishRequest(tuple(delivery.group for delivery in taken))
+        was_connected = self._line is not None
         try:
-            return self._asked(word, taken)
+            return self._asked(request, taken)
         except (OSError, Corrupt) as error:
             self._hang_up()
-            if not kept:
+            if not was_connected:
                 raise PublisherUnavailable(self._said(error)) from error
-        for each in taken:
-            each.lost = True
+        for delivery in taken:
+            delivery.lost = True
         try:
-            return self._asked(word, taken)
+            return self._asked(request, taken)
         except (OSError, Corrupt) as error:
             self._hang_up()
             raise PublisherUnavailable(self._said(error)) from error
 
     def _asked(self, word: PublishRequest, taken: list[_Delivery]) -> Sequence[GroupReply]:
-        line = self._line = self._line or self._found()
-        line.settimeout(ANSWER_LIMIT)
-        for each in taken:
-            each.sent = True
-        answer = send_request(line, word)
-        if isinstance(answer, ConnectionRefusal):
-            raise _error(GroupReply(answer.code, answer.why), "")
-        if not isinstance(answer, PublishReply) or len(answer.answers) != len(taken):
-            raise Corrupt(f"an answer to something else: {type(answer).__name__}")
-        return answer.answers
+        connection = self._line = self._line or self._found()
+        connection.settimeout(ANSWER_LIMIT)
+        for delivery in taken:
+            delivery.sent = True
+        reply = send_request(connection, word)
+        if isinstance(reply, ConnectionRefusal):
+            raise _error(GroupReply(reply.code, reply.why), "")
+        if not isinstance(reply, PublishReply) or len(reply.answers) != len(taken):
+            raise Corrupt(f"an answer to something else: {type(reply).__name__}")
+        return reply.answers
 
     def _said(self, error: BaseException) -> str:
         why = f"no answer within {ANSWER_LIMIT:g} s" if isinstance(error, TimeoutError) else str(error)
@@ -285,7 +300,7 @@ class PublisherClient:
     # ---- the connection
 
     def _found(self) -> socket.socket:
-        """A connection, once the daemon has said that it is the right one. It is looked for, for a moment."""
+        """Return a new connection after a handshake, with attempts for up to CONNECT_PERIOD."""
         now = time.monotonic()
         if now < self._away_until:
             raise OSError(self._why)
@@ -300,26 +315,26 @@ class PublisherClient:
                 time.sleep(0.05)
 
     def _opened(self) -> socket.socket:
-        line = connect_to_daemon(self._address, self._app)
+        connection = connect_to_daemon(self._address, self._app)
         try:
-            answer = send_request(line, ClientHello(self._app))
-            if isinstance(answer, ConnectionRefusal):
-                raise _error(GroupReply(answer.code, answer.why), "")
-            if not isinstance(answer, Welcome):
+            reply = send_request(connection, ClientHello(self._app))
+            if isinstance(reply, ConnectionRefusal):
+                raise _error(GroupReply(reply.code, reply.why), "")
+            if not isinstance(reply, Welcome):
                 raise Corrupt("no welcome")
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        return line
+        return connection
 
     def _hang_up(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            line.close()
+        connection, self._line = self._line, None
+        if connection is not None:
+            connection.close()
 
 
 def _failed(error: BaseException, sent: bool) -> GroupReply:
-    """What those hear who waited when something else than an answer came."""
+    """Return the reply for callers whose frame failed with an error."""
     if isinstance(error, MessageTooLarge):
         return GroupReply("too-large", str(error))
     if isinstance(error, Misconfigured):
@@ -338,7 +353,7 @@ def _error(answer: GroupReply, where: str) -> CeleryError:
 
 
 async def _wait_for_answer(answer: "Future[GroupReply]") -> None:
-    """Return when the answer is there, and after `CALL_LIMIT` without it."""
+    """Return when the reply is there, or after `CALL_LIMIT`."""
     colour = current_colour()
     if colour is None:
         with suppress(TooLate):
@@ -370,17 +385,17 @@ _ALL: "weakref.WeakSet[PublisherClient]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for client in list(_ALL):
-        line = client._line  # pyright: ignore[reportPrivateUsage]
+        connection = client._line  # pyright: ignore[reportPrivateUsage]
         client.reset()
-        if line is not None:
-            os.close(line.detach())  # without a farewell: the connection is the parent's
+        if connection is not None:
+            os.close(connection.detach())  # without a shutdown: the connection is the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 class DaemonSender:
-    """What of an application's jobs goes to the daemon that its setting `publisher` names."""
+    """Sends those jobs of an application that may go to the daemon of its setting `publisher`."""
 
     def __init__(self, app: "Application") -> None:
         self._app = app
@@ -389,14 +404,17 @@ class DaemonSender:
 
     async def send(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Send the jobs that may go by the daemon; return the others, which go to Redis directly."""
-        mine, others = self._parted(jobs)
-        if mine:
-            await self._to().publish(mine)
-        return others
+        daemon_jobs, direct_jobs = self._parted(jobs)
+        if daemon_jobs:
+            await self._to().publish(daemon_jobs)
+        return direct_jobs
 
     def _parted(self, jobs: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
-        """Where something of Redis is to be known before sending returns, it is asked: who has a job's key, or whether
-        replicas have it."""
+        """Return the jobs for the daemon, and those for Redis.
+
+        A job goes to Redis directly if sending must return what Redis knows: the holder of its key, or the count of
+        replicas.
+        """
         if self._app.settings.replicas:
             return (), jobs
         if not any(job.lock for job in jobs):
@@ -404,12 +422,12 @@ class DaemonSender:
         return [job for job in jobs if not job.lock], [job for job in jobs if job.lock]
 
     def _to(self) -> "PublisherClient":
-        said = self._app.settings.publisher
-        if self._client is None or said != self._said:
+        address = self._app.settings.publisher
+        if self._client is None or address != self._said:
             from celery5.protocol.publisher.address import parse_daemon_address
 
-            self._client = PublisherClient(address=parse_daemon_address(said), app=self._app.name)
-            self._said = said
+            self._client = PublisherClient(address=parse_daemon_address(address), app=self._app.name)
+            self._said = address
         return self._client
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Sender: publishes an application's jobs on their brokers, at once or by the backlog.
+"""Publish an application's jobs on their brokers, at once or by the backlog.
 
 With several brokers the jobs of each are sent separately: an unreachable broker delays only its own.
 """
@@ -28,35 +28,38 @@ R = TypeVar("R")
 
 
 def check_signatures(given: Iterable[Signature[R]]) -> list[Signature[R]]:
-    """The signatures that `send_many` is given. Raises TypeError for anything else."""
-    listed = _listed(given, "send_many", "task.s(...)")
-    for each in listed:
-        if type(each) is not Signature:
+    """Return the signatures for `send_many`. Raises TypeError for anything else."""
+    signatures = _listed(given, "send_many", "task.s(...)")
+    for signature in signatures:
+        if type(signature) is not Signature:
             raise TypeError(
-                f"send_many takes signatures, got {_shown(each)}: {_instead(each, 'task.s(...)')}"
+                f"send_many takes signatures, got {_shown(signature)}: {_instead(signature, 'task.s(...)')}"
             )
-    return listed
+    return signatures
 
 
 def check_jobs(given: Iterable[Job]) -> list[Job]:
-    """The jobs that `send_jobs` is given. Raises TypeError for anything else."""
-    listed = _listed(given, "send_jobs", "task.job(...)")
-    for each in listed:
-        if type(each) is not Job:
-            raise TypeError(f"send_jobs takes jobs, got {_shown(each)}: {_instead(each, 'task.job(...)')}")
-    return listed
+    """Return the jobs for `send_jobs`. Raises TypeError for anything else."""
+    jobs = _listed(given, "send_jobs", "task.job(...)")
+    for job in jobs:
+        if type(job) is not Job:
+            raise TypeError(f"send_jobs takes jobs, got {_shown(job)}: {_instead(job, 'task.job(...)')}")
+    return jobs
 
 
 def check_job_id(given: str) -> str:
-    """The id that `result` and `find` are given. Raises TypeError for anything else."""
+    """Return the id for `result` or `find`. Raises TypeError for anything else."""
     if not isinstance(cast("object", given), str):
         raise TypeError(f"a job's id is a text, got {_shown(given)}")
     return given
 
 
 def check_tasks_declared(app: Application, jobs: list[Job]) -> list[Job]:
-    """The jobs, all of which are of tasks that `app` has. Raises Misconfigured for another application's: it would go
-    to a queue whose workers do not know its task."""
+    """Return the jobs.
+
+    Raises:
+        Misconfigured: A job is of a foreign application's task: the workers of its queue do not have that task.
+    """
     for job in jobs:
         if job.app != app.name and job.app and not _has(app, job.task):
             raise Misconfigured(
@@ -67,7 +70,7 @@ def check_tasks_declared(app: Application, jobs: list[Job]) -> list[Job]:
 
 
 def _has(app: Application, name: str) -> bool:
-    """Whether a task is declared in `app`, or is a free one that it includes and another application found first."""
+    """Return whether `app` has a task, or includes it as a free one that a different application adopted first."""
     app.load()
     return name in app.tasks or any(task.had_no_app and task.name == name for task in find_tasks(app))
 
@@ -103,30 +106,33 @@ def _shown(thing: Any) -> str:
 
 
 REPLICATION_TIMEOUT = 1.0
-"""Seconds that replicas get."""
+"""Seconds to wait for replicas."""
 
 
 def wait_for_replicas(redis: BlockingDriver, keys: QueueKeys, jobs: Sequence[Job], *, wanted: int) -> None:
-    """Return once `wanted` replicas have `jobs`, which are published. Raises NotReplicated when they have not in time,
-    or when Redis cannot be asked any more.
+    """Return once `wanted` replicas have `jobs`, which are published.
 
-    This needs a connection that nobody else uses meanwhile, since WAIT holds it, and so never the one that all tasks
-    of a Trio program share.
+    This needs a connection that no other caller uses meanwhile, since WAIT blocks it, and so never the one that all
+    tasks of
+    a Trio program share.
+
+    Raises:
+        NotReplicated: Too few replicas have the jobs in time, or Redis cannot be reached any more.
     """
-    have, more = 0, ""
+    count, reason = 0, ""
     try:
-        have = redis.perform_all(
+        count = redis.perform_all(
             jobs_calls.wait_for_replicas(keys, replicas=wanted, within=REPLICATION_TIMEOUT)
         )[-1]
     except BrokerError as error:
-        more = f" ({error})"
-    if have < wanted:
+        reason = f" ({error})"
+    if count < wanted:
         raise NotReplicated(
-            f"{_count(jobs)} published, but after {REPLICATION_TIMEOUT:g} s {have} of {wanted} "
-            f"replicas have all of that{more}; "
+            f"{_count(jobs)} published, but after {REPLICATION_TIMEOUT:g} s {count} of {wanted} "
+            f"replicas have all of that{reason}; "
             "what was published will run: do not send it again, look at the replicas",
             ids=tuple(job.id for job in jobs),
-            replicas=have,
+            replicas=count,
             wanted=wanted,
         )
 
@@ -137,7 +143,7 @@ def _count(jobs: Sequence[Job]) -> str:
 
 Jobs = Sequence[Job]
 KeyHolders = Mapping[str, str]
-"""Whose place each job has that was not sent, by their ids."""
+"""The job that has the key of each job that was not sent, by their ids."""
 JobReceiver = Callable[[Jobs], None]
 """Accept jobs in place of a broker."""
 
@@ -152,7 +158,7 @@ class SendingApplication(Application, Protocol):
 
 
 class Sender:
-    """Where one application's jobs go out."""
+    """Sends the jobs of one application."""
 
     def __init__(self, app: SendingApplication) -> None:
         self._app = app
@@ -162,20 +168,20 @@ class Sender:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, with other brokers: they have not heard of any queue."""
+        """Start again with other brokers, where no queue is registered yet."""
         self._publisher = PublishPlanner(keys=self._app.keys)
 
     def redirect(self, receiver: JobReceiver | None) -> JobReceiver | None:
-        """Give jobs to `receiver` from now on, or with None to brokers again. Return the receiver before."""
-        before, self._receiver = self._receiver, receiver
-        return before
+        """Pass jobs to `receiver` from now on, or with None to brokers again. Return the previous receiver."""
+        previous, self._receiver = self._receiver, receiver
+        return previous
 
     def close(self) -> None:
         """Close the connection to the Publisher daemon, if there is one. It opens again when needed."""
         self._daemon.close()
 
     def queue(self, name: str) -> QueueKeys:
-        """The keys of a queue, made once."""
+        """Return the keys of a queue, which are made once."""
         return self._publisher.queue(name)
 
     def dispatch(self, jobs: Jobs) -> KeyHolders:
@@ -209,7 +215,7 @@ class Sender:
         return holders
 
     def send(self, jobs: Jobs) -> KeyHolders:
-        """Send jobs now or not at all."""
+        """Send jobs now or not at all: without the backlog."""
         self._app.connections.get_blocking_driver()
         return run_blocking(self._send(BlockingConnections(self._app.connections), jobs))
 
@@ -248,7 +254,7 @@ class Sender:
         return self._publisher.record_published(jobs, replies)
 
     def _held_up(self, jobs: Jobs) -> bool:
-        """Whether earlier jobs of the same queues wait in the backlog, where these do, too, from now on."""
+        """Keep jobs in the backlog if earlier jobs of their queues wait there; return whether that is so."""
         backlog = self._app.backlog
         if not backlog.has_earlier_jobs(jobs):
             return False
@@ -256,14 +262,14 @@ class Sender:
         return True
 
     def _keep(self, jobs: Jobs, error: BrokerUnavailable) -> None:
-        """Keep what could not be sent. Raises `error` when there is no backlog, and BacklogFull."""
+        """Keep jobs that could not be sent. Raises `error` when there is no backlog, and BacklogFull."""
         limit = self._app.settings.backlog
         if not limit:
             raise error
         self._app.backlog.keep(jobs, error, limit=limit)
 
     async def _wait_for_replicas(self, jobs: Jobs) -> None:
-        """Return when as many replicas as the setting asks for have the jobs, which are on one broker."""
+        """Return when the jobs, which are on one broker, have the number of replicas that the setting wants."""
         app, keys = self._app, self.queue(jobs[0].queue)
         connections = app.brokers.get(app.brokers.broker_of_queue(jobs[0].queue))
         # With the blocking driver in every colour: it has a connection for each thread, which WAIT needs.
@@ -307,7 +313,7 @@ def _may_have_sent(error: Exception) -> bool:
 
 
 def _mark_maybe_done(error: Exception, *, maybe_done: bool) -> Exception:
-    """The error of one part of the jobs, which says when other parts were sent, or may have been."""
+    """Return the error of one part of the jobs, marked if other parts were sent, or may have been."""
     if maybe_done and isinstance(error, BrokerError):
         error.mark_maybe_done()
     return error
