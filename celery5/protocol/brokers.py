@@ -198,7 +198,7 @@ def find_route_errors(brokers: Mapping[str, str], rules: Mapping[str, str]) -> l
         for each, to in rules.items()
         if to not in known
     ]
-    wrong += ["routes: a pattern is empty" for each in rules if not each]
+    wrong += ["routes: a pattern is empty" for rule in rules if not rule]
     return wrong
 
 

@@ -68,7 +68,7 @@ def declare_subscriptions(
         events.jobs,
         *map(keys.kept_events, subjects),
     )
-    words: tuple[Word, ...] = tuple(word for each in subscriptions for word in each)
+    words: tuple[Word, ...] = tuple(word for subscription in subscriptions for word in subscription)
     args = (_ms(ttl), catch_up, len(subscriptions), *words)
     return script_call(DECLARE_SUBSCRIPTIONS, named, args, _declared, repeatable=True)
 
@@ -102,12 +102,19 @@ def finish_events(
     retention: float,
 ) -> Call[list[int]]:
     """End events; see `finish_events.lua`."""
-    kept = [keys.kept_events(each.subject) for each in outcomes]
+    kept = [keys.kept_events(outcome.subject) for outcome in outcomes]
     named = (events.stream, events.jobs, events.dead, keys.subscriptions, keys.unclaimed_events, *kept)
     words: tuple[Word, ...] = tuple(
         word
-        for each in outcomes
-        for word in (each.verb, each.entry, each.id, each.subject, each.message, each.detail)
+        for outcome in outcomes
+        for word in (
+            outcome.verb,
+            outcome.entry,
+            outcome.id,
+            outcome.subject,
+            outcome.message,
+            outcome.detail,
+        )
     )
     args = (GROUP, router, known_state, _ms(retention), MAX_KEPT_EVENTS, _ms(UNCLAIMED_TTL), *words)
     return script_call(FINISH_EVENTS, named, args, _verdicts, repeatable=True)
@@ -226,7 +233,7 @@ def redeliver_documents(keys: QueueKeys, entries: Sequence[str]) -> Call[list[in
 
 def declare_recipients(keys: QueueKeys, sinks: Mapping[str, str]) -> Call[int]:
     """Say which sinks take which documents (`names`, by end and task)."""
-    args: tuple[Word, ...] = tuple([word for each in sinks.items() for word in each])
+    args: tuple[Word, ...] = tuple([word for sink in sinks.items() for word in sink])
     return script_call(
         DECLARE_RECIPIENTS, (keys.documents,), (_ms(RECIPIENTS_TTL), *args), int, repeatable=True
     )

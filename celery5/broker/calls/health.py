@@ -126,7 +126,7 @@ def _parameter(raw: Any) -> str | None:
 
 def _attempted(raw: Any) -> PermissionProbe:
     tried, *words = raw
-    text = [each.decode(errors="replace").strip() for each in words]
+    text = [word.decode(errors="replace").strip() for word in words]
     return PermissionProbe(int(tried), dict(zip(text[::2], text[1::2], strict=True)))
 
 

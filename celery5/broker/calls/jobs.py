@@ -187,8 +187,8 @@ def read_jobs(
 
     Not repeatable: what a lost answer carried is found in the worker's own pending list (`read_pending`).
     """
-    named = {each.stream.encode(): each for each in queues}
-    streams = tuple(each.stream for each in queues)
+    named = {queue.stream.encode(): queue for queue in queues}
+    streams = tuple(queue.stream for queue in queues)
     wait = ("BLOCK", max(1, int(block_seconds * 1000))) if block_seconds else ()
     words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, *wait, "STREAMS")
     new = (">",) * len(streams)
@@ -200,8 +200,8 @@ def read_by_lane(
 ) -> Call[list[Entry]]:
     """Take up to `count` jobs of one queue for this worker, without waiting: of each of its `lanes` its share, then of
     the first ones what is left. Not repeatable, as `read_jobs`."""
-    named = {each.stream.encode(): each for each in lanes}
-    streams = tuple(each.stream for each in lanes)
+    named = {lane.stream.encode(): lane for lane in lanes}
+    streams = tuple(lane.stream for lane in lanes)
     return script_call(READ_BY_LANE, streams, (GROUP, worker, count, *shares), partial(_entries, named))
 
 
@@ -498,7 +498,7 @@ def scan_jobs(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[str]]]:
 def _scanned(raw: Sequence[Any]) -> tuple[str, list[str]]:
     cursor, flat = raw
     names: list[bytes] = list(cast("Any", flat)) if isinstance(flat, dict) else flat[::2]  # RESP3 has maps
-    return cursor.decode(), [each.decode(errors="replace") for each in names]
+    return cursor.decode(), [name.decode(errors="replace") for name in names]
 
 
 def _texts_of(raw: Iterable[bytes]) -> list[str]:
@@ -592,7 +592,7 @@ class QueueState(msgspec.Struct, frozen=True):
     @property
     def unread(self) -> int:
         """Jobs that wait here, now or for their time, while no worker that lives reads this queue."""
-        if any(each.alive for each in self.workers):
+        if any(worker.alive for worker in self.workers):
             return 0
         return self.waiting + self.held + self.scheduled
 

@@ -60,8 +60,8 @@ def admit(
     keys: QueueKeys, worker: str, jobs: Sequence[AdmissionRequest], rules: Sequence[tuple[AdmissionRule, int]]
 ) -> Call[AdmissionReply]:
     """Ask whether jobs that this worker has read may run, by `rules`. Safe to repeat."""
-    results = tuple([keys.result(each.id) for each in jobs])
-    words: tuple[Word, ...] = tuple([word for each in jobs for word in each])
+    results = tuple([keys.result(job.id) for job in jobs])
+    words: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.normal, keys.high, keys.low, keys.handed, keys.leases, keys.jobs, keys.waiting, keys.due,
              keys.slots, keys.slot_counts, keys.limited_counts, keys.waiting_list_prefix, *results)  # fmt: skip
     reply = partial(_admission_reply, len(jobs))
@@ -75,8 +75,8 @@ def add_to_waiting_list(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, s
 
     Safe to repeat: a known id is left alone.
     """
-    results = tuple([keys.result(each[0]) for each in jobs])
-    words: tuple[Word, ...] = tuple([word for each in jobs for word in each])
+    results = tuple([keys.result(job[0]) for job in jobs])
+    words: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.jobs, keys.waiting, keys.due, keys.limited_counts, keys.waiting_list_prefix, *results)
     return script_call(
         ADD_TO_WAITING_LIST, named, (keys.slots_freed, keys.lane, *words), int, repeatable=True
@@ -211,9 +211,9 @@ def _merge_overrides(replies: Sequence[StoredOverrides]) -> StoredOverrides:
     """Return the overrides of all brokers. Of two for one task the first broker's, which is the default one, holds."""
     limits: dict[str, LimitOverride] = {}
     suspended: dict[str, Suspension] = {}
-    for each in reversed(replies):
-        limits |= each.limits
-        suspended |= each.suspended
+    for reply in reversed(replies):
+        limits |= reply.limits
+        suspended |= reply.suspended
     return StoredOverrides(limits, suspended)
 
 

@@ -124,7 +124,7 @@ def get_reports(keys: Keys, workers: Sequence[str]) -> Call[dict[str, WorkerRepo
         found = {name: _decoded(each, WorkerReport) for name, each in zip(workers, raw, strict=True)}
         return {name: each for name, each in found.items() if each is not None}
 
-    return Call(("MGET", *(keys.report(each) for each in workers)), read, repeatable=True)
+    return Call(("MGET", *(keys.report(worker) for worker in workers)), read, repeatable=True)
 
 
 def _texts(raw: Any) -> list[str]:

@@ -91,7 +91,9 @@ def withdraw_declaration(keys: Keys, scheduler: str) -> Call[int]:
 
 def get_declarations(keys: Keys, schedulers: Sequence[str]) -> Call[tuple[bytes | None, ...]]:
     """Return what the code of these Schedulers declares; None for one without a declaration."""
-    return Call(("MGET", *[keys.declared_schedules(each) for each in schedulers]), _values, repeatable=True)
+    return Call(
+        ("MGET", *[keys.declared_schedules(scheduler) for scheduler in schedulers]), _values, repeatable=True
+    )
 
 
 def _upcoming(raw: Any) -> DueSchedules:

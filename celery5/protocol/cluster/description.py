@@ -1,4 +1,4 @@
-"""Cluster description: which processes an application should have, parsed and checked.
+"""Parse and check cluster descriptions: the processes that an application should have.
 
 A description is a TOML table: groups of equal members, such as `[workers.mail]`, and the hosts that they run
 on. All errors are reported at once, each with its key.
@@ -35,7 +35,7 @@ COMMON_FLAGS = {
     "status_host": str,
     "status_port": int,
 }
-"""The numbered flags of each kind of process, by name. Each further member of a group gets the next port."""
+"""The flags that every kind of process has, with their types. Of `status_port`, each further member gets the next port."""
 WORKER_FLAGS = {
     "concurrency": int,
     "cpu_slots": int,
@@ -64,9 +64,9 @@ UNSUPPORTED_FLAGS = {
 
 
 class ValueChecker:
-    """Checks values by what they mean to members.
+    """Check the values of flags and variables.
 
-    A method returns the error, in words that follow the key; '' for none.
+    A method returns the error, as text that follows the key; '' for none.
 
     This class accepts everything.
     """
@@ -90,14 +90,14 @@ ENVIRONMENT_KEY = "environment"
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """Another machine that members run on. `~/` is the user's home there."""
+    """A remote machine that members run on. `~/` is the user's home on it."""
 
     name: str
     ssh: str  # the destination for the user's ssh
-    command: str = "celery5"  # the celery5 program there
+    command: str = "celery5"  # the celery5 program on it
     directory: str = "~"
     environment: Mapping[str, str] = {}
-    environment_file: str = ""  # a file there with more variables
+    environment_file: str = ""  # a file on it with more variables
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Return its name in the cluster, such as `worker-default`."""
+        """Return the group's name in the cluster, such as `worker-default`."""
         return f"{self.kind}-{self.name}"
 
     @property
@@ -153,12 +153,12 @@ def build_members(
         _member(cluster, group, host, number, dict(environment or {}), grace)
         for group in cluster.groups
         for place, host in enumerate(group.hosts or ("",))
-        for number in range(1, _on_host(group, place, (scale or {}).get(group.key, group.total)) + 1)
+        for number in range(1, _count_on_host(group, place, (scale or {}).get(group.key, group.total)) + 1)
     )
 
 
-def _on_host(group: Group, place: int, total: int) -> int:
-    """Return how many of `total` members run on the host at that `place` in the group's hosts."""
+def _count_on_host(group: Group, place: int, total: int) -> int:
+    """Return how many of `total` members run on the host at the index `place` of the group's hosts."""
     hosts = len(group.hosts) or 1
     return total // hosts + (place < total % hosts)
 
@@ -168,25 +168,27 @@ def distribute_workers(cluster: Cluster, workers: int) -> dict[str, int]:
 
     A group with a count has at least one worker, if there are enough.
     """
-    groups = [each for each in cluster.groups if each.kind == "worker"]
-    weights = {each.key: each.total for each in groups if each.total} or {each.key: 1 for each in groups}
-    left = workers
-    found = {each.key: 0 for each in groups}
-    for key in list(weights)[:left]:
-        found[key], left = 1, left - 1
-    whole = sum(weights.values()) or 1
-    ideal = {key: workers * weight / whole for key, weight in weights.items()}
-    for _ in range(left if weights else 0):
-        poorest = max(weights, key=lambda key: ideal[key] - found[key])
-        found[poorest] += 1
-    return found
+    groups = [group for group in cluster.groups if group.kind == "worker"]
+    weights = {group.key: group.total for group in groups if group.total} or {
+        group.key: 1 for group in groups
+    }
+    remaining = workers
+    workers_by_group = {group.key: 0 for group in groups}
+    for key in list(weights)[:remaining]:
+        workers_by_group[key], remaining = 1, remaining - 1
+    total_weight = sum(weights.values()) or 1
+    ideal = {key: workers * weight / total_weight for key, weight in weights.items()}
+    for _ in range(remaining if weights else 0):
+        neediest = max(weights, key=lambda key: ideal[key] - workers_by_group[key])
+        workers_by_group[neediest] += 1
+    return workers_by_group
 
 
 def _member(
     cluster: Cluster, group: Group, host: str, number: int, environment: dict[str, str], grace: float
 ) -> Member:
     name = f"{group.key}-{number}" + (f"@{host}" if host else "")
-    given = group.flags.get("grace_period", grace) if group.kind == "worker" else grace
+    grace_period = group.flags.get("grace_period", grace) if group.kind == "worker" else grace
     return Member(
         name=name,
         kind=group.kind,
@@ -194,7 +196,7 @@ def _member(
         host=host,
         arguments=(group.kind, "start", "--name", name, *_arguments(group.flags, number)),
         environment={**environment, **cluster.environment, **group.environment},
-        stop_after=given + STOP_MARGIN,
+        stop_after=grace_period + STOP_MARGIN,
     )
 
 
@@ -217,23 +219,23 @@ def parse_cluster(description: bytes | Mapping[str, Any], checker: ValueChecker 
             description = tomllib.loads(description.decode())
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise Misconfigured(f"not TOML: {error}") from None
-    reading = _Reading(checker or ValueChecker())
-    found = reading.cluster(description)
-    if reading.errors:
-        raise Misconfigured("; ".join(reading.errors))
-    return found
+    reader = _DescriptionReader(checker or ValueChecker())
+    cluster = reader.cluster(description)
+    if reader.errors:
+        raise Misconfigured("; ".join(reader.errors))
+    return cluster
 
 
-class _Reading:
+class _DescriptionReader:
     """Reads one description and collects its errors."""
 
     def __init__(self, judge: ValueChecker) -> None:
         self.errors: list[str] = []
-        self._judge = judge
+        self._checker = judge
 
     def cluster(self, said: Mapping[str, Any]) -> Cluster:
         known = ("platform", *_NUMBERS, ENVIRONMENT_KEY, "hosts", "broker", *KINDS_BY_SECTION)
-        self._strange("", said, known)
+        self._check_keys("", said, known)
         hosts = {name: self._host(name, each) for name, each in self._tables(said, "hosts")}
         groups = [
             self._group(plural, kind, name, each, hosts)
@@ -246,7 +248,7 @@ class _Reading:
             )
         environment = self._environment(ENVIRONMENT_KEY, said.get(ENVIRONMENT_KEY, {}))
         return Cluster(
-            platform=self._typed("platform", said.get("platform", "auto"), str, "auto"),
+            platform=self._read_typed("platform", said.get("platform", "auto"), str, "auto"),
             environment=environment,
             groups=tuple(groups),
             hosts=hosts,
@@ -255,35 +257,35 @@ class _Reading:
         )
 
     def _broker(
-        self, said: Any, groups: list[Group], hosts: Mapping[str, Host], environment: Mapping[str, str]
+        self, table: Any, groups: list[Group], hosts: Mapping[str, Host], environment: Mapping[str, str]
     ) -> OwnBroker | None:
-        found = parse_own_broker(said, self.errors)
-        if found is not None:
+        broker = parse_own_broker(table, self.errors)
+        if broker is not None:
             self.errors += [SINGLE_HOST_ERROR] if hosts else []
             self.errors += find_broker_conflicts("", {}, environment)
-            for each in groups:
+            for group in groups:
                 self.errors += find_broker_conflicts(
-                    f"{each.kind}s.{each.name}.", each.flags, each.environment
+                    f"{group.kind}s.{group.name}.", group.flags, group.environment
                 )
-        return found
+        return broker
 
-    def _host(self, name: str, said: Mapping[str, Any]) -> Host:
-        self._strange(f"hosts.{name}.", said, ("ssh", "command", ENVIRONMENT_KEY, *_PATHS))
+    def _host(self, name: str, table: Mapping[str, Any]) -> Host:
+        self._check_keys(f"hosts.{name}.", table, ("ssh", "command", ENVIRONMENT_KEY, *_PATHS))
         if not _NAME.fullmatch(name):
             self.errors.append(f"hosts.{name}: {_WRONG_NAME}")
-        ssh = self._typed(f"hosts.{name}.ssh", said.get("ssh", name), str, name)
-        if not ssh or ssh.startswith("-") or any(each.isspace() for each in ssh):
+        ssh = self._read_typed(f"hosts.{name}.ssh", table.get("ssh", name), str, name)
+        if not ssh or ssh.startswith("-") or any(character.isspace() for character in ssh):
             self.errors.append(f"hosts.{name}.ssh: {ssh!r} is no name of a host: write user@host, or host")
-        texts = {each: self._text(f"hosts.{name}.{each}", said[each]) for each in _TEXTS if each in said}
-        for each in _PATHS:
-            if texts.get(each, "/")[:1] not in ("/", "~"):
-                self.errors.append(f"hosts.{name}.{each}: {texts[each]!r} does not begin with / or ~/")
-        environment = self._environment(f"hosts.{name}.{ENVIRONMENT_KEY}", said.get(ENVIRONMENT_KEY, {}))
+        texts = {key: self._text(f"hosts.{name}.{key}", table[key]) for key in _TEXTS if key in table}
+        for path in _PATHS:
+            if texts.get(path, "/")[:1] not in ("/", "~"):
+                self.errors.append(f"hosts.{name}.{path}: {texts[path]!r} does not begin with / or ~/")
+        environment = self._environment(f"hosts.{name}.{ENVIRONMENT_KEY}", table.get(ENVIRONMENT_KEY, {}))
         return Host(name=name, ssh=ssh, environment=environment, **texts)
 
     def _text(self, where: str, value: Any) -> str:
         """Return a text that is valid in a line of a unit file."""
-        text: str = self._typed(where, value, str, "~")
+        text: str = self._read_typed(where, value, str, "~")
         try:
             if text.isprintable() and shlex.split(text):
                 return text
@@ -293,45 +295,45 @@ class _Reading:
         return "~"
 
     def _group(
-        self, plural: str, kind: Kind, name: str, said: Mapping[str, Any], hosts: Mapping[str, Host]
+        self, plural: str, kind: Kind, name: str, table: Mapping[str, Any], hosts: Mapping[str, Host]
     ) -> Group:
         where = f"{plural}.{name}."
         if not _NAME.fullmatch(name):
             self.errors.append(f"{plural}.{name}: {_WRONG_NAME}")
         types = FLAG_TYPES[kind]
-        self._strange(where, said, ("count", ENVIRONMENT_KEY, "hosts", *types))
-        wanted = self._names(f"{where}hosts", said.get("hosts", []))
-        for host in wanted:
+        self._check_keys(where, table, ("count", ENVIRONMENT_KEY, "hosts", *types))
+        host_names = self._names(f"{where}hosts", table.get("hosts", []))
+        for host in host_names:
             if host not in hosts:
                 self.errors.append(
-                    f"{where}hosts: no host {host!r}{_near(host, hosts)}; write [hosts.{host}]"
+                    f"{where}hosts: no host {host!r}{_suggest(host, hosts)}; write [hosts.{host}]"
                 )
         flags = {
-            each: self._flag(kind, where, each, said[each], types[each]) for each in types if each in said
+            flag: self._flag(kind, where, flag, table[flag], types[flag]) for flag in types if flag in table
         }
-        count = said.get("count", 1)
+        count = table.get("count", 1)
         return Group(
             kind=kind,
             name=name,
             count=int(self._number(f"{where}count", count, int, 0, MAX_GROUP_MEMBERS)),
-            flags={each: value for each, value in flags.items() if not _means_nothing(each, value)},
-            environment=self._environment(where + ENVIRONMENT_KEY, said.get(ENVIRONMENT_KEY, {})),
-            hosts=wanted,
+            flags={flag: value for flag, value in flags.items() if not _has_no_effect(flag, value)},
+            environment=self._environment(where + ENVIRONMENT_KEY, table.get(ENVIRONMENT_KEY, {})),
+            hosts=host_names,
         )
 
-    def _flag(self, kind: Kind, where: str, name: str, said: Any, typed: Any) -> Any:
-        before = len(self.errors)
-        value = self._flag_of_type(where + name, said, typed)
-        if len(self.errors) == before and not _means_nothing(name, value):
-            self._judged(where + name, self._judge.check_flag(kind, name, value))
+    def _flag(self, kind: Kind, where: str, name: str, raw: Any, flag_type: Any) -> Any:
+        error_count = len(self.errors)
+        value = self._flag_of_type(where + name, raw, flag_type)
+        if len(self.errors) == error_count and not _has_no_effect(name, value):
+            self._add_error(where + name, self._checker.check_flag(kind, name, value))
         return value
 
     def _flag_of_type(self, where: str, value: Any, kind: Any) -> Any:
         if isinstance(kind, tuple):
             choices = cast("tuple[str, ...]", kind)
             if value not in choices:
-                near = _near(str(value), choices)
-                self.errors.append(f"{where}: {value!r} is none of {', '.join(choices)}{near}")
+                suggestion = _suggest(str(value), choices)
+                self.errors.append(f"{where}: {value!r} is none of {', '.join(choices)}{suggestion}")
             return value
         if kind is list:
             return self._names(where, value)
@@ -339,49 +341,51 @@ class _Reading:
             return self._number(where, self._from_text(where, value or 0, SIZE, 0), int, 0, 2**63)
         if kind in (int, float):
             return self._number(where, value, kind, 0, 10**9)
-        return self._typed(where, value, kind, kind())
+        return self._read_typed(where, value, kind, kind())
 
-    def _judged(self, where: str, fault: str) -> None:
-        if fault:
-            self.errors.append(f"{where} {fault}")
+    def _add_error(self, where: str, error: str) -> None:
+        if error:
+            self.errors.append(f"{where} {error}")
 
     def _names(self, where: str, value: Any) -> tuple[str, ...]:
         names = self._from_text(where, value, NAMES, ())
         listed = cast("list[Any]", list(names) if isinstance(names, list | tuple) else [None])
-        if not all(isinstance(each, str) and each for each in listed):
+        if not all(isinstance(name, str) and name for name in listed):
             self.errors.append(f'{where}: {value!r} is not {NAMES.noun}: write ["one", "other"]')
             return ()
         return tuple(listed)
 
-    def _from_text(self, where: str, value: Any, kind: TextKind[Any], otherwise: Any) -> Any:
-        """Return the value that a text stands for, or `otherwise` after an error; what is not a text stays as it is."""
+    def _from_text(self, where: str, value: Any, kind: TextKind[Any], default: Any) -> Any:
+        """Return the value that a text stands for, or `otherwise` after an error; other types are returned unchanged."""
         if not isinstance(value, str):
             return value
         try:
             return kind.parse(value)
         except Misconfigured as error:
             self.errors.append(f"{where}: {error}")
-            return otherwise
+            return default
 
-    def _number(self, where: str, value: Any, kind: Callable[[Any], Any], least: float, most: float) -> Any:
+    def _number(
+        self, where: str, value: Any, kind: Callable[[Any], Any], minimum: float, maximum: float
+    ) -> Any:
         if kind is float:
-            value = self._from_text(where, value, DURATION, least)
+            value = self._from_text(where, value, DURATION, minimum)
         fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        if not fits or not least <= value <= most:
+        if not fits or not minimum <= value <= maximum:
             what = "a whole number" if kind is int else "a number"
-            self.errors.append(f"{where}: {value!r} is not {what} from {least:g} to {most:g}")
-            return kind(least)
+            self.errors.append(f"{where}: {value!r} is not {what} from {minimum:g} to {maximum:g}")
+            return kind(minimum)
         return kind(value)
 
-    def _typed(self, where: str, value: Any, kind: type, instead: Any) -> Any:
+    def _read_typed(self, where: str, value: Any, kind: type, default: Any) -> Any:
         if isinstance(value, kind):
             return value
-        self.errors.append(f"{where}: {value!r} is not {_CALLED[kind]}")
-        return instead
+        self.errors.append(f"{where}: {value!r} is not {_TYPE_NAMES[kind]}")
+        return default
 
-    def _environment(self, where: str, said: Any) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for name, value in self._typed(where, said, dict, {}).items():
+    def _environment(self, where: str, table: Any) -> dict[str, str]:
+        variables: dict[str, str] = {}
+        for name, value in self._read_typed(where, table, dict, {}).items():
             if not isinstance(value, str | int | float) or isinstance(value, bool):
                 self.errors.append(f"{where}.{name}: {value!r} is not a text")
             elif not name or "=" in name or "\0" in f"{name}{value}":
@@ -389,32 +393,32 @@ class _Reading:
                     f"{where}.{name}: no variable of the environment can be called or say that"
                 )
             else:
-                found[name] = str(value)
-                self._judged(f"{where}.{name}", self._judge.check_variable(name, found[name]))
-        return found
+                variables[name] = str(value)
+                self._add_error(f"{where}.{name}", self._checker.check_variable(name, variables[name]))
+        return variables
 
-    def _tables(self, said: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for name, each in self._typed(key, said.get(key, {}), dict, {}).items():
-            if isinstance(each, dict):
-                yield name, cast("dict[str, Any]", each)
+    def _tables(self, parent: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for name, table in self._read_typed(key, parent.get(key, {}), dict, {}).items():
+            if isinstance(table, dict):
+                yield name, cast("dict[str, Any]", table)
             else:
-                self.errors.append(f"{key}.{name}: {each!r} is not a table: write [{key}.NAME]")
+                self.errors.append(f"{key}.{name}: {table!r} is not a table: write [{key}.NAME]")
 
-    def _strange(self, where: str, said: Mapping[str, Any], known: tuple[str, ...]) -> None:
-        for each in said:
-            if each in UNSUPPORTED_FLAGS and where:
-                self.errors.append(f"{where}{each}: {UNSUPPORTED_FLAGS[each]}")
-            elif each not in known:
-                near = _near(each, known) or f"; known: {', '.join(sorted(known))}"
-                self.errors.append(f"{where}{each} is not known{near}")
-
-
-def _near(name: str, known: Any) -> str:
-    meant = did_you_mean(name, known)
-    return f"; {meant}" if meant else ""
+    def _check_keys(self, where: str, table: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
+        for key in table:
+            if key in UNSUPPORTED_FLAGS and where:
+                self.errors.append(f"{where}{key}: {UNSUPPORTED_FLAGS[key]}")
+            elif key not in allowed:
+                suggestion = _suggest(key, allowed) or f"; known: {', '.join(sorted(allowed))}"
+                self.errors.append(f"{where}{key} is not known{suggestion}")
 
 
-def _means_nothing(name: str, value: Any) -> bool:
+def _suggest(name: str, candidates: Any) -> str:
+    suggestion = did_you_mean(name, candidates)
+    return f"; {suggestion}" if suggestion else ""
+
+
+def _has_no_effect(name: str, value: Any) -> bool:
     """Return whether a flag has the same effect as its absence."""
     return value == () or value == "" or (name in ("max_jobs", "max_memory") and not value)
 
@@ -427,5 +431,5 @@ _NUMBERS: Mapping[str, tuple[Callable[[Any], Any], float, float]] = {
 }
 _PATHS = ("directory", "environment_file")
 _TEXTS = ("command", *_PATHS)
-_CALLED = {str: "a text", bool: "true or false", dict: "a table"}
+_TYPE_NAMES = {str: "a text", bool: "true or false", dict: "a table"}
 _WRONG_NAME = "use letters, digits, dots, underscores, and dashes between them"

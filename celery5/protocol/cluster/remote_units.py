@@ -155,7 +155,7 @@ def _spoken(name: str) -> str | None:
     first, *others = name.split("_")
     try:
         spoken = (
-            first.encode() + b"".join(bytes.fromhex(each[:2]) + each[2:].encode() for each in others)
+            first.encode() + b"".join(bytes.fromhex(other[:2]) + other[2:].encode() for other in others)
         ).decode()
     except ValueError:
         return None

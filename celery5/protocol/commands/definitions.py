@@ -298,7 +298,7 @@ def format_living_workers(
     inboxes = sorted({get_inbox_name(each) for each in living})
     if name in inboxes:
         return ""
-    former = [each for each in inboxes if each == get_inbox_name(name)]
+    former = [inbox for inbox in inboxes if inbox == get_inbox_name(name)]
     if near := next(iter(former), "") or find_similar(name, [*inboxes, *others]):
         return f"no worker {name!r} lives: did you mean {near!r}?"
     more = f" and {len(inboxes) - 10} more" if len(inboxes) > 10 else ""

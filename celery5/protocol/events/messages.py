@@ -102,9 +102,9 @@ def parse_subscription(raw: bytes, limit: int | None = None) -> Subscription | N
 def group_by_subject(subscriptions: Iterable[Subscription]) -> Mapping[str, Sequence[Subscription]]:
     """The subscriptions to each subject."""
     found: dict[str, list[Subscription]] = {}
-    for each in subscriptions:
-        for subject in each.subjects:
-            found.setdefault(subject, []).append(each)
+    for subscription in subscriptions:
+        for subject in subscription.subjects:
+            found.setdefault(subject, []).append(subscription)
     return found
 
 

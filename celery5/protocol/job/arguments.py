@@ -445,7 +445,7 @@ def _has_json_form(kind: Any) -> bool:
     if callable(getattr(cast("Any", kind), "model_validate_json", None)) or metaclass not in _ORDINARY:
         return True  # what another metaclass lets pass depends on the value
     try:
-        return any(isinstance(each, kind) for each in _SAMPLES)
+        return any(isinstance(sample, kind) for sample in _SAMPLES)
     except TypeError:  # a protocol that is not made for that
         return False
 

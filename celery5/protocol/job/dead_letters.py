@@ -287,7 +287,7 @@ def format_position(job: DeadJob) -> str:
 
 
 def _like(text: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatchcase(text, each) for each in patterns)
+    return not patterns or any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
 def _texts(choice: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def _walk(error: BaseException) -> Iterator[tuple[BaseException, tuple[str, ...]
         if isinstance(one, BaseExceptionGroup):
             group = cast("BaseExceptionGroup[BaseException]", one)
             inner = kinds or get_class_names(group)
-            left += [(each, inner) for each in reversed(group.exceptions)]
+            left += [(exception, inner) for exception in reversed(group.exceptions)]
         else:
             yield one, kinds
 

@@ -229,12 +229,12 @@ def _crowded(course: AutoscaleState, wanted: Scale, situation: ClusterSnapshot) 
         key = (line.queue, line.kind)
         demand[key] = demand.get(key, 0) + line.demand
     crowded = {queue for (queue, kind), jobs in demand.items() if jobs > _slots(situation, queue, kind)}
-    all_of_them = {queue for each in situation.workers for queue in each.queues}
+    all_of_them = {queue for worker in situation.workers for queue in worker.queues}
     return tuple(sorted(crowded | set(course.crowded) or all_of_them))
 
 
 def _slots(situation: ClusterSnapshot, queue: str, kind: str) -> int:
-    return sum(each.max_slots.get(kind, 0) for each in situation.workers if queue in each.queues)
+    return sum(worker.max_slots.get(kind, 0) for worker in situation.workers if queue in worker.queues)
 
 
 def get_changes(before: AutoscaleState, after: AutoscaleState) -> Mapping[str, tuple[float, float]]:

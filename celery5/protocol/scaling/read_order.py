@@ -99,7 +99,7 @@ def parse_queue_order(text: str) -> QueueOrder:
     words = text.split()
     if ">" in words:
         names = words[::2]
-        mixed = ">" in names or any(_WEIGHT.fullmatch(each.rpartition("=")[2]) for each in names)
+        mixed = ">" in names or any(_WEIGHT.fullmatch(name.rpartition("=")[2]) for name in names)
         if mixed or set(words[1::2]) != {">"} or len(words) % 2 == 0:
             raise Misconfigured(f"{text!r} is not an order of queues: {_ORDER_HINT}")
         if len(set(names)) < len(names):

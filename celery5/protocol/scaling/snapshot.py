@@ -9,22 +9,22 @@ from celery5.protocol.limits import DeclaredLimits, LimitOverride, make_admissio
 
 
 class BrokerVisibility(msgspec.Struct, frozen=True):
-    """The brokers that are not seen, by name, and until when: infinity while one does not answer."""
+    """The brokers whose jobs are not visible, by name, and until when: infinity while one is unreachable."""
 
     until: Mapping[str, float] = {}
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """Return their names."""
+        """Return the names of brokers that are not visible."""
         return tuple(self.until)
 
 
 def update_visibility(
     before: BrokerVisibility, unreachable: Collection[str], now: float, *, settle_seconds: float
 ) -> BrokerVisibility:
-    """Return the visibility after a look at the time `now`, at which the `unreachable` brokers gave no answer.
+    """Return the visibility at the time `now`, when the `unreachable` brokers did not reply.
 
-    A broker that answers again counts as seen `settle_seconds` later.
+    A broker that replies again counts as visible `settle_seconds` later.
     """
     until = {
         name: now + settle_seconds if math.isinf(at) else at
@@ -48,7 +48,7 @@ class TaskLoad(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0  # in the queue
     running: int = 0  # in workers
     upcoming: int = 0  # schedules will send them soon
-    mean: float | None = None  # seconds that one takes; None while none has run
+    mean: float | None = None  # mean duration in seconds; None while no job has run
     suspended: bool = False
     limit: int | None = None  # how many of its jobs may run at once anywhere; None: any number
 
@@ -84,7 +84,7 @@ class ClusterWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs and the live workers at one moment. Nothing is known about those on `unreachable` brokers."""
+    """The jobs and the live workers at one time, without those on `unreachable` brokers."""
 
     task_loads: tuple[TaskLoad, ...] = ()
     workers: tuple[ClusterWorker, ...] = ()
@@ -102,60 +102,72 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def _use(self, *, cpu_bound: bool) -> float:
         taken = slots = 0
-        for each in self.workers:
-            for kind, count in each.max_slots.items():
+        for worker in self.workers:
+            for kind, count in worker.max_slots.items():
                 if (kind in CPU_BOUND_KINDS) is cpu_bound:
                     slots += count
-                    taken += min(each.executing.get(kind, 0), count)
+                    taken += min(worker.executing.get(kind, 0), count)
         return taken / slots if slots else 0.0
 
     def slots(self, kind: str) -> int:
         """Return how many jobs of a kind may run at once, in all workers together."""
-        return sum(each.slots.get(kind, 0) for each in self.workers)
+        return sum(worker.slots.get(kind, 0) for worker in self.workers)
 
     def max_slots(self, kind: str) -> int:
         """Return how many jobs of a kind could run at once if each worker had grown to its maximum."""
-        return sum(max(each.max_slots.get(kind, 0), each.slots.get(kind, 0)) for each in self.workers)
+        return sum(max(worker.max_slots.get(kind, 0), worker.slots.get(kind, 0)) for worker in self.workers)
 
     def demand(self) -> dict[str, int]:
         """Return how many slots the existing jobs could use, by kind; kinds without any are left out."""
         found: dict[str, int] = {}
-        for each in self.task_loads:
-            if each.demand:
-                found[each.kind] = found.get(each.kind, 0) + each.demand
+        for load in self.task_loads:
+            if load.demand:
+                found[load.kind] = found.get(load.kind, 0) + load.demand
         return found
 
 
 def merge_snapshots(snapshots: Iterable[ClusterSnapshot], unreachable: Iterable[str] = ()) -> ClusterSnapshot:
     """Return one snapshot from those of several brokers. The incarnations of a process become one worker."""
-    lines: list[TaskLoad] = []
+    task_loads: list[TaskLoad] = []
     processes: dict[str, list[ClusterWorker]] = {}
     for part in snapshots:
-        lines += part.task_loads
-        for each in part.workers:
-            processes.setdefault(each.process or each.name, []).append(each)
-    members = tuple(_one(lives) for lives in processes.values())
-    return ClusterSnapshot(task_loads=tuple(lines), workers=members, unreachable=tuple(sorted(unreachable)))
+        task_loads += part.task_loads
+        for worker in part.workers:
+            processes.setdefault(worker.process or worker.name, []).append(worker)
+    members = tuple(_one(incarnations) for incarnations in processes.values())
+    return ClusterSnapshot(
+        task_loads=tuple(task_loads), workers=members, unreachable=tuple(sorted(unreachable))
+    )
 
 
-def _one(lives: list[ClusterWorker]) -> ClusterWorker:
+def _one(incarnations: list[ClusterWorker]) -> ClusterWorker:
     """Return one worker from its incarnations.
 
     Each may use all of its slots, and its running jobs are spread over them.
     """
-    first = lives[0]
-    if len(lives) == 1:
+    first = incarnations[0]
+    if len(incarnations) == 1:
         return first
-    kinds = sorted({kind for each in lives for kind in (*each.slots, *each.max_slots, *each.executing)})
+    kinds = sorted(
+        {
+            kind
+            for incarnation in incarnations
+            for kind in (*incarnation.slots, *incarnation.max_slots, *incarnation.executing)
+        }
+    )
     return ClusterWorker(
         name=first.name,
-        queues=tuple(dict.fromkeys(queue for each in lives for queue in each.queues)),
-        slots={kind: max(each.slots.get(kind, 0) for each in lives) for kind in kinds},
-        max_slots={kind: max(each.max_slots.get(kind, 0) for each in lives) for kind in kinds},
-        executing={kind: sum(each.executing.get(kind, 0) for each in lives) for kind in kinds},
-        prefetch=max(each.prefetch for each in lives),
+        queues=tuple(dict.fromkeys(queue for incarnation in incarnations for queue in incarnation.queues)),
+        slots={kind: max(incarnation.slots.get(kind, 0) for incarnation in incarnations) for kind in kinds},
+        max_slots={
+            kind: max(incarnation.max_slots.get(kind, 0) for incarnation in incarnations) for kind in kinds
+        },
+        executing={
+            kind: sum(incarnation.executing.get(kind, 0) for incarnation in incarnations) for kind in kinds
+        },
+        prefetch=max(incarnation.prefetch for incarnation in incarnations),
         process=first.process,
-        incarnations=tuple(lives),
+        incarnations=tuple(incarnations),
     )
 
 
@@ -170,7 +182,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     most: Mapping[str, int] = {}  # slots that it may grow to
     executing: Mapping[str, int] = {}
     held: Mapping[str, Mapping[str, int]] = {}  # its jobs, by queue and task
-    means: Mapping[str, float] = {}  # how long jobs took lately, by task, in seconds
+    means: Mapping[str, float] = {}  # recent mean duration of jobs in seconds, by task
     prefetch: float = 1.0  # the factor on how far it reads ahead
     process: str = ""  # '' with one broker
 
@@ -183,12 +195,12 @@ class QueueLoad(msgspec.Struct, frozen=True):
     in_flight: int = 0  # in workers
     sample: Mapping[str, int] = {}  # of some of the waiting jobs
     workers: tuple[str, ...] = ()  # those that are alive
-    upcoming: Mapping[str, int] = {}  # schedules will send them here soon
+    upcoming: Mapping[str, int] = {}  # schedules will send them to the queue soon
     waiting_at_limit: Mapping[str, int] = {}  # on waiting lists of limits
 
 
 class TaskConstraints(msgspec.Struct, frozen=True, kw_only=True):
-    """What restricts the tasks and queues of an application at the moment."""
+    """The current restrictions on the tasks and queues of an application."""
 
     kinds: Mapping[str, str]  # of each task
     suspended: Collection[str] = ()
@@ -219,36 +231,40 @@ def make_task_constraints(
         )
         for task in {*declared_limits, *limits}
     }
-    found = {task: rule for task, rule in rules.items() if rule is not None}
-    slowed = {task for task, rule in found.items() if rule.rate or rule.keyed or rule.per == "worker"}
-    most = {
+    active_rules = {task: rule for task, rule in rules.items() if rule is not None}
+    slowed = {task for task, rule in active_rules.items() if rule.rate or rule.keyed or rule.per == "worker"}
+    max_running = {
         task: rule.max_running
-        for task, rule in found.items()
+        for task, rule in active_rules.items()
         if rule.max_running is not None and task not in slowed
     }
-    return TaskConstraints(kinds=kinds, suspended=suspended, limits=most, throttled=slowed, paused=paused)
+    return TaskConstraints(
+        kinds=kinds, suspended=suspended, limits=max_running, throttled=slowed, paused=paused
+    )
 
 
 def make_snapshot(
     queue_loads: Sequence[QueueLoad], reports: Mapping[str, WorkerReport], constraints: TaskConstraints
 ) -> ClusterSnapshot:
-    """Return the snapshot from the reports of live workers, by name. Tasks that nobody declares are left out."""
+    """Return the snapshot from the reports of live workers, by name. Undeclared tasks are left out."""
     waiting: dict[tuple[str, str], int] = {}
     running: dict[tuple[str, str], int] = {}
     upcoming: dict[tuple[str, str], int] = {}
-    for each in queue_loads:
-        if each.queue not in constraints.paused:
-            for task, count in _shared_out(each.waiting, each.sample).items():
-                waiting[each.queue, task] = count
-            for task, count in each.waiting_at_limit.items():
+    for load in queue_loads:
+        if load.queue not in constraints.paused:
+            for task, count in _distribute_by_sample(load.waiting, load.sample).items():
+                waiting[load.queue, task] = count
+            for task, count in load.waiting_at_limit.items():
                 if task not in constraints.throttled:
-                    waiting[each.queue, task] = waiting.get((each.queue, task), 0) + count
-            for task, count in each.upcoming.items():
-                upcoming[each.queue, task] = count
-        for task, count in _shared_out(each.in_flight, _held(each.queue, reports) or each.sample).items():
-            running[each.queue, task] = count
-    means = _means(reports.values())
-    lines = [
+                    waiting[load.queue, task] = waiting.get((load.queue, task), 0) + count
+            for task, count in load.upcoming.items():
+                upcoming[load.queue, task] = count
+        for task, count in _distribute_by_sample(
+            load.in_flight, _held(load.queue, reports) or load.sample
+        ).items():
+            running[load.queue, task] = count
+    means = _average_durations(reports.values())
+    task_loads = [
         TaskLoad(
             queue=queue,
             task=task,
@@ -264,40 +280,40 @@ def make_snapshot(
         if task in constraints.kinds
     ]
     return ClusterSnapshot(
-        task_loads=tuple(lines), workers=tuple(_member(*each) for each in sorted(reports.items()))
+        task_loads=tuple(task_loads), workers=tuple(_make_worker(*item) for item in sorted(reports.items()))
     )
 
 
 def _held(queue: str, reports: Mapping[str, WorkerReport]) -> dict[str, int]:
     """Return the jobs of a queue that workers reported, by task.
 
-    The reports are seconds old, so only the ratio counts.
+    The reports are some seconds old, so use only the ratio of the counts.
     """
-    found: dict[str, int] = {}
+    jobs_by_task: dict[str, int] = {}
     for report in reports.values():
         for task, count in report.held.get(queue, {}).items():
-            found[task] = found.get(task, 0) + count
-    return found
+            jobs_by_task[task] = jobs_by_task.get(task, 0) + count
+    return jobs_by_task
 
 
-def _shared_out(jobs: int, seen: Mapping[str, int]) -> dict[str, int]:
+def _distribute_by_sample(jobs: int, sample: Mapping[str, int]) -> dict[str, int]:
     """Distribute the jobs over tasks in the ratio of a sample."""
-    total = sum(seen.values())
+    total = sum(sample.values())
     if not total or not jobs:
         return {}
-    return {task: max(1, round(jobs * count / total)) for task, count in seen.items()}
+    return {task: max(1, round(jobs * count / total)) for task, count in sample.items()}
 
 
-def _means(reports: Collection[WorkerReport]) -> dict[str, float]:
-    """Return how long jobs of each task take, on average over the workers that know."""
-    found: dict[str, list[float]] = {}
-    for each in reports:
-        for task, mean in each.means.items():
-            found.setdefault(task, []).append(mean)
-    return {task: sum(means) / len(means) for task, means in found.items()}
+def _average_durations(reports: Collection[WorkerReport]) -> dict[str, float]:
+    """Return the mean duration of jobs of each task, over the workers that report one."""
+    durations: dict[str, list[float]] = {}
+    for report in reports:
+        for task, mean in report.means.items():
+            durations.setdefault(task, []).append(mean)
+    return {task: sum(means) / len(means) for task, means in durations.items()}
 
 
-def _member(name: str, report: WorkerReport) -> ClusterWorker:
+def _make_worker(name: str, report: WorkerReport) -> ClusterWorker:
     return ClusterWorker(
         name=name,
         queues=report.queues,

@@ -1,8 +1,8 @@
-"""Schedules: the state of a periodic task, and the decision what to do about it now.
+"""Decide when periodic tasks fire, from the state of their schedules.
 
-A schedule is one value, kept in Redis. `plan_fires` is the whole decision. From the schedule, the time by Redis
+A schedule is one value, kept in Redis. `plan_fires` decides: from the schedule, the time by Redis
 and whether its last job still exists, it returns the fire times to publish and the next state of the schedule.
-The Scheduler that replaces the former state atomically has fired, so any number may try. Times are ms since
+The Scheduler that replaces the former state atomically fires, so any number of Schedulers may try. Times are ms since
 1970.
 """
 
@@ -26,7 +26,7 @@ MAX_COUNTED_MISSES = 1000
 MAX_CAUGHT_UP = 1000
 """The highest cap of a misfire policy."""
 RECHECK_MS = 250
-"""Ms after which a fire that waits for the job before it is checked again."""
+"""Ms after which a fire that waits for the previous job is checked again."""
 RETIRED_TTL_MS = 7 * 24 * 3600 * 1000
 """Ms for which a retired schedule is kept, in case it is declared again."""
 
@@ -36,8 +36,8 @@ ScheduleOrigin = Literal["code", "configuration", "runtime"]
 MoveStage = Literal["settled", "arriving", "resting"]
 """The progress of a record in a move to another queue. Only a settled record fires.
 
-`settled`: it is on the right queue. `arriving`: it is, but other records may remain elsewhere. `resting`: it is
-one of those others.
+`settled`: it is on the right queue. `arriving`: it is on the right queue, but older records may remain on other
+queues. `resting`: it is one of those older records.
 """
 FindNextFireTime = Callable[[AnyTrigger, int], int | None]
 """Returns the first fire time of a trigger after a given time; None when there is none."""
@@ -50,7 +50,7 @@ class Misfire(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: MisfirePolicy = "once"
     after: float = 60.0  # seconds from which a fire time is late
     limit: float | None = 86400.0  # seconds of age from which it is not caught up; None: any age
-    most: int = 100  # how many are caught up at most: the latest ones
+    most: int = 100  # the most that are caught up: the latest ones
 
     def validate(self) -> "Misfire":
         """Return itself. Raises Misconfigured."""
@@ -87,20 +87,23 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     of: ScheduleDefinition
     origin: ScheduleOrigin = "runtime"
-    stamp: tuple[int, int] = (0, 0)  # who declared it last: the version of their code, and when they began
+    stamp: tuple[int, int] = (
+        0,
+        0,
+    )  # of the process that declared it last: version of its code, and start time
     rev: int = 0
     next: int | None = None  # fire time
     last: int | None = None  # published fire time
     job: str = ""  # of the last fire time
     waiting: int | None = None  # a fire time that waits for that job to end
     paused: bool = False
-    retired: int | None = None  # when the last code that declared it was gone
+    retired: int | None = None  # when no live code declared it any more
     fired: int = 0
     missed: int = 0
     skipped: int = 0
     triggered: int = 0
     stage: MoveStage = "settled"
-    by: str = ""  # who wrote this record, so that no two write the same
+    by: str = ""  # the process that wrote this record, so that no two write the same
 
     @property
     def is_active(self) -> bool:
@@ -128,7 +131,7 @@ class ScheduleStep(msgspec.Struct, frozen=True):
     fires: tuple[ScheduledFire, ...]
     new_state: Schedule
     missed: int = 0  # fire times not published because they are late
-    skipped: int = 0  # fire times not published because of the job before
+    skipped: int = 0  # fire times not published because the previous job had not ended
     has_more_missed: bool = False  # more were missed than counted
 
 
@@ -138,18 +141,18 @@ def plan_fires(
     """Return what to do about a schedule now; None for nothing. `is_busy`: its last job has not ended."""
     if not schedule.is_active:
         return None
-    seen = _seen(schedule, now, find_next)
-    made_up = _made_up(schedule.of.misfire, now, seen)
-    chosen = [*made_up, *seen.on_time]
-    publish, waiting, skipped = _without_overlap(schedule, chosen, busy=is_busy)
-    if not publish and seen.next == schedule.next and waiting == schedule.waiting:
+    passed = _seen(schedule, now, find_next)
+    caught_up = _select_caught_up(schedule.of.misfire, now, passed)
+    candidates = [*caught_up, *passed.on_time]
+    publish, waiting, skipped = _apply_overlap(schedule, candidates, busy=is_busy)
+    if not publish and passed.next == schedule.next and waiting == schedule.waiting:
         return None
     fires = tuple(ScheduledFire(at, make_fire_job_id(app, schedule.name, at)) for at in publish)
-    missed = seen.late_count - len(made_up)
-    after = replace(
+    missed = passed.late_count - len(caught_up)
+    new_state = replace(
         schedule,
         rev=schedule.rev + 1,
-        next=seen.next,
+        next=passed.next,
         last=publish[-1] if publish else schedule.last,
         job=fires[-1].job if fires else schedule.job,
         waiting=waiting,
@@ -158,7 +161,7 @@ def plan_fires(
         skipped=schedule.skipped + skipped,
         by=by,
     )
-    return ScheduleStep(fires, after, missed, skipped, seen.more)
+    return ScheduleStep(fires, new_state, missed, skipped, passed.more)
 
 
 class _Seen(msgspec.Struct):
@@ -171,68 +174,68 @@ class _Seen(msgspec.Struct):
     next: int | None
 
 
-def _seen(schedule: Schedule, now: int, following: FindNextFireTime) -> _Seen:
+def _seen(schedule: Schedule, now: int, find_next: FindNextFireTime) -> _Seen:
     trigger, misfire = schedule.of.trigger, schedule.of.misfire
-    patience = int(misfire.after * 1000)
-    seen = _Seen([], deque(maxlen=misfire.most), 0, False, schedule.next)
+    late_after = int(misfire.after * 1000)
+    passed = _Seen([], deque(maxlen=misfire.most), 0, False, schedule.next)
     counted = 0
-    while (at := seen.next) is not None and len(seen.on_time) < MAX_FIRES_PER_STEP:
-        put = at + get_jitter(schedule, at)
-        if put > now:
+    while (at := passed.next) is not None and len(passed.on_time) < MAX_FIRES_PER_STEP:
+        fire_at = at + get_jitter(schedule, at)
+        if fire_at > now:
             break
-        if now - put > patience:
-            seen.late.append(at)
-            seen.late_count += 1
+        if now - fire_at > late_after:
+            passed.late.append(at)
+            passed.late_count += 1
         else:
-            seen.on_time.append(at)
+            passed.on_time.append(at)
         counted += 1
-        # So many need not be examined one by one.
-        if counted % MAX_COUNTED_MISSES == 0 and now - put > patience:
-            seen.more = True
-            at += (now - patience - put) // 2
-        seen.next = following(trigger, at)
-    return seen
+        # Skip half of the remaining late times: they are not counted one by one.
+        if counted % MAX_COUNTED_MISSES == 0 and now - fire_at > late_after:
+            passed.more = True
+            at += (now - late_after - fire_at) // 2
+        passed.next = find_next(trigger, at)
+    return passed
 
 
-def _made_up(misfire: Misfire, now: int, seen: _Seen) -> list[int]:
+def _select_caught_up(misfire: Misfire, now: int, passed: _Seen) -> list[int]:
     """Return the late fire times that are published after all."""
     if misfire.policy == "skip":
         return []
-    late = [at for at in seen.late if misfire.limit is None or now - at <= misfire.limit * 1000]
+    late = [at for at in passed.late if misfire.limit is None or now - at <= misfire.limit * 1000]
     if misfire.policy == "once":
-        return [] if seen.on_time else late[-1:]
+        return [] if passed.on_time else late[-1:]
     return late
 
 
-def _without_overlap(
-    schedule: Schedule, chosen: list[int], *, busy: bool
+def _apply_overlap(
+    schedule: Schedule, candidates: list[int], *, busy: bool
 ) -> tuple[list[int], int | None, int]:
-    """Return the `chosen` fire times to publish, the one that waits, and how many are skipped."""
+    """Return the `candidates` to publish, the one that waits, and how many are skipped."""
     match schedule.of.overlap:
         case "allow":
-            return chosen, None, 0
+            return candidates, None, 0
         case "skip":
-            publish = [] if busy else chosen[:1]
-            return publish, None, len(chosen) - len(publish)
+            publish = [] if busy else candidates[:1]
+            return publish, None, len(candidates) - len(publish)
         case "queue":
-            line = [*([] if schedule.waiting is None else [schedule.waiting]), *chosen]
-            publish = [] if busy else line[:1]
-            left = line[len(publish) :]
-            return publish, left[0] if left else None, max(0, len(left) - 1)
+            pending = [*([] if schedule.waiting is None else [schedule.waiting]), *candidates]
+            publish = [] if busy else pending[:1]
+            remaining = pending[len(publish) :]
+            return publish, remaining[0] if remaining else None, max(0, len(remaining) - 1)
 
 
 def get_jitter(schedule: Schedule, at: int) -> int:
     """Return the ms by which a fire is delayed: the same for every caller."""
-    most = int(schedule.of.jitter * 1000)
-    if not most:
+    max_jitter = int(schedule.of.jitter * 1000)
+    if not max_jitter:
         return 0
-    return int.from_bytes(sha256(f"{schedule.name}\0{at}".encode()).digest()[:8]) % (most + 1)
+    return int.from_bytes(sha256(f"{schedule.name}\0{at}".encode()).digest()[:8]) % (max_jitter + 1)
 
 
 def make_fire_job_id(app: str, name: str, at: int) -> str:
     """Return the id of the job of one fire time. It is always the same, so that the job cannot run twice."""
-    made = urlsafe_b64encode(sha256(f"{app}\0{name}\0{at}".encode()).digest()[:17]).decode()[:22]
-    return made if made[0] != "-" else f"_{made[1:]}"
+    job_id = urlsafe_b64encode(sha256(f"{app}\0{name}\0{at}".encode()).digest()[:17]).decode()[:22]
+    return job_id if job_id[0] != "-" else f"_{job_id[1:]}"
 
 
 def make_schedule(
@@ -259,11 +262,11 @@ def merge_declaration(
     if old is None:
         return new
     if old.origin == "runtime" or old.stamp > new.stamp:
-        return None  # it was added by hand, or declared by newer code
-    same = (old.of, old.origin, old.retired) == (new.of, new.origin, None)
-    if same and old.stamp == new.stamp:
+        return None  # it was added at run time, or declared by newer code
+    is_same = (old.of, old.origin, old.retired) == (new.of, new.origin, None)
+    if is_same and old.stamp == new.stamp:
         return None
-    moves = old.of.trigger != new.of.trigger or old.retired is not None
+    has_moved = old.of.trigger != new.of.trigger or old.retired is not None
     return replace(
         old,
         of=new.of,
@@ -273,7 +276,7 @@ def merge_declaration(
         retired=None,
         stage="settled",
         waiting=old.waiting if new.of.overlap == "queue" else None,
-        next=find_next(new.of.trigger, max(now, old.last or 0)) if moves else old.next,
+        next=find_next(new.of.trigger, max(now, old.last or 0)) if has_moved else old.next,
     )
 
 
@@ -306,7 +309,7 @@ def resume_schedule(schedule: Schedule, now: int, find_next: FindNextFireTime) -
 
 
 def record_trigger(schedule: Schedule, job: str) -> Schedule:
-    """Return the schedule after a job was sent by hand."""
+    """Return the schedule after a job was triggered by a command."""
     return replace(schedule, rev=schedule.rev + 1, job=job, triggered=schedule.triggered + 1)
 
 
@@ -328,9 +331,9 @@ def encode_schedule(schedule: Schedule) -> bytes:
 
 
 def decode_schedule(record: bytes, limit: int | None = None) -> Schedule | None:
-    """Return a stored schedule; None for one to be left alone.
+    """Return a stored schedule; None for one to leave unchanged.
 
-    That is one written by newer code, or larger than `limit` (the setting `message_limit`) allows. The message
+    That is one that cannot be read, such as one of newer code, or larger than `limit` (the setting `message_limit`) allows. The message
     in it is JSON within JSON, so it may take twice its size.
     """
     try:

@@ -150,7 +150,7 @@ def _fault_of_part(field: str, part: str) -> str:
     low, high = _RANGES[field]
     numbers = _NUMBERS.fullmatch(part)
     if numbers:
-        first, last, step = (None if each is None else int(each) for each in numbers.groups())
+        first, last, step = (None if group is None else int(group) for group in numbers.groups())
         begin = low if first is None else first
         end = (
             high if last is None and (step is not None or first is None) else begin if last is None else last
@@ -164,7 +164,7 @@ def _fault_of_part(field: str, part: str) -> str:
         return ""
     names = _NAMED[field]
     words = _SPAN_OF_NAMES.fullmatch(part.lower())
-    if names and words and all(each in names for each in words.groups() if each is not None):
+    if names and words and all(group in names for group in words.groups() if group is not None):
         first_name, last_name = words.groups()
         backwards = last_name is not None and names.index(first_name) > names.index(last_name)
         return "the second name comes before the first" if backwards else ""
