@@ -1,9 +1,9 @@
-"""Routes: which queue a task's jobs go to, and which broker a queue is on, where there are several brokers.
+"""Route tasks to queues, and queues to brokers.
 
-A queue is on one broker and no other. A route says so by the queue's name, or by that of a task, whose own queue is
-meant then; a queue that has a broker's name is there without a word; what nobody routes is on the default broker.
+A queue is on exactly one broker. A route names the queue, or a task, and then means the task's own queue. A queue with
+the name of a broker is on that broker without a route. All queues without a route are on the default broker.
 
-`routes` choose a broker. `queue_routes` choose a queue: they give one to tasks that name none.
+`routes` choose a broker. `queue_routes` choose the queue of tasks that name none.
 """
 
 import re
@@ -37,7 +37,7 @@ def check_broker_url(url: str) -> None:
     Raises:
         BadBrokerURL: one line that says what is wrong and what is expected, with the password masked.
     """
-    if "#" in str(url):  # what follows would be dropped: a part of the password, the host, the database
+    if "#" in str(url):  # the rest would be dropped: a part of the password, the host, the database
         raise make_url_error(url, "it has a #: write %23 for a # in a password or a path")
     try:
         parts = urlsplit(url)
@@ -89,11 +89,11 @@ def _check_options(url: str, options: dict[str, str]) -> None:
 
 
 DEFAULT_BROKER = "default"
-"""The name of the broker that the setting `broker` says."""
+"""The name of the broker in the setting `broker`."""
 
 
 class TaskRoute(msgspec.Struct, frozen=True):
-    """What a task says of where its jobs go: the `queue` and the `broker` that it names, if it does."""
+    """The `queue` and the `broker` that a task names, if any."""
 
     task: str
     queue: str | None = None
@@ -101,42 +101,44 @@ class TaskRoute(msgspec.Struct, frozen=True):
 
 
 class Routes(msgspec.Struct, frozen=True):
-    """Where everything goes: the names of the `brokers`, the `rules` in their order (a name or a glob, and the broker),
-    the `default_queue`, and where tasks have put their own queues."""
+    """The routes of an application."""
 
     brokers: frozenset[str] = frozenset({DEFAULT_BROKER})
-    rules: tuple[tuple[str, str], ...] = ()
+    rules: tuple[tuple[str, str], ...] = ()  # a name or a glob, and the broker; the first match counts
     default_queue: str = "default"
+    # The brokers of queues that tasks name as their own.
     queue_brokers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
 
     def match_rule(self, name: str) -> str | None:
-        """The broker of the first rule that a queue's or a task's name fits."""
+        """Return the broker of the first rule that matches the name of a queue or task; None if none does."""
         return next((broker for pattern, broker in self.rules if fnmatchcase(name, pattern)), None)
 
     def get_broker(self, queue: str) -> str:
-        """The broker that a queue is on."""
-        said = self.match_rule(queue)
-        if said is not None:
-            return said
-        own = queue if queue in self.brokers else DEFAULT_BROKER
-        return self.queue_brokers.get(queue, own)
+        """Return the broker that a queue is on."""
+        broker = self.match_rule(queue)
+        if broker is not None:
+            return broker
+        default = queue if queue in self.brokers else DEFAULT_BROKER
+        return self.queue_brokers.get(queue, default)
 
     def get_queue(self, said: TaskRoute) -> str:
-        """The queue that a task's jobs go to: its own, else the default one, else the one that is named as the broker
-        that it is to go to. Raises Misconfigured when that queue is on another broker."""
-        wanted = said.broker or (self.match_rule(said.task) if said.queue is None else None)
-        if wanted is None:
+        """Return the queue of a task's jobs: its own, or the default one, or the one with the name of its broker.
+
+        Raises Misconfigured when that queue is not on the task's broker.
+        """
+        broker = said.broker or (self.match_rule(said.task) if said.queue is None else None)
+        if broker is None:
             return said.queue or self.default_queue
-        if wanted not in self.brokers:
-            raise Misconfigured(f"task {said.task}: {format_unknown_broker(wanted, self.brokers)}")
+        if broker not in self.brokers:
+            raise Misconfigured(f"task {said.task}: {format_unknown_broker(broker, self.brokers)}")
         queue = said.queue or (
-            self.default_queue if self.get_broker(self.default_queue) == wanted else wanted
+            self.default_queue if self.get_broker(self.default_queue) == broker else broker
         )
-        home = self.get_broker(queue)
-        if home != wanted:
+        actual_broker = self.get_broker(queue)
+        if actual_broker != broker:
             raise Misconfigured(
-                f"task {said.task} is to go to broker {wanted!r}, but its queue {queue!r} is on broker {home!r}: "
-                f"give it another queue, or route {queue!r} to {wanted!r}"
+                f"task {said.task} is to go to broker {broker!r}, but its queue {queue!r} is on broker {actual_broker!r}: "
+                f"give it another queue, or route {queue!r} to {broker!r}"
             )
         return queue
 
@@ -144,30 +146,32 @@ class Routes(msgspec.Struct, frozen=True):
 def make_routes(
     brokers: Collection[str], rules: Mapping[str, str], default_queue: str, tasks: Iterable[TaskRoute]
 ) -> Routes:
-    """The routes, with what the `tasks` of an application say of their own queues. Raises Misconfigured with all errors
-    at once: a broker that nobody knows, a queue that would be on two."""
+    """Return the routes, with the queues that the `tasks` of an application name.
+
+    Raises Misconfigured with all errors at once: unknown brokers, queues that would be on two brokers.
+    """
     names = frozenset({DEFAULT_BROKER, *brokers})
     routes = Routes(names, tuple(rules.items()), default_queue)
-    placed, by, wrong = dict[str, str](), dict[str, str](), list[str]()
-    listed = list(tasks)
-    for each in listed:
-        wanted = each.broker or routes.match_rule(each.task)
-        if each.queue is None or wanted not in names or routes.match_rule(each.queue) is not None:
-            continue  # a route of the queue's own is believed before that of a task; `queue` compares them
-        if placed.setdefault(each.queue, wanted) != wanted:
-            wrong.append(
-                f"queue {each.queue!r} would be on two brokers: task {by[each.queue]} puts it on "
-                f"{placed[each.queue]!r}, task {each.task} on {wanted!r}"
+    queue_brokers, first_tasks, errors = dict[str, str](), dict[str, str](), list[str]()
+    routed_tasks = list(tasks)
+    for task_route in routed_tasks:
+        broker = task_route.broker or routes.match_rule(task_route.task)
+        if task_route.queue is None or broker not in names or routes.match_rule(task_route.queue) is not None:
+            continue  # a route of the queue overrides that of a task; `get_queue` compares them
+        if queue_brokers.setdefault(task_route.queue, broker) != broker:
+            errors.append(
+                f"queue {task_route.queue!r} would be on two brokers: task {first_tasks[task_route.queue]} puts it on "
+                f"{queue_brokers[task_route.queue]!r}, task {task_route.task} on {broker!r}"
             )
-        by.setdefault(each.queue, each.task)
-    routes = msgspec.structs.replace(routes, queue_brokers=placed)
-    for each in listed:
+        first_tasks.setdefault(task_route.queue, task_route.task)
+    routes = msgspec.structs.replace(routes, queue_brokers=queue_brokers)
+    for task_route in routed_tasks:
         try:
-            routes.get_queue(each)
+            routes.get_queue(task_route)
         except Misconfigured as error:
-            wrong.append(str(error))
-    if wrong:
-        raise Misconfigured("; ".join(dict.fromkeys(wrong)))
+            errors.append(str(error))
+    if errors:
+        raise Misconfigured("; ".join(dict.fromkeys(errors)))
     return routes
 
 
@@ -177,8 +181,7 @@ def match_queue_route(task: str, queue_routes: Mapping[str, str]) -> str | None:
 
 
 def check_queue_routes(queue_routes: Mapping[str, str]) -> None:
-    """Check the setting `queue_routes`. Raises Misconfigured for an empty pattern and for a name that no queue can
-    have."""
+    """Check the setting `queue_routes`. Raises Misconfigured for empty patterns and invalid names."""
     for pattern, queue in queue_routes.items():
         if not pattern:
             raise Misconfigured("a pattern is empty")
@@ -190,22 +193,22 @@ def check_queue_routes(queue_routes: Mapping[str, str]) -> None:
 
 
 def find_route_errors(brokers: Mapping[str, str], rules: Mapping[str, str]) -> list[str]:
-    """What is wrong with the settings `brokers` and `routes`, a line for each."""
-    wrong = [f"brokers: {_fault(name, url)}" for name, url in brokers.items() if _fault(name, url)]
-    known = {DEFAULT_BROKER, *brokers}
-    wrong += [
-        f"routes: {each!r}: {format_unknown_broker(to, known)} (routes choose a broker; queue_routes choose a queue)"
-        for each, to in rules.items()
-        if to not in known
+    """Return the errors in the settings `brokers` and `routes`, one line each."""
+    errors = [f"brokers: {_fault(name, url)}" for name, url in brokers.items() if _fault(name, url)]
+    names = {DEFAULT_BROKER, *brokers}
+    errors += [
+        f"routes: {pattern!r}: {format_unknown_broker(broker, names)} (routes choose a broker; queue_routes choose a queue)"
+        for pattern, broker in rules.items()
+        if broker not in names
     ]
-    wrong += ["routes: a pattern is empty" for rule in rules if not rule]
-    return wrong
+    errors += ["routes: a pattern is empty" for rule in rules if not rule]
+    return errors
 
 
 def format_unknown_broker(broker: str, brokers: Collection[str]) -> str:
-    """What is said of a broker that there is not."""
-    meant = f"; {did_you_mean(broker, brokers)}".rstrip()
-    return f"no broker is named {broker!r}{meant} known: {', '.join(sorted(brokers))}"
+    """Return the error for an unknown broker."""
+    suggestion = f"; {did_you_mean(broker, brokers)}".rstrip()
+    return f"no broker is named {broker!r}{suggestion} known: {', '.join(sorted(brokers))}"
 
 
 def _fault(name: str, url: str) -> str:

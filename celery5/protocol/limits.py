@@ -1,7 +1,7 @@
-"""Limits: how many jobs of a task may run at once, how many may begin in a span of time, and whose turn it is.
+"""Limit how many jobs of a task run at once, and how many begin in a period of time.
 
-What a task declares is its `DeclaredLimits`; what an operator or a Scheduler sets at any time is a `LimitOverride`. The
-two make the `AdmissionRule` that holds now. A task without a rule is not limited and pays nothing.
+A task declares `DeclaredLimits`; an operator or a Scheduler may set a `LimitOverride` at run time. Together they make
+the current `AdmissionRule`. A task without a rule is not limited, at no cost.
 """
 
 import math
@@ -14,14 +14,14 @@ from celery5.errors import Misconfigured
 from celery5.protocol.text_values import RATE
 
 Per = Literal["all", "worker"]
-"""Whether a limit is counted for all workers together, or for each by itself."""
+"""Whether a limit counts for all workers together, or for each worker."""
 
 MAX_LIMIT = 1_000_000
-"""The highest limit or rate that may be given."""
+"""The highest limit or rate."""
 SHARE, LEAST, LONGEST = 1 / 20, 0.05, 1.0
-"""What is added to the span of a rate: a twentieth, but so many seconds at least and at most."""
+"""The slack of a rate: a share of its period, and its bounds in seconds."""
 MAX_EXPIRY_MS = 10**15
-"""Milliseconds since 1970: what expires later does not."""
+"""Milliseconds since 1970: the latest expiry."""
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -31,18 +31,17 @@ class Limit(msgspec.Struct, frozen=True):
     per: Per = "all"
 
     def validate(self, task: str) -> "Limit":
-        """Itself. Raises Misconfigured."""
+        """Return itself. Raises Misconfigured."""
         _check_count(self.most, task, "limit", 0)
         _check_per(self.per, task)
         return self
 
 
 class Range(msgspec.Struct, frozen=True):
-    """A limit that is computed: what `compute()` gives, but `least` at least and `most` at most.
+    """A computed limit: the number that `compute()` returns, kept from `least` to `most`.
 
-    Each worker calls it at each heartbeat, a few times in ten seconds; so it must be quick. What it computes is
-    the same on each if it goes by something that they share. Should it raise, the last value holds, which is
-    logged once for each fault.
+    Each worker calls it at each heartbeat, a few times in ten seconds, so it must be quick. Workers get the same number
+    only if they compute it from shared data. If it raises, the last value stays, and the error is logged once.
     """
 
     least: int
@@ -51,7 +50,7 @@ class Range(msgspec.Struct, frozen=True):
     per: Per = "all"
 
     def validate(self, task: str) -> "Range":
-        """Itself. Raises Misconfigured."""
+        """Return itself. Raises Misconfigured."""
         _check_count(self.least, task, "limit", 0)
         _check_count(self.most, task, "limit", 1)
         _check_per(self.per, task)
@@ -66,39 +65,41 @@ class Range(msgspec.Struct, frozen=True):
         return self
 
     def clamp(self, computed: float) -> int:
-        """A computed value within the bounds. Raises ValueError for what is no number."""
-        given: object = computed
-        is_number = isinstance(given, int | float) and not isinstance(given, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        """Return a computed value within the bounds. Raises ValueError if it is not a number."""
+        value: object = computed
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_number or math.isnan(computed):
             raise ValueError(f"{computed!r} is no number")
         return int(min(max(computed, self.least), self.most))
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """At most so many jobs of a task begin in any span of that length, of all workers or `per` worker: `200/m`, `5/s`,
-    `1000/h`, `10/d`, `3/10s`."""
+    """How many jobs of a task may begin in any period of a length, on all workers or `per` worker."""
 
-    text: str
+    text: str  # `200/m`, `5/s`, `1000/h`, `10/d`, `3/10s`
     per: Per = "all"
 
     @property
     def count(self) -> int:
-        """How many may begin in one span."""
+        """Return how many jobs may begin in one period."""
         return int(RATE.parse(self.text).count)
 
     @property
     def span(self) -> float:
-        """The span in seconds."""
+        """Return the period in seconds."""
         return RATE.parse(self.text).seconds
 
     @property
     def slack(self) -> float:
-        """Seconds within which a job begins that was let through; later it must not. Those that begin in any span were
-        let through in that span or so many seconds before it: that is what is counted."""
+        """Return the seconds within which an admitted job must begin.
+
+        Jobs that begin in a period were admitted in it or at most so many seconds before, so admissions are counted
+        over both.
+        """
         return min(max(self.span * SHARE, LEAST), LONGEST)
 
     def validate(self, task: str) -> "Rate":
-        """Itself. Raises Misconfigured."""
+        """Return itself. Raises Misconfigured."""
         try:
             rate = RATE.parse(str(self.text))
             is_whole = "/" in self.text and rate.count == int(rate.count)
@@ -112,26 +113,24 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class DeclaredLimits(msgspec.Struct, frozen=True):
-    """What a task declares. `keyed`: its limit holds for each concurrency key by itself. `fair`: the jobs of each fair
-    key stand in a waiting list of their own, and the lists take turns."""
+    """The limits that a task declares."""
 
     limit: Limit | Range | None = None
     rate: Rate | None = None
-    keyed: bool = False
-    fair: bool = False
+    keyed: bool = False  # the limit counts for each concurrency key
+    fair: bool = False  # each fair key has a waiting list, and the lists take turns
 
 
 class LimitOverride(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was imposed on a task from outside: a `limit`, or a `rate`. `by` and `since` (seconds since 1970) say who
-    did, and when."""
+    """A limit or a rate that was set on a task at run time."""
 
     limit: int | None = None
     rate: str = ""
-    by: str = ""
-    since: float = 0.0
+    by: str = ""  # who set it
+    since: float = 0.0  # seconds since 1970
 
     def validate(self, task: str) -> "LimitOverride":
-        """Itself. Raises Misconfigured."""
+        """Return itself. Raises Misconfigured."""
         if self.limit is not None:
             _check_count(self.limit, task, "limit", 0)
         if self.rate:
@@ -140,20 +139,19 @@ class LimitOverride(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Suspension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """That a task is suspended, `why` and `by` what, `since` when and `until` when: seconds since 1970, 0 for until it
-    is resumed."""
+    """The suspension of a task. Times are seconds since 1970."""
 
     why: str = ""
     by: str = ""
     since: float = 0.0
-    until: float = 0.0
+    until: float = 0.0  # 0: until it is resumed
 
 
 class AdmissionRule(msgspec.Struct, frozen=True):
-    """What holds for the jobs of one task now. `most` run at once (None: no limit), `rate.count` begin in its span."""
+    """The limits of one task now."""
 
     task: str
-    max_running: int | None = None
+    max_running: int | None = None  # None: no limit
     per: Per = "all"
     rate: Rate | None = None
     keyed: bool = False
@@ -162,16 +160,16 @@ class AdmissionRule(msgspec.Struct, frozen=True):
 
     @property
     def rejects_all(self) -> bool:
-        """Whether the jobs are rejected. Those of a suspended task are held instead."""
+        """Return whether all jobs are rejected. Those of a suspended task are held instead."""
         return self.max_running == 0 and not self.suspended
 
     def to_script_arguments(self, job_count: int) -> dict[str, Any]:
         """Return the rule as the scripts take it, for a worker with capacity for `job_count` jobs."""
-        most = -1 if self.max_running is None or self.rejects_all else self.max_running
+        max_running = -1 if self.max_running is None or self.rejects_all else self.max_running
         rate = None if self.rejects_all else self.rate
         return {
             "task": escape_word(self.task),
-            "most": most,
+            "most": max_running,
             "per_worker": self.per == "worker",
             "rate": rate.count if rate else 0,
             "window": math.ceil((rate.span + rate.slack) * 1000) if rate else 0,
@@ -191,20 +189,19 @@ def make_admission_rule(
     override: LimitOverride | None,
     suspended: bool,
 ) -> AdmissionRule | None:
-    """What holds for a task now; None when they are not limited. `computed` is the value of a Range.
+    """Return the rule of a task now; None when it is not limited. `computed` is the value of a Range.
 
-    What is imposed beats what the task declares. A declared limit does not count where there is a rate; a
-    limit that is imposed holds beside it. Where nothing may run, it makes a difference why: jobs of a suspended task
-    are held, those of a task with the limit 0 are rejected.
+    An override replaces the declared value. A declared limit does not count if there is a rate; an overriding limit
+    counts beside it. Jobs of a suspended task are held; those of a task with the limit 0 are rejected.
     """
     declared = declared or DeclaredLimits()
     rate = Rate(override.rate) if override and override.rate else declared.rate
-    most, per = (None, "all") if rate is not None else _declared(declared, computed)
+    max_running, per = (None, "all") if rate is not None else _declared(declared, computed)
     if override is not None and override.limit is not None:
-        most, per = override.limit, declared.limit.per if declared.limit else "all"
+        max_running, per = override.limit, declared.limit.per if declared.limit else "all"
     rule = AdmissionRule(
         task,
-        most,
+        max_running,
         per,
         rate,
         keyed=declared.keyed and declared.rate is None,
@@ -214,8 +211,8 @@ def make_admission_rule(
     return None if rule == AdmissionRule(task) else rule
 
 
-def _declared(gate: DeclaredLimits, computed: int | None) -> tuple[int | None, Per]:
-    limit = gate.limit
+def _declared(declared: DeclaredLimits, computed: int | None) -> tuple[int | None, Per]:
+    limit = declared.limit
     if limit is None:
         return None, "all"
     if type(limit) is Limit:
@@ -225,12 +222,12 @@ def _declared(gate: DeclaredLimits, computed: int | None) -> tuple[int | None, P
 
 
 def escape_word(word: str) -> str:
-    """A name or key as one word: the scripts part words at spaces."""
+    """Return a name or key as one word: the scripts split words at spaces."""
     return word.replace("%", "%25").replace(" ", "%20")
 
 
 def unescape_word(word: str) -> str:
-    """The name or key again."""
+    """Return the name or key that `escape_word` encoded."""
     return word.replace("%20", " ").replace("%25", "%")
 
 
@@ -253,7 +250,7 @@ def parse_declared_limits(
     keyed: bool,
     fair: bool,
 ) -> DeclaredLimits | None:
-    """What a task declares, if anything. Raises Misconfigured."""
+    """Return the limits that a task declares; None when there are none. Raises Misconfigured."""
     if limit is None and rate is None and not keyed and not fair:
         return None
     if isinstance(limit, int) and not isinstance(limit, bool):
@@ -271,10 +268,10 @@ def parse_declared_limits(
     return DeclaredLimits(limit and limit.validate(task), rate and rate.validate(task), keyed, fair)
 
 
-def _check_count(count: object, task: str, name: str, least: int) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or not least <= count <= MAX_LIMIT:
+def _check_count(count: object, task: str, name: str, minimum: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or not minimum <= count <= MAX_LIMIT:
         raise Misconfigured(
-            f"task {task}: {name} is {count!r}: give a whole number from {least} to {MAX_LIMIT:,}"
+            f"task {task}: {name} is {count!r}: give a whole number from {minimum} to {MAX_LIMIT:,}"
         )
 
 

@@ -35,7 +35,7 @@ COMMON_FLAGS = {
     "status_host": str,
     "status_port": int,
 }
-"""The flags that every kind of process has, with their types. Of `status_port`, each further member gets the next port."""
+"""The flags of every kind of process, with their types. Each further member gets the next `status_port`."""
 WORKER_FLAGS = {
     "concurrency": int,
     "cpu_slots": int,
@@ -231,7 +231,7 @@ class _DescriptionReader:
 
     def __init__(self, judge: ValueChecker) -> None:
         self.errors: list[str] = []
-        self._checker = judge
+        self._judge = judge
 
     def cluster(self, said: Mapping[str, Any]) -> Cluster:
         known = ("platform", *_NUMBERS, ENVIRONMENT_KEY, "hosts", "broker", *KINDS_BY_SECTION)
@@ -325,7 +325,7 @@ class _DescriptionReader:
         error_count = len(self.errors)
         value = self._flag_of_type(where + name, raw, flag_type)
         if len(self.errors) == error_count and not _has_no_effect(name, value):
-            self._add_error(where + name, self._checker.check_flag(kind, name, value))
+            self._judged(where + name, self._judge.check_flag(kind, name, value))
         return value
 
     def _flag_of_type(self, where: str, value: Any, kind: Any) -> Any:
@@ -343,7 +343,7 @@ class _DescriptionReader:
             return self._number(where, value, kind, 0, 10**9)
         return self._read_typed(where, value, kind, kind())
 
-    def _add_error(self, where: str, error: str) -> None:
+    def _judged(self, where: str, error: str) -> None:
         if error:
             self.errors.append(f"{where} {error}")
 
@@ -356,7 +356,7 @@ class _DescriptionReader:
         return tuple(listed)
 
     def _from_text(self, where: str, value: Any, kind: TextKind[Any], default: Any) -> Any:
-        """Return the value that a text stands for, or `otherwise` after an error; other types are returned unchanged."""
+        """Return the parsed text, or `default` after an error; other types are returned unchanged."""
         if not isinstance(value, str):
             return value
         try:
@@ -394,7 +394,7 @@ class _DescriptionReader:
                 )
             else:
                 variables[name] = str(value)
-                self._add_error(f"{where}.{name}", self._checker.check_variable(name, variables[name]))
+                self._judged(f"{where}.{name}", self._judge.check_variable(name, variables[name]))
         return variables
 
     def _tables(self, parent: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

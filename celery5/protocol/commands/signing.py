@@ -178,7 +178,7 @@ def sign_command(command: ControlCommand, signer: Signer | None) -> bytes:
     Raises CommandRefused when it is too large, Misconfigured for a key that cannot sign.
     """
     payload = msgspec.json.encode(command)
-    message = payload if signer is None else _sign_payload(payload, signer)
+    message = payload if signer is None else _signed(payload, signer)
     if len(message) > MAX_COMMAND_SIZE:
         raise CommandNotAccepted(RefusalReason.OVERSIZED, f"{len(message)} bytes")
     return message
@@ -223,7 +223,7 @@ def _check_claims(command: ControlCommand, audience: str, now: float) -> None:
         raise CommandNotAccepted(RefusalReason.TOO_LONG_LIVED)
 
 
-def _sign_payload(payload: bytes, signer: Signer) -> bytes:
+def _signed(payload: bytes, signer: Signer) -> bytes:
     from joserfc import jws
     from joserfc.errors import JoseError
     from joserfc.jwk import ECKey

@@ -1,4 +1,4 @@
-"""Documents: what Data Sinks are given and Data Sources bring, and who takes which (C4, C85, C86)."""
+"""Define the documents of Data Sinks and Data Sources, and their recipients."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,37 +14,36 @@ from celery5.protocol.job.job import hash_call
 from celery5.protocol.job.retry_policy import full_jitter
 
 FIRST_DELIVERY_DELAY = 0.2
-"""Seconds that a sink is left alone at most after its first failure."""
+"""The longest wait in seconds after the first failure of a sink."""
 MAX_DELIVERY_DELAY = 30.0
-"""Seconds that it is at most."""
+"""The longest wait in seconds after any failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPacing:
-    """`most` is how many documents a batch may have, `size` how many the next one has; `failures` counts how many
-    documents in a row have failed alone."""
+    """The batch size of a sink, and the wait after failures."""
 
     max_batch_size: int
-    batch_size: int
-    failures: int = 0
+    batch_size: int  # of the next batch
+    failures: int = 0  # failed batches of one document in a row
 
     @classmethod
     def start(cls, most: int) -> "DeliveryPacing":
-        """Before anything is known."""
+        """Return the initial pacing: the largest batches."""
         return cls(most, most)
 
     def after_success(self) -> "DeliveryPacing":
-        """A batch was written."""
+        """Return the pacing after a successful batch."""
         return replace(self, batch_size=min(self.max_batch_size, self.batch_size * 2), failures=0)
 
     def after_failure(self, number: int) -> "DeliveryPacing":
-        """A batch of so many was not."""
+        """Return the pacing after a failed batch of `number` documents."""
         if number > 1:
             return replace(self, batch_size=max(1, number // 2))
         return replace(self, batch_size=1, failures=self.failures + 1)
 
     def get_delay(self, random: Callable[[], float]) -> float:
-        """Seconds until the next batch. `random` gives numbers in [0, 1)."""
+        """Return the seconds until the next batch. `random` returns numbers in [0, 1)."""
         if not self.failures:
             return 0.0
         return full_jitter(
@@ -53,25 +52,21 @@ class DeliveryPacing:
 
 
 ResultState = Literal["SUCCESS", "DEAD", "EXPIRED", "REVOKED", "REJECTED"]
-"""How a job may end: what a document tells of."""
+"""The final states of a job, which documents record."""
 RESULT_STATES: tuple[ResultState, ...] = ("SUCCESS", "DEAD", "EXPIRED", "REVOKED", "REJECTED")
 
 
 class ResultDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job ended, as a Data Sink is given it.
+    """How a job ended, as Data Sinks get it. Times are seconds since 1970."""
 
-    `id` is the document's own: a sink that is given one twice knows it by that. It is the job's id, and after a replay
-    that and the number of replays, `k3j.1`. `value` is what the task returned, as JSON has it. `error` tells of a
-    failure in one line, `failure` all that is known of it. `sent`, `started` and `finished` are seconds since 1970.
-    """
-
+    # Of the document, for the detection of duplicates: the job's id, after a replay with the number of replays, `k3j.1`.
     id: str
     job: str
     task: str
     queue: str
     state: str
-    value: Any = None
-    error: str = ""
+    value: Any = None  # returned by the task, decoded from JSON
+    error: str = ""  # the failure in one line
     failure: Failure | None = None
     reason: str = ""
     attempt: int = 1
@@ -81,68 +76,68 @@ class ResultDocument(msgspec.Struct, frozen=True, kw_only=True):
     finished: float = 0.0
 
     def to_json(self) -> bytes:
-        """All of it as one line of JSON, without its end."""
+        """Return the document as one line of JSON, without a line break."""
         return msgspec.json.encode(self)
 
 
 class SourceDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Data Source has brought, as it came: the tasks that have subscribed to it take this one argument.
+    """A document from a Data Source: the one argument of the tasks that subscribe to the source."""
 
-    `id` tells it from all others of its `source`: whatever comes again under it is not taken again for a while. `body`
-    is bytes, which `text` and `json` read. `attributes` are words about it, such as the name of a file or the fields of
-    a request. `received` is seconds since 1970.
-    """
-
-    body: bytes
+    body: bytes  # unchanged; `text` and `json` decode it
+    # Unique in its `source`: a document with the same id is not taken again for a while.
     id: Annotated[str, Meta(max_length=200)] = ""
     source: str = ""
-    attributes: dict[str, str] = {}
-    received: float = 0.0
+    attributes: dict[str, str] = {}  # such as the name of a file, or the fields of a request
+    received: float = 0.0  # seconds since 1970
 
     def text(self) -> str:
-        """The body, as UTF-8. Raises UnicodeDecodeError."""
+        """Return the body as text. Raises UnicodeDecodeError if it is not UTF-8."""
         return self.body.decode()
 
     def json(self, kind: Any = Any) -> Any:
-        """The body, as JSON; of the type `kind`, where one is given. Raises ValueError."""
+        """Return the body decoded from JSON, as the type `kind`. Raises ValueError."""
         return msgspec.json.decode(self.body, type=kind)
 
 
 def parse_result_document(queue: str, raw: bytes, limit: int | None = None) -> ResultDocument:
-    """A document as it lies in Redis, for sinks. `limit` is the setting `message_limit`. Raises Corrupt."""
-    found = read_document(raw, limit)
+    """Return a stored document in the form for sinks. `limit` is the setting `message_limit`. Raises Corrupt."""
+    document = read_document(raw, limit)
     try:
-        value = msgspec.json.decode(found.value)
+        value = msgspec.json.decode(document.value)
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"not a document: {error}") from None
-    failure = found.failure
+    failure = document.failure
     return ResultDocument(
-        id=f"{found.id}.{found.replays}" if found.replays else found.id,
-        job=found.id,
-        task=found.task,
+        id=f"{document.id}.{document.replays}" if document.replays else document.id,
+        job=document.id,
+        task=document.task,
         queue=queue,
-        state=found.state,
+        state=document.state,
         value=value,
         error="" if failure is None else f"{failure.type}: {failure.message}".removesuffix(": "),
         failure=failure,
-        reason=found.reason,
-        attempt=found.attempt,
-        worker=found.worker,
-        sent=found.sent,
-        started=found.started,
-        finished=found.finished,
+        reason=document.reason,
+        attempt=document.attempt,
+        worker=document.worker,
+        sent=document.sent,
+        started=document.started,
+        finished=document.finished,
     )
 
 
 def group_recipients(wanting: Sequence[tuple[str, Collection[str]]]) -> Mapping[str, str] | None:
-    """The names of the sinks for each end, with a space between; `wanting` says of each sink which ends it wants. None
-    when there are no sinks, so that nobody need look further."""
-    found = {end: " ".join(name for name, ends in wanting if end in ends) for end in RESULT_STATES}
-    return {end: names for end, names in found.items() if names} or None
+    """Return the names of the sinks by final state, separated by spaces; None when there are none.
+
+    `wanting` has the name of each sink and the states that it wants.
+    """
+    names_by_state = {
+        state: " ".join(name for name, states in wanting if state in states) for state in RESULT_STATES
+    }
+    return {state: names for state, names in names_by_state.items() if names} or None
 
 
 def make_sink_argument(delivery: Delivery, settlement: Settlement) -> SinkDocument | None:
-    """Return what the settle script takes for the document that Data Sinks get, None when none gets it."""
+    """Return the document for Data Sinks, as `settle.lua` takes it; None when no sink gets it."""
     if delivery.recipients is None or settlement.verb not in ("complete", "bury"):
         return None
     state = "DEAD" if settlement.verb == "bury" else read_document(settlement.payload).state
@@ -151,7 +146,7 @@ def make_sink_argument(delivery: Delivery, settlement: Settlement) -> SinkDocume
 
 
 def parse_result_states(said: object, what: str) -> tuple[ResultState, ...]:
-    """The ends that somebody wants to hear of. Raises Misconfigured."""
+    """Return the final states in a setting, such as `on`. Raises Misconfigured."""
     named: Any = (said,) if isinstance(said, str) else said
     try:
         wanted = set(named)
@@ -159,10 +154,12 @@ def parse_result_states(said: object, what: str) -> tuple[ResultState, ...]:
         wanted = {repr(said)}
     if not wanted or wanted - set(RESULT_STATES):
         raise Misconfigured(f"{what}: on is {said!r}; give some of {', '.join(RESULT_STATES)}")
-    return tuple(end for end in RESULT_STATES if end in wanted)
+    return tuple(state for state in RESULT_STATES if state in wanted)
 
 
 def make_document_job_id(source: str, document: str, task: str) -> str:
-    """The id of the job by which `task` is given a document of `source`: always the same one, so that it is one job
-    however often the document comes."""
+    """Return the id of the job of `task` for a document of `source`.
+
+    It is always the same, so a document that comes twice makes one job.
+    """
     return hash_call(msgspec.json.encode((source, document, task)))

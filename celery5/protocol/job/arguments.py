@@ -1,7 +1,7 @@
-"""Arguments: a task's parameters and result, from Python to JSON and back, as the annotations say.
+"""Convert a task's arguments and result to JSON and back, by its annotations.
 
-Whatever a worker would refuse, the producer refuses first, naming the task, the parameter and both types. Standard
-types, dataclasses, attrs and msgspec are msgspec's; paths and pydantic models are the hooks below.
+The producer refuses what a worker would refuse, naming the task, the parameter and both types. Standard
+types, dataclasses, attrs and msgspec are converted by msgspec; paths and pydantic models by the hooks below.
 """
 
 import inspect
@@ -35,7 +35,7 @@ from celery5.protocol.similar_names import did_you_mean
 MAX_CALL_LENGTH = 120
 """Characters of a call's arguments that are shown."""
 MAX_CALL_SIZE = 16 * 1024
-"""Bytes of a call's arguments that are looked at: of more only the size is shown."""
+"""Bytes of a call's arguments that are decoded; of larger ones only the size is shown."""
 
 
 def format_call(names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw) -> str:
@@ -49,13 +49,13 @@ def format_call(names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw) ->
     size = len(bytes(args)) + len(bytes(kwargs))
     if size > MAX_CALL_SIZE:
         return f"({size} bytes)"
-    listed, named = try_decode_value(args), try_decode_value(kwargs)
-    if not isinstance(listed, list) or not isinstance(named, dict):
+    positional, named = try_decode_value(args), try_decode_value(kwargs)
+    if not isinstance(positional, list) or not isinstance(named, dict):
         return "(unreadable)"
-    values = cast("list[object]", listed)
-    known = dict(zip(names, values, strict=False)) | cast("dict[str, object]", named)
+    values = cast("list[object]", positional)
+    values_by_name = dict(zip(names, values, strict=False)) | cast("dict[str, object]", named)
     try:
-        shown = [f"{name}={_json(value)}" for name, value in mask_passwords(known).items()]
+        shown = [f"{name}={_json(value)}" for name, value in mask_passwords(values_by_name).items()]
         text = ", ".join(shown + [_json(mask_passwords(value)) for value in values[len(names) :]])
     except RecursionError:
         return "(unreadable)"
@@ -101,7 +101,7 @@ _FAULTS = (NotImplementedError, TypeError, ValueError, RecursionError)
 
 
 def _encode(value: Any) -> bytes:
-    """JSON. Raises ValueError for nan and infinity, which JSON does not have: msgspec would write `null` instead."""
+    """Return JSON. Raises ValueError for nan and infinity, which JSON does not have: msgspec would write `null` instead."""
     encoded = _ENCODER.encode(value)
     if encoded.find(b"null") >= 0 and value is not None:  # `in` takes twice as long: it tries a number first
         _refuse_infinite(msgspec.to_builtins(value, enc_hook=_to_json))
@@ -109,7 +109,7 @@ def _encode(value: Any) -> bytes:
 
 
 def _encode_call(value: Any) -> bytes:
-    """JSON of one half of a call. Raises ValueError for what the scripts could not read."""
+    """Return JSON of the args or kwargs of a call. Raises ValueError when nested too deeply for the scripts."""
     encoded = _encode(value)
     if len(encoded) > 2 * MAX_DEPTH and is_nested_deeper(encoded, MAX_DEPTH):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
@@ -121,15 +121,15 @@ def _refuse_infinite(value: Any) -> None:
         if not math.isfinite(value):
             raise ValueError(f"{value} has no JSON form")
     elif isinstance(value, dict):
-        for each in cast("dict[Any, Any]", value).values():
-            _refuse_infinite(each)
+        for item in cast("dict[Any, Any]", value).values():
+            _refuse_infinite(item)
     elif isinstance(value, list | tuple):
-        for each in cast("Sequence[Any]", value):
-            _refuse_infinite(each)
+        for item in cast("Sequence[Any]", value):
+            _refuse_infinite(item)
 
 
 def encode_value(value: Any) -> bytes:
-    """JSON of a task's result. Raises TypeError when there is none."""
+    """Return JSON of a task's result. Raises TypeError when it cannot be encoded."""
     try:
         return _encode(value)
     except _FAULTS as error:
@@ -139,7 +139,7 @@ def encode_value(value: Any) -> bytes:
 
 
 class ResultType:
-    """What a task returns, as its annotation says."""
+    """The annotated type of a task's result."""
 
     def __init__(self, annotation: Any) -> None:
         self._annotation = annotation
@@ -147,11 +147,11 @@ class ResultType:
 
     @property
     def is_declared(self) -> bool:
-        """Whether the annotation says anything about the result."""
+        """Return whether the result is annotated with a type other than Any."""
         return self._decoder.type is not Any
 
     def decode(self, raw: bytes | Raw) -> Any:
-        """The result as the task's annotation describes it. Raises BadResult when it does not fit."""
+        """Return the result as the annotated type. Raises BadResult when it does not fit."""
         try:
             return self._decoder.decode(raw)
         except _FAULTS as error:
@@ -174,10 +174,10 @@ def _shown(annotation: Any) -> str:
 class Parameters:
     """The parameters and the result of one task.
 
-    Raises Misconfigured at declaration when an annotation has no JSON form. One that names something that does not
-    exist yet, as a class further down in the module, counts as Any and is `unresolved`: `resolve` tries again when the
-    first job is made or read, and when an application is loaded. What is unknown then, such as an import for type
-    checkers only, stays Any.
+    Raises Misconfigured at declaration when an annotation has no JSON form. An annotation with a name that does not
+    exist yet, such as a class further down in the module, counts as Any (`has_unresolved`): `resolve` tries again when
+    the first job is made or read, and when an application is loaded. A name that does not exist then, such as an import
+    for type checkers only, stays Any.
     """
 
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
@@ -189,8 +189,10 @@ class Parameters:
         self._is_late: bool = self.has_unresolved
 
     def resolve(self) -> None:
-        """Look again at annotations that could not be resolved before. Raises Misconfigured when one has no JSON
-        form."""
+        """Resolve annotations that could not be resolved before.
+
+        Raises Misconfigured when one has no JSON form.
+        """
         self._is_late = False
         if self.has_unresolved:
             self._read_annotations()
@@ -221,15 +223,15 @@ class Parameters:
 
     @property
     def positional_names(self) -> tuple[str, ...]:
-        """The names of the parameters that may be given by position, in order."""
+        """Return the names of the positional parameters, in order."""
         return self._names
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Raw, Raw]:
-        """Both halves of a call as JSON. Raises BadArguments."""
+        """Return args and kwargs as JSON. Raises BadArguments."""
         if self._is_late:
             self.resolve()
-        whole = None if kwargs else self._wholes.get(len(args))
-        if whole is None:
+        decoder = None if kwargs else self._wholes.get(len(args))
+        if decoder is None:
             self._check_bound(args, kwargs)
         elif tuple(map(type, args)) != self._classes[: len(args)]:
             for name, value in zip(self._names, args, strict=False):
@@ -241,24 +243,26 @@ class Parameters:
             raise BadArguments(
                 f"{self._task}: an argument cannot be encoded: {get_error_text(error)}"
             ) from None
-        if whole is None or not _is_read(raw_args, whole):
-            # What the worker will do with them; it says which one it cannot read.
+        if decoder is None or not _is_read(raw_args, decoder):
+            # As the worker will do: the error names the argument that cannot be read.
             self.decode(raw_args, raw_kwargs)
         return raw_args, raw_kwargs
 
     def encode_canonical(self, args: Raw, kwargs: Raw) -> bytes:
-        """One text for all spellings of an encoded call: by position or by name, with a default said or left out, keys
-        of a mapping in any order."""
+        """Return the same text for all spellings of an encoded call.
+
+        Arguments may be by position or by name, defaults passed or left out, keys of a mapping in any order.
+        """
         call = self._bind(*self.decode(args, kwargs))
         left_out = self._bind(call.args, call.kwargs)
         left_out.apply_defaults()
         try:
             return _canonical(left_out)
-        except _FAULTS:  # a default that has no JSON form, which nobody can say either
+        except _FAULTS:  # a default without a JSON form cannot be passed either
             return _canonical(call)
 
     def decode(self, args: Raw, kwargs: Raw) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """A call's arguments, converted to the annotated types. Raises BadArguments."""
+        """Return a call's arguments, converted to the annotated types. Raises BadArguments."""
         if self._is_late:
             self.resolve()
         values = self._decode_positional(args)
@@ -268,14 +272,16 @@ class Parameters:
         return values, named
 
     def encode_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """JSON of a decoded call's arguments, all by name, with the defaults of those that were left out: what a box in
-        another language is given. Raises BadArguments."""
+        """Return JSON of a decoded call's arguments, all by name, defaults included, for a box in any language.
+
+        Raises BadArguments.
+        """
         call = self._bind(args, kwargs)
         call.apply_defaults()
-        found = dict(call.arguments)
-        found |= found.pop(self._more) if self._more else {}
+        arguments = dict(call.arguments)
+        arguments |= arguments.pop(self._more) if self._more else {}
         try:
-            return _encode(found)
+            return _encode(arguments)
         except _FAULTS as error:
             raise BadArguments(
                 f"{self._task}: a default cannot be encoded: {get_error_text(error)}"
@@ -286,40 +292,40 @@ class Parameters:
             try:
                 return cast("Sequence[Any]", self._fixed.decode(raw))
             except _FAULTS:
-                pass  # look again, one by one, to say which
+                pass  # decode one by one below, to name the wrong one
         try:
-            each = _RAW_ARGS.decode(raw)
-            whole = self._wholes.get(len(each))
+            values = _RAW_ARGS.decode(raw)
+            decoder = self._wholes.get(len(values))
         except _FAULTS as error:
             raise BadArguments(f"{self._task}: args are no list: {get_error_text(error)}") from None
-        if whole is not None:
+        if decoder is not None:
             try:
-                return cast("Sequence[Any]", whole.decode(raw))
+                return cast("Sequence[Any]", decoder.decode(raw))
             except _FAULTS:
                 pass
         rest = self._rest
-        if rest is None and len(each) > len(self._names):
+        if rest is None and len(values) > len(self._names):
             raise BadArguments(
-                f"{self._task}{self._signature}: takes {len(self._names)} positional arguments, got {len(each)}"
+                f"{self._task}{self._signature}: takes {len(self._names)} positional arguments, got {len(values)}"
             )
         count = len(self._names)
         return [
-            self._decode_one(self._names[at] if at < count else cast("str", rest), one)
-            for at, one in enumerate(each)
+            self._decode_one(self._names[index] if index < count else cast("str", rest), value)
+            for index, value in enumerate(values)
         ]
 
     def _decode_keywords(self, raw: Raw) -> dict[str, Any]:
         try:
-            each = _RAW_KWARGS.decode(raw)
+            values = _RAW_KWARGS.decode(raw)
         except _FAULTS as error:
             raise BadArguments(f"{self._task}: kwargs are no object: {get_error_text(error)}") from None
         return {
-            name: self._decode_one(name if name in self._keywords else self._more, one)
-            for name, one in each.items()
+            name: self._decode_one(name if name in self._keywords else self._more, value)
+            for name, value in values.items()
         }
 
     def _decode_one(self, name: str | None, raw: Raw) -> Any:
-        """One argument. `name` is the parameter's; None when there is no such parameter, which binding will say."""
+        """Return one decoded argument. Without a `name` there is no such parameter: binding will raise."""
         try:
             return self._decoders[name].decode(raw) if name else None
         except _FAULTS as error:
@@ -330,11 +336,11 @@ class Parameters:
     def _check_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for name, value in self._bind(args, kwargs).arguments.items():
             if name == self._rest:
-                for each in value:
-                    self._check(name, each)
+                for item in value:
+                    self._check(name, item)
             elif name == self._more:
-                for each in value.values():
-                    self._check(name, each)
+                for item in value.values():
+                    self._check(name, item)
             else:
                 self._check(name, value)
 
@@ -356,31 +362,33 @@ class Parameters:
         return f"got an unexpected keyword argument {wrong!r}" + (f"; {meant}" if meant else "")
 
     def _check(self, name: str, value: Any) -> None:
-        wanted = self._types[name]
-        if wanted is Any or type(value) is wanted:
+        expected = self._types[name]
+        if expected is Any or type(value) is expected:
             return
-        if name in self._exact and (inexact := _float_for_decimal(value, wanted)) is not None:
+        if name in self._exact and (inexact := _float_for_decimal(value, expected)) is not None:
             raise BadArguments(
-                f"{self._task}: parameter {name!r} takes {_shown(wanted)}, got {type(value).__name__} "
+                f"{self._task}: parameter {name!r} takes {_shown(expected)}, got {type(value).__name__} "
                 f"(the float {inexact!r} is not exact: pass Decimal('{inexact!r}') or '{inexact!r}')"
             )
         try:
-            msgspec.convert(value, wanted, dec_hook=_from_json)
+            msgspec.convert(value, expected, dec_hook=_from_json)
         except _FAULTS as error:
             raise BadArguments(
-                f"{self._task}: parameter {name!r} takes {_shown(wanted)}, got {type(value).__name__} "
+                f"{self._task}: parameter {name!r} takes {_shown(expected)}, got {type(value).__name__} "
                 f"({get_error_text(error)})"
             ) from None
 
     def _known(self, what: str, annotation: Any) -> Any:
-        """Return an annotation, or Any for one that names what does not exist yet. Raises Misconfigured when it has no
-        JSON form."""
+        """Return an annotation, or Any for one with a name that does not exist yet.
+
+        Raises Misconfigured when it has no JSON form.
+        """
         if annotation in (*_SIMPLE, *_NEVER):
             return annotation
         try:
             _decoder(annotation)
             bare = _class_without_json(annotation)
-        except NameError:  # it is a dataclass, say, of which a field is
+        except NameError:  # such as in a field of a dataclass
             self.has_unresolved = True
             return Any
         except (TypeError, NotImplementedError) as error:
@@ -404,36 +412,38 @@ _ORDINARY = (type, ABCMeta, type(Protocol))
 def _class_without_json(annotation: Any) -> type[Any] | None:
     """Return a class in an annotation that no JSON value can be converted to; None when there is none.
 
-    `Client | None` has a JSON form, which is null: what one member of a union can carry will do.
+    `Client | None` has a JSON form, which is null: one member of a union with a JSON form is enough.
     """
     from msgspec.inspect import type_info
 
     return _bare_in(type_info(annotation), set())
 
 
-def _bare_in(info: Any, seen: set[int]) -> type[Any] | None:
-    """As `_class_without_json`, for msgspec's description of a type. `seen` are descriptions that were looked at: a
-    type may contain itself."""
-    if id(info) in seen:
+def _bare_in(info: Any, visited: set[int]) -> type[Any] | None:
+    """Return as `_class_without_json`, for msgspec's description of a type.
+
+    `visited` has the ids of visited descriptions: a type may contain itself.
+    """
+    if id(info) in visited:
         return None
-    seen.add(id(info))
+    visited.add(id(info))
     kind = getattr(info, "cls", None)
     if type(info).__name__ == "CustomType":
         return None if _has_json_form(kind) else kind
     if type(info).__name__ == "UnionType":
-        bare = [_bare_in(each, seen) for each in info.types]
-        return bare[0] if all(each is not None for each in bare) else None
+        bare = [_bare_in(part, visited) for part in info.types]
+        return bare[0] if all(part is not None for part in bare) else None
     inner = [
         getattr(info, name) for name in ("item_type", "key_type", "value_type", "type") if hasattr(info, name)
     ]
-    for each in (
+    for part in (
         *inner,
         *getattr(info, "item_types", ()),
-        *(one.type for one in getattr(info, "fields", ())),
+        *(field.type for field in getattr(info, "fields", ())),
     ):
-        found = _bare_in(each, seen)
-        if found is not None:
-            return found
+        bare_part = _bare_in(part, visited)
+        if bare_part is not None:
+            return bare_part
     return None
 
 
@@ -443,10 +453,10 @@ def _has_json_form(kind: Any) -> bool:
         return True
     metaclass: type[Any] = cast("Any", kind).__class__
     if callable(getattr(cast("Any", kind), "model_validate_json", None)) or metaclass not in _ORDINARY:
-        return True  # what another metaclass lets pass depends on the value
+        return True  # other metaclasses may decide by the value
     try:
         return any(isinstance(sample, kind) for sample in _SAMPLES)
-    except TypeError:  # a protocol that is not made for that
+    except TypeError:  # a protocol that is not runtime-checkable
         return False
 
 
@@ -470,7 +480,7 @@ def _float_for_decimal(value: Any, wanted: Any) -> float | None:
     if kind in (Union, UnionType):
         if isinstance(value, float) and float in inner:
             return None
-        parts: Iterable[tuple[Any, Any]] = ((value, each) for each in inner)
+        parts: Iterable[tuple[Any, Any]] = ((value, item) for item in inner)
     elif isinstance(value, Mapping) and len(inner) == 2:
         parts = (
             pair
@@ -480,11 +490,11 @@ def _float_for_decimal(value: Any, wanted: Any) -> float | None:
     elif isinstance(value, list | tuple | set | frozenset):
         values = cast("Iterable[Any]", value)
         fixed = kind is tuple and Ellipsis not in inner
-        parts = zip(values, inner, strict=False) if fixed else ((each, inner[0]) for each in values)
+        parts = zip(values, inner, strict=False) if fixed else ((item, inner[0]) for item in values)
     else:
         return None
-    found = (_float_for_decimal(each, its_type) for each, its_type in parts)
-    return next((each for each in found if each is not None), None)
+    floats = (_float_for_decimal(item, its_type) for item, its_type in parts)
+    return next((item for item in floats if item is not None), None)
 
 
 def _is_read(raw: Raw, decoder: msgspec.json.Decoder[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Dead jobs as values: how they are read, filtered and counted.
+"""Read, filter and count dead jobs.
 
 Any bytes in a dead-letter queue can be shown: an entry that cannot be read has the reason `corrupt`.
 """
@@ -31,70 +31,60 @@ UNKNOWN_REASON = "untold"
 
 
 class DeadJob(msgspec.Struct, frozen=True):
-    """A job in a dead-letter queue, or a document that a Data Sink refused.
-
-    `entry` is its id in the dead-letter queue. `args` and `kwargs` are decoded JSON; None when they cannot be decoded.
-    `type`, `message`, `error_args` and `traceback` describe the last error; `failures` are the last attempts, oldest
-    first. `died` is in seconds since 1970, by the clock of Redis. `raw` is the stored message; with a `sink` it is the
-    document that this Data Sink refused. `id` and `task` are empty when the message cannot be read.
-    """
+    """A job in a dead-letter queue, or a document that a Data Sink refused."""
 
     queue: str
-    entry: str
-    id: str
-    task: str
-    args: Any
-    kwargs: Any
+    entry: str  # its id in the dead-letter queue
+    id: str  # '' when the message cannot be read
+    task: str  # '' when the message cannot be read
+    args: Any  # decoded JSON; None when it cannot be decoded
+    kwargs: Any  # likewise
     attempt: int
     replays: int
     key: str
     reason: str
+    # The last error.
     type: str
     message: str
     error_args: tuple[str, ...]
     traceback: str
     worker: str
-    died: float
-    sent: float
-    failures: tuple[Failure, ...]
-    raw: bytes
+    died: float  # seconds since 1970, by the clock of Redis
+    sent: float  # seconds since 1970
+    failures: tuple[Failure, ...]  # the last attempts, oldest first
+    raw: bytes  # the stored message, or with a `sink` the document that this Data Sink refused
     sink: str = ""
 
     @property
     def error(self) -> str:
-        """The error in one line, as Python writes it."""
+        """Return the error in one line, as Python writes it."""
         return f"{self.type}: {self.message}" if self.message else self.type
 
     @property
     def lock(self) -> str:
-        """Under what its queue remembers that a job of this task and key is alive; '' without a key."""
+        """Return the name of its deduplication lock on the queue; '' without a key."""
         return f"{self.task} {self.key}" if self.key else ""
 
 
 class DeadJobFilter(TypedDict, total=False):
     """Conditions that select dead jobs. Without any, all are selected.
 
-    `queue`, `task`, `error`, `reason`, `sink` and `ids` take one text or several, of which any may match. `task` and
-    `error` (the class of the last error) may have wildcards: `shop.*`. `ids` are ids of jobs, or of entries when one
-    queue is read. `message` is a part of the error's text. `older_than` and `newer_than` compare the time of death, in
-    seconds or as a timedelta. `limit` is the largest number of jobs, the oldest of each queue first. `where` is called
-    last, with a `DeadJob`. With `newest_first` the newest of all queues come first. `after` starts behind a job:
-    `QUEUE:ENTRY`, or its `entry` when one queue is read.
+    Of several texts, any may match.
     """
 
     queue: str | Sequence[str] | None
-    task: str | Sequence[str] | None
-    error: str | Sequence[str] | None
+    task: str | Sequence[str] | None  # with wildcards: `shop.*`
+    error: str | Sequence[str] | None  # class of the last error, with wildcards
     reason: str | Sequence[str] | None
     sink: str | Sequence[str] | None
-    ids: str | Sequence[str] | None
-    message: str | None
-    older_than: float | timedelta | None
-    newer_than: float | timedelta | None
-    limit: int | None
-    where: Callable[[DeadJob], bool] | None
-    newest_first: bool | None
-    after: str | None
+    ids: str | Sequence[str] | None  # of jobs, or of entries when one queue is read
+    message: str | None  # a part of the error's text
+    older_than: float | timedelta | None  # time since the death, in seconds or as a timedelta
+    newer_than: float | timedelta | None  # likewise
+    limit: int | None  # the most jobs, the oldest of each queue first
+    where: Callable[[DeadJob], bool] | None  # called last
+    newest_first: bool | None  # of all queues together
+    after: str | None  # start behind this job: `QUEUE:ENTRY`, or its `entry` when one queue is read
 
 
 class DeadJobQuery(msgspec.Struct, frozen=True):
@@ -115,7 +105,7 @@ class DeadJobQuery(msgspec.Struct, frozen=True):
     after: str = ""
 
     def __contains__(self, job: DeadJob) -> bool:
-        """Whether `job` is meant. Its queue and its age were looked at when it was read."""
+        """Return whether `job` is selected. Queue and age are not compared: readers do that."""
         return (
             (not self.ids or job.id in self.ids or job.entry in self.ids)
             and (not self.reasons or job.reason in self.reasons)
@@ -168,29 +158,29 @@ def make_dead_job(
     `limit` is the setting `message_limit`: a larger message is not decoded.
     """
     envelope, why = try_read_envelope(message, limit)
-    told = try_read_document(document, limit)
-    failure = (told.failure if told else None) or Failure("Corrupt" if why else "", why)
+    record = try_read_document(document, limit)
+    failure = (record.failure if record else None) or Failure("Corrupt" if why else "", why)
     history = envelope.failures if envelope else ()
-    if told and told.failure and told.failure not in history:
-        history = (*history, told.failure)  # only the document records a worker's death
+    if record and record.failure and record.failure not in history:
+        history = (*history, record.failure)  # only the document records a worker's death
     return DeadJob(
         queue=queue,
         entry=entry,
-        id=envelope.id if envelope else told.id if told else "",
-        task=envelope.task if envelope else told.task if told else "",
+        id=envelope.id if envelope else record.id if record else "",
+        task=envelope.task if envelope else record.task if record else "",
         args=try_decode_value(envelope.args) if envelope else None,
         kwargs=try_decode_value(envelope.kwargs) if envelope else None,
-        attempt=told.attempt if told else envelope.attempt if envelope else 1,
+        attempt=record.attempt if record else envelope.attempt if envelope else 1,
         replays=envelope.replays if envelope else 0,
         key=envelope.key if envelope else "",
-        reason=told.reason if told and told.reason else Reason.CORRUPT.value if why else UNKNOWN_REASON,
+        reason=record.reason if record and record.reason else Reason.CORRUPT.value if why else UNKNOWN_REASON,
         type=failure.type,
         message=failure.message,
         error_args=failure.args,
         traceback=failure.traceback,
-        worker=(told.worker if told else "") or failure.worker,
+        worker=(record.worker if record else "") or failure.worker,
         died=get_death_time(entry),
-        sent=envelope.sent if envelope else told.sent if told else 0.0,
+        sent=envelope.sent if envelope else record.sent if record else 0.0,
         failures=history,
         raw=message,
     )
@@ -203,26 +193,26 @@ def make_dead_document(
 
     `limit` is the setting `message_limit`.
     """
-    told = try_read_document(document, limit)
+    record = try_read_document(document, limit)
     why = try_read_failure(failure) or Failure("Corrupt", "nobody knows why any more")
     return DeadJob(
         queue=queue,
         entry=entry,
-        id=told.id if told else "",
-        task=told.task if told else "",
+        id=record.id if record else "",
+        task=record.task if record else "",
         args=None,
         kwargs=None,
         attempt=why.attempt,
-        replays=told.replays if told else 0,
+        replays=record.replays if record else 0,
         key="",
         reason=Reason.UNDELIVERED.value,
         type=why.type,
         message=why.message,
         error_args=why.args,
         traceback=why.traceback,
-        worker=told.worker if told else "",
+        worker=record.worker if record else "",
         died=get_death_time(entry),
-        sent=told.sent if told else 0.0,
+        sent=record.sent if record else 0.0,
         failures=(why,),
         raw=document,
         sink=sink,
@@ -290,34 +280,34 @@ def _like(text: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
-def _texts(choice: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    said: Any = choice.get(name)
-    listed: list[Any] = [] if said is None else [said] if isinstance(said, str) else _listed(said, name)
-    if not all(isinstance(each, str) and each for each in listed) or (said is not None and not listed):
-        raise Misconfigured(f"{name} is {said!r}: give a text, or several")
-    return tuple(dict.fromkeys(listed))
+def _texts(conditions: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value: Any = conditions.get(name)
+    texts: list[Any] = [] if value is None else [value] if isinstance(value, str) else _listed(value, name)
+    if not all(isinstance(text, str) and text for text in texts) or (value is not None and not texts):
+        raise Misconfigured(f"{name} is {value!r}: give a text, or several")
+    return tuple(dict.fromkeys(texts))
 
 
-def _listed(said: Any, name: str) -> list[Any]:
+def _listed(value: Any, name: str) -> list[Any]:
     try:
-        return list(said)
+        return list(value)
     except TypeError:
-        raise Misconfigured(f"{name} is {said!r}: give a text, or several") from None
+        raise Misconfigured(f"{name} is {value!r}: give a text, or several") from None
 
 
-def _reasons(said: tuple[str, ...]) -> tuple[str, ...]:
-    known = [*(each.value for each in Reason), UNKNOWN_REASON]
-    for each in said:
-        if each not in known:
-            hint = did_you_mean(each, known, otherwise=f"use one of {', '.join(known)}")
-            raise Misconfigured(f"reason {each!r} is not known: {hint}")
-    return said
+def _reasons(reasons: tuple[str, ...]) -> tuple[str, ...]:
+    known_reasons = [*(reason.value for reason in Reason), UNKNOWN_REASON]
+    for reason in reasons:
+        if reason not in known_reasons:
+            hint = did_you_mean(reason, known_reasons, otherwise=f"use one of {', '.join(known_reasons)}")
+            raise Misconfigured(f"reason {reason!r} is not known: {hint}")
+    return reasons
 
 
-def _age(choice: Mapping[str, Any], name: str) -> float | None:
-    said: Any = choice.get(name)
-    number = isinstance(said, int | float | timedelta) and not isinstance(said, bool)
-    age = to_seconds(said) if number else None
-    if said is not None and (age is None or not 0 <= age < float("inf")):
-        raise Misconfigured(f"{name} is {said!r}: give seconds or a timedelta, 0 or more")
+def _age(conditions: Mapping[str, Any], name: str) -> float | None:
+    value: Any = conditions.get(name)
+    is_number = isinstance(value, int | float | timedelta) and not isinstance(value, bool)
+    age = to_seconds(value) if is_number else None
+    if value is not None and (age is None or not 0 <= age < float("inf")):
+        raise Misconfigured(f"{name} is {value!r}: give seconds or a timedelta, 0 or more")
     return age

@@ -1,4 +1,4 @@
-"""Delivery: one job that a worker holds, from the read to its settlement."""
+"""Hold one job of a worker from its read to its settlement."""
 
 import math
 from collections.abc import Mapping
@@ -39,21 +39,18 @@ from celery5.protocol.job.verdict import (
 from celery5.protocol.limits import AdmissionRule
 
 MIN_DOCUMENT_TTL = 60.0
-"""Seconds that a job which has ended is remembered at least, whatever is said of results: a producer whose connection
-was lost publishes it again, which must not run it again."""
+"""Seconds that the document of an ended job is kept at least, whatever `results_ttl` is: a producer whose connection
+was lost publishes the job again, and it must not run twice."""
 
 MAX_DOCUMENT_TTL = 1e9
-"""Seconds that a message may ask for its document to be kept: Redis refuses some more, in the middle of a batch."""
+"""The largest `results_ttl` in seconds: Redis refuses much larger ones, in the middle of a batch."""
 
 
 class Delivery(msgspec.Struct, eq=False, gc=False):
-    """A job as this worker holds it: where it stood, its message, what is known of its run. Times are since 1970.
-
-    `entry` is its id on the stream of its `lane`, whose letter comes last in it (`protocol/job/states.py`).
-    `turn` says when it begins among those that wait here, while something is preferred.
-    """
+    """A job that this worker holds: its place, its message, its run. Times are seconds since 1970."""
 
     queue: str
+    # Id on the stream of its `lane`, with the lane's letter at the end (`protocol/job/states.py`).
     entry: bytes
     message: bytes
     deliveries: int = 0
@@ -64,55 +61,55 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     finished: float = 0.0
     lane: str = ""
     recipients: Mapping[str, str] | None = (
-        None  # names of the Data Sinks that take the document of its end, by its state
+        None  # names of the Data Sinks that take its document, by the state
     )
-    document: bytes = b""  # the one for them, where it is not the one that is kept
-    start_order: float = 0.0
-    rule: AdmissionRule | None = None  # that of its gate, in which it has a slot
-    start_before: float = 0.0  # not begun after this, when it is not 0: its turn by the rate is over
+    document: bytes = b""  # for Data Sinks, where it differs from the stored one
+    start_order: float = 0.0  # among the jobs that wait in this worker, while something is preferred
+    rule: AdmissionRule | None = None  # of the limit in which it has a slot
+    start_before: float = 0.0  # not begun after this time, by its rate limit; 0: no limit
 
     # Services change a delivery by these methods only.
 
     def set_task(self, envelope: Envelope, kind: str, recipients: Mapping[str, str] | None) -> None:
-        """Note what the message holds, and of its task the kind and the recipients of documents."""
+        """Set the decoded message, and the kind and the document recipients of its task."""
         self.envelope, self.kind, self.recipients = envelope, kind, recipients
 
     def set_envelope(self, envelope: Envelope) -> None:
-        """Note what the message holds."""
+        """Set the decoded message."""
         self.envelope = envelope
 
     def set_kind(self, kind: str) -> None:
-        """Count the job for this kind from now on."""
+        """Set the kind for which the job is counted."""
         self.kind = kind
 
     def set_document(self, document: bytes) -> None:
-        """Keep the document for Data Sinks, where it is not the one that is kept for clients."""
+        """Set the document for Data Sinks, where it differs from the one for clients."""
         self.document = document
 
     def set_start_order(self, start_order: float) -> None:
-        """Set when it begins among those that wait here."""
+        """Set its position among the jobs that wait in this worker."""
         self.start_order = start_order
 
     def start(self, at: float) -> None:
-        """The job begins."""
+        """Record the start of the job."""
         self.started = at
 
     def finish(self, at: float) -> None:
-        """The job has ended."""
+        """Record the end of the job."""
         self.finished = at
 
     def take_slot(self, rule: AdmissionRule, start_before: float = 0.0) -> None:
-        """The job has a slot of a limit, and must begin before that time if it is not 0."""
+        """Record a slot of a limit. The job must begin before `start_before` if that is not 0."""
         self.rule = rule
         if start_before:
             self.start_before = start_before
 
     def lose_slot(self) -> None:
-        """The job must be admitted again."""
+        """Forget the slot: the job must be admitted again."""
         self.rule, self.start_before = None, 0.0
 
     def begin_attempt(self, message: bytes, at: float) -> None:
-        """The next attempt begins in this worker, with this message."""
+        """Begin the next attempt in this worker, with this message."""
         self.message, self.envelope, self.read = message, read_envelope(message), at
 
 
@@ -128,13 +125,13 @@ class Settlement(NamedTuple):
     entry: bytes
     # '' when the message is not readable.
     job_id: str
-    # `complete`: the document of the job's end. All others: the message that is kept.
+    # `complete`: the document. All others: the message.
     payload: bytes
     # `complete`, `bury`: ms that the document is kept. `retry`, `hold`: ms until it is due. `release`, `drop`: how many
     # workers died with it.
     number: int
-    # `complete`: what the job's key is remembered under, or b"". `bury`: the document. All others: ms that a
-    # document is kept, should the job have been revoked.
+    # `complete`: the job's deduplication lock, or b"". `bury`: the document. All others: ms that the
+    # document is kept if the job was revoked.
     extra: bytes | int
 
     @property
@@ -155,15 +152,15 @@ class SinkDocument(NamedTuple):
 
 
 def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float) -> Settlement:
-    """Return the settlement of `delivery`. `ttl` is how long the document is kept, in seconds; at least TOMBSTONE."""
+    """Return the settlement of `delivery`. `ttl`: seconds to keep the document, at least MIN_DOCUMENT_TTL."""
     envelope, entry = delivery.envelope, delivery.entry
     job_id, lock, ttl = _terms(envelope, delivery.message, ttl)
-    if isinstance(verdict, Complete):  # nearly all: `match` takes each apart before it looks
+    if isinstance(verdict, Complete):  # the most frequent, and `match` is slower
         assert envelope is not None
-        kept = MIN_DOCUMENT_TTL if envelope.ignore_result else ttl
+        kept_seconds = MIN_DOCUMENT_TTL if envelope.ignore_result else ttl
         content, reason = (b"null", RESULT_IGNORED) if envelope.ignore_result else (verdict.value, "")
         document = _document(delivery, worker, _SUCCESS, content, reason=reason)
-        return Settlement("complete", entry, job_id, document, int(kept * 1000), lock)
+        return Settlement("complete", entry, job_id, document, int(kept_seconds * 1000), lock)
     match verdict:
         case RetryVerdict(delay, failure, section):
             message = make_next_attempt(delivery.message, _signed(failure, delivery, worker), section)
@@ -176,7 +173,7 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
             message = add_failure(delivery.message, _signed(failure, delivery, worker))
             return Settlement("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
         case Hold(delay):
-            # Rounded up: before its time it would only be held again.
+            # Rounded up: a job that comes too early is held again.
             return Settlement(
                 "hold", entry, job_id, delivery.message, math.ceil(delay * 1000), int(ttl * 1000)
             )
@@ -192,14 +189,16 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
 
 
 def make_sink_document(verdict: Verdict, delivery: Delivery, *, worker: str) -> bytes:
-    """The document of a success whose result is not kept for clients, with its value: for Data Sinks. Nothing where
-    they are given the same as everybody."""
+    """Return the document for Data Sinks of a success whose result is not kept for clients.
+
+    b"" when Data Sinks get the same document as clients.
+    """
     if type(verdict) is not Complete or delivery.envelope is None or not delivery.envelope.ignore_result:
         return b""
     return _document(delivery, worker, _SUCCESS, verdict.value)
 
 
-# Plain text, which is encoded at once; a member of an enumeration is asked for it.
+# Plain text is encoded faster than a member of an enumeration.
 _SUCCESS, _DEAD = JobState.SUCCESS.value, JobState.DEAD.value
 _DROPPED: Mapping[type, str] = {
     Expire: JobState.EXPIRED.value,
@@ -210,11 +209,11 @@ _DROPPED: Mapping[type, str] = {
 
 def _terms(envelope: Envelope | None, message: bytes, ttl: float) -> tuple[str, bytes, float]:
     """Return the job's id, its deduplication key, and how long its document is kept, in seconds."""
-    if envelope is None:  # this ends the job all the same, where Redis has it on this very entry
+    if envelope is None:  # the job still ends, if its place in Redis is this entry
         return read_job_id(message), b"", max(ttl, MIN_DOCUMENT_TTL)
     lock = envelope.lock.encode() if envelope.key else b""
-    kept = ttl if envelope.results_ttl is None else min(envelope.results_ttl, MAX_DOCUMENT_TTL)
-    return envelope.id, lock, max(kept, MIN_DOCUMENT_TTL)
+    kept_seconds = ttl if envelope.results_ttl is None else min(envelope.results_ttl, MAX_DOCUMENT_TTL)
+    return envelope.id, lock, max(kept_seconds, MIN_DOCUMENT_TTL)
 
 
 def _signed(failure: Failure, delivery: Delivery, worker: str) -> Failure:
@@ -258,10 +257,10 @@ def check_start_deadline(delivery: Delivery, envelope: Envelope) -> JobExpired |
 
 
 def make_drop(delivery: Delivery) -> Settlement:
-    """Return the settlement that only removes an entry from the stream: the same message came before.
+    """Return the settlement that only removes a duplicate entry from the stream.
 
-    If Redis has the job at this very entry, its first run is not known there (Redis has lost it, or its id was
-    published again long after). Then the job goes back, with one delivery more.
+    If the job's place in Redis is this entry, Redis has no record of its first run (the data was lost, or the id was
+    published again much later). Then the job goes back, with one more delivery.
     """
     job_id = delivery.envelope.id if delivery.envelope else ""
     return Settlement(
@@ -283,9 +282,9 @@ def is_requeue(settlement: Settlement, delivery: Delivery) -> bool:
 
 def is_next_attempt(settlement: Settlement, delivery: Delivery) -> bool:
     """Return whether `settlement` is a retry that counts. A postponed job repeats the same attempt."""
-    before = delivery.envelope
+    envelope = delivery.envelope
     return (
         settlement.verb == "retry"
-        and before is not None
-        and read_envelope(settlement.payload).attempt > before.attempt
+        and envelope is not None
+        and read_envelope(settlement.payload).attempt > envelope.attempt
     )

@@ -1,6 +1,6 @@
-"""Envelope: a Command message on the wire, and the Document that records its end.
+"""Read and write envelopes (Command messages) and documents, which record how jobs ended.
 
-The wire format is JSON, versioned and language neutral; `envelope.schema.json` beside this file publishes it.
+The wire format is JSON, versioned and language neutral; `celery5/protocol/envelope.schema.json` publishes it.
 Fields that this version does not know survive every hop. Never pickle.
 """
 
@@ -18,11 +18,11 @@ from celery5.protocol.job.retry_policy import RetryPolicy
 
 VERSION = 1
 RESULT_IGNORED = "ignored"
-"""The reason in the document of a job that succeeded and whose result was not to be kept."""
+"""The reason in the document of a job that succeeded with `ignore_result`."""
 MAX_FAILURES = 5
-"""How many of a job's failed attempts its message remembers; the newest stay."""
+"""The most failed attempts in a message; the newest stay."""
 NO_KWARGS = Raw(b"{}")
-"""Nothing is given by name. A message leaves out this very object."""
+"""No keyword arguments. A message leaves out this object, by identity."""
 SIZE_MARGIN = 2 * 1024 * 1024
 """Bytes that a message in Redis may have beyond the setting `message_limit`: failures, a document's other fields."""
 MAX_DEPTH = 900
@@ -30,7 +30,7 @@ MAX_DEPTH = 900
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One failed attempt: the error as text, so that nobody needs the class that was raised."""
+    """One failed attempt: the error as text, so that readers do not need its class."""
 
     type: str
     message: str
@@ -59,21 +59,19 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     ignore_result: bool = False
     trace: str = ""
     failures: tuple[Failure, ...] = ()
-    sections: dict[str, Annotated[int, Meta(ge=0)]] | None = (
-        None  # retries so far, by the section that asked for them
-    )
+    sections: dict[str, Annotated[int, Meta(ge=0)]] | None = None  # retries made, by section
     key: str = ""  # at most one job of this task and key is alive on the queue
     time_limit: Annotated[float, Meta(gt=0)] | None = None
     soft_time_limit: Annotated[float, Meta(gt=0)] | None = None
     results_ttl: Annotated[float, Meta(gt=0)] | None = None
-    concurrency_key: Annotated[str, Meta(max_length=200)] = ""  # what its task's limit is counted by
-    fair_key: Annotated[str, Meta(max_length=200)] = ""  # whose line it stands in, where its task is fair
+    concurrency_key: Annotated[str, Meta(max_length=200)] = ""  # the key by which the task's limit counts
+    fair_key: Annotated[str, Meta(max_length=200)] = ""  # the tenant, where the task is fair
     replays: Annotated[int, Meta(ge=0)] = 0  # how often it came back from the dead-letter queue
-    priority: str = ""  # high or low; what it is not is normal
+    priority: str = ""  # high or low; anything else is normal
 
     @property
     def lock(self) -> str:
-        """Under what the queue remembers that a job of this key is alive; '' without a key."""
+        """Return the name of the deduplication lock; '' without a key."""
         return format_lock(self.task, self.key) if self.key else ""
 
 
@@ -96,7 +94,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 def format_lock(task: str, key: str) -> str:
-    """Under what a queue remembers that a job of `task` with `key` is alive. The scripts make it, too."""
+    """Return the name of the deduplication lock of `task` and `key`. The scripts build it, too."""
     return f"{task} {key}"
 
 
@@ -126,7 +124,7 @@ _STEPS = bytes.maketrans(b"[]", b"\x01\xff")
 """One level deeper, one level less deep, as signed bytes."""
 _ID_FIRST = re.compile(rb'\s*+\{\s*+(?:"v"\s*+:\s*+[0-9]{1,9}\s*+,\s*+)?"id"\s*+:\s*+("[^"\\]{1,800}")')
 _BLOCK = 512
-"""Brackets that are looked at together."""
+"""Brackets in one block."""
 
 encode = _ENCODER.encode
 
@@ -136,9 +134,7 @@ def read_envelope(raw: bytes, limit: int | None = None) -> Envelope:
 
     Raises Corrupt with the reason, and nothing else, whatever the bytes are.
     """
-    if (
-        len(raw) > SIZE_MARGIN
-    ):  # a smaller one is never too large: this comparison is the only cost for most messages
+    if len(raw) > SIZE_MARGIN:  # for most messages this comparison is the only cost
         refuse_oversized(raw, limit, "an envelope")
     try:
         envelope = _ENVELOPE.decode(raw)
@@ -152,34 +148,34 @@ def read_envelope(raw: bytes, limit: int | None = None) -> Envelope:
 
 
 def is_nested_deeper(raw: bytes, max_depth: int) -> bool:
-    """Return whether valid JSON has more than `than` lists and objects inside each other.
+    """Return whether valid JSON has more than `max_depth` lists and objects inside each other.
 
-    The work is linear in the size of `raw`, whatever its depth. Each step is one call of C over all of it. Of what is
-    left, blocks that cannot reach the limit are counted as a whole, and only the others bracket by bracket. Most
-    messages have too few brackets to be nested so deeply, and end at the first line.
+    The work is linear in the size of `raw`, whatever its depth. Each step is one call of C over all of it. Blocks
+    of brackets that cannot reach the limit are counted as a whole, and only the rest bracket by bracket. Most messages
+    have too few brackets to be nested so deeply, and return at the first line.
     """
     if raw.count(b"[") + raw.count(b"{") <= max_depth:
         return False
     if (
         b"\\" in raw
-    ):  # escapes are in texts only: pairs of backslashes first, so that what is left escapes what follows
+    ):  # escapes are in texts only; pairs of backslashes go first, so that the rest escape what follows
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Two quotes that are neighbours can go: every other character stays inside or outside of texts as it was.
+    # Adjacent quotes can go: the rest stays inside or outside of texts as before.
     brackets = raw.translate(_SQUARE, _NO_BRACKETS).replace(b'""', b"")
     if b'"' in brackets:
-        brackets = b"".join(brackets.split(b'"')[::2])  # every second part is what texts have of brackets
+        brackets = b"".join(brackets.split(b'"')[::2])  # every second part is inside of a text
     return _is_reached(brackets, max_depth)
 
 
-def _is_reached(brackets: bytes, than: int) -> bool:
-    """Return whether a sequence of square brackets is anywhere nested deeper than `than`."""
+def _is_reached(brackets: bytes, max_depth: int) -> bool:
+    """Return whether a sequence of square brackets is anywhere nested deeper than `max_depth`."""
     depth = 0
     for start in range(0, len(brackets), _BLOCK):
         block = brackets[start : start + _BLOCK]
         opened = block.count(b"[")
-        if depth + opened > than:
+        if depth + opened > max_depth:
             steps = array("b", block.translate(_STEPS))
-            if max(accumulate(steps, initial=depth)) > than:
+            if max(accumulate(steps, initial=depth)) > max_depth:
                 return True
         depth += 2 * opened - len(block)
     return False
@@ -188,7 +184,7 @@ def _is_reached(brackets: bytes, than: int) -> bool:
 def refuse_oversized(raw: bytes, limit: int | None, what: str) -> None:
     """Raise Corrupt when a message from Redis is larger than the setting `message_limit` and its margin allow.
 
-    To be called before anything is decoded. `limit` is that setting; None takes any size.
+    Call it before decoding. `limit` is that setting; None takes any size.
     """
     if limit is not None and len(raw) > limit + SIZE_MARGIN:
         raise Corrupt(
@@ -197,13 +193,13 @@ def refuse_oversized(raw: bytes, limit: int | None, what: str) -> None:
 
 
 def read_job_id(raw: bytes) -> str:
-    """The job's id in a message that cannot be read, of another version, say; '' when that cannot be read either.
+    """Return the job's id in a message that cannot be read, such as one of a newer version; '' without one.
 
-    A very large message is not decoded for it: its id is found where producers write it, at the beginning.
+    A very large message is not decoded: its id is read where producers write it, at the beginning.
     """
     if len(raw) > SIZE_MARGIN:
-        found = _ID_FIRST.match(raw, 0, 1000)
-        raw = b'{"id":' + found[1] + b"}" if found else b""
+        match = _ID_FIRST.match(raw, 0, 1000)
+        raw = b'{"id":' + match[1] + b"}" if match else b""
     try:
         return _ID.decode(raw).id
     except _FAULTS:
@@ -234,28 +230,28 @@ def read_document(raw: bytes, limit: int | None = None) -> Document:
 
 
 def make_next_attempt(raw: bytes, failure: Failure, section: str = "") -> bytes:
-    """The same message for its next attempt, `failure` remembered, counted for `section` if any.
+    """Return the message of the next attempt, with `failure` added, counted for `section` if it is set.
 
-    All other fields are passed on byte for byte: the arguments, numbers that Python would round, and what this version
-    does not know.
+    All other fields are passed on byte for byte: the arguments, numbers that Python would round, and unknown fields.
     """
     fields: dict[str, Any] = _FIELDS.decode(raw)
     fields["attempt"] = msgspec.json.decode(fields.get("attempt", b"1"), type=int) + 1
     if section:
         counts = _COUNTS.decode(fields.get("sections", b"null")) or {}
         fields["sections"] = counts | {section: counts.get(section, 0) + 1}
-    return encode(_remembering(fields, failure))
+    return encode(_add_failure(fields, failure))
 
 
 def add_failure(raw: bytes, failure: Failure) -> bytes:
-    """The same message with its last failure in it: for the dead-letter queue, or for the same attempt once more."""
-    return encode(_remembering(_FIELDS.decode(raw), failure))
+    """Return the message with `failure` added: for the dead-letter queue, or to repeat the same attempt."""
+    return encode(_add_failure(_FIELDS.decode(raw), failure))
 
 
 def make_replay(raw: bytes, limit: int | None = None) -> bytes:
-    """The same message as if it had just been sent, but for the number of its replays: a fresh retry budget, and no old
-    failures. All other fields are passed on byte for byte. `limit` as for `read_envelope`. Raises Corrupt for
-    what is no envelope."""
+    """Return the message as if it had just been sent, with one more replay, all retries left and no failures.
+
+    All other fields are passed on byte for byte. `limit` as for `read_envelope`. Raises Corrupt.
+    """
     read_envelope(raw, limit)
     fields: dict[str, Any] = _FIELDS.decode(raw)
     for name in ("attempt", "failures", "sections", "expires"):
@@ -264,26 +260,29 @@ def make_replay(raw: bytes, limit: int | None = None) -> bytes:
     return encode(fields)
 
 
-def _remembering(fields: dict[str, Any], failure: Failure) -> Mapping[str, Any]:
-    """An attempt that was postponed, again and again while an outage lasts, is remembered once for each kind of error:
-    it must not push out the failures that were."""
-    before = _LIST.decode(fields.get("failures", b"[]"))
-    if before and _is_like(before[-1], failure):
-        before.pop()
-    fields["failures"] = [*before, failure][-MAX_FAILURES:]
+def _add_failure(fields: dict[str, Any], failure: Failure) -> Mapping[str, Any]:
+    """Add `failure` to the fields of a message.
+
+    It replaces the last one if attempt and error type are the same: an attempt that is postponed throughout an outage
+    must not push out earlier failures.
+    """
+    failures = _LIST.decode(fields.get("failures", b"[]"))
+    if failures and _is_like(failures[-1], failure):
+        failures.pop()
+    fields["failures"] = [*failures, failure][-MAX_FAILURES:]
     return fields
 
 
 def _is_like(raw: Raw, failure: Failure) -> bool:
     try:
-        kept = _FAILURE.decode(raw)
+        other_failure = _FAILURE.decode(raw)
     except _FAULTS:
         return False
-    return (kept.attempt, kept.type) == (failure.attempt, failure.type)
+    return (other_failure.attempt, other_failure.type) == (failure.attempt, failure.type)
 
 
 def try_read_envelope(message: bytes, limit: int | None = None) -> tuple[Envelope | None, str]:
-    """The envelope in a message; or None, and why there is none to be read. `limit` is the setting `message_limit`."""
+    """Return the envelope in a message, or None and the error. `limit` is the setting `message_limit`."""
     try:
         return read_envelope(message, limit), ""
     except Corrupt as error:
@@ -291,7 +290,7 @@ def try_read_envelope(message: bytes, limit: int | None = None) -> tuple[Envelop
 
 
 def try_read_document(document: bytes, limit: int | None = None) -> Document | None:
-    """What a document says. `limit` is the setting `message_limit`."""
+    """Return a document; None when it cannot be read. `limit` is the setting `message_limit`."""
     try:
         return read_document(document, limit)
     except Corrupt:
@@ -299,7 +298,7 @@ def try_read_document(document: bytes, limit: int | None = None) -> Document | N
 
 
 def try_read_failure(raw: bytes) -> Failure | None:
-    """A failure that was written as JSON."""
+    """Return a failure from JSON; None when it cannot be read."""
     try:
         return json.decode(raw, type=Failure)
     except (ValueError, RecursionError):
@@ -307,7 +306,7 @@ def try_read_failure(raw: bytes) -> Failure | None:
 
 
 def try_decode_value(raw: Raw) -> Any:
-    """The value that JSON stands for. It may be None itself."""
+    """Return the decoded value; None, which may be the value itself, when it cannot be decoded."""
     try:
         return json.decode(raw)
     except (ValueError, RecursionError):

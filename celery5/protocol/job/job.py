@@ -1,4 +1,4 @@
-"""Job: one Command message that is about to be published, and the options it was given."""
+"""Build jobs to publish, from their options."""
 
 from base64 import urlsafe_b64encode
 from binascii import b2a_base64
@@ -16,48 +16,47 @@ from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
 from celery5.protocol.job.states import LANES, Priority, get_lane
 
 DEDUPLICATION_WINDOW = 7 * 86400.0
-"""Seconds for which it is remembered that such a job was sent (`unique_for`), while whatever it follows from may still
-come again."""
+"""The `unique_for` in seconds of a job that is derived from an event or document, which may come again in that time."""
 DEDUPLICATION_GRACE = 600.0
-"""Seconds for which it is remembered once that cannot come again: longer than any trip is under way."""
+"""The rest of that time, in seconds, once its event or document cannot come again: longer than any trip takes."""
 
 
 def derive_job_id(*parts: str) -> str:
-    """The id of the job that follows from `parts`: always the same for the same ones, in their order. 22 url-safe
-    characters, as any job's id, and it never begins with `-`."""
+    """Return the id of the job that is derived from `parts`: the same for the same parts in the same order.
+
+    It has 22 url-safe characters and never begins with `-`, as any job's id.
+    """
     text = "".join(f"{len(part)}:{part}" for part in parts)  # so that ("a", "bc") is not ("ab", "c")
-    made = urlsafe_b64encode(sha256(text.encode()).digest()[:16])[:22].decode()
-    return made if made[0] != "-" else f"_{made[1:]}"
+    job_id = urlsafe_b64encode(sha256(text.encode()).digest()[:16])[:22].decode()
+    return job_id if job_id[0] != "-" else f"_{job_id[1:]}"
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
-    """A job on its way: its message, where to (`queue`), and when (`at`: ms since 1970, `+ms` from now, '' for now).
-    `app` is the name of the application that made it, `lane` the letter of the lane of its priority. Where jobs
-    of its task take turns, `line` is the one in which it waits, until it `expires` (ms since 1970, or '').
+    """A job to send.
 
-    `Task.job` makes it and `App.send_jobs` sends it, once however often.
+    `Task.job` makes it and `App.send_jobs` sends it. Sending it twice publishes it once.
     """
 
     id: str
     task: str
     queue: str
     message: bytes
-    at: str = ""
+    at: str = ""  # ms since 1970, `+ms` from now, '' for now
     ignore_result: bool = False
     lock: str = ""
     unique_for: float | None = None
-    app: str = ""
-    lane: Annotated[str, msgspec.Meta(pattern="^[hl]?$")] = ""
-    line: str = ""
-    expires: str = ""
+    app: str = ""  # name of its application
+    lane: Annotated[str, msgspec.Meta(pattern="^[hl]?$")] = ""  # letter of the lane
+    line: str = ""  # its waiting list, if its task has a limit
+    expires: str = ""  # from the waiting list: ms since 1970, or ''
 
     def to_bytes(self) -> bytes:
-        """The job as text, to be kept somewhere until it is sent: in an outbox, say."""
+        """Return the job as JSON, to be stored until it is sent, such as in an outbox."""
         return msgspec.json.encode(self)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "Job":
-        """A job that was kept. Raises Corrupt for anything else."""
+        """Return a job that `to_bytes` encoded. Raises Corrupt."""
         try:
             return msgspec.json.decode(raw, type=cls)
         except ValueError as error:
@@ -65,24 +64,18 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How a job is sent. Every field may be given for one call, and, but for those in `CALL_ONLY_OPTIONS`, for a task.
+    """The options of a job.
 
-    `countdown` and `expires` are seconds from the call, or a timedelta; `eta` is an aware datetime. `results_ttl`,
-    `time_limit`, `soft_time_limit` and `unique_for` are seconds or a timedelta, too. `key` makes the job the only live
-    one of its task with that key; `unique_for` keeps others away for so long, whether it has ended or not, and without
-    a `key` takes the arguments for one. `id` is the job's own, for one that may be sent twice and must run once.
-    `priority` is `high`, `normal` or `low`. `broker` names the broker of its queue, and means the queue of that name if
-    there is no `queue`. `autoretry_for` and `dont_autoretry_for` are classes of errors, or full
-    names.
-    `retry_policy` replaces the whole policy (a RetryPolicy, or a mapping: see `RetryPolicy.parse`); what else is
-    said of
-    retries goes over it.
+    A call may set every field; a task, all but `CALL_ONLY_OPTIONS`. Times are seconds or a timedelta.
     """
 
     queue: str | None = None
+    # The broker of the queue. Without a `queue`: the queue of that name.
     broker: str | None = None
+    # Start after this time, or at an aware datetime.
     countdown: float | timedelta | None = None
     eta: datetime | None = None
+    # Do not start after this: a time from the call, or an aware datetime.
     expires: float | timedelta | datetime | None = None
     ignore_result: bool | None = None
     max_retries: int | None = None
@@ -90,19 +83,25 @@ class Options(msgspec.Struct, frozen=True):
     cap: float | None = None
     jitter: bool | None = None
     step: float | None = None
+    # Classes of errors, or full names.
     autoretry_for: Errors | None = None
     dont_autoretry_for: Errors | None = None
+    # Replaces the whole policy (see `RetryPolicy.parse`); the fields above override it.
     retry_policy: RetryPolicy | Mapping[str, Any] | None = None
     results_ttl: float | timedelta | None = None
     time_limit: float | timedelta | None = None
     soft_time_limit: float | timedelta | None = None
+    # Two jobs with the same id run once.
     id: str | None = None
+    # At most one job of the task with this key is alive.
     key: str | None = None
+    # No second job with the key is sent for this time, even after the end of this one. Without a `key`, the arguments
+    # are the key.
     unique_for: float | timedelta | None = None
     priority: Priority | None = None
 
     def checked(self) -> "Options":
-        """Itself. Raises Misconfigured when options contradict each other or make no sense."""
+        """Return itself. Raises Misconfigured for invalid or contradictory options."""
         if self.countdown is not None and self.eta is not None:
             raise Misconfigured("give countdown or eta, not both")
         _check_moment("eta", self.eta)
@@ -131,15 +130,17 @@ class Options(msgspec.Struct, frozen=True):
         return self
 
     def get_retry_policy(self, fallback: RetryPolicy) -> RetryPolicy:
-        """The retry policy: what is said here, over `fallback`."""
+        """Return the retry policy: these options over `fallback`."""
         policy = fallback if self.retry_policy is None else RetryPolicy.parse(self.retry_policy)
-        said = {name: getattr(self, name) for name in _POLICY}
-        given = {name: value for name, value in said.items() if value is not None}
-        return msgspec.structs.replace(policy, **given) if given else policy
+        values = {name: getattr(self, name) for name in _POLICY}
+        changes = {name: value for name, value in values.items() if value is not None}
+        return msgspec.structs.replace(policy, **changes) if changes else policy
 
     def merge(self, changes: Mapping[str, Any]) -> "Options":
-        """These options with others over them. A whole `retry_policy` replaces what was said of retries before, and
-        another queue or broker where both would have been."""
+        """Return these options with changes.
+
+        A `retry_policy` clears the single retry options. A changed broker clears the queue, a changed queue the broker.
+        """
         cleared: dict[str, Any] = dict.fromkeys(_POLICY) if changes.get("retry_policy") is not None else {}
         if changes.get("broker") not in (None, self.broker):
             cleared["queue"] = None
@@ -150,32 +151,35 @@ class Options(msgspec.Struct, frozen=True):
     def shared_fields(
         self, policy: RetryPolicy, *, queue: str, ignore_result: bool, results_ttl: float
     ) -> "SharedFields":
-        """What these options say, over what is usual. `policy` is these options' own; it is sent along if it is said
-        here, and else left to the worker's code."""
-        unique_for, kept = to_seconds(self.unique_for), to_seconds(self.results_ttl)
-        if kept is None and unique_for is not None and unique_for > results_ttl:
-            # Whoever is given the handle of the job that is in the way is to find its result.
-            kept = unique_for
+        """Return the fields that all jobs with these options share.
+
+        The arguments are the defaults. `policy` is the retry policy of these options: it is sent only if an option sets
+        it; otherwise the worker's code decides.
+        """
+        unique_for, results_seconds = to_seconds(self.unique_for), to_seconds(self.results_ttl)
+        if results_seconds is None and unique_for is not None and unique_for > results_ttl:
+            # A call that gets the handle of the earlier job must find its result.
+            results_seconds = unique_for
         has_policy = any(getattr(self, name) is not None for name in ("retry_policy", *_POLICY))
-        said = {
+        values = {
             "retry": policy if has_policy else None,
             "ignore_result": ignore_result if self.ignore_result is None else self.ignore_result,
             "key": self.key,
             "time_limit": to_seconds(self.time_limit),
             "soft_time_limit": to_seconds(self.soft_time_limit),
-            "results_ttl": kept,
+            "results_ttl": results_seconds,
             "priority": None if self.priority == "normal" else self.priority,
         }
         return SharedFields(
             queue=self.queue or queue,
-            fields={name: value for name, value in said.items() if value},
+            fields={name: value for name, value in values.items() if value},
             unique_for=unique_for,
             is_delayed=self.countdown is not None or self.eta is not None,
             lane=get_lane(self.priority),
         )
 
     def format_start(self) -> str:
-        """When the job may start, as the schedule script reads it; '' for now."""
+        """Return when the job may start, as `schedule.lua` takes it; '' for now."""
         if self.eta is not None:
             return str(int(self.eta.timestamp() * 1000))
         if self.countdown is not None:
@@ -183,7 +187,7 @@ class Options(msgspec.Struct, frozen=True):
         return ""
 
     def get_expiry(self, now: float) -> float | None:
-        """When the job expires, in seconds since 1970."""
+        """Return when the job expires, in seconds since 1970."""
         if self.expires is None:
             return None
         if isinstance(self.expires, datetime):
@@ -192,7 +196,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class SendOptions(TypedDict, total=False):
-    """What `task.options(...)` takes: the fields of `Options`, for type checkers. A test compares the two."""
+    """The arguments of `task.options(...)`, for type checkers: the fields of `Options`. A test compares the two."""
 
     queue: str | None
     broker: str | None
@@ -218,35 +222,31 @@ class SendOptions(TypedDict, total=False):
 
 
 class SharedFields(msgspec.Struct, frozen=True, gc=False):
-    """What all jobs have in common that are sent with the same options under the same settings: worked out once.
-
-    `said` are the fields of their messages that are not left to their defaults: what is not named costs nothing.
-    `dated`: they have a time to wait for.
-    """
+    """The fields that all jobs with the same options and settings share, computed once."""
 
     queue: str
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # of the message, without those that have their default
     unique_for: float | None
-    is_delayed: bool
+    is_delayed: bool  # by `countdown` or `eta`
     lane: str
 
 
 def new_id() -> str:
     """Return a new job id: 22 url-safe characters. It never begins with `-`, which is for options."""
-    made = b2a_base64(urandom(16)).translate(_URL_SAFE)[:22].decode()
-    return made if made[0] != "-" else new_id()
+    job_id = b2a_base64(urandom(16)).translate(_URL_SAFE)[:22].decode()
+    return job_id if job_id[0] != "-" else new_id()
 
 
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 def hash_call(call: bytes) -> str:
-    """A key for a `call` that was given none: the same for the same arguments."""
+    """Return the key for a `call` without one: the same for the same arguments."""
     return sha256(call).hexdigest()[:32]
 
 
 def to_seconds(span: float | timedelta | None) -> float | None:
-    """A span in seconds, if there is one."""
+    """Return a duration in seconds; None for None."""
     return None if span is None else _seconds(span)
 
 
@@ -254,20 +254,20 @@ def _seconds(span: float | timedelta) -> float:
     return span.total_seconds() if isinstance(span, timedelta) else float(span)
 
 
-def _check_moment(name: str, moment: object) -> None:
-    if moment is None:
+def _check_moment(name: str, time: object) -> None:
+    if time is None:
         return
-    if not isinstance(moment, datetime):
-        raise Misconfigured(f"{name} is {moment!r}: give an aware datetime")
-    if moment.utcoffset() is None:
-        raise Misconfigured(f"{name} {moment} has no time zone: use datetime.now(UTC) or another aware time")
+    if not isinstance(time, datetime):
+        raise Misconfigured(f"{name} is {time!r}: give an aware datetime")
+    if time.utcoffset() is None:
+        raise Misconfigured(f"{name} {time} has no time zone: use datetime.now(UTC) or another aware time")
 
 
 def _check_span(name: str, span: object) -> None:
     if span is None:
         return
-    number = isinstance(span, int | float | timedelta) and not isinstance(span, bool)
-    if not number or not abs(_seconds(cast("float | timedelta", span))) <= LONGEST:
+    is_number = isinstance(span, int | float | timedelta) and not isinstance(span, bool)
+    if not is_number or not abs(_seconds(cast("float | timedelta", span))) <= LONGEST:
         raise Misconfigured(f"{name} is {span!r}: give seconds or a timedelta, at most a hundred years")
     if _seconds(cast("float | timedelta", span)) < 0:
         raise Misconfigured(f"{name} is {span!r}: give 0 seconds or more")
@@ -286,15 +286,15 @@ def _check_limits(hard: float | None, soft: float | None) -> None:
         )
 
 
-def _is_priority(said: object) -> bool:
-    return isinstance(said, str) and said in LANES
+def _is_priority(value: object) -> bool:
+    return isinstance(value, str) and value in LANES
 
 
 def _is_name(text: object) -> bool:
     if not isinstance(text, str):
         return text is None
-    # Half of a surrogate pair, as in the name of a file, has no place in JSON.
-    return 0 < len(text) <= 200 and not any("\ud800" <= each <= "\udfff" for each in text)
+    # Half of a surrogate pair, as in the name of a file, is not valid in JSON.
+    return 0 < len(text) <= 200 and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 CALL_ONLY_OPTIONS = ("id", "key", "countdown", "eta")

@@ -1,4 +1,4 @@
-"""Retry policy: how often a failed job is tried again, and how long it waits before that."""
+"""Decide how often a failed job is tried again, and after what delay."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
@@ -12,9 +12,9 @@ from celery5.protocol.job.names import get_error_names
 from celery5.protocol.masking import describe_error
 
 LONGEST = 100 * 365 * 86400.0
-"""Seconds. No wait is longer: a hundred years are for ever, and still fit every clock and script."""
+"""The longest wait in seconds: a hundred years, which still fits every clock and script."""
 
-# 2 ** 63 steps of a microsecond are 290,000 years: beyond this no cap is ever in doubt, and no integer grows.
+# 2 ** 63 steps of a microsecond are 290,000 years: beyond this every cap is reached, and no integer grows.
 _FURTHEST = 63
 
 
@@ -29,16 +29,15 @@ def linear(attempt: int, *, start: float, step: float, cap: float) -> float:
 
 
 def full_jitter(attempt: int, *, start: float, cap: float, random: Callable[[], float]) -> float:
-    """A wait in seconds between 0 and `exponential(attempt)`, so never above `cap`.
+    """Return a random wait in seconds between 0 and `exponential(attempt)`, so never above `cap`.
 
-    `random` gives a number from 0 up to 1, such as `random.random`. Any attempt number is safe, however
-    large.
+    `random` returns a number from 0 up to 1, such as `random.random`. Any attempt number is safe.
     """
     return random() * exponential(attempt, start=start, cap=cap)
 
 
 class CustomBackoff:
-    """A function of the user's own that returns how long to wait.
+    """A user's function that returns how long to wait.
 
     The worker calls it with the number of the retry, from 0; it returns seconds. When it fails, the numbers of the
     retry policy are used. Raises Misconfigured if it cannot be called.
@@ -55,10 +54,10 @@ class CustomBackoff:
         self._name: str = getattr(function, "__qualname__", repr(function))
 
     def __call__(self, retry: int) -> float | str:
-        """Seconds, at most LONGEST; or what is wrong with the function, in one line."""
+        """Return seconds, at most LONGEST; or the error of the function, in one line."""
         try:
-            said = self._function(retry)
-            seconds = float(said)
+            result = self._function(retry)
+            seconds = float(result)
         except Exception as error:  # the user's code
             return f"retry_backoff {self._name}({retry}) failed: {describe_error(error, 200)}"
         if not seconds >= 0:  # nor is nan
@@ -71,33 +70,32 @@ class CustomBackoff:
 if TYPE_CHECKING:
     Errors = Collection[str | type[BaseException]]
 else:
-    Errors = tuple[str, ...]  # what it is once it is made, and what a message holds
+    Errors = tuple[str, ...]  # as it is stored, and in messages
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a failed job is tried again.
 
-    `max_retries` counts further attempts after the first. The wait before retry n (from 0) is `backoff` * 2**n seconds
-    up to `cap` seconds, or, with a `step`, `backoff` + n * `step`. With `jitter` it is drawn evenly between 0 and that.
-    `autoretry_for` are the errors to try again for, as classes or full names, with their subclasses (none: all).
-    `dont_autoretry_for` are those never to try again for, and takes precedence. Raises Misconfigured for what is no
-    class of errors.
+    The wait before retry n (from 0) is `backoff` * 2**n seconds, or, with a `step`, `backoff` + n * `step`. Raises
+    Misconfigured for anything but classes of errors.
     """
 
-    max_retries: Annotated[int, Meta(ge=0)] = 3
+    max_retries: Annotated[int, Meta(ge=0)] = 3  # attempts after the first
     backoff: Annotated[float, Meta(ge=0, le=LONGEST)] = 1.0
-    cap: Annotated[float, Meta(ge=0, le=LONGEST)] = 3600.0
-    jitter: bool = True
+    cap: Annotated[float, Meta(ge=0, le=LONGEST)] = 3600.0  # the longest wait
+    jitter: bool = True  # draw the wait evenly between 0 and that
     step: Annotated[float, Meta(ge=0, le=LONGEST)] | None = None
+    # Errors that are retried, as classes or full names, with their subclasses; none: all.
     autoretry_for: Errors = ()
+    # Errors that are never retried. Overrides `autoretry_for`.
     dont_autoretry_for: Errors = ()
 
     def __post_init__(self) -> None:
-        # What comes from a message is a tuple of texts already, and is believed.
+        # A message has a tuple of texts already, which is not checked.
         for name in ("autoretry_for", "dont_autoretry_for"):
-            said = getattr(self, name)
-            if said and not _is_named(said):
-                force_setattr(self, name, _named(name, said))
+            errors = getattr(self, name)
+            if errors and not _is_named(errors):
+                force_setattr(self, name, _named(name, errors))
 
     @staticmethod
     def parse(said: "RetryPolicy | Mapping[str, Any]") -> "RetryPolicy":
@@ -121,7 +119,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
         return RetryPolicy(**fields).checked()
 
     def checked(self) -> "RetryPolicy":
-        """Itself; raises Misconfigured when a number makes no sense, or a name is not a full one."""
+        """Return itself. Raises Misconfigured for an invalid number, or a name that is not a full one."""
         for name in _TYPES:
             _check(name, name, getattr(self, name))
         for name in ("autoretry_for", "dont_autoretry_for"):
@@ -129,19 +127,19 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
         return self
 
     def allows(self, attempt: int) -> bool:
-        """Whether a job that failed at `attempt` (from 1) may be tried again."""
+        """Return whether a job that failed at `attempt` (from 1) may be tried again."""
         return attempt <= self.max_retries
 
     def covers(self, kinds: Iterable[str]) -> bool:
-        """Whether an error is tried again for, by the names of its class and bases."""
+        """Return whether an error is retried, by the names of its class and bases."""
         if not (self.autoretry_for or self.dont_autoretry_for):
             return True
         names = set(kinds)
-        wanted = not self.autoretry_for or not names.isdisjoint(self.autoretry_for)
-        return wanted and names.isdisjoint(self.dont_autoretry_for)
+        is_included = not self.autoretry_for or not names.isdisjoint(self.autoretry_for)
+        return is_included and names.isdisjoint(self.dont_autoretry_for)
 
     def delay(self, attempt: int, random: Callable[[], float]) -> float:
-        """Seconds to wait after `attempt` (from 1) failed. `random` gives numbers in [0, 1)."""
+        """Return the seconds to wait after `attempt` (from 1) failed. `random` returns numbers in [0, 1)."""
         draw = random if self.jitter else _most
         if self.step is not None:
             return draw() * linear(attempt - 1, start=self.backoff, step=self.step, cap=self.cap)
@@ -152,30 +150,32 @@ def _most() -> float:
     return 1.0
 
 
-def _is_named(said: Collection[object]) -> bool:
-    return isinstance(said, tuple) and all(isinstance(each, str) for each in said)
+def _is_named(errors: Collection[object]) -> bool:
+    return isinstance(errors, tuple) and all(isinstance(error, str) for error in errors)
 
 
-def _named(name: str, said: Any) -> tuple[str, ...]:
+def _named(name: str, errors: Any) -> tuple[str, ...]:
     try:
-        return get_error_names(said)
+        return get_error_names(errors)
     except Misconfigured as error:
         raise Misconfigured(f"{name}: {error}") from None
 
 
 def _evenly(fields: dict[str, Any], intervals: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a policy whose waits grow evenly, from Celery's names."""
-    twice = [name for name in ("backoff", "step", "cap") if name in fields]
-    if twice:
-        raise Misconfigured(f"retry_policy has {twice[0]!r} and {next(iter(intervals))!r}: use one spelling")
-    even: dict[str, Any] = {"backoff": 0.0, "step": 0.2, "cap": 0.2, "jitter": False}
+    """Return the fields of a policy whose waits grow linearly, from Celery's names."""
+    duplicates = [name for name in ("backoff", "step", "cap") if name in fields]
+    if duplicates:
+        raise Misconfigured(
+            f"retry_policy has {duplicates[0]!r} and {next(iter(intervals))!r}: use one spelling"
+        )
+    policy: dict[str, Any] = {"backoff": 0.0, "step": 0.2, "cap": 0.2, "jitter": False}
     for name, value in intervals.items():
-        even[_INTERVALS[name]] = _check(name, "cap", value)
-    return even | fields
+        policy[_INTERVALS[name]] = _check(name, "cap", value)
+    return policy | fields
 
 
 def _check(name: str, like: str, value: Any) -> Any:
-    """`value`, if it is fit for the field `like`. Raises Misconfigured, which calls it `name`."""
+    """Return `value` if it is valid for the field `like`. Raises Misconfigured, which names `name`."""
     try:
         msgspec.convert(value, _TYPES[like])
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""The verdict: what happens to a job once its outcome is known. No other module decides this."""
+"""Decide what happens to a job after its outcome. No other module decides this."""
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -15,17 +15,17 @@ class Reason(StrEnum):
 
     EXHAUSTED = "exhausted"  # every attempt failed
     NOT_RETRIED = (
-        "not-retried"  # it failed, and nothing was to be tried again: max_retries=0, or such an error
+        "not-retried"  # it failed, and is not retried: max_retries=0, or an error that is not retried
     )
     POISONOUS = "poisonous"  # it failed in a `poisonous` section, which is never tried again
-    POISONED = "poisoned"  # it took its worker down too often
+    POISONED = "poisoned"  # workers died too often while they ran it
     UNKNOWN_TASK = "unknown-task"
     BAD_ARGUMENTS = "bad-arguments"
     UNENCODABLE_RESULT = "unencodable-result"
     RESULT_TOO_LARGE = "result-too-large"
     CORRUPT = "corrupt"
     REJECTED_BY_LIMIT = "rejected-by-limit"
-    UNDELIVERED = "undelivered"  # not the job but its document: a Data Sink would not take it
+    UNDELIVERED = "undelivered"  # not the job but its document: a Data Sink refused it
     ABANDONED = (
         "abandoned"  # its next attempt could not be published, and `when_unpublishable` says to give up then
     )
@@ -61,11 +61,13 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class RetryRequested(msgspec.Struct, frozen=True):
-    """The task asked for another attempt (`raise Retry(...)`): after `countdown` seconds, by `policy`, with
-    `max_retries`, where they are given."""
+    """The task requested a retry (`raise Retry(...)`).
+
+    Without a value, the task's own policy counts.
+    """
 
     failure: Failure
-    countdown: float | None = None
+    countdown: float | None = None  # seconds
     policy: RetryPolicy | None = None
     max_retries: int | None = None
 
@@ -103,11 +105,11 @@ class StartMissed(msgspec.Struct, frozen=True):
 
 
 JOB_REVOKED, INTERRUPTED, JOB_EXPIRED, START_MISSED = JobRevoked(), Interrupted(), JobExpired(), StartMissed()
-"""The outcomes that have nothing to say but what they are."""
+"""The outcomes without data."""
 
 
 class PermanentFailure(msgspec.Struct, frozen=True):
-    """The job cannot be run here or its result cannot be kept; trying again would not help."""
+    """This worker cannot run the job, or the result cannot be kept; trying again would not help."""
 
     reason: Reason
     failure: Failure
@@ -202,7 +204,7 @@ Verdict = Complete | RetryVerdict | Bury | Release | Postpone | Hold | Expire | 
 POSTPONE_DELAY = 1.0
 """Seconds after which a job that could not reach the broker runs again."""
 MAX_SECTIONS = 100
-"""Sections of one job that are counted. Names made without end so cannot make a job be tried again without end."""
+"""The most sections of one job that are counted: a task with ever new section names is not retried for ever."""
 
 BackoffFunction = Callable[[int], float | str]
 """The user's own backoff: seconds before the retry of that number, from 0, or what is wrong with it."""
@@ -219,13 +221,13 @@ _PLAIN: Mapping[type, Release | Expire | Revoke] = {
 def make_ruling(section: str, policy: RetryPolicy, counts: Mapping[str, int] | None) -> Ruling:
     """Return the decision of a `retry` section on an error raised in it: try again, or retries used up.
 
-    `counts` are the retries of the job so far, by section.
+    `counts` are the retries made, by section.
     """
     counts = counts or _NONE
-    room = section in counts or len(counts) < MAX_SECTIONS
-    if room and policy.allows(counts.get(section, 0) + 1):
+    is_counted = section in counts or len(counts) < MAX_SECTIONS
+    if is_counted and policy.allows(counts.get(section, 0) + 1):
         return Ruling(section, policy)
-    return Ruling(section, reason=_used_up(policy.max_retries))
+    return Ruling(section, reason=_get_final_reason(policy.max_retries))
 
 
 def judge(
@@ -239,16 +241,18 @@ def judge(
 ) -> Verdict:
     """Return the verdict on an outcome.
 
-    `attempt` counts from 1. `random` returns numbers in [0, 1). `sections` are the attempts made for sections so far,
+    `attempt` counts from 1. `random` returns numbers in [0, 1). `sections` are the retries made for sections,
     which the task's own policy does not count. `backoff` replaces the delays of the policy.
     """
-    if isinstance(outcome, Returned):  # nearly all: `match` takes each apart before it looks
+    if isinstance(outcome, Returned):  # the most frequent, and `match` is slower
         return Complete(outcome.value)
     match outcome:
         case Raised():
             return _after_failure(outcome, attempt, policy, random, sections or _NONE, backoff)
         case RetryRequested():
-            return _as_asked(outcome, attempt - _made_for(sections), policy, random, backoff)
+            return _judge_request(
+                outcome, attempt - _count_section_retries(sections), policy, random, backoff
+            )
         case PermanentFailure(reason, failure):
             return Bury(reason, failure)
         case BrokerLost(failure):
@@ -269,8 +273,8 @@ def judge(
 def is_task_healthy(outcome: Outcome) -> bool | None:
     """Return what an outcome shows about the health of its task.
 
-    True when it returned; False when it failed unexpectedly, also when it will be tried again; None when nothing was
-    learnt. A `poisonous` section concerns its job, not the task.
+    True when it returned; False when it failed unexpectedly, also when it will be tried again; None when it shows
+    nothing. A `poisonous` section concerns its job, not the task.
     """
     if type(outcome) is Returned:
         return True
@@ -280,7 +284,7 @@ def is_task_healthy(outcome: Outcome) -> bool | None:
     return None if ruling is not None and ruling.reason is Reason.POISONOUS else False
 
 
-def _made_for(sections: Mapping[str, int] | None) -> int:
+def _count_section_retries(sections: Mapping[str, int] | None) -> int:
     return sum(sections.values()) if sections else 0
 
 
@@ -298,45 +302,45 @@ def _after_failure(
         return RetryVerdict(ruling.policy.delay(count, random), failure, ruling.section)
     if ruling is not None and ruling.reason is not None:
         return Bury(ruling.reason, failure)
-    own = attempt - _made_for(sections)
+    task_attempt = attempt - _count_section_retries(sections)
     if not all(map(policy.covers, outcome.kinds)):
         return Bury(Reason.NOT_RETRIED, failure)
-    if policy.allows(own):
-        return _again(own, policy, random, backoff, failure)
-    return Bury(_used_up(policy.max_retries), failure)
+    if policy.allows(task_attempt):
+        return _again(task_attempt, policy, random, backoff, failure)
+    return Bury(_get_final_reason(policy.max_retries), failure)
 
 
-def _as_asked(
-    asked: RetryRequested,
-    own: int,
+def _judge_request(
+    request: RetryRequested,
+    task_attempt: int,
     policy: RetryPolicy,
     random: Callable[[], float],
     backoff: BackoffFunction | None,
 ) -> Verdict:
-    if asked.policy is not None:
-        policy, backoff = asked.policy, None
-    most = policy.max_retries if asked.max_retries is None else asked.max_retries
-    if own > most:
-        return Bury(_used_up(most), asked.failure)
-    if asked.countdown is not None:
-        return RetryVerdict(asked.countdown, asked.failure)
-    return _again(own, policy, random, backoff, asked.failure)
+    if request.policy is not None:
+        policy, backoff = request.policy, None
+    max_retries = policy.max_retries if request.max_retries is None else request.max_retries
+    if task_attempt > max_retries:
+        return Bury(_get_final_reason(max_retries), request.failure)
+    if request.countdown is not None:
+        return RetryVerdict(request.countdown, request.failure)
+    return _again(task_attempt, policy, random, backoff, request.failure)
 
 
-def _used_up(max_retries: int) -> Reason:
+def _get_final_reason(max_retries: int) -> Reason:
     """Return the reason of a job without retries left: `not-retried` if its task allows none, else `exhausted`."""
     return Reason.EXHAUSTED if max_retries else Reason.NOT_RETRIED
 
 
 def _again(
-    own: int,
+    task_attempt: int,
     policy: RetryPolicy,
     random: Callable[[], float],
     backoff: BackoffFunction | None,
     failure: Failure,
 ) -> RetryVerdict:
-    """Another attempt, after the `own`-th of the task itself (from 1)."""
-    said = "" if backoff is None else backoff(own - 1)
-    if isinstance(said, str):
-        return RetryVerdict(policy.delay(own, random), failure, backoff_error=said)
-    return RetryVerdict(said, failure)
+    """Return a retry after attempt `task_attempt` of the task itself (from 1)."""
+    delay = "" if backoff is None else backoff(task_attempt - 1)
+    if isinstance(delay, str):
+        return RetryVerdict(policy.delay(task_attempt, random), failure, backoff_error=delay)
+    return RetryVerdict(delay, failure)

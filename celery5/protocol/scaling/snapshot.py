@@ -263,7 +263,7 @@ def make_snapshot(
             load.in_flight, _held(load.queue, reports) or load.sample
         ).items():
             running[load.queue, task] = count
-    means = _average_durations(reports.values())
+    means = _means(reports.values())
     task_loads = [
         TaskLoad(
             queue=queue,
@@ -280,7 +280,7 @@ def make_snapshot(
         if task in constraints.kinds
     ]
     return ClusterSnapshot(
-        task_loads=tuple(task_loads), workers=tuple(_make_worker(*item) for item in sorted(reports.items()))
+        task_loads=tuple(task_loads), workers=tuple(_member(*item) for item in sorted(reports.items()))
     )
 
 
@@ -304,7 +304,7 @@ def _distribute_by_sample(jobs: int, sample: Mapping[str, int]) -> dict[str, int
     return {task: max(1, round(jobs * count / total)) for task, count in sample.items()}
 
 
-def _average_durations(reports: Collection[WorkerReport]) -> dict[str, float]:
+def _means(reports: Collection[WorkerReport]) -> dict[str, float]:
     """Return the mean duration of jobs of each task, over the workers that report one."""
     durations: dict[str, list[float]] = {}
     for report in reports:
@@ -313,7 +313,7 @@ def _average_durations(reports: Collection[WorkerReport]) -> dict[str, float]:
     return {task: sum(means) / len(means) for task, means in durations.items()}
 
 
-def _make_worker(name: str, report: WorkerReport) -> ClusterWorker:
+def _member(name: str, report: WorkerReport) -> ClusterWorker:
     return ClusterWorker(
         name=name,
         queues=report.queues,

@@ -333,7 +333,7 @@ def encode_schedule(schedule: Schedule) -> bytes:
 def decode_schedule(record: bytes, limit: int | None = None) -> Schedule | None:
     """Return a stored schedule; None for one to leave unchanged.
 
-    That is one that cannot be read, such as one of newer code, or larger than `limit` (the setting `message_limit`) allows. The message
+    That is one that cannot be read, or is larger than `limit` (the setting `message_limit`) allows. The message
     in it is JSON within JSON, so it may take twice its size.
     """
     try:
