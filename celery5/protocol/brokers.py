@@ -134,10 +134,10 @@ class Routes(msgspec.Struct, frozen=True):
         queue = said.queue or (
             self.default_queue if self.get_broker(self.default_queue) == broker else broker
         )
-        actual_broker = self.get_broker(queue)
-        if actual_broker != broker:
+        actual = self.get_broker(queue)
+        if actual != broker:
             raise Misconfigured(
-                f"task {said.task} is to go to broker {broker!r}, but its queue {queue!r} is on broker {actual_broker!r}: "
+                f"task {said.task} is to go to broker {broker!r}, but its queue {queue!r} is on broker {actual!r}: "
                 f"give it another queue, or route {queue!r} to {broker!r}"
             )
         return queue
@@ -197,9 +197,9 @@ def find_route_errors(brokers: Mapping[str, str], rules: Mapping[str, str]) -> l
     errors = [f"brokers: {_fault(name, url)}" for name, url in brokers.items() if _fault(name, url)]
     names = {DEFAULT_BROKER, *brokers}
     errors += [
-        f"routes: {pattern!r}: {format_unknown_broker(broker, names)} (routes choose a broker; queue_routes choose a queue)"
-        for pattern, broker in rules.items()
-        if broker not in names
+        f"routes: {pattern!r}: {format_unknown_broker(to, names)} (routes choose a broker; queue_routes choose a queue)"
+        for pattern, to in rules.items()
+        if to not in names
     ]
     errors += ["routes: a pattern is empty" for rule in rules if not rule]
     return errors

@@ -59,7 +59,7 @@ RESULT_STATES: tuple[ResultState, ...] = ("SUCCESS", "DEAD", "EXPIRED", "REVOKED
 class ResultDocument(msgspec.Struct, frozen=True, kw_only=True):
     """How a job ended, as Data Sinks get it. Times are seconds since 1970."""
 
-    # Of the document, for the detection of duplicates: the job's id, after a replay with the number of replays, `k3j.1`.
+    # Of the document, to detect duplicates: the job's id, after a replay with the number of replays, `k3j.1`.
     id: str
     job: str
     task: str

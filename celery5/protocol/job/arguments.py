@@ -101,7 +101,7 @@ _FAULTS = (NotImplementedError, TypeError, ValueError, RecursionError)
 
 
 def _encode(value: Any) -> bytes:
-    """Return JSON. Raises ValueError for nan and infinity, which JSON does not have: msgspec would write `null` instead."""
+    """Return JSON. Raises ValueError for nan and infinity: msgspec would write `null`."""
     encoded = _ENCODER.encode(value)
     if encoded.find(b"null") >= 0 and value is not None:  # `in` takes twice as long: it tries a number first
         _refuse_infinite(msgspec.to_builtins(value, enc_hook=_to_json))
@@ -109,7 +109,7 @@ def _encode(value: Any) -> bytes:
 
 
 def _encode_call(value: Any) -> bytes:
-    """Return JSON of the args or kwargs of a call. Raises ValueError when nested too deeply for the scripts."""
+    """Return JSON of args or kwargs. Raises ValueError when nested too deeply for the scripts."""
     encoded = _encode(value)
     if len(encoded) > 2 * MAX_DEPTH and is_nested_deeper(encoded, MAX_DEPTH):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
