@@ -1,4 +1,4 @@
-"""Cluster: the calls by which processes show that they live, and Controllers agree on which of them leads."""
+"""Build the calls by which processes renew their presence, and Controllers elect a leader."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -51,7 +51,7 @@ def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
 
 CLAIM_LEADERSHIP = Script.load("cluster/claim_leadership", "clock")
 LEADER_TTL = 30 * 86400.0
-"""Seconds for which it is known who led last."""
+"""Seconds for which the record of the last leader is kept."""
 
 
 def claim_leadership(keys: Keys, name: str, *, replaces: str, epoch: int) -> Call[LeaderRecord]:
@@ -70,7 +70,7 @@ def resign_leadership(keys: Keys, name: str, *, epoch: int) -> Call[LeaderRecord
 
 
 def get_leader(keys: Keys) -> Call[LeaderRecord]:
-    """Return the record of who leads."""
+    """Return the leader's record."""
     words = ("HMGET", keys.leader, "epoch", "beat", "leader", "since")
     return Call(words, _record, repeatable=True)
 

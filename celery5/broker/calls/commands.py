@@ -1,4 +1,4 @@
-"""Commands: the calls that send commands to inboxes, take and answer them, and pause queues."""
+"""Build the calls that send commands to inboxes, take them and reply to them, and pause queues."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ TAKE_COMMAND = Script.load("commands/take_command")
 REPLY_TO_COMMAND = Script.load("commands/reply_to_command")
 
 MAX_COMMANDS = 1000
-"""Commands that wait in one inbox at most."""
+"""The most commands in one inbox."""
 COMMAND_TTL = 90.0
 """Seconds that inboxes, nonces and answers are kept: longer than any command lives."""
 
@@ -84,12 +84,12 @@ def _ms(seconds: float) -> int:
 
 
 def pause_queue(keys: Keys, queue: str) -> Call[bool]:
-    """Let no worker read this queue. Return False when it was paused already."""
+    """Pause this queue for all workers. Return False when it was paused already."""
     return Call(("SADD", keys.paused, queue), bool, repeatable=True)
 
 
 def resume_queue(keys: Keys, queue: str) -> Call[bool]:
-    """Let all workers read this queue again. Return False when it was not paused."""
+    """Resume this queue for all workers. Return False when it was not paused."""
     return Call(("SREM", keys.paused, queue), bool, repeatable=True)
 
 

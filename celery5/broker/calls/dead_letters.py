@@ -1,4 +1,4 @@
-"""Dead letters: the calls that read dead-letter queues, replay jobs from them, and purge them."""
+"""Build the calls that read dead-letter queues, replay jobs from them, and purge them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

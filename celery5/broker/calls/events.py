@@ -1,4 +1,4 @@
-"""Events: the calls of events and subscriptions, of documents for Data Sinks, and of the lease of a Data Source."""
+"""Build the calls of events and subscriptions, of documents for Data Sinks, and of the lease of a Data Source."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,9 +15,9 @@ SHORTEN_WINDOWS = Script.load("events/shorten_windows")
 UNSUBSCRIBE = Script.load("events/unsubscribe")
 
 MAX_KEPT_EVENTS = 100_000
-"""Events of one subject that are kept at most, if nobody wants them; the oldest go."""
+"""The most events of one subject that are kept without a subscriber; the oldest are deleted."""
 UNCLAIMED_TTL = 7 * 86400.0
-"""Seconds for which it is remembered how many events nobody wanted."""
+"""Seconds for which the counts of events without a subscriber are kept."""
 
 
 class DeclarationResult(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ def set_unsubscribed(keys: Keys, name: str, *, ttl: float, unsubscribed: bool = 
 
 
 def get_subscribers(keys: Keys, known_state: bytes) -> Call[SubscriptionRegistry]:
-    """Return who is subscribed, unless the registry still is in `known_state`."""
+    """Return the subscriptions, unless the registry still is in `known_state`."""
     return script_call(
         GET_SUBSCRIBERS,
         (keys.subscriptions, keys.subscription_deadlines),
@@ -128,7 +128,7 @@ def shorten_windows(keys: QueueKeys, locks: Sequence[str], *, ttl: float) -> Cal
 
 
 def count_unclaimed(keys: Keys) -> Call[dict[str, int]]:
-    """Return how many events nobody has wanted lately, by subject."""
+    """Return how many recent events had no subscriber, by subject."""
     return Call(("HGETALL", keys.unclaimed_events), _counts, repeatable=True)
 
 
@@ -177,7 +177,7 @@ ACQUIRE_LEASE = Script.load("events/acquire_lease")
 RELEASE_LEASE = Script.load("events/release_lease")
 
 RECIPIENTS_TTL = 30 * 86400.0
-"""Seconds for which it is remembered which sinks take what, after the last process that said so."""
+"""Seconds for which the recipients of documents are kept after their last declaration."""
 
 
 class ClaimedDocument(msgspec.Struct, frozen=True):
@@ -205,7 +205,7 @@ def claim_documents(
 
 
 def acknowledge_documents(keys: QueueKeys, sink: str, entries: Sequence[str]) -> Call[int]:
-    """Remove documents that the sink has taken."""
+    """Delete documents that the sink has stored."""
     named = (keys.documents_for(sink), keys.claimed_documents(sink), keys.document_progress(sink))
     return script_call(ACKNOWLEDGE_DOCUMENTS, named, (*entries,), int, repeatable=True)
 
@@ -219,20 +219,20 @@ def defer_documents(
 
 
 def bury_document(keys: QueueKeys, sink: str, entry: str, failure: bytes) -> Call[int]:
-    """Move a document that the sink would not take to the dead-letter queue."""
+    """Move a document that the sink refused to the dead-letter queue."""
     named = (keys.documents_for(sink), keys.claimed_documents(sink), keys.document_progress(sink), keys.dead)
     return script_call(BURY_DOCUMENT, named, (entry, sink, failure), int, repeatable=True)
 
 
 def redeliver_documents(keys: QueueKeys, entries: Sequence[str]) -> Call[list[int]]:
-    """Give dead documents to their sinks again. Return DONE or GONE for each, as `dead_letters` has them."""
+    """Deliver dead documents to their sinks again. Return DONE or GONE for each, as `dead_letters` has them."""
     return script_call(
         REDELIVER_DOCUMENTS, (keys.dead, keys.documents), (*entries,), _verdicts, repeatable=True
     )
 
 
 def declare_recipients(keys: QueueKeys, sinks: Mapping[str, str]) -> Call[int]:
-    """Say which sinks take which documents (`names`, by end and task)."""
+    """Record which sinks take which documents (`names`, by final state and task)."""
     args: tuple[Word, ...] = tuple([word for sink in sinks.items() for word in sink])
     return script_call(
         DECLARE_RECIPIENTS, (keys.documents,), (_ms(RECIPIENTS_TTL), *args), int, repeatable=True
@@ -240,17 +240,17 @@ def declare_recipients(keys: QueueKeys, sinks: Mapping[str, str]) -> Call[int]:
 
 
 def count_documents(keys: QueueKeys, sink: str) -> Call[int]:
-    """Return how many documents the sink has not got yet."""
+    """Return how many documents wait for the sink."""
     return Call(("XLEN", keys.documents_for(sink)), int, repeatable=True)
 
 
 def acquire_lease(key: str, holder: str, *, lease: float) -> Call[float]:
-    """Take the lease of what one process at a time may have. Return 0, or in how many seconds it may be free."""
+    """Acquire a lease that one process holds at a time. Return 0, or the seconds until it may be free."""
     return script_call(ACQUIRE_LEASE, (key,), (holder, _ms(lease)), _seconds, repeatable=True)
 
 
 def release_lease(key: str, holder: str) -> Call[int]:
-    """Give up that lease."""
+    """Release that lease."""
     return script_call(RELEASE_LEASE, (key,), (holder,), int, repeatable=True)
 
 

@@ -1,4 +1,4 @@
-"""Health: the calls for global health checks, for `celery5 doctor`, and to erase an application."""
+"""Build the calls for global health checks, for `celery5 doctor`, and to erase an application."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -45,7 +45,7 @@ def read_state(keys: Keys, check: str) -> Call[CheckReading | None]:
 
 
 def write_state(keys: Keys, reading: CheckReading, *, ttl: float) -> Call[bool]:
-    """Keep the state of a check for `ttl` seconds."""
+    """Store the state of a check for `ttl` seconds."""
     ms = int(1000 * (MAX_STATE_TTL if math.isinf(ttl) else ttl))
     return Call(
         ("SET", keys.check(reading.check), msgspec.json.encode(reading), "PX", ms), bool, repeatable=True
@@ -72,7 +72,7 @@ class PermissionProbe(msgspec.Struct, frozen=True):
 
 
 def get_server_info() -> Call[dict[str, str]]:
-    """Return what the server says about itself."""
+    """Return the server's INFO."""
     return Call(("INFO",), _fields, repeatable=True)
 
 

@@ -1,4 +1,4 @@
-"""Jobs: the calls that publish, read, settle, recover, revoke and look at jobs, and measure their queues."""
+"""Build the calls that publish, read, settle, recover, revoke and inspect jobs, and measure their queues."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -27,17 +27,16 @@ LOCATE = Script.load("job/locate")
 MEASURE = Script.load("scaling/measure", "clock", "lane")
 
 PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
-"""Nothing but an answer."""
+"""A call without effect, to test the connection."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One job as read from a stream: its queue, its entry id, the message, how many workers died with it, and its lane,
-    whose letter is at the end of the id, too."""
+    """One job as read from a stream."""
 
     queue: str
-    id: bytes
+    id: bytes  # of the entry, with the lane's letter at the end
     message: bytes
-    deliveries: int = 0
+    deliveries: int = 0  # how many workers died with it
     lane: str = ""
 
 
@@ -61,7 +60,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
 
 
 class HeartbeatEvidence(msgspec.Struct, frozen=True):
-    """The worker that decides from its heartbeat that another one has died."""
+    """The worker that decides from its heartbeat that a worker has died."""
 
     name: str
     at: int
@@ -71,13 +70,12 @@ class HeartbeatEvidence(msgspec.Struct, frozen=True):
 
 
 class RecoveryResult(msgspec.Struct, frozen=True):
-    """What one recovery did: for which worker ('' for none), how many jobs were put back or dead-lettered, and whether
-    there is more."""
+    """The result of one recovery."""
 
-    worker: str
+    worker: str  # '' for none
     requeued: int
     dead_lettered: int
-    has_more: bool
+    has_more: bool  # jobs of this worker remain
 
 
 class LocatedJob(msgspec.Struct, frozen=True):
@@ -113,7 +111,7 @@ class QueueSize(msgspec.Struct, frozen=True):
 
     @property
     def unfinished(self) -> int:
-        """Jobs that have not ended."""
+        """Return how many jobs have not ended."""
         return self.stream + self.due + self.limited
 
 
@@ -151,7 +149,7 @@ def wait_for_replicas(keys: QueueKeys, *, replicas: int, within: float) -> list[
 
 
 def register_queue(keys: Keys, queue: str) -> Call[int]:
-    """Remember that the application has this queue."""
+    """Add the queue to the application's queues."""
     return Call(("SADD", keys.queues, queue), int, repeatable=True)
 
 
@@ -341,7 +339,7 @@ def locate_job(keys: QueueKeys, job_id: str) -> Call[LocatedJob]:
 
 def delete_results(keys: QueueKeys, job_ids: Sequence[str]) -> Call[int]:
     """Delete the results of jobs."""
-    return Call(("DEL", *[keys.result(each) for each in job_ids]), int, repeatable=True)
+    return Call(("DEL", *[keys.result(job_id) for job_id in job_ids]), int, repeatable=True)
 
 
 def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
@@ -368,7 +366,7 @@ def _texts(reply: Any) -> dict[str, str]:
 
 
 def _names(raw: Iterable[bytes]) -> list[str]:
-    """Return the names of queues. One that is no text was not written by celery5, and no queue can have it."""
+    """Return the names of queues. Invalid text is left out: celery5 did not write it."""
     found = [decode_text(each) for each in raw]
     return sorted(name for name in found if "\ufffd" not in name)
 
@@ -407,8 +405,8 @@ def _place(raw: Any) -> LocatedJob:
 
 
 def _depth(raw: Any) -> QueueDepth:
-    there, in_workers, _due, dead, held, oldest = map(int, raw)
-    return QueueDepth(max(0, there - in_workers), None if oldest < 0 else oldest / 1000, dead, held)
+    total, in_workers, _due, dead, held, oldest = map(int, raw)
+    return QueueDepth(max(0, total - in_workers), None if oldest < 0 else oldest / 1000, dead, held)
 
 
 def _size(raw: Any) -> QueueSize:
@@ -421,15 +419,15 @@ def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def _dead_entries(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[tuple[str, bytes, bytes]]:
-    found = [(decode_text(entry), _fields(flat)) for entry, flat in raw]
-    return [(entry, fields.get(b"job", b""), fields.get(b"document", b"")) for entry, fields in found]
+    entries = [(decode_text(entry), _fields(flat)) for entry, flat in raw]
+    return [(entry, fields.get(b"job", b""), fields.get(b"document", b"")) for entry, fields in entries]
 
 
 _Streams = Iterable[tuple[bytes, Iterable[tuple[bytes, list[bytes] | None]]]]
 
 
 def _entries(named: dict[bytes, QueueKeys], raw: Any) -> list[Entry]:
-    """Entries of an XREADGROUP reply, which is a map in RESP3 and a list of pairs in RESP2, or nothing."""
+    """Return the entries of an XREADGROUP reply: a map in RESP3, a list of pairs in RESP2, or None."""
     streams = cast("_Streams", raw.items() if hasattr(raw, "items") else raw or ())
     return [parse_entry(named[stream], entry, flat) for stream, entries in streams for entry, flat in entries]
 
@@ -456,7 +454,7 @@ def _ms(seconds: float) -> int:
 REVOKE = Script.load("job/revoke", "clock", "ending", "admission")
 
 REVOCATION_BATCH = 200
-"""Jobs in one trip: a script holds the server up while it runs."""
+"""Jobs in one trip: a script blocks the server while it runs."""
 
 
 def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[str]]:
@@ -558,12 +556,12 @@ class WorkerState(msgspec.Struct, frozen=True):
 
     @property
     def alive(self) -> bool:
-        """Whether its lease stands."""
+        """Return whether its lease is valid."""
         return self.lease > 0
 
 
 class QueueState(msgspec.Struct, frozen=True):
-    """What is in a queue, in jobs, and who works on it. Seconds are from now or until now; None: there is none."""
+    """The counts of a queue, in jobs, and its workers. Seconds are from now or until now; None: there is none."""
 
     queue: str
     # On the streams, and no worker has them.
@@ -591,14 +589,14 @@ class QueueState(msgspec.Struct, frozen=True):
 
     @property
     def unread(self) -> int:
-        """Jobs that wait here, now or for their time, while no worker that lives reads this queue."""
+        """Return how many jobs wait, now or for their time, if no live worker reads this queue; else 0."""
         if any(worker.alive for worker in self.workers):
             return 0
         return self.waiting + self.held + self.scheduled
 
 
 def inspect_job(keys: QueueKeys, job_id: str) -> Call[JobInspection]:
-    """Return all that is known of a job."""
+    """Return all that the server has of a job."""
     named = (
         keys.normal,
         keys.jobs,
@@ -613,7 +611,7 @@ def inspect_job(keys: QueueKeys, job_id: str) -> Call[JobInspection]:
 
 
 def get_queue_state(keys: QueueKeys) -> Call[QueueState]:
-    """Return what is in a queue, and who works on it."""
+    """Return the counts of a queue, and its workers."""
 
     def state(raw: Any) -> QueueState:
         return _queue_state(keys.queue, raw)

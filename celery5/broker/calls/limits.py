@@ -1,4 +1,4 @@
-"""Limits: the calls that admit jobs, put them on waiting lists, and change limits."""
+"""Build the calls that admit jobs, put them on waiting lists, and change limits."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -37,7 +37,7 @@ class AdmissionRequest(NamedTuple):
 
 
 class AdmissionReply(msgspec.Struct, frozen=True):
-    """What became of each job (None when the lease is lost), and for each rule the seconds until its rate admits the
+    """The result for each job (None when the lease is lost), and for each rule the seconds until its rate admits the
     next job: 0 when no job waits for that."""
 
     outcomes: list[int] | None
@@ -59,7 +59,7 @@ class AdmittedJobs(msgspec.Struct, frozen=True):
 def admit(
     keys: QueueKeys, worker: str, jobs: Sequence[AdmissionRequest], rules: Sequence[tuple[AdmissionRule, int]]
 ) -> Call[AdmissionReply]:
-    """Ask whether jobs that this worker has read may run, by `rules`. Safe to repeat."""
+    """Request admission by `rules` for jobs that this worker has read. Safe to repeat."""
     results = tuple([keys.result(job.id) for job in jobs])
     words: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.normal, keys.high, keys.low, keys.handed, keys.leases, keys.jobs, keys.waiting, keys.due,

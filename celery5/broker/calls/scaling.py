@@ -1,4 +1,4 @@
-"""Scaling: the calls by which workers report their load and one Scheduler at a time decides on it."""
+"""Build the calls by which workers report their load and one Scheduler at a time decides on it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ CLAIM_SCALING_TURN = Script.load("scaling/claim_scaling_turn", "clock")
 SAVE_SCALING = Script.load("scaling/save_scaling")
 
 REPORT_TTL = 12.0
-"""Seconds for which a report is believed."""
+"""Seconds for which a report is valid."""
 TURN = 10.0
 """Seconds after which another Scheduler takes the turn of one that is silent, at least."""
 SCALING_TTL = 86400.0
 """Seconds for which it is known where the scaling was."""
 SAMPLE = 16
-"""Jobs that are looked at, at each end of a stream."""
+"""Jobs that are sampled at each end of a stream."""
 UPCOMING_HORIZON = 10.0
-"""Seconds in which jobs of schedules count as if they were there."""
+"""Seconds ahead for which jobs of schedules count as waiting."""
 SAMPLE_BYTES = 65536
-"""Bytes of them, about, after which no more are looked at."""
+"""Bytes, about, after which no more jobs are sampled."""
 
 T = TypeVar("T")
 

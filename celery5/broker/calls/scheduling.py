@@ -1,6 +1,6 @@
-"""Scheduling: the calls that read schedules, change them, and publish their jobs.
+"""Build the calls that read schedules, change them, and publish their jobs.
 
-A schedule lives where its jobs go: in the slot of its queue, so that firing is one step.
+A schedule is stored in the slot of its queue, so that it fires in one script.
 """
 
 from collections.abc import Iterable, Sequence
@@ -73,7 +73,7 @@ def list_schedule_queues(keys: Keys) -> Call[tuple[str, ...]]:
 
 
 def register_schedule_queue(keys: Keys, queue: str) -> Call[int]:
-    """Remember that this queue has schedules."""
+    """Add the queue to those that have schedules."""
     return Call(("SADD", keys.schedule_queues, queue), int, repeatable=True)
 
 
@@ -120,6 +120,6 @@ def _values(raw: Any) -> tuple[bytes | None, ...]:
 
 
 def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
-    """Return the names of queues. One that is no text was not written by celery5, and no queue can have it."""
+    """Return the names of queues. Invalid text is left out: celery5 did not write it."""
     found = [decode_text(each) for each in raw]
     return tuple(sorted(name for name in found if "\ufffd" not in name))

@@ -1,4 +1,4 @@
-"""Units: a member of a cluster as a service of systemd: its name, its properties, and what their changes mean.
+"""Run members of a cluster as systemd services: names, properties, and events from their changes.
 
 Members are transient units (StartTransientUnit): no file has to be installed, each has its own command line,
 and it is gone when it has ended. They are hardened like the unit files in systemd/. Their environment comes
@@ -50,7 +50,7 @@ SIGNAL_NAMES: Mapping[int, str] = {
     24: "SIGXCPU",
     31: "SIGSYS",
 }
-"""Signal numbers of Linux: there is no systemd elsewhere."""
+"""Signal numbers of Linux: systemd runs on Linux only."""
 CRASH_SIGNALS = (4, 6, 7, 8, 9, 11, 31)
 """Signals that systemd should take for a success: after a failure it kills the rest at once, and runs no
 ExecStop.
@@ -125,7 +125,7 @@ def get_unit_name(app: str, member: str) -> str:
 
     Dashes in a member's name stay, so that drop-ins may apply to a group.
     """
-    return f"{get_unit_prefix(app)}{'-'.join(_escaped(each) for each in member.split('-'))}.service"
+    return f"{get_unit_prefix(app)}{'-'.join(_escaped(part) for part in member.split('-'))}.service"
 
 
 def parse_member_name(app: str, unit: str) -> str:
@@ -133,22 +133,22 @@ def parse_member_name(app: str, unit: str) -> str:
     if not unit.startswith(get_unit_prefix(app)) or not unit.endswith(".service"):
         return ""
     member = unit.removeprefix(get_unit_prefix(app)).removesuffix(".service")
-    found = bytearray()
-    for index, each in enumerate(re.split(r"\\x([0-9a-f]{2})", member)):
-        found += bytes.fromhex(each) if index % 2 else each.encode()
-    return found.decode(errors="replace")
+    name = bytearray()
+    for index, part in enumerate(re.split(r"\\x([0-9a-f]{2})", member)):
+        name += bytes.fromhex(part) if index % 2 else part.encode()
+    return name.decode(errors="replace")
 
 
 def get_unit_path(unit: str) -> str:
     """Return the D-Bus object path of a unit."""
-    return f"{UNIT_PATH}/{''.join(_on_bus(index, each) for index, each in enumerate(unit.encode()))}"
+    return f"{UNIT_PATH}/{''.join(_on_bus(index, byte) for index, byte in enumerate(unit.encode()))}"
 
 
 def build_properties(member: Member, command: LaunchCommand) -> list[tuple[str, tuple[str, Any]]]:
     """Return the properties of a member for StartTransientUnit. Times are microseconds."""
     stop = member.stop_after + STOP_MARGIN
     words = [each.replace("$", "$$") for each in (*command.program, *member.arguments)]
-    found: dict[str, tuple[str, Any]] = {
+    properties: dict[str, tuple[str, Any]] = {
         "Description": ("s", f"celery5 member {member.name}"),
         "Slice": ("s", SLICE),
         "CollectMode": ("s", "inactive-or-failed"),
@@ -172,9 +172,9 @@ def build_properties(member: Member, command: LaunchCommand) -> list[tuple[str, 
         **HARDENING,
     }
     if command.hung_after:
-        found["WatchdogUSec"] = ("t", _micro(get_silence_limit(command.hung_after)))
-        found["WatchdogSignal"] = ("i", 9)
-    return list(found.items())
+        properties["WatchdogUSec"] = ("t", _micro(get_silence_limit(command.hung_after)))
+        properties["WatchdogSignal"] = ("i", 9)
+    return list(properties.items())
 
 
 def format_environment_file(environment: Mapping[str, str]) -> str:
@@ -216,15 +216,15 @@ def get_member_events(
     member: str, unit: str, properties: Mapping[str, Any], previous: State | None
 ) -> Sequence[MemberEvent]:
     """Return the events that changed properties mean for a member that was in the state `previous`."""
-    now = parse_state(str(properties["ActiveState"])) if "ActiveState" in properties else previous
-    if now is None:
+    state = parse_state(str(properties["ActiveState"])) if "ActiveState" in properties else previous
+    if state is None:
         return () if previous is None else (make_ended(member, unit, properties),)
-    found: list[MemberEvent] = []
-    if now != previous and now == "up":
-        found.append(Ready(member))
-    if now != previous and now == "stopping":
-        found.append(Stopping(member))
-    return found
+    events: list[MemberEvent] = []
+    if state != previous and state == "up":
+        events.append(Ready(member))
+    if state != previous and state == "stopping":
+        events.append(Stopping(member))
+    return events
 
 
 def _escaped(name: str) -> str:

@@ -1,6 +1,6 @@
-"""Events: an event message as it travels, who is subscribed to it, and the jobs that follow from it (C5, I7).
+"""Read and write event messages and subscriptions, and make the jobs of subscribers.
 
-`event.schema.json` beside this file publishes the message. Fields that this version does not know survive.
+`celery5/protocol/event.schema.json` publishes the message. Unknown fields survive.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,16 +29,16 @@ class EventMessage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def subject(self) -> str:
-        """What one subscribes to."""
+        """Return the subject: the event's name and version."""
         return format_subject(self.event, self.version)
 
 
 class Subscription(msgspec.Struct, frozen=True):
     """One task's subscription to some `versions` of an `event`, as the registry in Redis keeps it.
 
-    `job` is the pattern of its jobs, without id and arguments; it `takes` these fields, or, with null, whatever there
-    is; it expires so many seconds after the event is routed. Fields that the event does not have are as in `defaults`:
-    its producer may be older than they are. So nobody needs the subscriber's code.
+    `job` is the template of its jobs, without id and arguments. The task `takes` these fields; null: all. A job expires
+    `expires_in` seconds after the event is routed. `defaults` are the values of fields that an event of an older
+    producer lacks. So a Router does not need the subscriber's code.
     """
 
     event: str
@@ -89,45 +89,47 @@ def parse_event(raw: bytes, limit: int | None = None) -> EventMessage:
 
 
 def parse_subscription(raw: bytes, limit: int | None = None) -> Subscription | None:
-    """One entry of the registry; None for one that cannot be read: of a later version, say, or too large."""
+    """Return one entry of the registry; None when it cannot be read: from a newer version, or too large."""
     try:
         refuse_oversized(raw, limit, "a subscription")
-        found = _SUBSCRIPTION.decode(raw)
-        _FIELDS.decode(found.job.message)
+        subscription = _SUBSCRIPTION.decode(raw)
+        _FIELDS.decode(subscription.job.message)
     except (ValueError, RecursionError):
         return None
-    return found
+    return subscription
 
 
 def group_by_subject(subscriptions: Iterable[Subscription]) -> Mapping[str, Sequence[Subscription]]:
-    """The subscriptions to each subject."""
-    found: dict[str, list[Subscription]] = {}
+    """Return the subscriptions by subject."""
+    by_subject: dict[str, list[Subscription]] = {}
     for subscription in subscriptions:
         for subject in subscription.subjects:
-            found.setdefault(subject, []).append(subscription)
-    return found
+            by_subject.setdefault(subject, []).append(subscription)
+    return by_subject
 
 
 def make_job_template(job: Job) -> tuple[Job, float | None]:
-    """What all jobs that are sent like `job` have in common, always the same, and in how many seconds they expire."""
+    """Return `job` without the fields that differ for each job, and the seconds until such jobs expire."""
     fields = _FIELDS.decode(job.message)
     sent, expires = (msgspec.json.decode(fields.pop(name, Raw(b"null"))) for name in ("sent", "expires"))
     for name in ("id", "key", "args", "kwargs", "trace"):
         fields.pop(name, None)
     message = _ENCODER.encode(fields)
-    left = None if expires is None else round(float(expires) - float(sent or 0.0), 3)
-    return msgspec.structs.replace(job, id="", message=message, lock="", unique_for=None), left
+    expires_in = None if expires is None else round(float(expires) - float(sent or 0.0), 3)
+    return msgspec.structs.replace(job, id="", message=message, lock="", unique_for=None), expires_in
 
 
 def make_event_job(event: EventMessage, subscription: Subscription, *, now: float) -> Job:
-    """The one job of this subscriber for this event, the same whoever makes it and however often: its id follows from
-    the event's and the subscriber (I7)."""
+    """Return the job of a subscriber for an event.
+
+    Its id is derived from the event's id and the subscriber, so that the job runs once even if several Routers make it.
+    """
     job, takes = subscription.job, subscription.takes
     job_id = derive_job_id(event.id, job.app, job.task)
-    known = {**subscription.defaults, **event.fields} if subscription.defaults else event.fields
-    given = known if takes is None else {name: known[name] for name in takes if name in known}
+    values = {**subscription.defaults, **event.fields} if subscription.defaults else event.fields
+    kwargs = values if takes is None else {name: values[name] for name in takes if name in values}
     fields: dict[str, Any] = _FIELDS.decode(job.message)
-    fields.update(id=job_id, kwargs=given, sent=now, key=job_id)
+    fields.update(id=job_id, kwargs=kwargs, sent=now, key=job_id)
     if event.trace:
         fields["trace"] = event.trace
     if subscription.expires_in is not None:

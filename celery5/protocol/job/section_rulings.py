@@ -1,8 +1,7 @@
-"""Rulings: what sections have said of an error, kept on the error itself, and whose word counts at the end.
+"""Keep the rulings of sections on an error, and choose the one that counts.
 
-An error goes its own way: it is neither replaced nor wrapped, user code may catch it, a nursery may put it into a
-group. So what was said of it travels with it, and goes when it goes. Each word is for one run of one job, since a
-module may raise the same object again and again.
+Rulings are an attribute of the error, which is neither replaced nor wrapped: user code may catch it, a nursery may put
+it into a group. Each ruling is for one run of one job, since a module may raise the same object repeatedly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +12,8 @@ from celery5.protocol.job.names import get_class_names
 from celery5.protocol.job.verdict import Reason, Ruling
 
 _ATTRIBUTE = "_celery5_rulings"
-_KEPT = 1000
-"""Runs that may have their word on one error object at the same time: more than a worker has jobs in work, by far."""
+_MAX_RULINGS = 1000
+"""The most runs with a ruling on one error object: far more than a worker runs at once."""
 
 
 class ErrorLeaf(NamedTuple):
@@ -26,54 +25,54 @@ class ErrorLeaf(NamedTuple):
 
     @property
     def is_request(self) -> bool:
-        """Whether it is not a failure but a word to the worker: `Retry` or `Reject`."""
+        """Return whether it is not a failure but a request to the worker: `Retry` or `Reject`."""
         return isinstance(self.error, Retry | Reject)
 
     @property
     def is_final(self) -> bool:
-        """Whether no section further out has a say: it asks, is poisonous, or has a section that tries again."""
+        """Return whether outer sections do not count: a request, a poisonous error, or one that a section retries."""
         if self.ruling is None:
             return self.is_request
         return self.ruling.policy is not None or self.ruling.reason is Reason.POISONOUS
 
 
 def set_ruling(error: BaseException, run: object, ruling: Ruling) -> None:
-    """Keep a ruling for `error` in this run (a CurrentJob, or None outside of workers), over what was said before."""
-    others = [pair for pair in _pairs(error) if pair[0] is not run][-_KEPT + 1 :]
-    # Past a `__setattr__` of its own: errors may be frozen. Every error has a dictionary.
+    """Keep a ruling for `error` in this run (a CurrentJob, or None outside of workers), replacing an earlier one."""
+    others = [pair for pair in _pairs(error) if pair[0] is not run][-_MAX_RULINGS + 1 :]
+    # Not by the error's own `__setattr__`: errors may be frozen. Every error has a dictionary.
     object.__setattr__(error, _ATTRIBUTE, (*others, (run, ruling)))
 
 
 def get_ruling(error: BaseException, run: object) -> Ruling | None:
-    """What was said last of this very error in this run."""
+    """Return the ruling on this error object in this run; None without one."""
     return next((ruling for by, ruling in _pairs(error) if by is run), None)
 
 
 def get_leaf_errors(error: BaseException, run: object) -> list[ErrorLeaf]:
-    """The errors that a group is of, however deep, in order; of any other error, itself."""
+    """Return the errors in a group, at any depth, in order; a single error itself."""
     return [
-        ErrorLeaf(each, (*get_class_names(each), *kinds), get_ruling(each, run))
-        for each, kinds in _walk(error)
+        ErrorLeaf(leaf, (*get_class_names(leaf), *kinds), get_ruling(leaf, run))
+        for leaf, kinds in _walk(error)
     ]
 
 
 def copy_ruling(heir: BaseException, error: BaseException, run: object) -> None:
-    """What was said of `error`, the strictest, holds for `heir`, which stands for it."""
+    """Copy the strictest ruling on `error` to `heir`, which replaces it."""
     ruled = [leaf for leaf in get_leaf_errors(error, run) if leaf.ruling is not None]
     if ruled and (ruling := find_strictest(ruled).ruling) is not None:
         set_ruling(heir, run, ruling)
 
 
 def find_strictest(found: Sequence[ErrorLeaf]) -> ErrorLeaf:
-    """The one that decides for all, the strictest: what ends a job beats what tries it again.
+    """Return the error that decides: the strictest one.
 
-    A poisonous section, then a section whose retries are used up, then `Reject`, then `Retry`, then an error that no
-    section has spoken of, then one that its section tries again; among equals the first.
+    The order: a poisonous section, a section without retries left, `Reject`, `Retry`, an error without a ruling, an
+    error that its section retries. Among equals the first counts.
     """
-    return min(found, key=_leniency)
+    return min(found, key=_rank)
 
 
-def _leniency(leaf: ErrorLeaf) -> int:
+def _rank(leaf: ErrorLeaf) -> int:
     ruling = leaf.ruling
     if ruling is not None and ruling.reason is not None:
         return 0 if ruling.reason is Reason.POISONOUS else 1
@@ -85,16 +84,16 @@ def _leniency(leaf: ErrorLeaf) -> int:
 
 
 def _walk(error: BaseException) -> Iterator[tuple[BaseException, tuple[str, ...]]]:
-    """Each leaf with the kinds of the groups around it. On a stack of its own: groups may be nested without end."""
-    left: list[tuple[Any, tuple[str, ...]]] = [(error, ())]
-    while left:
-        one, kinds = left.pop()
-        if isinstance(one, BaseExceptionGroup):
-            group = cast("BaseExceptionGroup[BaseException]", one)
+    """Yield each leaf with the kinds of the groups around it. Not recursive: groups may be nested very deeply."""
+    stack: list[tuple[Any, tuple[str, ...]]] = [(error, ())]
+    while stack:
+        current, kinds = stack.pop()
+        if isinstance(current, BaseExceptionGroup):
+            group = cast("BaseExceptionGroup[BaseException]", current)
             inner = kinds or get_class_names(group)
-            left += [(exception, inner) for exception in reversed(group.exceptions)]
+            stack += [(exception, inner) for exception in reversed(group.exceptions)]
         else:
-            yield one, kinds
+            yield current, kinds
 
 
 def _pairs(error: BaseException) -> tuple[tuple[object, Ruling], ...]:

@@ -1,18 +1,18 @@
-"""The states of a job, where Redis keeps it in each of them, and which move leads from one to the next.
+"""Define the states of a job, its places in Redis, and the transitions.
 
-This table is the machine: all that shows a job's state reads it, the Lua scripts write these places and make these
-moves and no others (a test plays it against each script), and the diagram in the documentation is drawn from it.
+All code that shows a job's state reads this table. The Lua scripts write these places and make these moves and no
+others (a test checks the table against each script), and the diagram in the documentation is drawn from it.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
-# A queue has a stream, a lane, for each priority, and one for the jobs that a waiting list has given to a worker.
-# Wherever an entry is written (in a job's place, in a delivery), the letter of its lane follows its id:
+# A queue has a stream, a lane, for each priority, and one for the jobs that a worker got from a waiting list.
+# In a job's place and in a delivery, the letter of its lane follows the id of an entry:
 # `1700000000000-0h`.
 Priority = Literal["high", "normal", "low"]
-"""What a job's priority may be."""
+"""The priorities of a job."""
 
 NORMAL, HIGH, LOW, ADMITTED = "", "h", "l", "g"
 """The letters of the lanes. The normal one has none."""
@@ -32,12 +32,12 @@ def get_stream_id(entry: bytes) -> bytes:
 
 
 class JobState(StrEnum):
-    """The state of one job. The values are the words of the wire, the logs and the command line."""
+    """The state of one job. The values are used in messages, logs and on the command line."""
 
-    UNKNOWN = "UNKNOWN"  # nothing is known of the id: it was never sent here, or its result has expired
+    UNKNOWN = "UNKNOWN"  # no record of the id: it was never sent to this queue, or its result has expired
     SENT = "SENT"  # on its queue
     SCHEDULED = "SCHEDULED"  # waits in Redis for its time
-    # Waits in Redis, as it is: for its task's circuit breaker, or in the waiting list of a limit.
+    # Waits in Redis, unchanged: for its task's circuit breaker, or in the waiting list of a limit.
     HELD = "HELD"
     EXECUTING = "EXECUTING"  # given to a worker
     RETRY = "RETRY"  # failed, waits in Redis for its next attempt
@@ -90,7 +90,7 @@ PLACES: Mapping[JobState, tuple[Place, ...]] = {
     _S.SENT: (_P.STREAM, _P.REVOKED),
     _S.SCHEDULED: (_P.SCHEDULED,),
     _S.HELD: (_P.HELD, _P.LIMITED),
-    # On a stream like a job that is SENT: that a worker has it is known from the group's pending entries alone.
+    # On a stream like a job that is SENT: only the group's pending entries show that a worker has it.
     _S.EXECUTING: (_P.STREAM, _P.REVOKED),
     _S.RETRY: (_P.RETRY,),
     _S.SUCCESS: (),
@@ -102,7 +102,7 @@ PLACES: Mapping[JobState, tuple[Place, ...]] = {
 """The places of a job in each state."""
 
 TRANSITIONS: Mapping[JobState, Mapping[Move, JobState]] = {
-    # Hold: a producer may put a job straight on the waiting list of its limit.
+    # Hold: a producer may put a job directly on the waiting list of its limit.
     _S.UNKNOWN: {_M.SEND: _S.SENT, _M.SCHEDULE: _S.SCHEDULED, _M.HOLD: _S.HELD},
     _S.SENT: {_M.START: _S.EXECUTING, _M.REVOKE: _S.REVOKED},
     _S.SCHEDULED: {_M.FALL_DUE: _S.SENT, _M.REVOKE: _S.REVOKED},
@@ -152,7 +152,7 @@ def get_state(place: str, *, has_worker: bool = False) -> JobState:
     """Return the state of a job that has not ended, or is dead.
 
     Args:
-        place: Its field in `jobs`; '' or one that is not of this table is UNKNOWN.
+        place: Its field in `jobs`; '' and values not in this table are UNKNOWN.
         has_worker: Whether its entry is pending for a worker.
     """
     letter = place[:1]
