@@ -1,4 +1,4 @@
-"""Boot: brings the steps of a process up in the order of their requirements, and takes them down in reverse.
+"""Bring the steps of a process up in the order of their requirements, and take them down in reverse.
 
 A step starts as soon as what it requires is up. Stopping is cancellation, one step at a time, last one first: so a
 worker stops reading before it stops running jobs, and settles the last outcome before its connections close.
@@ -23,14 +23,14 @@ from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
 
 Step = BootStep
-"""A step of celery5's own, as the wiring pages call it. It is the very same thing as an application's."""
+"""A step of celery5's own; the same class as an application's."""
 
 EXECUTION_STEP = "execution"
-"""The step that runs jobs. What an application prepares is there before the first job, and until after the last one."""
+"""The step that runs jobs. Mandatory steps of the application are up before the first job and until after the last."""
 
 
 class Service(Protocol):
-    """What a step runs: it lives until it is cancelled, and says when it is up."""
+    """What a step runs: it goes on until it is cancelled, and reports when it is up."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None: ...
 
@@ -40,8 +40,12 @@ class BootFailed(CeleryError):
 
 
 def sort_steps(steps: Sequence[Step]) -> list[Step]:
-    """The steps, each after what it requires. Raises Misconfigured for one that is missing, doubled or in a circle, and
-    for a mandatory one that requires an optional one: it could not hold its promise."""
+    """Return the steps, each after those that it requires.
+
+    Raises:
+        Misconfigured: A step is missing, has the name of another, is in a circle, or is mandatory and requires an
+            optional one.
+    """
     by_name: dict[str, Step] = {step.name: step for step in steps}
     if len(by_name) != len(steps):
         names = [step.name for step in steps]
@@ -49,15 +53,18 @@ def sort_steps(steps: Sequence[Step]) -> list[Step]:
             f"two boot steps are named {max(names, key=names.count)!r}: give one another name"
         )
     for step in steps:
-        for needed in step.requires:
-            if needed not in by_name:
-                hint = did_you_mean(needed, by_name, otherwise=f"there are: {', '.join(sorted(by_name))}")
-                raise Misconfigured(
-                    f"boot step {step.name!r} requires {needed!r}, which is not there; {hint}"
+        for requirement in step.requires:
+            if requirement not in by_name:
+                hint = did_you_mean(
+                    requirement, by_name, otherwise=f"there are: {', '.join(sorted(by_name))}"
                 )
-            if by_name[needed].optional and not step.optional:
                 raise Misconfigured(
-                    f"boot step {step.name!r} requires {needed!r}, which is optional: make both optional, or neither"
+                    f"boot step {step.name!r} requires {requirement!r}, which is not there; {hint}"
+                )
+            if by_name[requirement].optional and not step.optional:
+                raise Misconfigured(
+                    f"boot step {step.name!r} requires {requirement!r}, which is optional: make both optional, "
+                    "or neither"
                 )
     try:
         names = list(TopologicalSorter({step.name: step.requires for step in steps}).static_order())
@@ -68,10 +75,10 @@ def sort_steps(steps: Sequence[Step]) -> list[Step]:
 
 
 def merge_steps(own_steps: Sequence[Step], added_steps: Sequence[Step]) -> list[Step]:
-    """celery5's `own` steps and those that an application `added`, in order.
+    """Return celery5's own steps and those of the application, in order.
 
-    What runs jobs comes after all that the application calls mandatory, but for what itself waits for jobs to run.
-    Raises Misconfigured.
+    The step that runs jobs comes after all mandatory steps of the application that do not require it. Raises
+    Misconfigured.
     """
     names = {step.name for step in own_steps}
     for step in added_steps:
@@ -81,11 +88,11 @@ def merge_steps(own_steps: Sequence[Step], added_steps: Sequence[Step]) -> list[
                 f"taken: {', '.join(sorted(names))}"
             )
     sort_steps([*own_steps, *added_steps])
-    after = {EXECUTION_STEP}
+    dependents = {EXECUTION_STEP}
     for step in sort_steps([*own_steps, *added_steps]):
-        if not after.isdisjoint(step.requires):
-            after.add(step.name)
-    first = tuple(step.name for step in added_steps if not step.optional and step.name not in after)
+        if not dependents.isdisjoint(step.requires):
+            dependents.add(step.name)
+    first = tuple(step.name for step in added_steps if not step.optional and step.name not in dependents)
     first = first if EXECUTION_STEP in names else ()
     return sort_steps(
         [
@@ -99,7 +106,7 @@ def merge_steps(own_steps: Sequence[Step], added_steps: Sequence[Step]) -> list[
 
 
 @dataclass(slots=True)
-class _Up:
+class _RunningStep:
     """A step that runs, or is about to."""
 
     step: Step
@@ -117,7 +124,7 @@ class _Up:
             self.done.set()
 
     async def stop(self) -> bool:
-        """Gives whether it has ended."""
+        """Cancel the step and wait for up to its `stop_limit`. Return whether it has ended."""
         self.scope.cancel()
         with trio.move_on_after(self.step.stop_limit):
             await self.done.wait()
@@ -125,11 +132,11 @@ class _Up:
 
 
 class BootGraph:
-    """A process: its steps, up in order and down in reverse. It has the shape of a service itself.
+    """A process: its steps, up in order and down in reverse. It is a service itself.
 
-    `added` are the steps of the application, `offered` is what their code may ask for by name. `stuck` is called when a
-    step has not ended within its `stop_limit`: the others are stopped all the same, but it is waited for. Raises
-    Misconfigured.
+    `added` are the steps of the application, `offered` are the values that their code may ask for by name. `on_stuck`
+    is called when a step has not ended within its `stop_limit`: the others are stopped all the same, and the process
+    waits for it. Raises Misconfigured.
     """
 
     def __init__(
@@ -144,19 +151,19 @@ class BootGraph:
         circuit_breakers: CircuitBreakers | None = None,
         on_stuck: Callable[[], None] = lambda: None,
     ) -> None:
-        self._stuck = on_stuck
+        self._on_stuck = on_stuck
         self._steps = merge_steps(steps, added)
         self._offered = dict(offered or {})
         self._own = {step.name for step in steps}
         self._board, self._posts, self._log = step_status or StepStatus(), self_commands, log
-        self._circuits = circuit_breakers
+        self._circuit_breakers = circuit_breakers
         names = {step.name for step in added}
         for step in added:
             check_step(step, self._offered, names)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled or until a mandatory step fails; `started()` when all of those are up."""
-        up: list[_Up] = []
+        up: list[_RunningStep] = []
         ready = {step.name: trio.Event() for step in self._steps}
         working = trio.Event()
         offered = dict(self._offered)
@@ -164,26 +171,26 @@ class BootGraph:
             try:
                 async with trio.open_nursery() as starting:
                     for step in self._steps:
-                        one = _Up(step, self._runs(step, offered, working))
-                        # Nobody waits for what is optional.
-                        where = nursery if step.optional else starting
-                        where.start_soon(self._bring_up, one, nursery, up, ready)
+                        running_step = _RunningStep(step, self._make_service(step, offered, working))
+                        # The process does not wait for optional steps.
+                        target = nursery if step.optional else starting
+                        target.start_soon(self._bring_up, running_step, nursery, up, ready)
                 working.set()
                 task_status.started()
                 await trio.sleep_forever()
             finally:
                 with trio.CancelScope(shield=True):
-                    for one in reversed(up):
-                        if not await one.stop():
-                            self._tell_stuck(one.step)
+                    for running_step in reversed(up):
+                        if not await running_step.stop():
+                            self._report_stuck(running_step.step)
 
-    def _tell_stuck(self, step: Step) -> None:
+    def _report_stuck(self, step: Step) -> None:
         if self._log is not None:
             self._log.event("step:stuck", "error", step=step.name, after=step.stop_limit, hint=_STUCK)
-        self._stuck()
+        self._on_stuck()
 
-    def _runs(self, step: Step, offered: dict[str, Any], working: trio.Event) -> Service:
-        """What runs a step: celery5's own code by itself, all else supervised."""
+    def _make_service(self, step: Step, offered: dict[str, Any], working: trio.Event) -> Service:
+        """Return the service of a step: celery5's own code as it is, all other steps supervised."""
         if step.name in self._own and not step.optional:
             own: Service = step.run
             return own
@@ -196,42 +203,48 @@ class BootGraph:
             self_commands=self._posts,
             log=self._log,
             working=working,
-            circuit_breakers=self._circuits,
+            circuit_breakers=self._circuit_breakers,
         )
 
     async def _bring_up(
-        self, one: _Up, nursery: trio.Nursery, up: list[_Up], ready: Mapping[str, trio.Event]
+        self,
+        running_step: _RunningStep,
+        nursery: trio.Nursery,
+        up: list[_RunningStep],
+        ready: Mapping[str, trio.Event],
     ) -> None:
-        step = one.step
-        for needed in step.requires:
-            await ready[needed].wait()
-        # Before it is up: should it be cancelled on the way, what it requires must outlive its end.
-        up.append(one)
-        supervised = isinstance(one.service, SupervisedStep)  # it sees to the limit itself, for each try
+        step = running_step.step
+        for requirement in step.requires:
+            await ready[requirement].wait()
+        # Before it is up: should it be cancelled meanwhile, the steps that it requires must outlive it.
+        up.append(running_step)
+        supervised = isinstance(
+            running_step.service, SupervisedStep
+        )  # it applies the limit itself, for each try
         try:
             with trio.move_on_after(float("inf") if supervised else step.start_limit) as limit:
-                await nursery.start(_started(one))
+                await nursery.start(_make_named_run(running_step))
             if limit.cancelled_caught:
                 raise BootFailed(f"boot step {step.name!r} was not up after {step.start_limit:g} s")
         except BaseException:
-            if not one.begun:
-                one.done.set()
+            if not running_step.begun:
+                running_step.done.set()
             raise
-        # Who is cancelled already stays so: a shield would take that back in the middle of a step's own checkpoint.
+        # A step that is cancelled already stays so: a shield would revoke that in the middle of its own checkpoint.
         await trio.lowlevel.checkpoint_if_cancelled()
-        one.scope.shield = True  # from here on only stop() takes it down, in its turn
+        running_step.scope.shield = True  # from now on only stop() ends it, in its turn
         if not supervised:
             self._board.add_step(step.name, optional=False).state = StepState.UP
         ready[step.name].set()
 
 
-def _started(one: _Up) -> Any:
-    """The step's run, under the step's name: it is what a stack dump of all tasks shows."""
+def _make_named_run(running_step: _RunningStep) -> Any:
+    """Return the step's `run` under the step's name, which a stack dump of all tasks shows."""
 
     async def run(*, task_status: trio.TaskStatus[None]) -> None:
-        await one.run(task_status=task_status)
+        await running_step.run(task_status=task_status)
 
-    run.__qualname__ = f"step:{one.step.name}"
+    run.__qualname__ = f"step:{running_step.step.name}"
     return run
 
 

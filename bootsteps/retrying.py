@@ -1,7 +1,7 @@
-"""Meanwhile: brings steps up that need Redis, again and again, beside those that do not wait for it.
+"""Bring up the steps that need Redis again and again, beside those that do not wait for it.
 
-A Publisher takes jobs while Redis is away, and from its first moment on. That it can be commanded, and that others see
-that it lives, follows when Redis is there.
+A Publisher takes jobs from its start on, also while Redis is unreachable. Commands and heartbeats work once Redis is
+reachable.
 """
 
 import random
@@ -17,47 +17,47 @@ from celery5.protocol.job.retry_policy import full_jitter
 
 
 class BackgroundBoot:
-    """Runs `company`, a boot graph within another, and brings it up anew whenever Redis has it end."""
+    """Runs `broker_boot`, a boot graph within another, and starts it again whenever an error of Redis ends it."""
 
     def __init__(self, *, broker_boot: BootGraph, log: Log) -> None:
-        self._company = broker_boot
+        self._broker_boot = broker_boot
         self._log = log
-        self._why = ""
+        self._last_error = ""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Up at once, whether the company is or not; until cancelled."""
+        """Run until cancelled. It is up at once, whether the inner graph is or not."""
         task_status.started()
         attempt = 0
         while True:
             try:
-                await self._company.run(task_status=_Up(self._is_up))
+                await self._broker_boot.run(task_status=_Up(self._is_up))
             except* (BrokerError, BootFailed, LeaseLost) as ended:
-                why = _first_of(ended)
-                if why != self._why:
+                why = _describe_first(ended)
+                if why != self._last_error:
                     self._log.event(
                         "process:broker-lost", "warning", why=why, hint="it works on, and tries again"
                     )
-                self._why = why
+                self._last_error = why
             await trio.sleep(full_jitter(attempt, start=0.1, cap=1.0, random=random.random))
             attempt += 1
 
     def _is_up(self) -> None:
-        if self._why:
+        if self._last_error:
             self._log.event("process:broker-recovered")
-        self._why = ""
+        self._last_error = ""
 
 
 class _Up(trio.TaskStatus[None]):
-    """Tells that the company is up."""
+    """Calls a function when the inner graph is up."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
+    def __init__(self, on_up: Callable[[], None]) -> None:
+        self._on_up = on_up
 
     def started(self, value: None = None) -> None:
-        self._tell()
+        self._on_up()
 
 
-def _first_of(group: Any) -> str:
-    """The first error in a group of groups, as text."""
+def _describe_first(group: Any) -> str:
+    """Return the first error in a group of groups, as text."""
     inner = getattr(group, "exceptions", None)
-    return _first_of(inner[0]) if inner else str(group)
+    return _describe_first(inner[0]) if inner else str(group)

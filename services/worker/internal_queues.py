@@ -1,8 +1,9 @@
-"""Shared queues: Internal Tasks Queues of several lives in one process, which together run no more than one would.
+"""Queues inside a worker: jobs that wait for an executor, and outcomes that wait to be settled.
 
-A worker of several brokers has a life for each, with executors of its own. Each job of theirs needs a slot of the
-process, and who was turned away is next: a broker that is full of jobs does not keep another's waiting. While jobs have
-weights, since some are preferred, slots go by these. With one broker there is nothing of this.
+A worker of several brokers runs an incarnation for each, with executors of its own. They share the slots of the
+process: each job needs one, and an incarnation that was refused a slot gets the next, so that a broker full of jobs
+does not keep another's waiting. While jobs have weights, since some are preferred, slots go by these. A worker of one
+broker shares nothing.
 """
 
 from collections import deque
@@ -20,11 +21,11 @@ T = TypeVar("T")
 
 
 class HandoffQueue(Generic[T]):
-    """A queue whose takers park until something is put.
+    """A queue whose consumers park until an item is put.
 
-    One taker is woken at a time, and it wakes the next one if something is left: a taker whose jobs never wait takes
-    them all by itself, one that waits is followed by others at once. The taker that parked last is woken first, since
-    its memory is warm.
+    One consumer is woken at a time, and it wakes the next one if items are left: a consumer whose jobs never wait
+    takes them all by itself, one that waits is followed by others at once. The consumer that parked last is woken
+    first, since its memory is warm.
     """
 
     def __init__(self) -> None:
@@ -36,19 +37,19 @@ class HandoffQueue(Generic[T]):
         return len(self.items)
 
     def put(self, item: T) -> None:
-        """Keep `item` for a taker. Never blocks."""
+        """Append an item. Never blocks."""
         self.items.append(item)
         if not self._waking:
             self._wake_one()
 
     def insert_at(self, count: int, item: T) -> None:
-        """Keep `item` for a taker, behind so many others. Never blocks."""
+        """Insert an item behind `count` others. Never blocks."""
         self.items.insert(count, item)
         if not self._waking:
             self._wake_one()
 
     async def take(self) -> T:
-        """The oldest item, at once when there is one (with no checkpoint), else the next that is put."""
+        """Return the oldest item, without a checkpoint when there is one, else the next that is put."""
         while not self.items:
             await self._park()
         item = self.items.popleft()
@@ -73,7 +74,7 @@ class HandoffQueue(Generic[T]):
             trio.lowlevel.reschedule(self._parked.pop())
 
     def remove(self, item: T) -> bool:
-        """Take out one that waits. False when it is not here."""
+        """Remove an item. Return False when it is not in the queue."""
         if item not in self.items:
             return False
         self.items.remove(item)
@@ -93,7 +94,7 @@ class TasksQueue(HandoffQueue[Delivery]):
         self.surplus_executors = 0
 
     async def take_next(self) -> Delivery | None:
-        """`take`, for an executor. None says that there is one executor too many, and that it is this one."""
+        """Return the oldest job, or None when this executor is one too many and must end."""
         while not self.surplus_executors:
             items = self.items
             if items:
@@ -104,23 +105,23 @@ class TasksQueue(HandoffQueue[Delivery]):
             await self._park()
         self.surplus_executors -= 1
         if self.items and not self._waking:
-            self._wake_one()  # it was perhaps woken for what lies here
+            self._wake_one()  # it may have been woken for this item
         return None
 
     def remove_executors(self, count: int) -> None:
-        """So many executors are to go: those that wait do so at once, others after their job."""
+        """Make `count` executors end: those that wait do so at once, others after their job."""
         self.surplus_executors += count
         for _ in range(min(count, len(self._parked))):
             trio.lowlevel.reschedule(self._parked.pop())
 
     def set_weights(self, weight: Callable[[Delivery], float]) -> None:
-        """What weights its jobs have, should there be other queues to share slots with."""
+        """Set the weights of jobs, if there are other queues to share slots with."""
 
     def reset_executors(self) -> None:
-        """All executors are gone."""
+        """Note that all executors have ended."""
 
     def add_executors(self, count: int) -> int:
-        """So many more are wanted; those that have not gone yet stay. Gives how many must come anew."""
+        """Keep up to `count` surplus executors that have not ended yet. Return how many must be started."""
         kept = min(count, self.surplus_executors)
         self.surplus_executors -= kept
         return count - kept
@@ -150,52 +151,52 @@ class ResultsQueue(HandoffQueue[tuple[Delivery, Settlement]]):
                 self._on_first(*self.items[0])
 
 
-def _alike(_job: Delivery) -> float:
+def _get_equal_weight(_job: Delivery) -> float:
     return MAX_WEIGHT
 
 
 class _Pool:
-    """The slots of one kind: as many as the life that has most executors of it."""
+    """The slots of one kind: as many as the incarnation with the most executors has."""
 
     def __init__(self) -> None:
         self.queues: list[SharedTasksQueue] = []
         self.taken = 0
         self.now = 0.0
-        self._turned_away: deque[SharedTasksQueue] = deque()
+        self._refused: deque[SharedTasksQueue] = deque()
 
     def grant(self, queue: "SharedTasksQueue") -> bool:
-        """Whether an executor of `queue` may take a job."""
+        """Return whether an executor of `queue` may take a job; it has a slot then."""
         if queue.reserved_slots:
             queue.reserved_slots -= 1
             return True
-        if self.taken < max(each.executor_count for each in self.queues):
+        if self.taken < max(queue.executor_count for queue in self.queues):
             self._take(queue)
             return True
-        if queue not in self._turned_away:
-            self._turned_away.append(queue)
+        if queue not in self._refused:
+            self._refused.append(queue)
         return False
 
     def give_back(self, slots: int, by: "SharedTasksQueue | None" = None) -> None:
-        """So many slots are free. Where jobs have weights one may be for whoever gives it back, and goes on (`by`)."""
+        """Free slots. Where jobs have weights, one may go back to the queue that freed it (`by`)."""
         self.taken -= slots
         for _ in range(slots):
-            if any(each.get_next_weight() < MAX_WEIGHT for each in self.queues):
+            if any(queue.get_next_weight() < MAX_WEIGHT for queue in self.queues):
                 self._give_by_weight(by)
             else:
                 self._give_in_turn()
 
     def _give_in_turn(self) -> None:
-        """To those who were turned away first."""
-        while self._turned_away:
-            queue = self._turned_away.popleft()
+        """Give a slot to the queue that was refused one first."""
+        while self._refused:
+            queue = self._refused.popleft()
             if queue.items and queue.wake_executor():
                 self._reserve(queue)
                 break
 
     def _give_by_weight(self, by: "SharedTasksQueue | None") -> None:
-        """To whoever has jobs and whose turn is the earliest. Who was idle has saved nothing up."""
-        rivals = [each for each in self.queues if len(each.items) > each.reserved_slots]
-        for queue in sorted(rivals, key=lambda each: max(each.next_turn, self.now)):
+        """Give a slot to the queue with jobs whose turn is the earliest. An idle queue saves up no turns."""
+        candidates = [queue for queue in self.queues if len(queue.items) > queue.reserved_slots]
+        for queue in sorted(candidates, key=lambda queue: max(queue.next_turn, self.now)):
             if queue is by or queue.wake_executor():
                 self._reserve(queue)
                 break
@@ -205,54 +206,54 @@ class _Pool:
         self._take(queue)
 
     def _take(self, queue: "SharedTasksQueue") -> None:
-        """It has a slot; the lighter its next job, the longer until its next turn."""
+        """Take a slot for a queue; the lighter its next job, the longer until its next turn."""
         self.taken += 1
         self.now = max(self.now, queue.next_turn)
         queue.next_turn = self.now + MAX_WEIGHT / queue.get_next_weight()
 
     def forget(self, queue: "SharedTasksQueue") -> None:
-        """A life has ended."""
+        """Forget the queue of an incarnation that has ended."""
         if queue in self.queues:
             self.queues.remove(queue)
-        if queue in self._turned_away:
-            self._turned_away.remove(queue)
+        if queue in self._refused:
+            self._refused.remove(queue)
 
 
 class SharedTasksQueue(TasksQueue):
-    """Jobs of one kind that wait in one life for an executor and a slot of the process."""
+    """Jobs of one kind that wait in one incarnation for an executor and a slot of the process."""
 
     def __init__(self, pool: _Pool) -> None:
         super().__init__()
         self._pool = pool
-        self._at_work: set[Task] = set()
-        self._weight: Callable[[Delivery], float] = _alike
+        self._busy_executors: set[Task] = set()
+        self._get_weight: Callable[[Delivery], float] = _get_equal_weight
         self.executor_count = 0
-        """How many executors it has."""
+        """The number of its executors."""
         self.reserved_slots = 0
-        """Slots that are kept for it, until one of its executors wakes up."""
+        """Slots that are reserved until one of its executors wakes up."""
         self.next_turn = 0.0
-        """When it is its turn again, by weights: where that of another one is earlier, the other one is first."""
+        """The time of its next turn, by weights: the queue with the earliest turn goes first."""
 
     def set_weights(self, weight: Callable[[Delivery], float]) -> None:
-        """As TasksQueue.weigh."""
-        self._weight = weight
+        """Set the weights of jobs."""
+        self._get_weight = weight
 
     def get_next_weight(self) -> float:
-        """That of its next job."""
-        return self._weight(self.items[0]) if self.items else MAX_WEIGHT
+        """Return the weight of its next job."""
+        return self._get_weight(self.items[0]) if self.items else MAX_WEIGHT
 
     async def take_next(self) -> Delivery | None:
-        """As TasksQueue.next; whoever asks has ended its former job."""
-        me = trio.lowlevel.current_task()
-        if me in self._at_work:
-            self._at_work.discard(me)
+        """Return the oldest job, or None for a surplus executor. The slot of its former job is freed."""
+        executor = trio.lowlevel.current_task()
+        if executor in self._busy_executors:
+            self._busy_executors.discard(executor)
             self._pool.give_back(1, None if self.surplus_executors else self)
         while not self.surplus_executors:
             if not self.items and self.reserved_slots:
                 unused, self.reserved_slots = self.reserved_slots, 0
                 self._pool.give_back(unused)
             if self.items and self._pool.grant(self):
-                self._at_work.add(me)
+                self._busy_executors.add(executor)
                 item = self.items.popleft()
                 if self.items:
                     self.wake_executor()
@@ -264,38 +265,42 @@ class SharedTasksQueue(TasksQueue):
         return None
 
     def wake_executor(self) -> bool:
-        """Wake an executor; whether one is on its way."""
+        """Wake an executor. Return whether one is waking up."""
         if not self._waking:
             self._wake_one()
         return self._waking
 
     def remove_executors(self, count: int) -> None:
-        """As TasksQueue.dismiss."""
+        """Make `count` executors end."""
         self.executor_count -= count
         super().remove_executors(count)
 
     def add_executors(self, count: int) -> int:
-        """As TasksQueue.keep."""
+        """Keep up to `count` surplus executors. Return how many must be started."""
         if self not in self._pool.queues:
             self._pool.queues.append(self)
         self.executor_count += count
         return super().add_executors(count)
 
     def reset_executors(self) -> None:
-        """All executors are gone, and what they had."""
-        freed, self.reserved_slots, self.executor_count = len(self._at_work) + self.reserved_slots, 0, 0
-        self._at_work.clear()
+        """Note that all executors have ended, and free their slots."""
+        freed, self.reserved_slots, self.executor_count = (
+            len(self._busy_executors) + self.reserved_slots,
+            0,
+            0,
+        )
+        self._busy_executors.clear()
         self._pool.forget(self)
         self._pool.give_back(freed)
 
 
 class SharedSlots:
-    """The slots of one process, by kind. `process` is a name that no other one's have."""
+    """The slots of one process, by kind. `process` is a unique name."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self.process = new_id()
         self._pools = {kind: _Pool() for kind in kinds}
 
     def make_queues(self) -> dict[str, TasksQueue]:
-        """Queues for another life."""
+        """Return the queues of another incarnation."""
         return {kind: SharedTasksQueue(pool) for kind, pool in self._pools.items()}

@@ -1,7 +1,7 @@
-"""Reading: from which queues and lanes this worker reads, in what order, and how much of each.
+"""From which queues and lanes a worker reads, in what order, and how much of each.
 
-Queues that share a worker alike are read in one trip. Where some come before others, by the setting `queue_order` or by
-what a Scheduler prefers, they are read one after the other; so is a queue that has several lanes, in a trip of its own.
+Queues with equal shares are read in one call. Queues with an order or weights, by the setting `queue_order` or by the
+preferences of a Scheduler, are read one after the other; so is a queue that has several lanes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,13 +20,13 @@ from celery5.protocol.scaling.read_order import FairSplit, parse_priorities, par
 from celery5.services.scaling.preferences import Preferences
 
 NEW_LANE = b"lane"
-"""What is said on the channel that wakes workers when a lane has its first job."""
+"""The message on the channel that wakes workers when a lane has its first job."""
 
 
 class ReadingState:
     """Which queues a worker reads now, and the read that is under way.
 
-    The Consumer reads by it. Others end a read that began before they had news.
+    The Consumer follows it. Other services interrupt a read that began before a change.
     """
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class ReadingState:
         return queue in self._paused
 
     def pause(self, *queues: str) -> None:
-        """Read these queues no more, until `resume`."""
+        """Stop reading these queues until `resume`."""
         self._paused.update(queues)
         self.interrupt()
 
     def resume(self, queue: str) -> None:
-        """Read this queue again."""
+        """Read a queue again."""
         self._paused.discard(queue)
         self.interrupt()
 
@@ -68,7 +68,7 @@ class ReadingState:
         self._is_stopping = is_stopping
 
     def begin_read(self, scope: trio.CancelScope) -> None:
-        """A read begins, which ends when `scope` is cancelled."""
+        """Note the scope of a read that begins: cancelling it ends the read."""
         self._read = scope
 
     def interrupt(self) -> None:
@@ -76,11 +76,11 @@ class ReadingState:
         self._read.cancel()
 
     def request_audit(self) -> None:
-        """Look for lost jobs before the next read: one may have been read whose answer was lost."""
+        """Look for lost jobs before the next read: the reply to a read may have been lost."""
         self._is_audit_requested = True
 
     def take_audit_request(self) -> bool:
-        """Return whether an audit was requested since this was last asked."""
+        """Return whether an audit was requested since the last call."""
         requested, self._is_audit_requested = self._is_audit_requested, False
         return requested
 
@@ -94,15 +94,15 @@ class QueueLanes:
         self._reading = reading
 
     def get_read_lanes(self, queue: str) -> tuple[QueueKeys, ...]:
-        """The lanes of a queue from which jobs are read, the most urgent first: one, unless its jobs had priorities."""
+        """Return the lanes of a queue to read, the most urgent first: one, unless its jobs had priorities."""
         return self._read[queue]
 
     def get_held_lanes(self, keys: QueueKeys) -> list[QueueKeys]:
-        """The lanes on which this worker may have jobs of a queue."""
+        """Return the lanes on which this worker may hold jobs of a queue."""
         return [keys, *(keys.on_lane(lane) for lane in self._used[keys.queue])]
 
     def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> None:
-        """The Heartbeat's news of one queue."""
+        """Take the heartbeat reply of one queue: its lanes."""
         if pulse.lanes != self._used[keys.queue]:
             self._used[keys.queue] = pulse.lanes
             self._read[keys.queue] = tuple(
@@ -112,7 +112,7 @@ class QueueLanes:
 
 
 ReceiveFunction = Callable[[Call[list[Entry]]], Awaitable[Sequence[Entry]]]
-"""Makes a read and takes what it brings."""
+"""Performs a read, takes the jobs, and returns them."""
 
 
 class ReadOrder:
@@ -128,7 +128,7 @@ class ReadOrder:
         priorities: str,
         queue_order: str,
     ) -> None:
-        self._in_turn = list(consumed)
+        self._queues = list(consumed)
         self._lanes = lanes
         self._preferences = preferences
         self._worker = worker
@@ -139,103 +139,115 @@ class ReadOrder:
 
     @property
     def queues(self) -> Sequence[QueueKeys]:
-        """The queues, in the order in which those take turns of which there is less room than queues."""
-        return self._in_turn
+        """The queues, in the order in which they take turns when there is less capacity than queues."""
+        return self._queues
 
     def get_lanes(self, queues: Sequence[QueueKeys]) -> list[QueueKeys]:
-        """All lanes of these queues."""
+        """Return all lanes of these queues."""
         return [lane for keys in queues for lane in self._lanes.get_read_lanes(keys.queue)]
 
     def get_held_lanes(self) -> list[QueueKeys]:
-        """All lanes that this worker may have jobs of."""
-        return [lane for keys in self._in_turn for lane in self._lanes.get_held_lanes(keys)]
+        """Return all lanes that this worker may hold jobs of."""
+        return [lane for keys in self._queues for lane in self._lanes.get_held_lanes(keys)]
 
     async def read_nonblocking(
         self, queues: Sequence[QueueKeys], room: "PassCapacity", receive: ReceiveFunction
     ) -> int:
-        """Read what can be read without waiting, where one read of all would not do. Gives how many jobs there were."""
+        """Read without blocking, where one read of all queues would not do. Return how many jobs were read."""
         if len(queues) > 1:
             if self._order.names:
-                return await self._strictly(queues, room, receive)
+                return await self._read_by_order(queues, room, receive)
             if self._order.weights or self._preferences.queues:
-                return await self._by_weight(queues, room, receive)
+                return await self._read_by_weight(queues, room, receive)
         shares = room.group_by_share(queues)
         if len(shares) > 1 or 0 in shares or len(self.get_lanes(queues)) > len(queues):
-            return await self._by_share(shares, receive)
+            return await self._read_by_share(shares, receive)
         return 0
 
-    async def _strictly(
+    async def _read_by_order(
         self, open_: Sequence[QueueKeys], room: "PassCapacity", receive: ReceiveFunction
     ) -> int:
-        """The next queue is looked at when there is nothing more on this one, or no room for its jobs."""
+        """Read a queue only when those before it are empty, or there is no capacity for their jobs."""
         found = 0
         for keys in sorted(open_, key=lambda each: self._order.get_rank(each.queue)):
             count = room.get_remaining(keys.queue)
             if count and keys.queue not in self._order.names:
-                self._last(keys)
-            got = await self._read(keys, count, receive) if count else 0
-            found += got
-            if count and got == count:
+                self._move_to_end(keys)
+            read_count = await self._read(keys, count, receive) if count else 0
+            found += read_count
+            if count and read_count == count:
                 break
-            room.use(keys.queue, got)
+            room.use(keys.queue, read_count)
         return found
 
-    async def _by_weight(
+    async def _read_by_weight(
         self, open_: Sequence[QueueKeys], room: "PassCapacity", receive: ReceiveFunction
     ) -> int:
-        preferred, said = self._preferences.queues, self._order.weights
-        weights = {keys.queue: said.get(keys.queue, 1.0) * preferred.get(keys.queue, 1.0) for keys in open_}
+        preferred, configured = self._preferences.queues, self._order.weights
+        weights = {
+            keys.queue: configured.get(keys.queue, 1.0) * preferred.get(keys.queue, 1.0) for keys in open_
+        }
         total, found = max(room.get_remaining(keys.queue) for keys in open_), 0
-        dealt = self._split.divide(total, weights)
-        more: list[QueueKeys] = []
-        for keys in sorted(open_, key=lambda each: dealt[each.queue], reverse=True):
-            count = min(dealt[keys.queue], room.get_remaining(keys.queue))
-            got = await self._read(keys, count, receive) if count else 0
-            found += got
-            room.use(keys.queue, got)
-            if got == count:
-                more.append(keys)
-        if found < total and more:  # what the others have left
-            left = self._split.divide(total - found, {keys.queue: weights[keys.queue] for keys in more})
-            for keys in more:
+        shares_by_name = self._split.divide(total, weights)
+        full_queues: list[QueueKeys] = []
+        for keys in sorted(open_, key=lambda each: shares_by_name[each.queue], reverse=True):
+            count = min(shares_by_name[keys.queue], room.get_remaining(keys.queue))
+            read_count = await self._read(keys, count, receive) if count else 0
+            found += read_count
+            room.use(keys.queue, read_count)
+            if read_count == count:
+                full_queues.append(keys)
+        if found < total and full_queues:  # the capacity that other queues have left
+            left = self._split.divide(
+                total - found, {keys.queue: weights[keys.queue] for keys in full_queues}
+            )
+            for keys in full_queues:
                 if count := min(left[keys.queue], room.get_remaining(keys.queue)):
-                    got = await self._read(keys, count, receive)
-                    found += got
-                    room.use(keys.queue, got)
+                    read_count = await self._read(keys, count, receive)
+                    found += read_count
+                    room.use(keys.queue, read_count)
         return found
 
-    async def _by_share(self, shares: Mapping[int, Sequence[QueueKeys]], receive: ReceiveFunction) -> int:
+    async def _read_by_share(
+        self, shares: Mapping[int, Sequence[QueueKeys]], receive: ReceiveFunction
+    ) -> int:
         found = 0
         for share, queues in shares.items():
-            plain = (
+            single_lane_queues = (
                 [keys for keys in queues if len(self._lanes.get_read_lanes(keys.queue)) == 1] if share else []
             )
-            if plain:
-                found += len(await receive(jobs.read_jobs(plain, self._worker, count=share, block_seconds=0)))
+            if single_lane_queues:
+                found += len(
+                    await receive(
+                        jobs.read_jobs(single_lane_queues, self._worker, count=share, block_seconds=0)
+                    )
+                )
             for keys in queues if share else ():
-                if keys not in plain:
+                if keys not in single_lane_queues:
                     found += await self._read(keys, share, receive)
         for keys in shares.get(0, ()):
-            self._last(keys)
+            self._move_to_end(keys)
             if await self._read(keys, 1, receive):
                 return found + 1
         return found
 
     async def _read(self, keys: QueueKeys, count: int, receive: ReceiveFunction) -> int:
-        """Read one queue, without waiting: of each lane its share."""
+        """Read one queue without blocking: of each lane its share."""
         lanes, weights = self._lanes.get_read_lanes(keys.queue), self._levels.get_weights(keys.queue)
         if len(lanes) == 1:
             return len(await receive(jobs.read_jobs(lanes, self._worker, count=count, block_seconds=0)))
         if weights is None:
             shares = [count] + [0] * (len(lanes) - 1)
             return len(await receive(jobs.read_by_lane(lanes, self._worker, count=count, shares=shares)))
-        dealt = self._splits[keys.queue].divide(count, {each.lane: weights[each.lane] for each in lanes})
-        shares = [dealt[each.lane] for each in lanes]
+        shares_by_name = self._splits[keys.queue].divide(
+            count, {each.lane: weights[each.lane] for each in lanes}
+        )
+        shares = [shares_by_name[each.lane] for each in lanes]
         return len(await receive(jobs.read_by_lane(lanes, self._worker, count=count, shares=shares)))
 
-    def _last(self, keys: QueueKeys) -> None:
-        self._in_turn.remove(keys)
-        self._in_turn.append(keys)
+    def _move_to_end(self, keys: QueueKeys) -> None:
+        self._queues.remove(keys)
+        self._queues.append(keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,35 +263,41 @@ class QueueReads:
 
 
 class PassCapacity:
-    """How many jobs of each queue there is room for during one pass. Queues whose jobs are of the same `kinds` are
-    rivals: they share the room that the one with the most has."""
+    """The capacity for jobs of each queue during one pass.
+
+    Queues with jobs of the same kinds are rivals: they share the capacity of the one that has the most.
+    """
 
     def __init__(self, capacity: Mapping[str, int], kinds: Mapping[str, AbstractSet[str]]) -> None:
-        self._rooms = capacity
+        self._capacity = capacity
         self._kinds = kinds
-        self._came: dict[str, int] = {}
+        self._used_by_queue: dict[str, int] = {}
 
     def get_remaining(self, queue: str) -> int:
-        """For how many jobs of a queue there is room now."""
-        if not self._came:
-            return self._rooms[queue]
+        """Return the remaining capacity for jobs of a queue."""
+        if not self._used_by_queue:
+            return self._capacity[queue]
         rivals = self._rivals(queue)
-        most = max(self._rooms[each] for each in rivals) - sum(self._came.get(each, 0) for each in rivals)
-        return max(0, min(most, self._rooms[queue] - self._came.get(queue, 0)))
+        remaining = max(self._capacity[each] for each in rivals) - sum(
+            self._used_by_queue.get(each, 0) for each in rivals
+        )
+        return max(0, min(remaining, self._capacity[queue] - self._used_by_queue.get(queue, 0)))
 
     def use(self, queue: str, count: int) -> None:
-        """So many of its jobs have come."""
+        """Use capacity for `count` jobs of a queue that were read."""
         if count:
-            self._came[queue] = self._came.get(queue, 0) + count
+            self._used_by_queue[queue] = self._used_by_queue.get(queue, 0) + count
 
     def _rivals(self, queue: str) -> list[str]:
         own = self._kinds[queue]
         return [other for other, kinds in self._kinds.items() if not own.isdisjoint(kinds)]
 
     def group_by_share(self, open_: Sequence[QueueKeys]) -> dict[int, list[QueueKeys]]:
-        """The queues by how much of each to read, when all share alike. With less room than queues it is 0: they take
-        turns."""
+        """Return the queues by how many jobs of each to read, with equal shares.
+
+        The share is 0 where there is less capacity than queues: these take turns.
+        """
         found: dict[int, list[QueueKeys]] = {}
         for keys in open_:
-            found.setdefault(self._rooms[keys.queue] // len(self._rivals(keys.queue)), []).append(keys)
+            found.setdefault(self._capacity[keys.queue] // len(self._rivals(keys.queue)), []).append(keys)
         return found
