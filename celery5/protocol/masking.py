@@ -1,4 +1,4 @@
-"""Masking: makes text safe to show: without passwords, without control characters for a terminal, on one line."""
+"""Make text safe to show: on one line, without passwords and control characters."""
 
 import re
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ _NAMED = re.compile(r"(?i)passw|secret|token|credential|api_?key")
 _CONTROL = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 )
-"""C0 and C1 control characters, DEL, what turns the direction of text, line separators, halves of surrogate pairs."""
+"""C0 and C1 control characters, DEL, text direction marks, line separators, halves of surrogate pairs."""
 _BEYOND_JSON = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
-"""Those of them that an encoder of JSON leaves as they are."""
+"""Those of them that a JSON encoder does not escape."""
 
 
 def escape_text(text: str, *, keep: str = "") -> str:
@@ -62,8 +62,10 @@ def _as_python(character: str) -> str:
 
 
 def mask_passwords(value: object, *, maybe_url: bool = False) -> Any:
-    """The same value without passwords: those in URLs, and whatever is named like one. A `doubtful` text may be no URL,
-    though it should: all that might be a password is hidden then."""
+    """Return the value without passwords: those in URLs, and values with names like `password`.
+
+    With `maybe_url`, a text that should be a URL but may be invalid loses all that might be a password.
+    """
     if isinstance(value, str):
         return _IN_QUERY.sub(rf"\1{MASK}", _without_password(value, doubtful=maybe_url))
     if isinstance(value, Mapping):
@@ -78,8 +80,10 @@ def mask_passwords(value: object, *, maybe_url: bool = False) -> Any:
 
 
 def _without_password(text: str, *, doubtful: bool) -> str:
-    """Return a text without what is before its last @: an unquoted password may contain @, too. One pass, since the
-    text may be long and comes from outside."""
+    """Return a text without the part before its last @: an unquoted password may contain @, too.
+
+    One pass, since the text is untrusted and may be long.
+    """
     at = text.rfind("@")
     if at < 0:
         return text

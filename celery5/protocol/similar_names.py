@@ -1,4 +1,4 @@
-"""Similar names: "did you mean", for every name that is not known."""
+"""Suggest similar names in the errors for unknown names ("did you mean")."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -315,15 +315,11 @@ class ClusterState:
         return _request_stop(stale[0], now)
 
     def _settle_spares(self) -> None:
-        """Mark spares as unwanted when the others of their group are up and current."""
+        """Mark spares as unwanted when the other members of their group are up and current."""
         for state in self._states.values():
             if state.is_spare and state.is_wanted:
-                others = [
-                    other for other in self._wanted() if other.group == state.group and not other.is_spare
-                ]
-                state.is_wanted = any(
-                    other.phase is not Phase.UP or self._is_stale(other) for other in others
-                )
+                peers = [peer for peer in self._wanted() if peer.group == state.group and not peer.is_spare]
+                state.is_wanted = any(peer.phase is not Phase.UP or self._is_stale(peer) for peer in peers)
 
     def _plan_starts(self, now: float) -> list[Action]:
         actions: list[Action] = []

@@ -1,7 +1,7 @@
-"""Leadership: which of several Controllers acts, decided by each from its own clock alone.
+"""Elect the Controller that acts. Each decides from its own clock alone.
 
-Redis keeps one record: the leader, its epoch, and a beat that grows with each renewal. A standby replaces a
-leader whose record it has seen unchanged for LEASE seconds. A leader trusts its lease for a little less,
+Redis keeps one record: the leader, its epoch, and a counter (`beat`) that grows with each renewal. A standby replaces a
+leader whose record it has read unchanged for LEASE seconds. A leader trusts its lease for a little less,
 counted from before the trip that renewed it. Clocks are never compared with each other, so neither their time
 nor a change of Redis' clock matters; they only must run about equally fast (within LEASE_MARGIN). An epoch has
 one leader, and the next one has a greater number.

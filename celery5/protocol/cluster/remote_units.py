@@ -1,6 +1,6 @@
-"""Remote units: members on another host as units of its systemd, and the scripts and replies about them.
+"""Run members on a remote host as units of its systemd: the scripts to send, and their replies.
 
-Each member is a unit of the user's own service manager there, in its runtime folder: so nothing survives the
+Each member is a unit of the user's own service manager on that host, in its runtime folder: so nothing survives the
 next boot, and nothing depends on the connection. All goes in one script on standard input, none of it on a
 command line that others can see. The script is one group in braces: half of one is a syntax error, and does
 nothing. Secrets are in an environment file that only the user can read.
@@ -18,14 +18,14 @@ from celery5.protocol.process.liveness import get_silence_limit
 UnitVerb = Literal["start", "stop", "kill", "reload"]
 
 LINE_PREFIX = "celery5:"
-"""The prefix of our lines: a login shell may print other things."""
+"""The prefix of the scripts' output lines: a login shell may print other things."""
 BOOTSTRAP_SCRIPT = (
     'exec 3<&0; read -r n; s=$(head -c "$n" <&3); '
     'printf %s "$s" | timeout -k 2 "$1" sh & m=$!; '
     '{ cat <&3; kill "$m"; } >/dev/null 2>&1 & w=$!; '
     'wait "$m"; r=$?; kill "$w" 2>/dev/null; exit "$r"'
 )
-"""The command for the shell there: read a script, run it with a time limit, and end it when the connection
+"""The command for the remote shell: read a script, run it with a time limit, and end it when the connection
 ends, since sshd would leave it running.
 """
 NO_LINGER_REPORT = "no-linger"
@@ -154,18 +154,18 @@ def _spoken(name: str) -> str | None:
     """
     first, *others = name.split("_")
     try:
-        spoken = (
+        decoded = (
             first.encode() + b"".join(bytes.fromhex(other[:2]) + other[2:].encode() for other in others)
         ).decode()
     except ValueError:
         return None
-    return spoken if _plain(spoken) == name else None
+    return decoded if _plain(decoded) == name else None
 
 
 def frame_script(text: str) -> bytes:
     """Return the input for the shell there: the length and the script."""
-    said = f"{{\n{_BEFORE}{text}}}".encode()
-    return b"%d\n%s" % (len(said), said)
+    script = f"{{\n{_BEFORE}{text}}}".encode()
+    return b"%d\n%s" % (len(script), script)
 
 
 def make_watch_script(app: str, interval: float) -> bytes:
@@ -176,13 +176,13 @@ def make_watch_script(app: str, interval: float) -> bytes:
 def make_command_script(setup: RemoteSetup, commands: Sequence[UnitCommand]) -> bytes:
     """Return a script that performs all these commands in order. It writes the files of what starts first."""
     lines = [_ACTS]
-    for member in (act.member for act in commands if act.member is not None):
+    for member in (command.member for command in commands if command.member is not None):
         unit = get_unit_name(setup.app, member.name)
         lines.append(f'put "$units/{unit}" {shlex.quote(format_unit_file(setup, member))}\n')
         lines.append(f'put "$secrets/{unit}.env" {shlex.quote(format_environment_file(setup, member))}\n')
-    if any(act.member is not None for act in commands):
+    if any(command.member is not None for command in commands):
         lines.append("systemctl --user daemon-reload || exit 3\n")
-    lines.extend(f"do_{act.verb} {get_unit_name(setup.app, act.name)}\n" for act in commands)
+    lines.extend(f"do_{command.verb} {get_unit_name(setup.app, command.name)}\n" for command in commands)
     lines.append("echo celery5:done\n")
     return frame_script("".join(lines))
 
@@ -236,44 +236,44 @@ def format_environment_file(setup: RemoteSetup, member: Member) -> str:
 
 def parse_unit_statuses(app: str, lines: Iterable[str]) -> dict[str, UnitStatus]:
     """Return the unit statuses in one report, by member. Other lines are ignored."""
-    ours, found = f"celery5.{_plain(app)}.", dict[str, UnitStatus]()
-    said: dict[str, str] = {}
+    prefix, statuses = f"celery5.{_plain(app)}.", dict[str, UnitStatus]()
+    properties: dict[str, str] = {}
     for line in [*lines, ""]:
         name, equals, value = line.partition("=")
         if equals:
-            said[name] = value
+            properties[name] = value
             continue
-        unit = said.get("Id", "")
-        if unit.startswith(ours) and unit.endswith(".service"):
-            member = _spoken(unit.removeprefix(ours).removesuffix(".service"))
+        unit = properties.get("Id", "")
+        if unit.startswith(prefix) and unit.endswith(".service"):
+            member = _spoken(unit.removeprefix(prefix).removesuffix(".service"))
             if member is None:
-                said = {}
+                properties = {}
                 continue
-            found[member] = UnitStatus(
+            statuses[member] = UnitStatus(
                 member=member,
-                active=said.get("ActiveState", ""),
-                result=said.get("Result", ""),
-                code=said.get("ExecMainCode", ""),
-                status=said.get("ExecMainStatus", ""),
-                invocation=said.get("InvocationID", ""),
-                status_text=said.get("StatusText", ""),
-                pid=int(pid) if (pid := said.get("MainPID", "")).isdecimal() and pid.isascii() else 0,
+                active=properties.get("ActiveState", ""),
+                result=properties.get("Result", ""),
+                code=properties.get("ExecMainCode", ""),
+                status=properties.get("ExecMainStatus", ""),
+                invocation=properties.get("InvocationID", ""),
+                status_text=properties.get("StatusText", ""),
+                pid=int(pid) if (pid := properties.get("MainPID", "")).isdecimal() and pid.isascii() else 0,
             )
-        said = {}
-    return found
+        properties = {}
+    return statuses
 
 
 def parse_start_replies(app: str, lines: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the result of each start, by member: `begun` and its invocation, or `refused` and the reason."""
-    ours, found = f"celery5.{_plain(app)}.", dict[str, tuple[str, str]]()
+    prefix, replies = f"celery5.{_plain(app)}.", dict[str, tuple[str, str]]()
     for line in lines:
         word, _, rest = line.removeprefix(LINE_PREFIX).partition(" ")
         unit, _, more = rest.partition(" ")
-        if line.startswith(LINE_PREFIX) and word in ("begun", "refused") and unit.startswith(ours):
-            member = _spoken(unit.removeprefix(ours).removesuffix(".service"))
+        if line.startswith(LINE_PREFIX) and word in ("begun", "refused") and unit.startswith(prefix):
+            member = _spoken(unit.removeprefix(prefix).removesuffix(".service"))
             if member is not None:
-                found[member] = (word, more.strip()[:300])
-    return found
+                replies[member] = (word, more.strip()[:300])
+    return replies
 
 
 def describe_exit(unit: UnitStatus) -> tuple[str, int | None]:

@@ -1,4 +1,4 @@
-"""Names: by what full name every process knows a function, a class or an error."""
+"""Return full names of functions, classes and errors that are the same in every process."""
 
 import builtins
 import sys
@@ -10,13 +10,12 @@ from celery5.errors import Misconfigured
 
 
 def get_module_name(thing: Any) -> str:
-    """The module of a function or a class. What is run as a script counts under the name by which a worker imports
-    it."""
+    """Return the module of a function or a class. A script has the name by which a worker imports it."""
     return resolve_module_name(thing.__module__)
 
 
 def resolve_module_name(module: str) -> str:
-    """The name of a module by which other processes import it."""
+    """Return the name of a module by which other processes import it."""
     if module == "__main__" and module in sys.modules:
         main = sys.modules[module]
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
@@ -34,7 +33,7 @@ def is_queue_name(name: object) -> bool:
 
 
 def get_error_name(error: str | type[BaseException]) -> str:
-    """The full name of an error's class, as policies and messages spell it. Raises Misconfigured."""
+    """Return the full name of an error's class, as in policies and messages. Raises Misconfigured."""
     if isinstance(error, str):
         if "." not in error:
             meant = f"'builtins.{error}'" if hasattr(builtins, error) else "'module.Name'"
@@ -50,7 +49,7 @@ def get_error_name(error: str | type[BaseException]) -> str:
 
 
 def get_error_names(errors: Iterable[str | type[BaseException]]) -> tuple[str, ...]:
-    """The full names of several. Raises Misconfigured, also for one that is not in a list."""
+    """Return the full names of several errors. Raises Misconfigured, also for a single one."""
     if isinstance(errors, str | type) or not isinstance(cast("object", errors), Iterable):
         raise Misconfigured(
             f"{errors!r} is no list: give a list of classes of errors, or of their full names"
@@ -59,6 +58,6 @@ def get_error_names(errors: Iterable[str | type[BaseException]]) -> tuple[str, .
 
 
 def get_class_names(error: BaseException) -> tuple[str, ...]:
-    """The full names of an error's class and of its bases: what a policy may name."""
+    """Return the full names of an error's class and its bases, which a policy may name."""
     kinds = type(error).__mro__[:-1]  # all but object
     return tuple(f"{get_module_name(kind)}.{kind.__qualname__}" for kind in kinds)

@@ -1,4 +1,4 @@
-"""Job details: all that is known of one job, from its message and its document."""
+"""Describe one job in detail, from its message and its document."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from celery5.protocol.limits import unescape_word
 
 
 class JobDetails(msgspec.Struct, frozen=True):
-    """All that is known of a job.
+    """The details of a job.
 
     Times are seconds since 1970; 0 when unknown. `due` is when a scheduled job or a retry may start, `taken` when a
     worker took it. `deliveries` counts the workers that died with it. `args`, `kwargs` and `value` are decoded JSON;

@@ -1,4 +1,4 @@
-"""Autoscale: decide how many workers there should be and how far they read ahead, from the jobs that wait.
+"""Decide how many workers there should be and how far they read ahead, from the jobs that wait.
 
 When there are more jobs than slots, workers first read further ahead, step by step. When they read as far ahead
 as allowed, more workers are added. When fewer would do, it goes back the same way: first fewer workers, then
@@ -60,7 +60,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         slots = {kind: self.per_worker(kind) * (1 - margin) for kind in demand}
         # rounding errors need no worker of their own
-        return max(math.ceil(round(demand[kind] / each, 6)) if each else 1 for kind, each in slots.items())
+        return max(
+            math.ceil(round(demand[kind] / slots_per_worker, 6)) if slots_per_worker else 1
+            for kind, slots_per_worker in slots.items()
+        )
 
 
 class AutoscaleStrategy(Protocol):
@@ -164,8 +167,8 @@ def get_next_state(
     raises, and ValueError when that does not return numbers.
     """
     state = _within(state, policy)
-    until = get_cooldown_end(state, policy)
-    if now >= until + policy.quiet and state.events:
+    cooldown_end = get_cooldown_end(state, policy)
+    if now >= cooldown_end + policy.quiet and state.events:
         state = msgspec.structs.replace(state, events=0)
     elif state.at > now and state.events:
         # the clock was set back: no cool-down may last for ever
@@ -180,13 +183,15 @@ def get_next_state(
     wanted = _bounded(policy.strategy(load), policy)
     if snapshot.unreachable:
         wanted = Scale(max(wanted.workers, state.workers), max(wanted.prefetch, state.prefetch))
-    less = wanted != state.scale and wanted.workers <= state.workers and wanted.prefetch <= state.prefetch
-    since = (now if state.low_since is None else min(state.low_since, now)) if less else None
+    is_smaller = (
+        wanted != state.scale and wanted.workers <= state.workers and wanted.prefetch <= state.prefetch
+    )
+    low_since = (now if state.low_since is None else min(state.low_since, now)) if is_smaller else None
     crowded = _crowded(state, state.scale, snapshot)
-    state = msgspec.structs.replace(state, low_since=since, crowded=crowded)
+    state = msgspec.structs.replace(state, low_since=low_since, crowded=crowded)
     if wanted == state.scale or now < get_cooldown_end(state, policy):
         return state
-    if since is not None and now < since + policy.shrink_after:
+    if low_since is not None and now < low_since + policy.shrink_after:
         return state
     return AutoscaleState(
         workers=wanted.workers,
@@ -195,13 +200,13 @@ def get_next_state(
         events=state.events + 1,
         at=now,
         # the next scale must be enough for a while again, from this step on
-        low_since=now if less else None,
+        low_since=now if is_smaller else None,
     )
 
 
-def _within(course: AutoscaleState, policy: Autoscale) -> AutoscaleState:
-    workers, prefetch = _bounded(course.scale, policy)
-    return msgspec.structs.replace(course, workers=workers, prefetch=prefetch)
+def _within(state: AutoscaleState, policy: Autoscale) -> AutoscaleState:
+    workers, prefetch = _bounded(state.scale, policy)
+    return msgspec.structs.replace(state, workers=workers, prefetch=prefetch)
 
 
 def _bounded(scale: Scale, policy: Autoscale) -> Scale:
@@ -216,36 +221,36 @@ def _bounded(scale: Scale, policy: Autoscale) -> Scale:
     )
 
 
-def _crowded(course: AutoscaleState, wanted: Scale, situation: ClusterSnapshot) -> tuple[str, ...]:
+def _crowded(state: AutoscaleState, scale: Scale, snapshot: ClusterSnapshot) -> tuple[str, ...]:
     """Return the queues whose workers should read further ahead.
 
     Those had more jobs than their workers have slots since that began. When there are none, but a strategy
     wants it, all do.
     """
-    if wanted.prefetch <= 1:
+    if scale.prefetch <= 1:
         return ()
     demand: dict[tuple[str, str], int] = {}
-    for line in situation.task_loads:
-        key = (line.queue, line.kind)
-        demand[key] = demand.get(key, 0) + line.demand
-    crowded = {queue for (queue, kind), jobs in demand.items() if jobs > _slots(situation, queue, kind)}
-    all_of_them = {queue for worker in situation.workers for queue in worker.queues}
-    return tuple(sorted(crowded | set(course.crowded) or all_of_them))
+    for load in snapshot.task_loads:
+        key = (load.queue, load.kind)
+        demand[key] = demand.get(key, 0) + load.demand
+    crowded = {queue for (queue, kind), jobs in demand.items() if jobs > _slots(snapshot, queue, kind)}
+    all_of_them = {queue for worker in snapshot.workers for queue in worker.queues}
+    return tuple(sorted(crowded | set(state.crowded) or all_of_them))
 
 
-def _slots(situation: ClusterSnapshot, queue: str, kind: str) -> int:
-    return sum(worker.max_slots.get(kind, 0) for worker in situation.workers if queue in worker.queues)
+def _slots(snapshot: ClusterSnapshot, queue: str, kind: str) -> int:
+    return sum(worker.max_slots.get(kind, 0) for worker in snapshot.workers if queue in worker.queues)
 
 
 def get_changes(before: AutoscaleState, after: AutoscaleState) -> Mapping[str, tuple[float, float]]:
     """Return what has changed, by name: the old and the new value."""
     return {
-        name: (was, now)
-        for name, was, now in (
+        name: (old, new)
+        for name, old, new in (
             ("workers", before.workers, after.workers),
             ("prefetch", before.prefetch, after.prefetch),
         )
-        if was != now
+        if old != new
     }
 
 
@@ -303,12 +308,12 @@ def _check_names(options: Mapping[str, Any]) -> None:
             raise Misconfigured(f"autoscale has {name!r}, which it does not know: {meant}")
 
 
-def _whole(name: str, value: object, least: int) -> int:
+def _whole(name: str, value: object, minimum: int) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         value = int(value)
-    if type(value) is not int or not least <= value <= MAX_WORKERS:
+    if type(value) is not int or not minimum <= value <= MAX_WORKERS:
         raise Misconfigured(
-            f"autoscale: {name} is {value!r}: give a number of worker processes, {least} or more"
+            f"autoscale: {name} is {value!r}: give a number of worker processes, {minimum} or more"
         )
     return value
 
@@ -321,21 +326,21 @@ def _seconds(name: str, value: object, least: float) -> float:
     return _number(name, seconds, least, MAX_SECONDS, "seconds")
 
 
-def _number(name: str, value: object, least: float, most: float, what: str) -> float:
+def _number(name: str, value: object, minimum: float, maximum: float, what: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(cast("Any", value))
     except (TypeError, ValueError):
         number = math.nan
-    if not least <= number <= most:
-        raise Misconfigured(f"autoscale: {name} is {value!r}: give {what} from {least:g} to {most:g}")
+    if not minimum <= number <= maximum:
+        raise Misconfigured(f"autoscale: {name} is {value!r}: give {what} from {minimum:g} to {maximum:g}")
     return number
 
 
-def _strategy(value: object, named: FunctionLoader | None) -> Any:
+def _strategy(value: object, load_function: FunctionLoader | None) -> Any:
     if isinstance(value, str):
         if not all(value.partition(":")):
             raise Misconfigured(f"autoscale: strategy is {value!r}: write module:function")
-        return named(value) if named else None
+        return load_function(value) if load_function else None
     if not callable(value) or isinstance(value, type):
         raise Misconfigured(
             f"autoscale: strategy is {value!r}: give a function that takes a Load and gives a Scale"

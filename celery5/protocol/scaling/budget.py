@@ -1,4 +1,4 @@
-"""Budget: how many jobs of one kind may run at once in one worker, and how that grows and shrinks.
+"""Decide how many jobs of one kind may run at once in one worker.
 
 A budget has a maximum, which is a number or a function of the current demand, and a current number of slots.
 The current number lies between the minimum and the maximum, and a strategy moves it. A fixed budget, minimum =

@@ -1,7 +1,7 @@
-"""Prefetch: how many jobs a worker may hold, decided from how long its jobs take.
+"""Decide how many jobs a worker may hold, from how long its jobs take.
 
 A job that waits in one worker's memory cannot be run by another. So a worker holds only what it runs, plus what
-it will start within the next moment (`horizon`): hundreds of jobs of microseconds, not one job of seconds.
+it will start very soon (within `horizon`): hundreds of jobs of microseconds, not one job of seconds.
 """
 
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ class KindMix:
         """
         if not self._shares:
             return min(capacity.values(), default=1)
-        fitting = [int(room / max(self._shares.get(kind, 0.0), _RARE)) for kind, room in capacity.items()]
+        fitting = [int(free / max(self._shares.get(kind, 0.0), _RARE)) for kind, free in capacity.items()]
         return min([*fitting, BATCH])
 
 
@@ -126,7 +126,7 @@ class KindLookahead:
 
     def record_read(self, counts: Mapping[str, int], kind: str) -> None:
         """Record one read that brought jobs of `kind`, which is this one, and how many of each kind."""
-        self._found = self._found or any(count for each, count in counts.items() if each != kind)
+        self._found = self._found or any(count for read_kind, count in counts.items() if read_kind != kind)
 
     def record_release(self, given_back: int, now: float) -> None:
         """Record that so many jobs waited for too long and were released."""
@@ -153,5 +153,5 @@ def count_to_read(*, slots: int, held: int, mean: float | None, horizon: float =
     what may be held ahead is gone, so that trips are few and large and executors do not run dry meanwhile.
     """
     buffer = count_ahead(slots, mean, horizon)
-    room = slots + buffer - held
-    return min(room, BATCH) if room > buffer // 4 else 0
+    free = slots + buffer - held
+    return min(free, BATCH) if free > buffer // 4 else 0

@@ -1,4 +1,4 @@
-"""Prioritisation: which tasks, and so which queues, workers should prefer at the moment.
+"""Decide which tasks, and so which queues, workers should prefer now.
 
 A strategy returns weights, not an order: two tasks with the weights 1.0 and 0.25 start about four to one while
 both wait. No weight is 0, so nothing starves.
@@ -49,8 +49,8 @@ def longest(situation: ClusterSnapshot) -> dict[str, float]:
 def rarest(situation: ClusterSnapshot) -> dict[str, float]:
     """Prefer tasks of which few jobs wait, on all queues together."""
     waiting: dict[str, int] = {}
-    for line in situation.task_loads:
-        waiting[line.task] = waiting.get(line.task, 0) + line.waiting
+    for load in situation.task_loads:
+        waiting[load.task] = waiting.get(load.task, 0) + load.waiting
     return {task: 1 / count for task, count in waiting.items() if count > 0}
 
 
@@ -128,9 +128,9 @@ class Preference(msgspec.Struct, frozen=True):
 
         Raises Misconfigured for invalid ones.
         """
-        strange = sorted(parameters.keys() - {"tasks", "queues", "seconds"})
-        if strange:
-            raise Misconfigured(f"prefer does not take {strange[0]!r}: it takes tasks, queues and seconds")
+        unknown = sorted(parameters.keys() - {"tasks", "queues", "seconds"})
+        if unknown:
+            raise Misconfigured(f"prefer does not take {unknown[0]!r}: it takes tasks, queues and seconds")
         seconds: object = parameters.get("seconds", 60.0)
         if not _is_number(seconds) or not 0 < cast("float", seconds) <= MAX_PREFERENCE_SECONDS:
             raise Misconfigured(
@@ -151,11 +151,11 @@ def compute_preference(strategy: PrioritisationStrategy, snapshot: ClusterSnapsh
         return Preference()
     waiting: dict[str, int] = {}
     weighed: dict[str, float] = {}
-    for line in snapshot.task_loads:
-        if line.waiting > 0:
-            waiting[line.queue] = waiting.get(line.queue, 0) + line.waiting
-            weight = tasks.get(line.task, MAX_WEIGHT) * line.waiting
-            weighed[line.queue] = weighed.get(line.queue, 0.0) + weight
+    for load in snapshot.task_loads:
+        if load.waiting > 0:
+            waiting[load.queue] = waiting.get(load.queue, 0) + load.waiting
+            weight = tasks.get(load.task, MAX_WEIGHT) * load.waiting
+            weighed[load.queue] = weighed.get(load.queue, 0.0) + weight
     queues = {queue: weighed[queue] / count for queue, count in waiting.items()}
     return Preference(_named(tasks), _named(_bounded(queues)))
 
@@ -167,22 +167,24 @@ def sort_by_weight(items: Iterable[T], weight: Callable[[T], float]) -> list[T]:
 
 def _means(situation: ClusterSnapshot) -> dict[str, float]:
     """Return the mean duration of each task, over all its queues."""
-    found: dict[str, list[float]] = {}
-    for line in situation.task_loads:
-        if line.mean is not None:
-            found.setdefault(line.task, []).append(line.mean)
-    return {task: sum(means) / len(means) for task, means in found.items()}
+    durations: dict[str, list[float]] = {}
+    for load in situation.task_loads:
+        if load.mean is not None:
+            durations.setdefault(load.task, []).append(load.mean)
+    return {task: sum(means) / len(means) for task, means in durations.items()}
 
 
-def _bounded(said: Mapping[str, float]) -> dict[str, float]:
+def _bounded(weights: Mapping[str, float]) -> dict[str, float]:
     """Return the weights scaled so that the largest is MAX_WEIGHT and none is below MIN_WEIGHT; empty when all
     are 0.
     """
-    for name, weight in said.items():
+    for name, weight in weights.items():
         if not isinstance(cast("object", name), str) or not _is_number(weight) or weight < 0:
             raise ValueError(f"the weight of {name!r} is {weight!r}: give a number, 0 or more")
-    most = max(said.values(), default=0.0)
-    return {name: max(MIN_WEIGHT, weight / most) for name, weight in said.items()} if most > 0 else {}
+    largest = max(weights.values(), default=0.0)
+    return (
+        {name: max(MIN_WEIGHT, weight / largest) for name, weight in weights.items()} if largest > 0 else {}
+    )
 
 
 def _named(weights: Mapping[str, float]) -> dict[str, float]:
@@ -190,16 +192,16 @@ def _named(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: round(weight, 4) for name, weight in weights.items() if weight < MAX_WEIGHT}
 
 
-def _checked(name: str, said: object) -> dict[str, float]:
-    if not isinstance(said, Mapping):
-        raise Misconfigured(f"{name} is {said!r}: give weights by name")
-    weights = cast("Mapping[str, Any]", said)
-    for each, weight in weights.items():
+def _checked(name: str, value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise Misconfigured(f"{name} is {value!r}: give weights by name")
+    weights = cast("Mapping[str, Any]", value)
+    for key, weight in weights.items():
         if not _is_number(weight) or not 0 < weight <= MAX_WEIGHT:
             raise Misconfigured(
-                f"{name}: the weight of {each!r} is {weight!r}: give more than 0 and at most 1"
+                f"{name}: the weight of {key!r} is {weight!r}: give more than 0 and at most 1"
             )
-    return {each: max(MIN_WEIGHT, float(weight)) for each, weight in weights.items()}
+    return {key: max(MIN_WEIGHT, float(weight)) for key, weight in weights.items()}
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Read order: how the priorities of a queue, and the queues of a worker, share what a worker can read.
+"""Divide a worker's reads among the priorities of a queue, and among its queues.
 
 Either in strict order, the first one for as long as it has jobs; or by weights, so that none starves.
 """
