@@ -1,4 +1,4 @@
-"""Events: what happened, who subscribes to it, and where documents come from."""
+"""Events that happened, the tasks that subscribe to them, and sources of documents."""
 
 from typing import TYPE_CHECKING
 

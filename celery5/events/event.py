@@ -1,7 +1,6 @@
-"""Event: a declared event, the ways to send it, and who is subscribed to it (C5).
+"""Declare events, send them, and subscribe tasks to them.
 
-The fan-out is not made here: who sends an event knows none of its subscribers. Their workers tell Redis of them, and
-Routers make the jobs.
+A sender does not know the subscribers: workers register these in Redis, and Routers make the jobs.
 """
 
 import inspect
@@ -45,19 +44,19 @@ from celery5.tasks.task import Task
 
 
 def get_field_parameters(kind: Any, name: str) -> Parameters:
-    """Its fields, checked and encoded as a task's arguments are."""
+    """Return the fields of an event as parameters, which are checked and encoded like a task's arguments."""
     hints = get_type_hints(kind, include_extras=True)
 
     def call(**_fields: Any) -> None: ...
 
     call.__annotations__ = {each: hints[each] for each in kind.__struct_fields__}
-    only = inspect.Parameter.KEYWORD_ONLY
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
     empty = inspect.Parameter.empty
     vars(call)["__signature__"] = inspect.Signature(
         [
             inspect.Parameter(
                 each.name,
-                only,
+                keyword_only,
                 annotation=hints[each.name],
                 default=empty if each.required else _default(each),
             )
@@ -72,58 +71,62 @@ def get_field_parameters(kind: Any, name: str) -> Parameters:
 
 
 def get_field_defaults(kind: Any, takes: Sequence[str] | None) -> dict[str, msgspec.Raw]:
-    """The defaults of those fields that a task takes, as JSON: those that are the same each time."""
-    found: dict[str, msgspec.Raw] = {}
-    for each in msgspec.structs.fields(kind):
-        is_fixed = each.default is not msgspec.NODEFAULT or each.default_factory in _EMPTY
-        if not each.required and is_fixed and (takes is None or each.name in takes):
+    """Return the constant defaults of those fields that a task takes, as JSON."""
+    defaults: dict[str, msgspec.Raw] = {}
+    for field in msgspec.structs.fields(kind):
+        is_fixed = field.default is not msgspec.NODEFAULT or field.default_factory in _EMPTY
+        if not field.required and is_fixed and (takes is None or field.name in takes):
             with suppress(TypeError):  # one that has no JSON form is refused when the event is made
-                found[each.name] = msgspec.Raw(encode_value(_default(each)))
-    return found
+                defaults[field.name] = msgspec.Raw(encode_value(_default(field)))
+    return defaults
 
 
 def check_field_names(event: str, fields: Sequence[str], said: Iterable[str]) -> None:
-    """Raises BadArguments for a field that the event does not have."""
-    wrong = next((each for each in said if each not in fields), None)
-    if wrong is not None:
-        similar = did_you_mean(wrong, fields)
-        meant = f": {similar}" if similar else ";"
+    """Raise BadArguments for a field that the event does not have."""
+    unknown = next((each for each in said if each not in fields), None)
+    if unknown is not None:
+        similar = did_you_mean(unknown, fields)
+        suggestion = f": {similar}" if similar else ";"
         raise BadArguments(
-            f"event {event} has no field {wrong!r}{meant} its fields: {', '.join(fields) or 'none'}"
+            f"event {event} has no field {unknown!r}{suggestion} its fields: {', '.join(fields) or 'none'}"
         )
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
-    """What a field is when it is not given; None where that is made anew each time."""
+    """Return the default of a field; None where it is made anew each time."""
     if field.default is not msgspec.NODEFAULT:
         return field.default
     return cast("Any", field.default_factory)() if field.default_factory in _EMPTY else None
 
 
 def as_field_error(error: BadArguments) -> BadArguments:
-    """The same, in the words of events."""
+    """Return the same error, about fields instead of arguments."""
     text = str(error).replace(": parameter ", ": field ", 1).replace(": an argument ", ": a field ", 1)
     return BadArguments(text.replace("keyword argument", "field"))
 
 
 def get_taken_fields(task: Task[Any, Any], event: str, fields: Sequence[str]) -> tuple[str, ...] | None:
-    """The fields that a task takes; None for all that there are. Raises Misconfigured if it needs others."""
+    """Return the fields that a task takes; None for all. Raises Misconfigured if it needs others."""
     parameters = inspect.signature(task.function).parameters.values()
-    kinds = {each.kind for each in parameters}
-    by_name = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    kinds = {parameter.kind for parameter in parameters}
+    by_name = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
     missing = [
-        each.name
-        for each in parameters
-        if each.default is each.empty
-        and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        and (each.name not in fields or each.kind is each.POSITIONAL_ONLY)
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        and (parameter.name not in fields or parameter.kind is parameter.POSITIONAL_ONLY)
     ]
     if missing:
         raise Misconfigured(
             f"task {task.name} needs {missing[0]!r}, which event {event} does not give by that name; "
             f"its fields: {', '.join(fields) or 'none'}"
         )
-    return None if inspect.Parameter.VAR_KEYWORD in kinds else tuple(each.name for each in by_name)
+    return None if inspect.Parameter.VAR_KEYWORD in kinds else tuple(parameter.name for parameter in by_name)
 
 
 _EMPTY = (list, dict, set)
@@ -137,8 +140,7 @@ TaskT = TypeVar("TaskT", bound=Task[Any, Any])
 
 
 class SentEvent(msgspec.Struct, frozen=True):
-    """An event that was sent: its `id`, its name, and its version. There is no result to wait for: each subscriber's
-    job has its own."""
+    """An event that was sent. There is no result to wait for: each subscriber's job has its own."""
 
     id: str
     event: str
@@ -157,10 +159,11 @@ else:  # a checker wants each class that derives from a frozen Struct to say so 
 
 
 class Event(_Fields):
-    """What the classes of events have in common; `@app.event` makes a plain annotated class one of them.
+    """The base of event classes; `@app.event` derives one from a plain annotated class.
 
-    An instance is immutable and its fields are what their annotations say: who gives others gets a BadArguments, which
-    is a TypeError. Derive from it where a type checker is to know `delay` and the fields.
+    An instance is immutable, and its fields are checked against their annotations: a wrong value raises
+    BadArguments, which is
+    a TypeError. Derive from it where a type checker needs `delay` and the fields.
     """
 
     def __post_init__(self) -> None:
@@ -175,12 +178,19 @@ class Event(_Fields):
     def subscribe(cls, /, **options: Any) -> Callable[[TaskT], TaskT]: ...
     @classmethod
     def subscribe(cls, task: Any = None, /, **options: Any) -> Any:
-        """Have `task` run for each such event, with those fields as arguments that it takes. Also a decorator on a
-        task, bare or with options.
+        """Run `task` for each such event, with those fields as arguments that it takes.
 
-        `versions` says which versions of the event it takes (default: the one of this class); the others are a task's
-        options: `queue`, `countdown`, `expires`, `max_retries` and so on. Its jobs have retries and dead letters of
-        their own. Who subscribes twice changes the subscription. Raises Misconfigured.
+        Also a decorator of a task, with and without options. Its jobs have retries and dead letters of their own. A
+        second
+        subscription of a task replaces the first.
+
+        Args:
+            options: `versions`, the versions of the event that it takes (default: that of this class), and options
+                of a task:
+                `queue`, `countdown`, `expires`, `max_retries` and so on.
+
+        Raises:
+            Misconfigured: An option makes no sense, or the task needs arguments that are no fields.
         """
         declared = get_event_declaration(cls)
 
@@ -192,23 +202,28 @@ class Event(_Fields):
 
     @classmethod
     def unsubscribe(cls, task: Task[Any, Any], /) -> bool:
-        """Take a task's subscription back, at once and for good, whatever workers still declare: see
-        `app.events.unsubscribe`. For plain Python."""
+        """Withdraw a task's subscription at once, whatever workers declare: see `app.events.unsubscribe`. For plain
+        Python.
+        """
         app = cast("EventApplication", task.app)  # an application of tasks is one of events, too
         return app.events.unsubscribe(get_event_declaration(cls).name, task.name)
 
     # `cls` is typed as a callable with the fields, so that type checkers know them in `delay`, as in the constructor.
     @classmethod
     def job(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> Job:
-        """The message that `delay` with these fields would publish: for an outbox, which sends it with `send_jobs`.
-        Raises BadArguments, which is a TypeError, and MessageTooLarge."""
+        """Return the message that `delay` with these fields would publish, for an outbox, which sends it with
+        `send_jobs`.
+
+        Raises:
+            BadArguments: A field is wrong; it is a TypeError.
+            MessageTooLarge: The message exceeds the limit.
+        """
         declared, made = _made(cls, args, fields)
         return declared.make_job(made)
 
     @classmethod
     def delay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
-        """Send the event. For plain Python; inside an event loop await `adelay`. Raises like `job`, and
-        BrokerUnavailable."""
+        """Send the event. For plain Python; in an event loop await `adelay`. Raises like `job`, and BrokerUnavailable."""
         declared, made = _made(cls, args, fields)
         return declared.app.events.send([made])[0]
 
@@ -220,8 +235,7 @@ class Event(_Fields):
 
 
 class EventClass(Generic[T]):
-    """What a type checker sees of a plain class that is declared as an event. To know the fields, it needs a class that
-    derives from `Event`."""
+    """The type of a plain class that is declared as an event. Type checkers know fields only in subclasses of `Event`."""
 
     if TYPE_CHECKING:
 
@@ -249,10 +263,10 @@ class EventClass(Generic[T]):
 
 
 class EventSender(Protocol):
-    """The events of an application, as far as an event needs them: `app.events`."""
+    """The events of an application, as an event needs them: `app.events`."""
 
     def add(self, declared: "EventDeclaration") -> None:
-        """Remember an event. Raises Misconfigured when another class has its name and version."""
+        """Add an event. Raises Misconfigured when a different class has its name and version."""
         ...
 
     def send(self, events: Sequence[Event]) -> list[SentEvent]:
@@ -264,7 +278,7 @@ class EventSender(Protocol):
         ...
 
     def unsubscribe(self, event: str, task: str) -> bool:
-        """Take the subscription of a task back, in plain Python. Return whether there was one."""
+        """Withdraw the subscription of a task, in plain Python. Return whether there was one."""
         ...
 
 
@@ -282,7 +296,7 @@ FindOwner = Callable[[str, object], EventApplication]
 
 
 class EventDeclaration:
-    """How an event was declared, and which tasks of this process are subscribed to it."""
+    """The declaration of an event, and the tasks of this process that are subscribed to it."""
 
     def __init__(
         self,
@@ -309,7 +323,7 @@ class EventDeclaration:
 
     @property
     def app(self) -> EventApplication:
-        """The application that sends it, or, with `of`, listens to another one's."""
+        """The application that sends the event, or, with `of`, subscribes to a foreign one."""
         if self.everywhere:
             raise Misconfigured(f"event {self.name} is of every application: app.events.send([...]) sends it")
         if self._app is None:
@@ -326,7 +340,7 @@ class EventDeclaration:
         return self._of or self.app.name
 
     def adopt(self, app: "EventApplication") -> None:
-        """Belong to `app` from now on, unless it belongs to one already."""
+        """Belong to `app` from now on, unless it belongs to an application already."""
         if self._app is None and not self.everywhere:
             self._app = app
             app.events.add(self)
@@ -337,7 +351,7 @@ class EventDeclaration:
         return self._app is None
 
     def make_event(self, fields: dict[str, Any]) -> Event:
-        """An event with these fields. Raises BadArguments."""
+        """Return an event with these fields. Raises BadArguments."""
         try:
             return self.kind(**fields)
         except BadArguments:
@@ -350,7 +364,7 @@ class EventDeclaration:
             ) from None
 
     def parse_event(self, said: Mapping[str, object]) -> Event:
-        """An event whose fields are said as in JSON. Raises BadArguments."""
+        """Return an event from fields in their JSON form. Raises BadArguments."""
         check_field_names(self.name, self.fields, said)
         try:
             _, named = self._parameters.decode(msgspec.Raw(b"[]"), msgspec.Raw(msgspec.json.encode(said)))
@@ -359,7 +373,7 @@ class EventDeclaration:
         return self.make_event(dict(named))
 
     def encode_fields(self, event: Event) -> dict[str, msgspec.Raw]:
-        """Its fields as JSON. Raises BadArguments."""
+        """Return the fields as JSON. Raises BadArguments."""
         try:
             _, raw = self._parameters.encode((), {name: getattr(event, name) for name in self.fields})
         except BadArguments as error:
@@ -367,7 +381,7 @@ class EventDeclaration:
         return _FIELDS.decode(raw)
 
     def make_job(self, event: Event, app: Application | None = None) -> Job:
-        """The message of an event, on its way to the Routers of the application."""
+        """Return the message of an event for the Routers of its application."""
         app = app if self.everywhere and app is not None else self.app
         if self._of and self._of != app.name:
             raise Misconfigured(f"event {self.name} is of application {self._of!r}: it is sent there")
@@ -385,7 +399,7 @@ class EventDeclaration:
         )
 
     def subscribe(self, task: Any, said: dict[str, Any]) -> None:
-        """Remember a subscription. Raises Misconfigured."""
+        """Record a subscription. Raises Misconfigured."""
         if not isinstance(task, Task):
             raise Misconfigured(f"{self.name}.subscribe takes a task, got {task!r}: put @app.task below it")
         task = cast("Task[Any, Any]", task)
@@ -400,19 +414,19 @@ class EventDeclaration:
         self._subscribed[task.name] = (task.options(**options) if options else task, versions, takes)
 
     def list_subscriptions(self, app: Application) -> list[Subscription]:
-        """Those of an application's tasks, as the registry is told of them."""
-        found: list[Subscription] = []
+        """Return the subscriptions of an application's tasks, as the registry stores them."""
+        subscriptions: list[Subscription] = []
         for task, versions, takes in self._subscribed.values():
             if task.app is app:
                 job, expires_in = make_job_template(task.make_template())
                 # What the fields of another version are, when they are missing, this class does not know.
                 defaults = get_field_defaults(self.kind, takes) if versions == (self.version,) else {}
-                found.append(Subscription(self.name, versions, job, takes, expires_in, defaults))
-        return found
+                subscriptions.append(Subscription(self.name, versions, job, takes, expires_in, defaults))
+        return subscriptions
 
 
 class DeclareEvent:
-    """What `@event` and `@app.event` are: a decorator that works bare and called."""
+    """The decorators `@event` and `@app.event`, which work with and without arguments."""
 
     def __init__(
         self,
@@ -444,9 +458,16 @@ class DeclareEvent:
         version: int = 1,
         of: str | None = None,
     ) -> Any:
-        """Declare an event. `name` is the module and qualified name of the class unless given; `version` says which
-        one of its meanings this is; `of` names another application whose event it is, to subscribe to. Raises
-        Misconfigured."""
+        """Declare an event.
+
+        Args:
+            name: By default the module and the qualified name of the class.
+            version: The version of its meaning.
+            of: The name of the application whose event it is, to subscribe to a foreign event.
+
+        Raises:
+            Misconfigured: An argument makes no sense, or the name and version are taken.
+        """
 
         def declared(kind: type[Any]) -> Any:
             if not isinstance(cast("object", kind), type):
@@ -481,29 +502,29 @@ def _made(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> tuple["E
 
 
 def get_event_declaration(kind: type[Any]) -> EventDeclaration:
-    """How the event was declared. Raises Misconfigured for a class that was not."""
-    found = _DECLARED.get(kind)
-    if found is None:
+    """Return the declaration of an event. Raises Misconfigured for a class without one."""
+    declaration = _DECLARED.get(kind)
+    if declaration is None:
         raise Misconfigured(f"{kind.__qualname__} is no event yet: put @app.event above the class")
-    return found
+    return declaration
 
 
 def list_event_declarations() -> list[EventDeclaration]:
-    """Every event that was declared in this process, whoever owns it."""
+    """Return all events that were declared in this process."""
     return list(_DECLARED.values())
 
 
 def adopt_events(app: EventApplication, modules: Iterable[str]) -> None:
-    """Have `app` own the free events in these modules."""
+    """Let `app` own the free events in these modules."""
     for module in modules:
         for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
-            one = _DECLARED.get(value) if isinstance(value, type) else None
-            if one is not None:
-                one.adopt(app)
+            declaration = _DECLARED.get(value) if isinstance(value, type) else None
+            if declaration is not None:
+                declaration.adopt(app)
 
 
 def _struct_of(kind: type[Any], name: str) -> type[Event]:
-    """The class as an event's: itself if it is one, else one that has its fields and all else that is in it."""
+    """Return the class of an event: `kind` itself if it derives from Event, else a new class with its content."""
     if issubclass(kind, Event):
         return kind
     try:

@@ -1,4 +1,4 @@
-"""Scheduled: what `app.schedule` does with the schedules that are in Redis."""
+"""Read and change the schedules of an application in Redis: `app.schedule`."""
 
 import builtins
 import time
@@ -36,32 +36,33 @@ from celery5.scheduling.triggers import When
 from celery5.tasks.task import Signature, Task, TaskApplication
 
 TRIES = 20
-"""Times that a change is tried which others are quicker with."""
+"""Attempts at a change while others change the same schedule."""
 ScheduleChange = Callable[[Schedule, int], Schedule | None]
-"""Gives a schedule as it is to be, None for not at all; given the time."""
+"""Returns the changed schedule, or None to remove it; the second argument is the time."""
 
 
 class ScheduleState(msgspec.Struct, frozen=True):
-    """A schedule, as `list` and `show` tell of it. Times are seconds since 1970; None where there is none.
-
-    `state` is `active`, `paused`, `retired` (no code declares it any more) or `done` (it will not fire again). `fired`
-    are fire times that were published, `missed` those that nobody published in time, `skipped` those left out because
-    of the job before, `triggered` jobs sent by hand. `waiting` is a fire time that waits for the job before to end.
-    """
+    """A schedule, as `list` and `show` return it. Times are seconds since 1970; None where there is none."""
 
     name: str
     task: str
     queue: str
     when: str
+    # `active`, `paused`, `retired` (no code declares it any more) or `done` (it will not fire again).
     state: str
     last: float | None
     next: float | None
+    # Fire times that were published.
     fired: int
+    # Fire times that were not published in time.
     missed: int
+    # Fire times that were left out because the previous job had not ended.
     skipped: int
+    # Jobs that were sent by `trigger`.
     triggered: int
     origin: str
     job: str
+    # A fire time that waits for the previous job to end.
     waiting: float | None
     overlap: str
     misfire: Misfire
@@ -69,7 +70,7 @@ class ScheduleState(msgspec.Struct, frozen=True):
 
 
 class DeclaredSchedule(msgspec.Struct, frozen=True):
-    """A schedule as somebody declared it: the call, and how it is repeated."""
+    """A schedule as it was declared: the call, and when it is repeated."""
 
     name: str
     call: Any
@@ -78,8 +79,13 @@ class DeclaredSchedule(msgspec.Struct, frozen=True):
 
 
 def make_definition(app: TaskApplication, call: Signature[Any], how: Periodic) -> ScheduleDefinition:
-    """What a Scheduler needs to know, so that it can publish the jobs without the code of their task. Raises
-    Misconfigured, BadArguments, MessageTooLarge."""
+    """Return what a Scheduler needs to publish the jobs of a schedule without the code of their task.
+
+    Raises:
+        Misconfigured: The declaration makes no sense.
+        BadArguments: The arguments do not fit the task.
+        MessageTooLarge: The message exceeds the limit.
+    """
     trigger, misfire, jitter = resolve_parts(how)
     job = call.job()
     if job.at:
@@ -106,38 +112,42 @@ def make_definition(app: TaskApplication, call: Signature[Any], how: Periodic) -
 
 
 def iterate_declared(app: TaskApplication, by_call: Sequence[DeclaredSchedule]) -> Iterator[DeclaredSchedule]:
-    """All schedules that the application's code and its configuration declare. Raises Misconfigured."""
+    """Yield all schedules that the application's code and its configuration declare. Raises Misconfigured."""
     yield from by_call
     for task in list(app.tasks.values()):
         yield from iterate_task_schedules(task)
-    for name, said in app.settings.schedules.items():
-        yield _configured(app, name, said)
+    for name, options in app.settings.schedules.items():
+        yield _configured(app, name, options)
 
 
 def iterate_task_schedules(task: Task[Any, Any]) -> Iterator[DeclaredSchedule]:
-    """The schedules that a task was declared with."""
+    """Yield the schedules that a task was declared with."""
     for how in task.schedule:
         call = Signature(task, tuple(how.args), dict(how.kwargs))
         yield DeclaredSchedule(how.name or task.name, call, how)
 
 
 def _configured(app: TaskApplication, name: str, said: Mapping[str, Any]) -> DeclaredSchedule:
-    words = dict(said)
-    task = words.pop("task", None)
+    remaining = dict(said)
+    task = remaining.pop("task", None)
     if not isinstance(task, str) or task not in app.tasks:
         raise Misconfigured(
             f"schedule {name!r} in the settings: task is {task!r}, which is none of this application"
         )
     call = app.tasks[task]
-    options = words.pop("options", None)
+    options = remaining.pop("options", None)
     if options is not None:
         call = call.options(**options)
     try:
-        own = {each: words.pop(each) for each in ("args", "kwargs", "overlap", "jitter") if each in words}
-        misfire = words.pop("misfire", "once")
+        own = {
+            option: remaining.pop(option)
+            for option in ("args", "kwargs", "overlap", "jitter")
+            if option in remaining
+        }
+        misfire = remaining.pop("misfire", "once")
         if isinstance(misfire, Mapping):
             misfire = msgspec.convert(misfire, Misfire)
-        how = Periodic(words.pop("when", None) or words, name, misfire=misfire, **own)
+        how = Periodic(remaining.pop("when", None) or remaining, name, misfire=misfire, **own)
         _ = resolve_parts(how)
     except (TypeError, msgspec.ValidationError, Misconfigured) as error:
         raise Misconfigured(f"schedule {name!r} in the settings: {error}") from None
@@ -145,7 +155,7 @@ def _configured(app: TaskApplication, name: str, said: Mapping[str, Any]) -> Dec
 
 
 def make_declaration(call: Signature[Any], how: Periodic) -> DeclaredSchedule:
-    """A schedule that code declares. Raises Misconfigured."""
+    """Return a schedule that code declares. Raises Misconfigured."""
     _ = resolve_parts(how)
     return DeclaredSchedule(how.name or call.task.name, call, how)
 
@@ -153,18 +163,18 @@ def make_declaration(call: Signature[Any], how: Periodic) -> DeclaredSchedule:
 def collect_declarations(
     app: TaskApplication, by_call: list[DeclaredSchedule]
 ) -> dict[str, DeclaredSchedule]:
-    """All that code and configuration declare, by name. Raises Misconfigured for a name that is there twice."""
-    found: dict[str, DeclaredSchedule] = {}
-    for each in iterate_declared(app, by_call):
-        if found.setdefault(each.name, each) is not each:
-            raise Misconfigured(f"two schedules are named {each.name!r}: give one of them another name")
-    return found
+    """Return all declared schedules by name. Raises Misconfigured for a name that occurs twice."""
+    declarations: dict[str, DeclaredSchedule] = {}
+    for declared in iterate_declared(app, by_call):
+        if declarations.setdefault(declared.name, declared) is not declared:
+            raise Misconfigured(f"two schedules are named {declared.name!r}: give one of them another name")
+    return declarations
 
 
 def make_checked_definition(
     app: TaskApplication, call: Signature[Any], when: object, name: str, words: Mapping[str, Any]
 ) -> ScheduleDefinition:
-    """What a call and its repetition come to. Raises Misconfigured also for a trigger that makes no sense."""
+    """Return the definition of a call and its repetition. Raises Misconfigured, also for an invalid trigger."""
     try:
         how = Periodic(when, name, **words)
     except TypeError as error:
@@ -175,15 +185,15 @@ def make_checked_definition(
 
 
 def make_fired_job(of: ScheduleDefinition, job_id: str, now: float) -> JobToSend:
-    """The job of one fire time, as it is sent at `now`, in seconds since 1970."""
+    """Return the job of one fire time, as it is sent at `now`, in seconds since 1970."""
     envelope = read_envelope(of.message.encode())
     expires = None if of.expires is None else now + of.expires
-    made = msgspec.structs.replace(envelope, id=job_id, sent=now, expires=expires)
-    return job_id, msgspec.json.encode(made), of.lock, of.unique_for
+    message = msgspec.structs.replace(envelope, id=job_id, sent=now, expires=expires)
+    return job_id, msgspec.json.encode(message), of.lock, of.unique_for
 
 
 def to_schedule_state(schedule: Schedule) -> ScheduleState:
-    """A schedule as people want to see it."""
+    """Return the state of a schedule for users."""
     done = schedule.next is None and schedule.waiting is None
     state = "retired" if schedule.retired else "paused" if schedule.paused else "done" if done else "active"
     return ScheduleState(
@@ -208,7 +218,7 @@ def to_schedule_state(schedule: Schedule) -> ScheduleState:
 
 
 async def read_schedules(app: TaskApplication, redis: AsyncDriver) -> list[tuple[Schedule, bytes]]:
-    """All schedules in Redis that this version understands, each with its record."""
+    """Return all schedules in Redis that this version can read, each with its record."""
     return await retry_without_unreachable(lambda: _all_of(app, redis))
 
 
@@ -225,37 +235,41 @@ async def _all_of(app: TaskApplication, redis: AsyncDriver) -> list[tuple[Schedu
 
 
 async def get_broker_time(app: TaskApplication, redis: AsyncDriver, queue: str) -> int:
-    """The time by Redis, in ms since 1970."""
+    """Return the time of the Redis server, in ms since 1970."""
     return (await redis.perform(scheduling_calls.get_due_schedules(app.keys, app.queue(queue), limit=0))).now
 
 
 async def list_states(app: TaskApplication, redis: AsyncDriver) -> list[ScheduleState]:
-    """All schedules, by name."""
-    found = [
+    """Return all schedules, by name."""
+    states = [
         to_schedule_state(schedule)
         for schedule, _ in await read_schedules(app, redis)
         if schedule.stage == "settled"
     ]
-    return sorted(found, key=lambda each: each.name)
+    return sorted(states, key=lambda state: state.name)
 
 
 async def find_schedule(app: TaskApplication, redis: AsyncDriver, name: str) -> tuple[Schedule, bytes]:
-    """One schedule and its record. Raises Misconfigured, and the error of a broker that is away when none of the others
-    has it."""
-    with skip_unreachable() as away:
+    """Return one schedule and its record.
+
+    Raises:
+        Misconfigured: There is no such schedule.
+        BrokerUnavailable: No reachable broker has it, and an unreachable one may have it.
+    """
+    with skip_unreachable() as unreachable:
         found = await retry_without_unreachable(lambda: _looked_up(app, redis, name))
         if found is not None:
             return found
-        if away:
-            raise not_found_error(f"schedule {name!r}", away)
-        known = [each.name for each in await list_states(app, redis)]
-    raise Misconfigured(f"no schedule {name!r}; there are: {', '.join(known[:20]) or 'none'}")
+        if unreachable:
+            raise not_found_error(f"schedule {name!r}", unreachable)
+        names = [state.name for state in await list_states(app, redis)]
+    raise Misconfigured(f"no schedule {name!r}; there are: {', '.join(names[:20]) or 'none'}")
 
 
 async def _looked_up(app: TaskApplication, redis: AsyncDriver, name: str) -> tuple[Schedule, bytes] | None:
     queues = await redis.perform(scheduling_calls.list_schedule_queues(app.keys))
-    asked = [scheduling_calls.get_schedule(app.keys, each, name) for each in queues]
-    for record in await redis.perform_all(asked) if asked else []:
+    calls = [scheduling_calls.get_schedule(app.keys, queue, name) for queue in queues]
+    for record in await redis.perform_all(calls) if calls else []:
         schedule = periodic.decode_schedule(record, app.settings.message_limit) if record else None
         if schedule is not None and schedule.stage == "settled":
             return schedule, record
@@ -263,7 +277,7 @@ async def _looked_up(app: TaskApplication, redis: AsyncDriver, name: str) -> tup
 
 
 async def get_schedule_state(app: TaskApplication, redis: AsyncDriver, name: str) -> ScheduleState:
-    """One schedule. Raises Misconfigured."""
+    """Return one schedule. Raises Misconfigured."""
     return to_schedule_state((await find_schedule(app, redis, name))[0])
 
 
@@ -275,11 +289,17 @@ def replace_schedule(
     now: int,
     jobs: Sequence[JobToSend] = (),
 ) -> Call[bool]:
-    """The trip that puts `after` (None: nothing) in the place of that very record of a schedule (b"": none), sends
-    these jobs and tells the Schedulers. It gives False, and does nothing, when another record is there."""
+    """Return a call that replaces a schedule's record, sends jobs and notifies the Schedulers.
+
+    It returns False, and does nothing, when Redis has a different record.
+
+    Args:
+        record: The expected record; b"" for none.
+        after: The new schedule; None to delete it.
+    """
     raw, look = (b"", None) if after is None else (periodic.encode_schedule(after), after.get_next_look(now))
     queue = app.queue(schedule.of.queue)
-    if jobs:  # else its lane does not matter: one that this version does not know can be changed and removed
+    if jobs:  # without jobs the lane does not matter: a schedule with a lane of a newer version can be changed and removed
         queue = queue.on_lane(schedule.of.lane)
     return scheduling_calls.fire_schedule(
         app.keys,
@@ -296,23 +316,27 @@ def replace_schedule(
 async def add_schedule(
     app: TaskApplication, redis: AsyncDriver, name: str, of: ScheduleDefinition
 ) -> ScheduleState:
-    """Add a schedule. Raises Misconfigured for one that is there, or would never fire."""
-    if any(each.name == name for each in await list_states(app, redis)):
+    """Add a schedule. Raises Misconfigured for a name that is taken, and for one that would never fire."""
+    if any(state.name == name for state in await list_states(app, redis)):
         raise Misconfigured(f"a schedule {name!r} is there already: remove it first, or give another name")
     now = await get_broker_time(app, redis, of.queue)
-    made = periodic.make_schedule(name, of, now, get_next_fire_time, origin="runtime")
-    if made.next is None:
+    schedule = periodic.make_schedule(name, of, now, get_next_fire_time, origin="runtime")
+    if schedule.next is None:
         raise Misconfigured(f"schedule {name!r} would never fire: {describe_trigger(of.trigger)}")
     await redis.perform(scheduling_calls.register_schedule_queue(app.keys, of.queue))
-    if not await redis.perform(replace_schedule(app, made, b"", made, now)):
+    if not await redis.perform(replace_schedule(app, schedule, b"", schedule, now)):
         raise Misconfigured(f"a schedule {name!r} was just added by somebody else")
-    return to_schedule_state(made)
+    return to_schedule_state(schedule)
 
 
 async def change_schedule(
     app: TaskApplication, redis: AsyncDriver, name: str, change: ScheduleChange
 ) -> ScheduleState:
-    """Change a schedule, whatever others do with it meanwhile; gives it as it is then, or was. Raises Misconfigured."""
+    """Change a schedule, with retries while others change it; return it after that, or as it was if it was removed.
+
+    Raises:
+        Misconfigured: There is no such schedule, or it changes too often.
+    """
     for _ in range(TRIES):
         before, record = await find_schedule(app, redis, name)
         now = await get_broker_time(app, redis, before.of.queue)
@@ -340,17 +364,17 @@ async def trigger_schedule(app: TaskApplication, redis: AsyncDriver, name: str) 
 
 
 def paused_schedule(schedule: Schedule, _now: int) -> Schedule:
-    """The change that pauses."""
+    """Return the schedule, paused."""
     return periodic.pause_schedule(schedule)
 
 
 def resumed_schedule(schedule: Schedule, now: int) -> Schedule:
-    """The change that resumes."""
+    """Return the schedule, resumed."""
     return periodic.resume_schedule(schedule, now, get_next_fire_time)
 
 
 def removed_schedule(_schedule: Schedule, _now: int) -> None:
-    """The change that removes."""
+    """Return None: remove the schedule."""
 
 
 def _seconds(ms: int | None) -> float | None:
@@ -358,9 +382,15 @@ def _seconds(ms: int | None) -> float | None:
 
 
 class Schedules:
-    """The schedules of an application: `app.schedule`. Called, it declares one in code:
-    `app.schedule(report.s("daily"), "0 3 * * *")`; its methods manage those that are in Redis. Raises Misconfigured for
-    what makes no sense and for a name that is not there, BrokerError."""
+    """The schedules of an application: `app.schedule`.
+
+    Called, it declares one in code: `app.schedule(report.s("daily"), "0 3 * * *")`. Its methods manage those in
+    Redis.
+
+    Raises:
+        Misconfigured: An argument makes no sense, or there is no schedule of that name.
+        BrokerError: The broker cannot be reached, or refuses.
+    """
 
     REACHED_AS: ClassVar[str] = "app.schedule."
 
@@ -378,24 +408,28 @@ class Schedules:
         overlap: OverlapPolicy = "allow",
         jitter: float = 0.0,
     ) -> None:
-        """Declare that `call` is sent whenever `when` says. See `Periodic`."""
-        one = make_declaration(call, Periodic(when, name, misfire=misfire, overlap=overlap, jitter=jitter))
-        if one.name in self._declared:
-            raise Misconfigured(f"two schedules are named {one.name!r}: give one of them another name=...")
-        self._declared[one.name] = one
+        """Declare that `call` is sent at the times of `when`. See `Periodic`."""
+        declaration = make_declaration(
+            call, Periodic(when, name, misfire=misfire, overlap=overlap, jitter=jitter)
+        )
+        if declaration.name in self._declared:
+            raise Misconfigured(
+                f"two schedules are named {declaration.name!r}: give one of them another name=..."
+            )
+        self._declared[declaration.name] = declaration
 
     def list_declared(self) -> dict[str, DeclaredSchedule]:
-        """All that code and configuration declare, by name. Raises Misconfigured for a name that is there twice."""
+        """Return all declared schedules by name. Raises Misconfigured for a name that occurs twice."""
         return collect_declarations(self._app, [*self._declared.values()])
 
     @property
     def is_used(self) -> bool:
-        """Whether code or configuration declare any."""
+        """Whether code or configuration declare any schedule."""
         tasks = self._app.tasks.values()
-        return bool(self._declared or self._app.settings.schedules or any(each.schedule for each in tasks))
+        return bool(self._declared or self._app.settings.schedules or any(task.schedule for task in tasks))
 
     def list(self) -> builtins.list[ScheduleState]:
-        """All schedules, by name. For plain Python."""
+        """Return all schedules, by name. For plain Python."""
         return run_blocking(list_states(self._app, self._plain()))
 
     async def alist(self) -> builtins.list[ScheduleState]:
@@ -403,7 +437,7 @@ class Schedules:
         return await list_states(self._app, await self._app.connections.get_async_driver())
 
     def show(self, name: str) -> ScheduleState:
-        """One schedule. For plain Python."""
+        """Return one schedule. For plain Python."""
         return run_blocking(get_schedule_state(self._app, self._plain(), name))
 
     async def ashow(self, name: str) -> ScheduleState:
@@ -411,7 +445,7 @@ class Schedules:
         return await get_schedule_state(self._app, await self._app.connections.get_async_driver(), name)
 
     def add(self, call: Signature[Any], when: When, *, name: str = "", **how: Any) -> ScheduleState:
-        """Add a schedule to those in Redis, from now on. The words are those of a declaration. For plain Python."""
+        """Add a schedule to those in Redis, from now on. `how` takes the options of a declaration. For plain Python."""
         of = make_checked_definition(self._app, call, when, name, how)
         return run_blocking(add_schedule(self._app, self._plain(), name or call.task.name, of))
 
@@ -423,7 +457,7 @@ class Schedules:
         )
 
     def pause(self, name: str) -> ScheduleState:
-        """Let a schedule rest; what falls into that time counts neither as fired nor as missed. For plain Python."""
+        """Pause a schedule. Fire times in the pause count neither as fired nor as missed. For plain Python."""
         return run_blocking(change_schedule(self._app, self._plain(), name, paused_schedule))
 
     async def apause(self, name: str) -> ScheduleState:
@@ -433,7 +467,7 @@ class Schedules:
         )
 
     def resume(self, name: str) -> ScheduleState:
-        """Have a schedule go on, with its next fire time that is still to come. For plain Python."""
+        """Resume a schedule, at its next fire time in the future. For plain Python."""
         return run_blocking(change_schedule(self._app, self._plain(), name, resumed_schedule))
 
     async def aresume(self, name: str) -> ScheduleState:
@@ -443,7 +477,7 @@ class Schedules:
         )
 
     def remove(self, name: str) -> ScheduleState:
-        """Remove a schedule; gives it as it was. Jobs that it has sent stay. For plain Python."""
+        """Remove a schedule; return it as it was. Jobs that it has sent stay. For plain Python."""
         return run_blocking(change_schedule(self._app, self._plain(), name, removed_schedule))
 
     async def aremove(self, name: str) -> ScheduleState:
@@ -453,8 +487,9 @@ class Schedules:
         )
 
     def trigger(self, name: str) -> AsyncResult[Any]:
-        """Send a schedule's job now, whatever its overlap policy, and leave its times as they are; gives the handle.
-        For plain Python."""
+        """Send a job of a schedule now; return its handle. Overlap policy and fire times do not count. For plain
+        Python.
+        """
         return run_blocking(trigger_schedule(self._app, self._plain(), name))
 
     async def atrigger(self, name: str) -> AsyncResult[Any]:
@@ -462,9 +497,9 @@ class Schedules:
         return await trigger_schedule(self._app, await self._app.connections.get_async_driver(), name)
 
     def schedulers(self) -> tuple[str, ...]:
-        """The Schedulers that live, by name. For plain Python."""
-        asked = cluster.list_live_processes(self._app.keys, "scheduler")
-        return self._app.perform(asked)
+        """Return the live Schedulers, by name. For plain Python."""
+        call = cluster.list_live_processes(self._app.keys, "scheduler")
+        return self._app.perform(call)
 
     async def aschedulers(self) -> tuple[str, ...]:
         """`schedulers`, from Trio or asyncio."""

@@ -1,6 +1,6 @@
-"""Triggers: how to say when a periodic task runs: `cron`, `every`, `calendar`, `at`, joined by `|` and `&`.
+"""When a periodic task runs: `cron`, `every`, `calendar` and `at`, combined by `|` and `&`.
 
-They are CEP row C102's, with the triggers of APScheduler 3.11, which only a Scheduler loads.
+They describe triggers of APScheduler 3.11, which only a Scheduler loads.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ MAX_INTERVAL = timedelta(days=36_525)
 """The longest interval: a hundred years. What is longer is a mistake, or will not be fired by this version."""
 
 When = str | float | timedelta | datetime | AnyTrigger | Mapping[str, Any]
-"""What says when: a line of a crontab, seconds, a span, a moment, or what the functions here give."""
+"""A line of a crontab, seconds, an interval, a moment, or what the functions of this module return."""
 
 
 def cron(
@@ -38,23 +38,32 @@ def cron(
     end: datetime | None = None,
     **fields: str | int,
 ) -> AnyTrigger:
-    """At the times of day that fit: a `line` of a crontab, or `fields` by name: `year`, `month`, `day`, `week`,
-    `day_of_week`, `hour`, `minute`, `second`, each as in a crontab, `last`, `1st mon` or a number.
+    """Return a trigger that fires at matching wall-clock times.
 
-    What is smaller than the smallest field that is said is 0, what is larger any. `timezone` is a name like
-    Europe/Berlin; without it the setting `timezone` counts. Raises Misconfigured.
+    Args:
+        line: A line of a crontab.
+        timezone: A name like Europe/Berlin; '' for the setting `timezone`.
+        start: The trigger does not fire before this moment.
+        end: The trigger does not fire after this moment.
+        fields: `year`, `month`, `day`, `week`, `day_of_week`, `hour`, `minute` or `second`, instead of a line: each
+            as in a
+            crontab, `last`, `1st mon` or a number. Fields smaller than the smallest of these are 0, larger ones are
+            any.
+
+    Raises:
+        Misconfigured: The arguments make no sense.
     """
     if line is not None:
         if fields:
             raise Misconfigured("cron takes a line of a crontab or fields by name, not both")
         if not isinstance(cast("object", line), str):
             raise Misconfigured(f"cron: {line!r} is no line of a crontab: give a text, like '0 3 * * *'")
-        made = parse_crontab(line, timezone)
+        trigger = parse_crontab(line, timezone)
         bound = {"start": _ms(start), "end": _ms(end)}
-        return _bounded(made, bound) if start or end else made
-    strange = sorted(set(fields) - set(CRON_FIELDS))
-    if strange or not fields:
-        what = f"{strange[0]!r} is no field" if strange else "one field at least is needed"
+        return _bounded(trigger, bound) if start or end else trigger
+    unknown = sorted(set(fields) - set(CRON_FIELDS))
+    if unknown or not fields:
+        what = f"{unknown[0]!r} is no field" if unknown else "one field at least is needed"
         raise Misconfigured(f"cron: {what}; fields: {', '.join(CRON_FIELDS)}")
     said: dict[str, Any] = {name: _field(name, value) for name, value in fields.items()}
     return Cron(**said, zone=timezone, start=_ms(start), end=_ms(end))
@@ -69,8 +78,17 @@ def every(
     start: datetime | None = None,
     end: datetime | None = None,
 ) -> AnyTrigger:
-    """Every so much time, counted from `start`; without it from 1970 in UTC, so that five minutes are those of the
-    clock on every machine. Raises Misconfigured for less than a thousandth of a second and more than 100 years."""
+    """Return a trigger that fires at regular intervals.
+
+    Args:
+        start: The intervals are counted from this moment; without it from 1970 in UTC, so that five minutes are
+            those of
+            the clock on every machine.
+        end: The trigger does not fire after this moment.
+
+    Raises:
+        Misconfigured: The interval is less than a millisecond or more than 100 years.
+    """
     try:
         span = seconds if isinstance(seconds, timedelta) else timedelta(seconds=_number("seconds", seconds))
         span += timedelta(
@@ -97,8 +115,19 @@ def calendar(
     last: date | str | None = None,
     timezone: str = "",
 ) -> AnyTrigger:
-    """At a `time` of day, every so many years, months, weeks and days from the date `first` on, which by default is a
-    Monday and the first of a month and a year. A date that a month does not have is left out. Raises Misconfigured."""
+    """Return a trigger that fires at a wall-clock time, every so many years, months, weeks and days.
+
+    Dates that a month does not have are left out.
+
+    Args:
+        time: The wall-clock time.
+        first: The date to count from; by default a Monday and the first of a month and a year.
+        last: The last date.
+        timezone: A name like Europe/Berlin; '' for the setting `timezone`.
+
+    Raises:
+        Misconfigured: The arguments make no sense.
+    """
     spans: dict[str, object] = {"years": years, "months": months, "weeks": weeks, "days": days}
     for name, value in spans.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -120,7 +149,7 @@ def calendar(
 
 
 def at(moment: datetime) -> AnyTrigger:
-    """Once. Raises Misconfigured for a time without a time zone."""
+    """Return a trigger that fires once. Raises Misconfigured for a time without a time zone."""
     ms = _ms(moment)
     if ms is None:
         raise Misconfigured("at takes an aware datetime")
@@ -128,7 +157,7 @@ def at(moment: datetime) -> AnyTrigger:
 
 
 def parse_trigger(when: object) -> AnyTrigger:
-    """The trigger that somebody means by `when`. Raises Misconfigured."""
+    """Return the trigger that `when` describes. Raises Misconfigured."""
     if isinstance(when, Trigger):
         return cast("AnyTrigger", when)
     if isinstance(when, str):
@@ -148,35 +177,35 @@ def parse_trigger(when: object) -> AnyTrigger:
 def _from_table(said: Mapping[str, Any]) -> AnyTrigger:
     """What a configuration says: {cron = "0 3 * * *"}, {every = 30}, {calendar = {months = 1}}, {at = ...}, {any =
     [...]}, {all = [...]}, each with what the function of that name takes."""
-    words = dict(said)
-    kinds = [each for each in ("cron", "every", "calendar", "at", "any", "all") if each in words]
+    options = dict(said)
+    kinds = [key for key in ("cron", "every", "calendar", "at", "any", "all") if key in options]
     if len(kinds) != 1:
         raise Misconfigured(
             f"{dict(said)!r} does not say when: give one of cron, every, calendar, at, any, all"
         )
-    kind, value = kinds[0], words.pop(kinds[0])
+    kind, value = kinds[0], options.pop(kinds[0])
     try:
         if kind in ("any", "all") and isinstance(value, list):
-            parts = tuple(parse_trigger(each) for each in cast("list[object]", value))
+            parts = tuple(parse_trigger(key) for key in cast("list[object]", value))
             return AnyOf(of=parts) if kind == "any" else AllOf(of=parts)
         if kind == "at":
             return at(value if isinstance(value, datetime) else datetime.fromisoformat(str(value)))
-        for each in ("start", "end"):
-            if isinstance(words.get(each), str):
-                words[each] = datetime.fromisoformat(words[each])
+        for key in ("start", "end"):
+            if isinstance(options.get(key), str):
+                options[key] = datetime.fromisoformat(options[key])
         if isinstance(value, Mapping):
-            words |= cast("Mapping[str, Any]", value)
+            options |= cast("Mapping[str, Any]", value)
         else:
-            words["line" if kind == "cron" else "seconds"] = value
+            options["line" if kind == "cron" else "seconds"] = value
         makers: dict[str, Callable[..., AnyTrigger]] = {"cron": cron, "every": every, "calendar": calendar}
-        return makers[kind](**words)
+        return makers[kind](**options)
     except (TypeError, ValueError, KeyError) as error:
         raise Misconfigured(f"{dict(said)!r} does not say when: {error}") from None
 
 
 def _bounded(trigger: AnyTrigger, bound: dict[str, Any]) -> AnyTrigger:
     if isinstance(trigger, AnyOf):
-        return AnyOf(of=tuple(_bounded(each, bound) for each in trigger.of))
+        return AnyOf(of=tuple(_bounded(part, bound) for part in trigger.of))
     return msgspec.structs.replace(trigger, **bound)
 
 
@@ -193,10 +222,10 @@ def _ms(moment: datetime | None) -> int | None:
 
 def _time(said: "str | time") -> str:
     try:
-        found = said if isinstance(said, time) else time.fromisoformat(said)
+        parsed = said if isinstance(said, time) else time.fromisoformat(said)
     except (TypeError, ValueError):
         raise Misconfigured(f"{said!r} is no time of day: give one like 03:00") from None
-    return found.replace(microsecond=0, tzinfo=None).isoformat()
+    return parsed.replace(microsecond=0, tzinfo=None).isoformat()
 
 
 def _date(said: date | str) -> str:
