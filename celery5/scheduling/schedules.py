@@ -332,7 +332,7 @@ async def add_schedule(
 async def change_schedule(
     app: TaskApplication, redis: AsyncDriver, name: str, change: ScheduleChange
 ) -> ScheduleState:
-    """Change a schedule, with retries while others change it; return it after that, or as it was if it was removed.
+    """Change a schedule, with retries while others change it; return the new state, or the last one before removal.
 
     Raises:
         Misconfigured: There is no such schedule, or it changes too often.

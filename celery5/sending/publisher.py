@@ -39,7 +39,7 @@ class PublishPlanner:
 
         If one job has a key, all jobs of its queue are sent by the same script, to keep their order; so are jobs of
         another
-        priority than normal, to their lane. Jobs under a fair limit go directly to a waiting list.
+        priority than normal, to their lane. Jobs with a waiting list (`Job.line`) go directly to it.
         """
         if len(jobs) == 1 and jobs[0].queue in self._announced:
             return [_WAYS[_way(jobs[0])](self.queue(jobs[0].queue).on_lane(jobs[0].lane), jobs)]
