@@ -223,7 +223,7 @@ class Event(_Fields):
 
     @classmethod
     def delay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
-        """Send the event. For plain Python; in an event loop await `adelay`. Raises like `job`, and BrokerUnavailable."""
+        """Send the event. For plain Python; in an event loop await `adelay`. Raises as `job`, and BrokerUnavailable."""
         declared, made = _made(cls, args, fields)
         return declared.app.events.send([made])[0]
 
@@ -235,7 +235,7 @@ class Event(_Fields):
 
 
 class EventClass(Generic[T]):
-    """The type of a plain class that is declared as an event. Type checkers know fields only in subclasses of `Event`."""
+    """The type of a plain class that is an event. Type checkers know fields only in subclasses of `Event`."""
 
     if TYPE_CHECKING:
 

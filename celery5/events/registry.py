@@ -1,4 +1,4 @@
-"""Events: the events of an application: which there are, how they are sent in bulk, and how they do in Redis (C5)."""
+"""The events of an application: the declared ones, sending in bulk, and their state in Redis."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -33,34 +33,38 @@ if TYPE_CHECKING:
 
 
 class Subscriber(msgspec.Struct, frozen=True):
-    """A task that is subscribed to an event: its application, its name, the queue that its jobs go to, and the fields
-    that it `takes`; None for all that there are."""
+    """A task that is subscribed to an event."""
 
     app: str
     task: str
+    # The queue of its jobs.
     queue: str
+    # The fields that it takes; None for all.
     takes: tuple[str, ...] | None
 
 
 class WithdrawnSubscription(msgspec.Struct, frozen=True):
-    """A subscription that was taken back, and is not in force though workers may declare it."""
+    """A subscription that was withdrawn: it is not in force, whatever workers declare."""
 
     app: str
     task: str
 
 
 class EventState(msgspec.Struct, frozen=True):
-    """How one version of an event does: its subscribers, how many are `kept` since nobody wanted them, and how many
-    nobody has wanted in the last week (`unclaimed`). `fields` are those that are declared here, None if none is; `of`
-    names the application whose event it is. Subscriptions that were `taken_back` are to all of its versions."""
+    """The state of one version of an event."""
 
     event: str
     version: int
     subscribers: tuple[Subscriber, ...]
+    # How many events are kept because there was no subscriber.
     kept: int
+    # How many events had no subscriber in the last week.
     unclaimed: int
+    # The fields that this process declares; None if it declares none.
     fields: tuple[str, ...] | None
+    # The application whose event it is.
     of: str
+    # Withdrawn subscriptions, to all versions of the event.
     taken_back: tuple[WithdrawnSubscription, ...] = ()
 
 
@@ -86,48 +90,58 @@ class Events(Mapping[str, type[Event]]):
         return len({name for name, _ in self._all})
 
     def versions(self, name: str) -> dict[int, type[Event]]:
-        """The versions of one event that are declared, in their order."""
+        """Return the declared versions of one event, sorted."""
         return {
-            version: self._all[name, version].kind for known, version in sorted(self._all) if known == name
+            version: self._all[name, version].kind
+            for declared_name, version in sorted(self._all)
+            if declared_name == name
         }
 
     def make_event(self, kind: type[Event], said: Mapping[str, object]) -> Event:
-        """An event whose fields are said as in JSON: a UUID as text, for instance. Raises BadArguments."""
+        """Return an event from fields in their JSON form: a UUID as text, for instance. Raises BadArguments."""
         return get_event_declaration(kind).parse_event(said)
 
     @property
     def has_own_events(self) -> bool:
-        """Whether one of them is the application's own, so that it needs a Router."""
-        return any(each.of == self._app.name for each in self._all.values())
+        """Whether an event belongs to this application, so that it needs a Router."""
+        return any(declaration.of == self._app.name for declaration in self._all.values())
 
     def add(self, declared: EventDeclaration) -> None:
-        """Remember an event. Raises Misconfigured when another class has its name and version."""
-        known = self._all.setdefault((declared.name, declared.version), declared)
-        if known.kind is not declared.kind:
+        """Add an event. Raises Misconfigured when a different class has its name and version."""
+        first = self._all.setdefault((declared.name, declared.version), declared)
+        if first.kind is not declared.kind:
             raise Misconfigured(
                 f"two events are named {declared.name!r}, version {declared.version}: give one of them "
                 "@event(name=...) or another version"
             )
 
     def group_subscriptions(self) -> dict[str, list[Subscription]]:
-        """What the application's tasks are subscribed to, by the application whose events those are."""
-        found: dict[str, list[Subscription]] = {}
-        for each in list_event_declarations():
-            subscribed = each.list_subscriptions(self._app)
+        """Return the subscriptions of the application's tasks, by the application whose events those are."""
+        subscriptions: dict[str, list[Subscription]] = {}
+        for declaration in list_event_declarations():
+            subscribed = declaration.list_subscriptions(self._app)
             if subscribed:
-                of = self._app.name if each.everywhere else each.of
-                found.setdefault(of, []).extend(subscribed)
-        return found
+                of = self._app.name if declaration.everywhere else declaration.of
+                subscriptions.setdefault(of, []).extend(subscribed)
+        return subscriptions
 
     def list_queues(self) -> set[str]:
-        """The queues that those subscriptions name."""
-        return {each.job.queue for subscribed in self.group_subscriptions().values() for each in subscribed}
+        """Return the queues of these subscriptions."""
+        return {
+            subscription.job.queue
+            for subscribed in self.group_subscriptions().values()
+            for subscription in subscribed
+        }
 
     def send(self, events: Sequence[Event]) -> list[SentEvent]:
-        """Send many events in few round trips; gives their handles in order. For plain Python.
+        """Send many events in few round trips; return their handles in order. For plain Python.
 
-        Raises TypeError for what is no event, MessageTooLarge, and Misconfigured for another application's event,
-        before anything is sent. When Redis is not there: as `App.send_many`.
+        Raises:
+            TypeError: Before anything is sent: an item is no event.
+            MessageTooLarge: Before anything is sent.
+            Misconfigured: Before anything is sent: an event belongs to a different application.
+            BrokerUnavailable: As in `App.send_many`.
+            BacklogFull: As in `App.send_many`.
         """
         jobs = self._jobs(events)
         self._app.dispatch(jobs)
@@ -140,7 +154,7 @@ class Events(Mapping[str, type[Event]]):
         return _sent(events, jobs)
 
     def waiting(self) -> QueueState:
-        """How many events wait for a Router, and which Routers live: its `workers`. For plain Python."""
+        """Return how many events wait for a Router, and the live Routers as its `workers`. For plain Python."""
         return self._app.perform(get_queue_state(self._app.queue(EVENTS)))
 
     async def awaiting(self) -> QueueState:
@@ -148,7 +162,7 @@ class Events(Mapping[str, type[Event]]):
         return await self._app.aperform(get_queue_state(self._app.queue(EVENTS)))
 
     def state(self) -> list[EventState]:
-        """How the application's events do, in Redis and here. For plain Python."""
+        """Return the state of the application's events. For plain Python."""
         return run_blocking(self._state(BlockingDriverAdapter(self._app.connections.get_blocking_driver())))
 
     async def astate(self) -> list[EventState]:
@@ -156,8 +170,14 @@ class Events(Mapping[str, type[Event]]):
         return await self._state(await self._app.connections.get_async_driver())
 
     def unsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
-        """Take the subscription of a task back, at once and for good: whoever still declares it gets nothing. `app` is
-        the task's application, this one unless it is said. Gives whether there was one in force. For plain Python."""
+        """Withdraw the subscription of a task at once, whatever workers declare. For plain Python.
+
+        Args:
+            app: The task's application; '' for this one.
+
+        Returns:
+            Whether there was a subscription in force.
+        """
         call = self._taking_back(event, task, app, back=True)
         return self._app.perform(call)
 
@@ -166,8 +186,11 @@ class Events(Mapping[str, type[Event]]):
         return await self._app.aperform(self._taking_back(event, task, app, back=True))
 
     def resubscribe(self, event: str, task: str, *, app: str = "") -> bool:
-        """Allow a subscription again that was taken back: its workers declare it within a minute. Gives whether it was
-        taken back. For plain Python."""
+        """Allow a withdrawn subscription again: its workers declare it within a minute. For plain Python.
+
+        Returns:
+            Whether it was withdrawn.
+        """
         call = self._taking_back(event, task, app, back=False)
         return self._app.perform(call)
 
@@ -186,15 +209,15 @@ class Events(Mapping[str, type[Event]]):
         if isinstance(events, Event) or not isinstance(cast("object", events), Iterable):
             raise TypeError(f"events.send takes a list of events, got {events!r}")
         jobs: list[Job] = []
-        for each in events:
-            if not isinstance(cast("object", each), Event):
-                raise TypeError(f"events.send takes events, got {each!r}: make one with its class")
-            declared = get_event_declaration(type(each))
+        for event in events:
+            if not isinstance(cast("object", event), Event):
+                raise TypeError(f"events.send takes events, got {event!r}: make one with its class")
+            declared = get_event_declaration(type(event))
             if not declared.everywhere and declared.app is not self._app:
                 raise Misconfigured(
                     f"event {declared.name} is of application {declared.app.name!r}: send it there"
                 )
-            jobs.append(declared.make_job(each, self._app))
+            jobs.append(declared.make_job(event, self._app))
         return jobs
 
     async def _state(self, redis: AsyncDriver) -> list[EventState]:
@@ -202,7 +225,7 @@ class Events(Mapping[str, type[Event]]):
         return [each for of in (self._app.name, *others) for each in await self._state_of(redis, of)]
 
     async def _state_of(self, redis: AsyncDriver, of: str) -> list[EventState]:
-        """Of one application: of this one all that Redis knows; of another what is declared here."""
+        """Return the state of all known events of this application, or of the declared ones of a foreign one."""
         keys = Keys(of)
         registry = await redis.perform(trips.get_subscribers(keys, b""))
         counts = await redis.perform(trips.count_unclaimed(keys))
@@ -245,14 +268,14 @@ def _state_of(
 
 
 def _taken_back(event: str, names: Iterable[list[str]]) -> tuple[WithdrawnSubscription, ...]:
-    """Those to one event, of all names in the registry whose subscription was taken back."""
+    """Return the withdrawn subscriptions to one event."""
     return tuple(
-        WithdrawnSubscription(*each[1:]) for each in sorted(names) if len(each) == 3 and each[0] == event
+        WithdrawnSubscription(*parts[1:]) for parts in sorted(names) if len(parts) == 3 and parts[0] == event
     )
 
 
 def _sent(events: Sequence[Event], jobs: Sequence[Job]) -> list[SentEvent]:
     return [
-        SentEvent(job.id, job.task, get_event_declaration(type(each)).version)
-        for job, each in zip(jobs, events, strict=True)
+        SentEvent(job.id, job.task, get_event_declaration(type(event)).version)
+        for job, event in zip(jobs, events, strict=True)
     ]

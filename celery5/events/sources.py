@@ -1,4 +1,4 @@
-"""Sources: where documents come from: what a Data Source is, and who subscribes to it (C85)."""
+"""Data Sources, which publish documents, and the tasks that subscribe to them."""
 
 import inspect
 import math
@@ -11,11 +11,11 @@ from celery5.protocol.events.documents import SourceDocument
 from celery5.protocol.job.arguments import Parameters
 
 REMEMBER = 86400.0
-"""Seconds that the id of a document is remembered, unless its source says otherwise."""
+"""The default for the seconds that the id of a document is stored."""
 
 
 class SourcedTask(Protocol):
-    """A task, as far as it is sent the documents of sources."""
+    """The properties of a task that concern sources."""
 
     sources: "tuple[Source, ...]"
 
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=SourcedTask)
 
 
 class Emit(Protocol):
-    """Publishes a document: what a source is handed."""
+    """The function with which a source publishes documents."""
 
     async def __call__(
         self,
@@ -38,13 +38,21 @@ class Emit(Protocol):
         id: str = "",  # noqa: A002  as everywhere
         attributes: Mapping[str, str] | None = None,
     ) -> str:
-        """Publish `body`, bytes, or text, or anything that has JSON, to all tasks that have subscribed; gives the
-        document's id.
+        """Publish a document to all subscribed tasks; return the document's id.
 
-        It returns when it is published, and not before: whoever sent it may be told so then. With an `id` it is
-        published once, however often that comes; interrupted or failed, it may have been published to some of the
-        tasks, and the same id makes up for the others. `attributes` are words about it. Raises BrokerUnavailable,
-        MessageTooLarge, and BadArguments for what has no JSON.
+        It returns when the document is published, so the source may acknowledge it then.
+
+        Args:
+            body: Bytes, text, or anything that has a JSON form.
+            id: With an id the document is published once, however often it is emitted. After an interruption or a
+                failure
+                some tasks may lack it: emitting the same id again sends it to the rest.
+            attributes: Texts about the document, by name.
+
+        Raises:
+            BrokerUnavailable: The broker cannot be reached.
+            MessageTooLarge: The document exceeds the limit.
+            BadArguments: The body has no JSON form.
         """
         ...
 
@@ -52,12 +60,22 @@ class Emit(Protocol):
 class Source:
     """A Data Source: it has a name, and runs in Routers.
 
-    `run` is one of these: a class, made anew for each start, or an object, with `async def run(self, emit)`, which
-    stays and calls `await emit(body, id=...)`; an `async def` with the parameter `emit`; an async generator function
-    that yields bodies, or a `SourceDocument` where there is more to say; or a `def` that gives a list of those, or
-    yields them, in a thread. `every`: seconds after which what has ended is run again; a function needs it. `single`:
-    it runs in one Router at a time; when that dies another takes over. Else it runs in each. `remember`: seconds for
-    which the id of a document is known, so that it is not published again. Raises Misconfigured.
+    Args:
+        run: One of these:
+
+            - a class, instantiated at each start, or an object, with `async def run(self, emit)`, which runs until
+            cancelled
+              and calls `await emit(body, id=...)`;
+            - an `async def` with the parameter `emit`;
+            - an async generator function that yields bodies or `SourceDocument`s;
+            - a `def`, run in a thread, that returns a list of those or yields them.
+        name: By default that of the class or function.
+        every: Seconds after which a run that has ended is repeated; required for a `def`.
+        single: Run in one Router at a time; when it dies another one takes over. Else it runs in each.
+        remember: Seconds for which a document's id is stored, so that the document is not published again.
+
+    Raises:
+        Misconfigured: An argument makes no sense.
     """
 
     def __init__(
@@ -88,17 +106,17 @@ class Source:
         return f"<Source {self.name}>"
 
     def subscribe(self, task: T) -> T:
-        """Have `task` given each document from now on: what `@app.task(source=...)` says. Raises Misconfigured."""
+        """Subscribe `task` to the documents, as `@app.task(source=...)` does. Raises Misconfigured."""
         task.add_source(self)
         return task
 
 
 Kind = Literal["stays", "yields", "polls"]
-"""What is run: something that is handed `emit`, an async generator, or a plain function in a thread."""
+"""The kind of `run`: a coroutine function with `emit`, an async generator, or a plain function in a thread."""
 
 
 class SourceOptions(TypedDict, total=False):
-    """What `@app.source(...)` takes: see `Source`."""
+    """The options of `@app.source(...)`: see `Source`."""
 
     name: str
     every: float | None
@@ -107,14 +125,14 @@ class SourceOptions(TypedDict, total=False):
 
 
 class DeclareSource:
-    """What `@app.source` and `celery5.source` are: a decorator that works bare and called, and a function."""
+    """The decorators `@app.source` and `celery5.source`, which work with and without options, or as a function."""
 
     @overload
     def __call__(self, run: Any, /, **said: Unpack[SourceOptions]) -> Source: ...
     @overload
     def __call__(self, **said: Unpack[SourceOptions]) -> Callable[[Any], Source]: ...
     def __call__(self, run: Any = None, /, **said: Any) -> Any:  # type: ignore[misc]  # pyright: ignore[reportInconsistentOverload]
-        """Declare a Data Source; what it takes is Source's. Raises Misconfigured."""
+        """Declare a Data Source, with the options of `Source`. Raises Misconfigured."""
         unknown = sorted(set(said) - set(SourceOptions.__annotations__))
         if unknown:
             raise Misconfigured(f"a source takes name, every, single and remember, not {unknown[0]!r}")
@@ -130,36 +148,36 @@ source: DeclareSource = DeclareSource()
 
 
 def parse_sources(said: Any, parameters: Parameters, task: str) -> tuple[Source, ...]:
-    """The sources that a task subscribes to. Raises Misconfigured."""
-    several = cast("Sequence[Any]", said) if isinstance(said, list | tuple) else (said,)
-    for each in several:
+    """Return the sources that a task subscribes to. Raises Misconfigured."""
+    listed = cast("Sequence[Any]", said) if isinstance(said, list | tuple) else (said,)
+    for each in listed:
         if not isinstance(each, Source):
             raise Misconfigured(f"task {task}: source is {each!r}; give what @app.source has made")
-    if several:
+    if listed:
         try:
             parameters.encode((_ANY,), {})
         except Exception as error:
             raise Misconfigured(
                 f"task {task} cannot take a SourceDocument as its one argument: {error}"
             ) from None
-    return tuple(dict.fromkeys(several))
+    return tuple(dict.fromkeys(listed))
 
 
 def group_by_source(tasks: Iterable[T]) -> dict[Source, list[T]]:
-    """Which tasks have subscribed to which sources. Raises Misconfigured when two sources have one name."""
-    found: dict[Source, list[T]] = {}
+    """Return the tasks that subscribe to each source. Raises Misconfigured when two sources have the same name."""
+    tasks_by_source: dict[Source, list[T]] = {}
     names: dict[str, Source] = {}
     for task in tasks:
         for each in task.sources:
             if names.setdefault(each.name, each) is not each:
                 raise Misconfigured(f"two sources are named {each.name!r}: give one another name")
-            found.setdefault(each, []).append(task)
-    return found
+            tasks_by_source.setdefault(each, []).append(task)
+    return tasks_by_source
 
 
 def _name_of(run: Any) -> str:
-    called = str(getattr(run, "__name__", type(run).__name__))
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", "-", called).lower().strip("-<>")
+    name = str(getattr(run, "__name__", type(run).__name__))
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", "-", name).lower().strip("-<>")
 
 
 def _kind_of(run: Any, name: str) -> Kind:

@@ -1,4 +1,4 @@
-"""Logs: structured messages, and where they go."""
+"""Structured log messages, and where they are written."""
 
 from typing import TYPE_CHECKING
 

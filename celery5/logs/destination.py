@@ -1,7 +1,8 @@
-"""Log destination: where the log of this process goes, by the runtime that it is in.
+"""Choose where the log of this process goes, by its runtime environment.
 
-A detector returns a destination if it knows the runtime, else None. They are asked in order, those of the application
-(`App(log_detectors=[...])`) first. If none knows it, lines go to stdout: for people if that is a terminal, else JSON.
+A detector returns a destination if it recognizes the runtime, else None. Those of the application
+(`App(log_detectors=[...])`) are called first. If none does, lines go to stdout: for people on a terminal, else as
+JSON.
 """
 
 import os
@@ -17,7 +18,7 @@ from celery5.logs.log import Format, LogDestination
 
 @dataclass(frozen=True, slots=True)
 class RuntimeEnvironment:
-    """What a detector may look at."""
+    """The environment that detectors read."""
 
     environ: Mapping[str, str]
     stdout: TextIO
@@ -70,13 +71,13 @@ BUILT_IN_DETECTORS: tuple[Detector, ...] = (detect_journal,)
 def make_destination(
     form: Format, environment: RuntimeEnvironment, own: Sequence[Detector] = ()
 ) -> LogDestination:
-    """Return where the log goes: as `form` says; with `auto`, what the first detector returns that knows the runtime.
+    """Return the destination that `form` names; with `auto`, that of the first detector which recognizes the runtime.
 
     Args:
         own: The application's detectors.
 
     Raises:
-        Misconfigured: The journal was asked for by name and does not answer.
+        Misconfigured: `form` is `journal`, and no journal listens.
     """
     if form == "journal":
         try:

@@ -1,4 +1,4 @@
-"""Log lines: messages as lines of text on a stream: a JSON object each, or lines for people."""
+"""Write log messages as lines to a stream: JSON objects, or lines for people."""
 
 import fcntl
 import json

@@ -1,6 +1,7 @@
-"""Stdlib log: what tasks and libraries log through the standard library goes into the worker's log.
+"""Write what tasks and libraries log through the standard library to the worker's log.
 
-Only a worker process of the `celery5` command does this, and only while the application has no root handler of its own.
+Only a worker process of the `celery5` command does this, and only if the application has no root handler of its
+own.
 """
 
 import logging
@@ -42,7 +43,7 @@ def captured_logging(
         yield lambda _level: None
         return
     handler, before = _Routed(take), root.level
-    ours = before == logging.WARNING  # what it is when nobody has said anything
+    ours = before == logging.WARNING  # the default level
 
     def follow(level: Level) -> None:
         nonlocal ours

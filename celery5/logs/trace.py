@@ -1,7 +1,8 @@
-"""Trace: the trace context that jobs carry, so that every log line shows which trace it belongs to.
+"""The trace context that jobs carry, so that each log line shows the trace that it belongs to.
 
-A producer sets it with `tracing`. A job that sends jobs passes its own on. Else it is the place in an eliot action, if
-the producer is in one. celery5 makes no spans of its own.
+A producer sets it with `tracing`. A job passes its own to the jobs that it sends. Otherwise it is the position in
+an eliot
+action, if the producer is in one. celery5 makes no spans of its own.
 """
 
 import re

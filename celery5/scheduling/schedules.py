@@ -299,7 +299,7 @@ def replace_schedule(
     """
     raw, look = (b"", None) if after is None else (periodic.encode_schedule(after), after.get_next_look(now))
     queue = app.queue(schedule.of.queue)
-    if jobs:  # without jobs the lane does not matter: a schedule with a lane of a newer version can be changed and removed
+    if jobs:  # without jobs the lane does not matter: even a schedule with an unknown lane can be removed
         queue = queue.on_lane(schedule.of.lane)
     return scheduling_calls.fire_schedule(
         app.keys,
