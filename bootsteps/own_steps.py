@@ -1,6 +1,6 @@
-"""Own Code: runs what an application gave as a boot step or a service: made, handed what it asks for, and undone.
+"""Run the code of an application's boot step or service: make it, pass the values it asks for, and undo it.
 
-A constructor or a function says by the names of its parameters what it needs, as celery5's own services do.
+A constructor or a function asks for values by the names of its parameters, as celery5's own services do.
 """
 
 import inspect
@@ -18,21 +18,23 @@ from celery5.errors import Misconfigured
 from celery5.protocol.masking import describe_error
 
 ProvidedValues = MutableMapping[str, Any]
-"""What code may ask for by name. What steps gave is added under their names, with _ for -."""
+"""The values that code may ask for by name. Values of steps are added under their names, with _ for -."""
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class StepCode:
-    """One step's code, which may be run again and again: each time it is made anew."""
+    """The code of one step. It may be run several times, and is made anew each time."""
 
     def __init__(self, *, step: BootStep, offered: ProvidedValues) -> None:
         self._step = step
         self._offered = offered
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run it until it ends; until cancelled when there is something to undo then. `started()` with what it gives:
-        what a function returned, else the object that was made."""
+        """Run the code until it ends, or until cancelled when there is something to undo.
+
+        `started()` gets its value: the result of a function, else the object that was made.
+        """
         step, given = self._step, self._given()
         one: Any = _loaded(step, step.run)
         if inspect.isclass(one):
@@ -42,7 +44,7 @@ class StepCode:
         up = _Up(one, task_status)
         try:
             await self._body(getattr(one, "run", one), given, up)
-            if not up.said:  # to have ended is to be up
+            if not up.said:  # code that has ended counts as up
                 up.started()
             if undo is not None:
                 await trio.sleep_forever()
@@ -69,7 +71,7 @@ class StepCode:
 
 
 class _Up(trio.TaskStatus[Any]):
-    """Hears that the code is up, and passes on what it gives: the `value` that it says, else the object itself."""
+    """Notes that the code is up, and passes on its value: that of `started()`, else the object itself."""
 
     def __init__(self, one: object, status: trio.TaskStatus[Any]) -> None:
         self.value = None if inspect.isroutine(one) else one
@@ -83,9 +85,12 @@ class _Up(trio.TaskStatus[Any]):
 
 
 def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> None:
-    """Raises Misconfigured when a step's code cannot be found, or asks for what is not there.
+    """Raise Misconfigured when a step's code cannot be found, or asks for a value that does not exist.
 
-    `names`: the steps of the application, of which it may ask for those that it requires.
+    Args:
+        step: The step to check.
+        offered: The values that every step may ask for.
+        names: The steps of the application; a step may ask for the values of those that it requires.
     """
     one = _loaded(step, step.run)
     there = {*offered, "logger", *(_key(each) for each in step.requires if each in names)}
@@ -109,7 +114,7 @@ def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> N
 
 
 def _loaded(step: BootStep, said: Any) -> Any:
-    """A function, class or object of the step; by now everything can be imported. Raises Misconfigured."""
+    """Return a function, class or object of the step, imported by its name. Raises Misconfigured."""
     if not isinstance(said, str):
         return said
     module, _, name = said.partition(":")
@@ -125,7 +130,7 @@ def _loaded(step: BootStep, said: Any) -> Any:
 
 
 async def _called(code: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call it with what it asks for; what is no coroutine runs in a thread, which nobody waits for when it is late."""
+    """Call code with the values it asks for. Blocking code runs in a thread, which is abandoned when cancelled."""
     call = partial(code, **_answers(code, given))
     if inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(type(code).__call__):
         return await call()
@@ -137,14 +142,14 @@ def _answers(code: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, An
 
 
 def _asks(code: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters that can be given by name."""
+    """Return the parameters that can be passed by name."""
     try:
         found = inspect.signature(code).parameters
-    except (TypeError, ValueError):  # written in C: it says nothing about itself
+    except (TypeError, ValueError):  # written in C: it has no signature
         return {}
     return {name: each for name, each in found.items() if each.kind in _NAMED}
 
 
 def _key(step: str) -> str:
-    """The parameter that asks for what a step gave."""
+    """Return the name of the parameter that asks for a step's value."""
     return step.replace("-", "_")

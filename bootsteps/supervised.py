@@ -1,7 +1,7 @@
-"""Supervised: looks after one step of an application: brings it up, tries it again, restarts it when it crashes.
+"""Supervise one step of an application: bring it up, try it again, restart it when it crashes.
 
-What follows a failure is decided in `celery5.protocol.supervision`; here it is done. An optional step never takes its
-worker down, whatever becomes of it.
+`celery5.protocol.process.supervision` decides what follows a failure; this module does it. An optional step never
+ends its worker.
 """
 
 import random
@@ -30,20 +30,20 @@ from celery5.services.process.broker_outages import is_transient
 from celery5.services.process.step_status import StepStatus
 
 SEND_TIMEOUT = 10.0
-"""Seconds that posting the command may take; then it is done directly."""
+"""Seconds that sending the command may take; then the step is retried without it."""
 ARRIVAL_TIMEOUT = 90.0
-"""Seconds after which a command that was posted and did not arrive is done directly."""
+"""Seconds that a sent command may take to arrive; then the step is retried without it."""
 _OURS = (Exception, SystemExit)
 
 
 class WorkingEvent(Protocol):
-    """Says when everything mandatory is up."""
+    """Set when all mandatory steps are up."""
 
     async def wait(self) -> None: ...
 
 
 class SupervisedStep:
-    """One step, looked after. `working` is when its process works: what is put off waits for that."""
+    """One supervised step. A deferred retry waits until its process is `working`."""
 
     def __init__(
         self,
@@ -71,8 +71,13 @@ class SupervisedStep:
         self._insisted = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run until cancelled or over. Raises BootStepFailed for a mandatory step that is to be tried no more; what it
-        raises is BrokerUnavailable, or BrokerReplied when Redis refuses for a while, when that is why."""
+        """Run until cancelled or until the step has ended.
+
+        Raises:
+            BootStepFailed: The step is mandatory and is not tried again.
+            BrokerUnavailable: The same, because Redis is unreachable.
+            BrokerReplied: The same, because Redis refuses commands for a while.
+        """
         course = self._step.retry_state
         self._standing.max_tries = course.max_tries
         first = _Once(task_status)
@@ -87,7 +92,7 @@ class SupervisedStep:
             await self._admitted()
 
     async def _once(self, first: "_Once") -> BaseException | None:
-        """Run it once. Gives what it failed of; None when it is over, and well."""
+        """Run the step once. Return the error that it failed with; None when it has ended without one."""
         self._standing.state = StepState.STARTING
         self._up_at, self._up = None, trio.Event()
         try:
@@ -113,7 +118,7 @@ class SupervisedStep:
         return None
 
     def mark_up(self, value: Any) -> None:
-        """It is up, and gives `value` to those that require it."""
+        """Note that the step is up, and offer `value` to the steps that require it."""
         self._up_at = trio.current_time()
         self._up.set()
         self._offered[self._step.name.replace("-", "_")] = value
@@ -122,13 +127,13 @@ class SupervisedStep:
         self._standing.state, self._standing.why, self._standing.failures = StepState.UP, "", 0
 
     async def _unless_stopping(self, error: BaseException) -> None:
-        """An error on the way down is only told of."""
+        """Only log an error while the process stops."""
         if trio.current_effective_deadline() == float("-inf"):
             self._tell("step:stop-failed", "warning", error, "the worker stops all the same")
             await trio.lowlevel.checkpoint()
 
     async def _follow(self, course: RetryState, ruling: StepDecision, error: BaseException) -> RetryState:
-        """Do what was ruled; gives the course of the next try, or raises."""
+        """Carry out the decision. Return the state of the next try, or raise."""
         standing = self._standing
         standing.why, standing.failures = _told(error), max(course.failures, 1)
         crashed = course.phase is FailurePhase.CRASH
@@ -156,7 +161,7 @@ class SupervisedStep:
         return course.restarted()
 
     async def _put_off(self) -> None:
-        """Have the command do it, once the process works; when it cannot be told, or it does not arrive, without it."""
+        """Retry by the command, once the process is up; without it, when it cannot be sent or does not arrive."""
         await self._working.wait()
         why = f"no answer within {SEND_TIMEOUT:g} s"
         with trio.move_on_after(SEND_TIMEOUT) as limit:
@@ -173,7 +178,7 @@ class SupervisedStep:
             )
 
     async def _asked(self, within: float) -> bool:
-        """Whether somebody asks for it within so many seconds. An optional step can be asked for, no other."""
+        """Return whether a retry is requested within so many seconds. Only that of an optional step can be."""
         with trio.move_on_after(within):
             await self._standing.retry_requested.wait()
         asked = self._standing.retry_requested.is_set()
@@ -181,10 +186,10 @@ class SupervisedStep:
         self._insisted = asked
         return asked
 
-    # ---- its circuit breaker (C37)
+    # ---- its circuit breaker
 
     async def _admitted(self) -> None:
-        """Wait until the breaker lets it be started. Whoever asks for it by the command asks no breaker (C71)."""
+        """Wait until the circuit breaker allows a start. A retry by command does not wait for it."""
         circuit = self._circuit
         if circuit is None:
             return
@@ -195,7 +200,7 @@ class SupervisedStep:
         self._insisted = False
 
     async def _proving(self, code: StepCode, up: "_IsUp") -> None:
-        """Run it; as a probe it proves itself by being up for a while."""
+        """Run the step. A probe of the circuit breaker succeeds once it has been up for a while."""
         circuit = self._circuit
         if circuit is None or circuit.is_closed:
             await code.run(task_status=up)
@@ -228,8 +233,10 @@ class SupervisedStep:
         )
 
     def _fatal(self, error: BaseException, failures: int, crashed: bool) -> CeleryError:
-        """What ends the worker: one line. Redis that is away, or refuses for a while, keeps its kind: a later
-        incarnation waits for it."""
+        """Return the error that ends the worker, with a text of one line.
+
+        One of an unreachable or refusing Redis keeps its class: a later incarnation waits for Redis.
+        """
         what = "crashed" if crashed else "did not come up"
         often = f" {failures} times in a row" if failures > 1 else ""
         text = f"boot step {self._step.name!r} {what}{often}: {_told(error)}"
@@ -243,7 +250,7 @@ class SupervisedStep:
 
 
 class _IsUp(trio.TaskStatus[Any]):
-    """Hears that a step's code is up: from then on it has all the time that it wants."""
+    """Notes that a step's code is up, and removes its time limit."""
 
     def __init__(self, one: SupervisedStep, limit: trio.CancelScope, first: "_Once") -> None:
         self._one, self._limit, self._first = one, limit, first
@@ -259,7 +266,7 @@ class _IsUp(trio.TaskStatus[Any]):
 
 
 class _Once(trio.TaskStatus[None]):
-    """Passes on the first time."""
+    """Passes on the first `started()` only."""
 
     def __init__(self, status: trio.TaskStatus[None]) -> None:
         self._status: trio.TaskStatus[None] | None = status
@@ -271,7 +278,7 @@ class _Once(trio.TaskStatus[None]):
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """The first error in a group of groups."""
+    """Return the first error in a group of groups."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("Sequence[BaseException]", error.exceptions)[0]
     return error

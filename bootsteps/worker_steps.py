@@ -1,4 +1,4 @@
-"""Join Queues: makes this worker a consumer of its queues, and takes it off again."""
+"""Steps of a worker: join and leave its queues, subscribe to channels, lend its connection."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
@@ -18,19 +18,19 @@ from celery5.protocol.similar_names import did_you_mean
 from celery5.services.worker.lease import Lease, WorkerIdentity
 
 LEAVE_TIMEOUT = 5.0
-"""Seconds that leaving may take; whoever cannot leave is recovered when its lease lapses."""
+"""Seconds that leaving may take; a worker that cannot leave is recovered when its lease ends."""
 
 
 class SidecarLeaves(Protocol):
-    """Renews this worker's leases in its place until it has left, and puts back what it held once it has ended."""
+    """Renews this worker's leases until it has left, and requeues the jobs that it held once it has ended."""
 
     def report_left(self, *, holding: bool) -> None:
-        """No lease of this worker is to be renewed any more. `holding`: there may be something to put back."""
+        """Renew no lease of this worker any more. `holding`: it may have left jobs to requeue."""
         ...
 
 
 class QueueMembership:
-    """Joins on the way up, leaves on the way down."""
+    """Makes this worker a consumer of its queues, and removes it when it stops."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class QueueMembership:
                 await self._leave()
 
     def _warn_of_misspelt(self, new: Sequence[int]) -> None:
-        """Warn of queues that may be misspelt: no task names them, and they are `new` or look much like one in use."""
+        """Warn of queues that may be misspelt: no task names them, and they are `new` or similar to one in use."""
         for keys, is_new in zip(self._consumed, new, strict=True):
             if keys.queue in self._used:
                 continue
@@ -83,7 +83,7 @@ class QueueMembership:
                 self._log.event("worker:queue-not-used", "warning", queue=keys.queue, hint=hint)
 
     async def _leave(self) -> None:
-        """Leave the queues, and report that to the sidecar process in any case: this process is no worker any more."""
+        """Leave the queues, and report that to the sidecar process in any case."""
         holding = True
         try:
             holding = await leave_queues(
@@ -97,8 +97,8 @@ class QueueMembership:
 async def leave_queues(
     redis: AsyncDriver, consumed: Sequence[QueueKeys], *, lease: Lease, worker: str, log: Log
 ) -> bool:
-    """Leave these queues as a consumer. Return whether something may be left behind."""
-    if lease.is_lost:  # others have taken care of everything
+    """Leave these queues as a consumer. Return whether jobs may be left behind."""
+    if lease.is_lost:  # other workers have recovered its jobs
         return True
     try:
         held = await redis.perform_all([jobs.leave_queue(keys, worker) for keys in consumed])
@@ -132,13 +132,13 @@ class ChannelSubscriptions:
         self._handlers = channel_handlers
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Subscribe, and be done."""
+        """Subscribe, and return."""
         await self._push.subscribe(*self._handlers)
         task_status.started()
 
 
 class LentConnection:
-    """In this Trio run, the application's `adelay` uses the worker's own connection."""
+    """Lends the worker's connection to the application: its `adelay` uses it in this Trio run."""
 
     def __init__(self, *, app: App, redis: TrioRedis, endpoint: Endpoint) -> None:
         self._app = app
@@ -153,7 +153,7 @@ class LentConnection:
 
 
 class EventsMembership:
-    """Joins on the way up, leaves on the way down. The queue of the events is not among those that tasks have."""
+    """Joins and leaves the queue of the events, which is not among those of the tasks."""
 
     def __init__(
         self, *, redis: AsyncDriver, consumed: Sequence[QueueKeys], lease: Lease, log: Log, worker: str
