@@ -58,7 +58,7 @@ from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSend
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry, log_handlers
 from celery5.services.commands.paused_queues import PausedQueues
-from celery5.services.commands.worker_commands import WorkerCommands
+from celery5.services.commands.worker_commands import CommandedJobs, CommandedQueues, WorkerCommands
 from celery5.services.events.subscriptions import Subscriptions
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.health_checks import HealthMonitor
@@ -75,13 +75,13 @@ from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.limits.overrides import LimitOverrides
-from celery5.services.process.recycling import Recycling, RestartMode
+from celery5.services.process.recycling import DrainedWork, Recycling, RecyclingPolicy, RestartMode
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.process.step_status import StepStatus
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.scaling.reporter import Reporter
+from celery5.services.scaling.reporter import ReportedLoad, ReportedWorker, Reporter
 from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
 from celery5.services.worker.concurrency_budget import ConcurrencyBudget
@@ -453,17 +453,23 @@ class WorkerParts(ProcessParts):
     unpublishable_retries = UnpublishableRetries
     # commands
     handlers = made_by(make_handlers)
+    commanded_queues = CommandedQueues
+    commanded_jobs = CommandedJobs
     worker_commands = WorkerCommands
     on_expired = made_by(make_recheck)
     # health and reports
     circuit_breakers = CircuitBreakers
     health = HealthMonitor
     sources = made_by(make_sources)
+    reported_worker = ReportedWorker
+    reported_load = ReportedLoad
     reporter = Reporter
     depth_brokers = made_by(make_depth_brokers)
     queue_depths = QueueDepths
     # the life of the process
     burst_watch = Burst
+    recycling_policy = RecyclingPolicy
+    drained_work = DrainedWork
     recycling = Recycling
     subscriptions = made_by(make_subscriptions)
     offered = made_by(make_injectable_values)

@@ -4,6 +4,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import trio
@@ -46,6 +47,40 @@ BEFORE = 256
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandedQueues:
+    """The queues of a worker, as commands act on them."""
+
+    # Reads the queues.
+    consumer: Consumer
+    # Accepts jobs that a command delivers.
+    intake: JobIntake
+    # Pauses and resumes queues.
+    pauses: PausedQueues
+    # The keys of the queues.
+    consumed: Sequence[QueueKeys]
+    # The queue of a job that names none.
+    default_queue: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandedJobs:
+    """The jobs of a worker, as commands report them and act on them."""
+
+    # The jobs that the worker holds.
+    in_flight: InFlightJobs
+    # The jobs that run.
+    task_execution: TaskExecution
+    # The slots of each kind.
+    budget: ConcurrencyBudget
+    # The queues that are read more often.
+    preferences: Preferences
+    # The tasks by name.
+    tasks: Mapping[str, Any]
+    # Seconds that the result of a revoked job is kept.
+    results_ttl: float
+
+
 class WorkerCommands:
     """The commands that act on one worker."""
 
@@ -53,35 +88,26 @@ class WorkerCommands:
         self,
         *,
         redis: AsyncDriver,
-        consumer: Consumer,
-        intake: JobIntake,
-        pauses: PausedQueues,
-        consumed: Sequence[QueueKeys],
-        in_flight: InFlightJobs,
-        task_execution: TaskExecution,
-        budget: ConcurrencyBudget,
-        preferences: Preferences,
-        tasks: Mapping[str, Any],
+        commanded_jobs: CommandedJobs,
+        commanded_queues: CommandedQueues,
         worker: str,
-        results_ttl: float,
-        default_queue: str,
         stop_requested: trio.Event,
         process_commands: ProcessCommands,
         recycling: Recycling,
     ) -> None:
         self._redis = redis
-        self._consumer = consumer
-        self._intake = intake
-        self._pauses = pauses
-        self._queues = {keys.queue: keys for keys in consumed}
-        self._ledger = in_flight
-        self._execution = task_execution
-        self._budget = budget
-        self._preferences = preferences
-        self._tasks = tasks
+        self._consumer = commanded_queues.consumer
+        self._intake = commanded_queues.intake
+        self._pauses = commanded_queues.pauses
+        self._queues = {keys.queue: keys for keys in commanded_queues.consumed}
+        self._ledger = commanded_jobs.in_flight
+        self._execution = commanded_jobs.task_execution
+        self._budget = commanded_jobs.budget
+        self._preferences = commanded_jobs.preferences
+        self._tasks = commanded_jobs.tasks
         self._worker = worker
-        self._ttl = results_ttl
-        self._default_queue = default_queue
+        self._ttl = commanded_jobs.results_ttl
+        self._default_queue = commanded_queues.default_queue
         self._done = stop_requested
         self._process = process_commands
         self._recycling = recycling

@@ -49,6 +49,28 @@ class RestartMode:
     is_due: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecyclingPolicy:
+    """When a process is recycled, and what follows it."""
+
+    # The limits.
+    recycle_at: RecyclingLimits
+    # Whether and how the process begins anew.
+    restart_mode: RestartMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainedWork:
+    """The work that ends before a process is recycled."""
+
+    # Stops reading first.
+    consumer: Consumer
+    # The jobs that are waited for.
+    in_flight: InFlightJobs
+    # How many jobs have ended.
+    tally: JobTally
+
+
 class Recycling:
     """The limits of one process, and what follows when one is reached: then `done` is set."""
 
@@ -56,13 +78,10 @@ class Recycling:
         self,
         *,
         redis: AsyncDriver,
+        drained_work: DrainedWork,
+        recycling_policy: RecyclingPolicy,
         keys: Keys,
         worker: str,
-        recycle_at: RecyclingLimits,
-        restart_mode: RestartMode,
-        consumer: Consumer,
-        in_flight: InFlightJobs,
-        tally: JobTally,
         stop_requested: trio.Event,
         log: Log,
         memory: Callable[[], int] = used_memory,
@@ -71,12 +90,14 @@ class Recycling:
         self._keys = keys
         self._worker = worker
         self._limits = (
-            jitter_limits(recycle_at, random.random) if restart_mode.is_requested else RecyclingLimits()
+            jitter_limits(recycling_policy.recycle_at, random.random)
+            if recycling_policy.restart_mode.is_requested
+            else RecyclingLimits()
         )
-        self._anew = restart_mode
-        self._consumer = consumer
-        self._ledger = in_flight
-        self._tally = tally
+        self._anew = recycling_policy.restart_mode
+        self._consumer = drained_work.consumer
+        self._ledger = drained_work.in_flight
+        self._tally = drained_work.tally
         self._done = stop_requested
         self._log = log
         self._memory = memory
@@ -85,7 +106,7 @@ class Recycling:
         self._empty = trio.Event()
         self._resting = False
         if any(self._limits):
-            in_flight.add_listener(self._settled)
+            drained_work.in_flight.add_listener(self._settled)
 
     @property
     def ended_jobs(self) -> int:

@@ -4,6 +4,7 @@ It sends nothing unless the application is scaled or uses priorities.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -25,6 +26,34 @@ MAX_REPORTED_TASKS = 500
 """The most tasks whose durations are reported."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedWorker:
+    """Which worker a report is about."""
+
+    # Its whole name.
+    worker: str
+    # The process that it shares slots in, if it is one of several.
+    process: str
+    # The queues that it reads.
+    consumed: Sequence[QueueKeys]
+    # The tasks that it knows, by name.
+    tasks: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedLoad:
+    """What a report reads the load of a worker from."""
+
+    # The slots of each kind, and how many are taken.
+    budget: ConcurrencyBudget
+    # The jobs that the worker holds.
+    in_flight: InFlightJobs
+    # How long jobs took.
+    process_status: ProcessStatus
+    # How far the worker reads ahead.
+    prefetch_factor: PrefetchFactor
+
+
 class Reporter:
     """Sends the reports of one worker."""
 
@@ -32,28 +61,22 @@ class Reporter:
         self,
         *,
         redis: AsyncDriver,
+        reported_load: ReportedLoad,
+        reported_worker: ReportedWorker,
         keys: Keys,
-        consumed: Sequence[QueueKeys],
-        tasks: Mapping[str, Any],
-        budget: ConcurrencyBudget,
-        in_flight: InFlightJobs,
-        process_status: ProcessStatus,
-        prefetch_factor: PrefetchFactor,
-        worker: str,
-        process: str,
         reports: bool,
         log: Log,
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._queues = tuple(each.queue for each in consumed)
-        self._kinds = sorted({task.kind for task in tasks.values()})
-        self._budget = budget
-        self._ledger = in_flight
-        self._vitals = process_status
-        self._reach = prefetch_factor
-        self._worker = worker
-        self._process = process
+        self._queues = tuple(each.queue for each in reported_worker.consumed)
+        self._kinds = sorted({task.kind for task in reported_worker.tasks.values()})
+        self._budget = reported_load.budget
+        self._ledger = reported_load.in_flight
+        self._vitals = reported_load.process_status
+        self._reach = reported_load.prefetch_factor
+        self._worker = reported_worker.worker
+        self._process = reported_worker.process
         self._reports = reports
         self._outages = OutageLog(log, "autoscale:report-failed", level="debug")
         self._seen: dict[str, tuple[int, float]] = {}
