@@ -1,11 +1,11 @@
--- Take, keep or give up the lead among an application's Controllers, of which one acts at a time.
--- KEYS  1 who leads
+-- Elect the Controller of an application that acts: take, keep or give up the lead.
+-- KEYS  1 the record of the leader
 -- ARGV  1 this Controller's name
 --       2 the record that it may replace: its epoch, a space, its beat; '0 0' when there is none; '' for no record
 --       3 the epoch that it leads in, 0 when it stands by
 --       4 1 to take or keep the lead, 0 to give it up
---       5 ms for which it is remembered who led
--- Returns the record: its epoch, its beat, who leads ('' for nobody) and since when in ms. Safe to repeat.
+--       5 ms for which the record is kept
+-- Returns the record: its epoch, its beat, the leader's name ('' for none) and since when it leads, in ms. Safe to repeat.
 local known = redis.call('HMGET', KEYS[1], 'epoch', 'beat', 'leader', 'since')
 -- A field that is no whole number was written by another program, and counts as missing.
 local function whole(value)
@@ -15,7 +15,7 @@ local function whole(value)
 end
 local epoch, beat, leader, since = whole(known[1]), whole(known[2]), known[3] or '', whole(known[4])
 local mine = leader == ARGV[1]
-local free = leader == '' and epoch ~= '0' -- the last one has ended in order
+local free = leader == '' and epoch ~= '0' -- the last leader has ended in order
 if ARGV[4] == '0' then
   if not mine or epoch ~= ARGV[3] then return {epoch, beat, leader, since} end
   leader = ''
@@ -25,7 +25,7 @@ elseif not mine then
   if epoch == '0' and ARGV[3] ~= '0' then
     epoch = ARGV[3] -- Redis has lost its record
   else
-    -- Of the time, so that it grows also when Redis has forgotten the last one.
+    -- From the time, so that it grows also when Redis has lost the last epoch.
     epoch = string.format('%.0f', math.max(epoch + 1, now))
   end
   leader, since = ARGV[1], string.format('%.0f', now)

@@ -6,7 +6,7 @@
 --       3 lease in ms
 -- Returns 1.
 for n = 2, #KEYS do -- bound: the streams of the queue
-  -- Another lane than the normal one is there since its first job.
+  -- Other lanes than the normal one exist since their first job.
   if n == 2 or redis.call('EXISTS', KEYS[n]) == 1 then
     local made = redis.pcall('XGROUP', 'CREATE', KEYS[n], ARGV[1], '0', 'MKSTREAM')
     if type(made) == 'table' and made.err and not string.find(made.err, 'BUSYGROUP', 1, true) then return made end

@@ -1,4 +1,4 @@
--- Let a worker leave a queue. What it still holds, if anything, is for others to recover at once.
+-- Let a worker leave a queue. Jobs that it still holds are recovered by other workers at once.
 -- KEYS  1 leases of its workers
 --       2.. streams of its lanes
 -- ARGV  1 consumer group

@@ -1,4 +1,4 @@
--- Renew a worker's lease, and return what else is to be done on this queue.
+-- Renew a worker's lease, and return what else a worker has to do on this queue.
 -- KEYS  1 leases of its workers
 --       2 scheduled jobs by time
 --       3 how many jobs wait at limits
@@ -18,7 +18,7 @@ local mine = redis.call('ZSCORE', leases, ARGV[1])
 if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now} end
 redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
--- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
+-- A read that was under way while its worker was recovered may have been served later: jobs without a live worker.
 local function look(stream)
   for _, consumer in ipairs(consumers_of(stream, ARGV[3])) do -- bound: the workers of the queue
     if not redis.call('ZSCORE', leases, consumer.name) then

@@ -1,8 +1,8 @@
--- Renew the presence of a process of some kind, and return which of them live.
+-- Renew the presence of a process of some kind, and return the live ones.
 -- KEYS  1 the processes of that kind, by the end of their lease
 -- ARGV  1 this process' name
 --       2 lease in ms; 0 to leave
--- Returns the names of those that live, sorted, this one among them unless it leaves.
+-- Returns the names of the live processes, sorted, with this one unless it leaves.
 local living, name, lease = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local now = now_ms()
 redis.call('ZREMRANGEBYSCORE', living, '-inf', now)

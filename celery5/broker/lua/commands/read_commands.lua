@@ -1,8 +1,8 @@
--- Look what is in an inbox. What is too large stays where it is.
+-- Read the commands in an inbox, without removing them. Too large ones are returned without their text.
 -- KEYS  1 inbox
 -- ARGV  1 how many, at most
 --       2 the most bytes of a command
--- Returns for each, oldest first: its entry, its id as it says, the command ('' when it is too large), and its size.
+-- Returns for each, oldest first: its entry, its unverified id, the command ('' when it is too large), and its size.
 -- Changes nothing.
 local found = {}
 for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])) do -- bound: ARGV 1

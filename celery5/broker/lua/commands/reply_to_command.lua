@@ -1,11 +1,11 @@
--- Answer a command, and take it out of its inbox if it is there.
+-- Store and publish the reply to a command, and remove the command from its inbox if it is there.
 -- KEYS  1 inbox
 --       2 answer
 -- ARGV  1 entry of a command that is refused, '' for one that was taken
---       2 the answer, '' when nobody waits for it
+--       2 the reply, '' when no process waits for it
 --       3 for how long it is kept in ms
---       4 1 to leave alone an answer that is there
--- Returns 1, or 0 when somebody else has refused it already.
+--       4 1 to keep an earlier reply
+-- Returns 1, or 0 when another process has refused it already.
 local inbox, answer = KEYS[1], KEYS[2]
 if ARGV[1] ~= '' and redis.call('XDEL', inbox, ARGV[1]) == 0 then return 0 end
 if ARGV[2] ~= '' and not (ARGV[4] == '1' and redis.call('EXISTS', answer) == 1) then

@@ -1,10 +1,10 @@
--- Take a command out of an inbox, so that it is done once at most, whoever puts it there again.
+-- Take a command out of an inbox, so that it is executed at most once, even if it is sent again.
 -- KEYS  1 inbox
 --       2 nonce of the command
 -- ARGV  1 its entry
---       2 who takes it
---       3 for how long its nonce is remembered in ms
--- Returns 1 when it may be done, 0 when it came before, -1 when another process with this inbox has it.
+--       2 the process that takes it
+--       3 ms for which its nonce is kept
+-- Returns 1 when it may be executed, 0 when it was taken before, -1 when another process with this inbox has it.
 -- Repeating the call returns the same again.
 local entry, mine = ARGV[1], ARGV[1] .. ' ' .. ARGV[2]
 redis.call('XDEL', KEYS[1], entry)

@@ -2,7 +2,7 @@
 -- KEYS  1 where its jobs are
 --       2 prefix of the waiting lists
 --       3.. its other keys
--- Returns how many keys are gone. Safe to repeat.
+-- Returns how many keys were deleted. Safe to repeat.
 local gone = 0
 for _, place in ipairs(redis.call('HVALS', KEYS[1])) do -- bound: the jobs of the queue: only for a demonstration or a test
   local list = string.match(place, '^G%d* (.*)$')

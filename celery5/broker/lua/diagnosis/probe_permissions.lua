@@ -1,8 +1,8 @@
--- Try the commands that celery5 uses on a key of one's own: which of them may this user not?
--- The key is a string, so what is permitted fails on its type: nothing else comes into being. Without SET nothing is
+-- Try the commands that celery5 uses on a scratch key, and return those that this user may not run.
+-- The key is a string, so what is permitted fails on its type: no data is written. Without SET nothing is
 -- tried.
--- KEYS  1 a key that nobody uses
--- ARGV  1 a channel that nobody listens to
+-- KEYS  1 an unused key
+-- ARGV  1 an unused channel
 -- Returns how many were tried, then for each that was refused its name and why.
 local key, channel = KEYS[1], ARGV[1]
 local tried, refused = 0, {}

@@ -1,7 +1,7 @@
--- A Data Sink has these documents: they go. When none is left, so does all that was known of them.
+-- Delete documents that a Data Sink has stored. When none is left, delete their claims and counts, too.
 -- KEYS  1 documents of the sink
---       2 those that somebody has, or that are to be tried again, by when another may take them
---       3 the last one that was taken, and how often each was tried in vain
+--       2 documents that a Router has, or that wait for another try, by the time when they may be claimed
+--       3 the last one that was taken, and how often each was tried without success
 -- ARGV  1.. their entries
 -- Returns how many were still there. Safe to repeat.
 local gone = redis.call('XDEL', KEYS[1], unpack(ARGV))

@@ -1,7 +1,7 @@
--- Move a document that a Data Sink would not take to the queue's dead-letter queue.
+-- Move a document that a Data Sink refused to the queue's dead-letter queue.
 -- KEYS  1 documents of the sink
---       2 those that somebody has, or that are to be tried again, by when another may take them
---       3 the last one that was taken, and how often each was tried in vain
+--       2 documents that a Router has, or that wait for another try, by the time when they may be claimed
+--       3 the last one that was taken, and how often each was tried without success
 --       4 dead-letter queue
 -- ARGV  1 its entry
 --       2 name of the sink

@@ -1,13 +1,13 @@
 -- Give a Router documents for a Data Sink: those whose time has come to be tried again, or whose Router has gone, then
--- new ones. Whoever has them has them for a while; then another may take them.
+-- new ones. The Router has them for a while; then any Router may claim them.
 -- KEYS  1 documents of the sink
---       2 those that somebody has, or that are to be tried again, by when another may take them
---       3 the last one that was taken, and how often each was tried in vain
+--       2 documents that a Router has, or that wait for another try, by the time when they may be claimed
+--       3 the last one that was taken, and how often each was tried without success
 -- ARGV  1 how many, at most
 --       2 how many bytes, at most, unless one alone has more
 --       3 for how long in ms
--- Returns the documents, each with its entry and how often it was tried in vain; and in how many ms the next one may be
--- taken that nobody can take now (-1 when there is none).
+-- Returns the documents, each with its entry and how often it was tried without success, and in how many ms the next
+-- document that cannot be claimed now may be claimed (-1 when there is none).
 local stream, taken, progress = KEYS[1], KEYS[2], KEYS[3]
 local most, space = tonumber(ARGV[1]), tonumber(ARGV[2])
 local now = now_ms()

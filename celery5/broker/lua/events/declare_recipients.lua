@@ -1,7 +1,7 @@
--- Say which Data Sinks take the documents of which tasks, for jobs that end where nobody knows their task: those that
+-- Record which Data Sinks take the documents of which tasks, for jobs that end outside of a worker: those that
 -- took their worker down, or were revoked.
 -- KEYS  1 which sinks take which documents
--- ARGV  1 for how long it is remembered in ms
+-- ARGV  1 ms for which it is kept
 --       2.. end and task, with a space between; names of the sinks, or '' for none
 -- Returns how many there are now.
 for n = 2, #ARGV, 2 do -- bound: the ends and tasks of this call

@@ -1,10 +1,10 @@
--- Say when documents that were taken for a Data Sink may be taken by another: later, while they are being written; now,
--- when they are given back; after a while, when they were tried in vain.
+-- Set when claimed documents of a Data Sink may be claimed again: later, while they are being written; now,
+-- when they are given back; after a while, when they were tried without success.
 -- KEYS  1 documents of the sink
---       2 those that somebody has, or that are to be tried again, by when another may take them
---       3 the last one that was taken, and how often each was tried in vain
+--       2 documents that a Router has, or that wait for another try, by the time when they may be claimed
+--       3 the last one that was taken, and how often each was tried without success
 -- ARGV  1 in how many ms
---       2 1 when they were tried in vain, which is counted, else 0
+--       2 1 when they were tried without success, which is counted, else 0
 --       3.. their entries
 -- Returns how many of them are still there.
 local now = now_ms()

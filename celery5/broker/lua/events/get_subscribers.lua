@@ -1,4 +1,4 @@
--- Return who is subscribed. Retire those that nobody has declared in time, and returns the registry unless its state is known.
+-- Return the subscriptions, unless their state is known to the caller. Retire those that were not declared in time.
 -- KEYS  1 registry of subscriptions
 --       2 until when each of them counts, in ms
 -- ARGV  1 which state of the registry is known, '' for none

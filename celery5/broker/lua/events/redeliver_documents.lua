@@ -1,4 +1,4 @@
--- Give documents that Data Sinks would not take to them again, each by itself.
+-- Deliver documents that Data Sinks refused to them again, each by itself.
 -- KEYS  1 dead-letter queue
 --       2 which sinks take which documents; a sink's stream is named after it, and the channel of this name wakes Routers
 -- ARGV  1.. entries in the dead-letter queue

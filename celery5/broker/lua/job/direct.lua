@@ -1,4 +1,4 @@
--- Put a job on its queue and into the pending list of one worker, before anybody else has it.
+-- Put a job on its queue and into the pending list of one worker, before any worker reads it.
 -- KEYS  1 stream of the job's lane
 --       2 where its jobs are
 --       3 result key of the job
@@ -15,7 +15,7 @@
 local stream, jobs, group, worker, id = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
 if redis.call('HEXISTS', jobs, id) == 1 or redis.call('EXISTS', KEYS[3]) == 1 then return {} end
 if ARGV[6] ~= '' then
-  if redis.call('EXISTS', stream) == 0 then redis.call('PUBLISH', ARGV[7], 'lane') end -- nobody reads this lane yet
+  if redis.call('EXISTS', stream) == 0 then redis.call('PUBLISH', ARGV[7], 'lane') end -- no worker reads this lane yet
   -- The first job on a lane creates no group: a worker's heartbeat does.
   redis.pcall('XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM')
 end

@@ -1,4 +1,4 @@
--- Return all that is known of a job.
+-- Return all that Redis has of a job.
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3 result key of the job

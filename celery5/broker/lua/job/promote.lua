@@ -30,7 +30,7 @@ for _, id in ipairs(ids) do -- bound: ARGV 1
   if envelope then
     local deaths, lane = string.match(place, '^[HG](%d+)'), string.match(place, '^%u%d*([hl])$') or ''
     local stream, entry = streams[lane], nil
-    -- Nobody reads a lane that there was no job on before.
+    -- No worker reads a lane before its first job.
     if lane ~= '' and redis.call('EXISTS', stream) == 0 then redis.call('PUBLISH', ARGV[2], 'lane') end
     if deaths then
       entry = redis.call('XADD', stream, '*', 'job', envelope, 'deliveries', deaths)

@@ -4,7 +4,7 @@
 --       3.. result key of each job, in order
 -- ARGV  1.. for each job: its id, its envelope
 -- Returns how many were new: a job that is known already, or has ended already, is left alone.
--- What can be asked and written for all jobs at once is: that takes half of the time.
+-- One command for all jobs where possible: that takes half of the time.
 local stream, jobs = KEYS[1], KEYS[2]
 local ids, places, met = {}, {}, {}
 for n = 1, #ARGV, 2 do ids[#ids + 1] = ARGV[n] end -- bound: the jobs of this call, 200 at most

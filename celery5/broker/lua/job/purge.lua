@@ -5,7 +5,7 @@
 -- Returns for each job: 1 purged; 0 it was not in the dead-letter queue any more. Safe to repeat.
 local dead, jobs = KEYS[1], KEYS[2]
 local results = {}
--- What a caller cannot read may still have an id here: recovery is less strict.
+-- A message that the caller cannot read may still have a place: recovery is less strict.
 local function id_of(dead_entry)
   return as_text(decode_message(fields_of(redis.call('XRANGE', dead, dead_entry, dead_entry)[1]).job).id)
 end

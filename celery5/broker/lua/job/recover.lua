@@ -1,4 +1,4 @@
--- Put back what a dead worker held. First its lease goes, so that it can settle nothing any more; then its jobs
+-- Put back the jobs of a dead worker. First its lease goes, so that it can settle nothing any more; then its jobs
 -- move, with their delivery count, in portions; last the worker itself is forgotten. Safe to repeat.
 -- KEYS  1 stream of the normal lane
 --       2 where its jobs are
@@ -43,7 +43,7 @@ if judge ~= '' then
   local refused = until_then <= now or ARGV[9] + ARGV[10] <= now or named and named > lapsed_by
   if refused then return {'', 0, 0, 0} end
 end
--- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
+-- A read that was under way while its worker was recovered may have been served later: jobs without a live worker.
 local function stray()
   for _, stream in pairs(streams) do -- bound: the four lanes
     for _, consumer in ipairs(consumers_of(stream, group)) do -- bound: the workers of the queue

@@ -1,4 +1,4 @@
--- Put dead jobs back on their queue, each by itself: whoever finds it in the dead-letter queue is the one who replays it.
+-- Put dead jobs back on their queue, each by itself: the call that removes it from the dead-letter queue replays it.
 -- KEYS  1 stream of the jobs' lane
 --       2 where its jobs are
 --       3 dead-letter queue
@@ -9,8 +9,8 @@
 --       3.. for each job: its entry in the dead-letter queue, its id, its fresh message, what its key is remembered
 --           under or ''
 -- Returns for each job: 1 replayed; 0 it was not in the dead-letter queue any more; -1 another live job has its key; -2 a job of its
--- id is alive. A job that is not replayed stays dead. Safe to repeat. A replayed job's old document goes, so that nobody
--- is given it for the new run.
+-- id is alive. A job that is not replayed stays dead. Safe to repeat. A replayed job's old document goes, so that no client
+-- gets it for the new run.
 local stream, jobs, dead, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local results, lane = {}, ARGV[2]
 local is_new = is_new_lane(stream, lane)

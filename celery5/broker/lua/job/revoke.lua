@@ -55,7 +55,7 @@ local function withdraw(id, message, result)
   if message then unlock(unique, lock_of(envelope), id) else unlock_all(id) end
   return 'REVOKED'
 end
--- How a job ended that has no place any more.
+-- The final state of a job without a place.
 local function ended(result)
   local document = decode_message(redis.call('GET', result))
   return type(document.state) == 'string' and document.state or 'UNKNOWN'

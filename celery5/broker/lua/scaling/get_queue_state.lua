@@ -1,4 +1,4 @@
--- Return what is in a queue and who works on it.
+-- Return the counts of a queue, and its workers.
 -- KEYS  1 scheduled jobs by time
 --       2 dead-letter queue
 --       3 leases of its workers
