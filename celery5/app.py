@@ -86,8 +86,7 @@ class App:
         bootsteps: What its workers run besides jobs: see `BootStep`.
         services: The same, as services: see `service`.
         config: The configuration: a module, a .toml file, 'redis', or a backend of your own; default
-            `CELERY5_CONFIG`. See
-            `celery5.config.configuration`.
+            `CELERY5_CONFIG`. See `celery5.config.configuration`.
         breaker: The circuit breaker of tasks that have none; by default it only counts and warns.
         checks: Health checks.
         budgets: How many jobs of a kind run at once, where a setting does not suffice.
@@ -250,8 +249,9 @@ class App:
         return self._sender.queue(name)
 
     def load(self) -> None:
-        """Import the modules of `include`, and adopt the free tasks and events in them and in the application's own
-        module.
+        """Import the modules of `include`, and adopt their free tasks and events.
+
+        Those of the application's own module are adopted, too.
 
         Raises:
             Misconfigured: A module is missing or fails, or an annotation cannot be resolved or has no JSON form.
@@ -303,8 +303,7 @@ class App:
         """Send jobs that were made before, with `Task.job`, as an outbox does. For plain Python.
 
         A job that is sent twice runs once, since it has its id already. The backlog is never used: after this
-        returns, the
-        caller may delete its own copy.
+        returns, the caller may delete its own copy.
 
         Raises:
             BrokerUnavailable: Redis cannot be reached.
@@ -326,8 +325,7 @@ class App:
 
         Args:
             queue: The job's queue. Without it the handle locates the job when it is used: on the task's queue, or
-                the default
-                one, then on all.
+                the default one, then on all.
             task: The job's task, which determines the type of the result.
         """
         job_id = check_job_id(job_id)

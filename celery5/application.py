@@ -1,8 +1,7 @@
 """Protocols of an application, for code that must not import `celery5.app.App`, which implements them.
 
 They are read-only and name nothing from layers above the code that uses them. Code that needs more, such as
-`send_many`
-for tasks, declares a Protocol of its own that extends one of these.
+`send_many` for tasks, declares a Protocol of its own that extends one of these.
 """
 
 from collections.abc import Mapping, Sequence

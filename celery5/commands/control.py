@@ -1,8 +1,7 @@
 """Send control commands to workers and return their replies: `app.control`.
 
 Each worker gets a command of its own, signed for its inbox alone. A worker that does not answer in time has a reply
-that
-states this. A command for a worker that is down waits in its inbox until it expires.
+that states this. A command for a worker that is down waits in its inbox until it expires.
 """
 
 import os
@@ -75,12 +74,10 @@ class Control:
 
     Args of its methods:
         to: One worker or several: names that `workers` returns, the full name of a live worker, or the name of a
-            worker that
-            is down and will start again. None for all live workers.
+            worker that is down and will start again. None for all live workers.
         timeout: Seconds to wait for answers.
         expires: Seconds after which the command is void, at most 60. None for 60, or, for `shutdown` and
-            `run-task`, for
-            `timeout`.
+            `run-task`, for `timeout`.
 
     Raises:
         Misconfigured: An argument makes no sense, or the keys cannot sign.

@@ -35,10 +35,8 @@ class DeclareCommand:
         """Declare a command that runs `function` in the application's workers.
 
         The parameters of the function are those of the command; what it returns is the answer, and must have a JSON
-        form. An
-        `async def` runs under Trio beside the jobs, a `def` in a thread; each may take 30 seconds. It raises
-        CommandRefused to
-        refuse a command.
+        form. An `async def` runs under Trio beside the jobs, a `def` in a thread; each may take 30 seconds. It raises
+        CommandRefused to refuse a command.
 
         Args:
             function: The function, when the decorator is used without arguments.

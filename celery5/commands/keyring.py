@@ -1,11 +1,9 @@
 """The folder of the keys that sign commands, and of the certificates that are trusted.
 
     mine.pem       the private key that signs on this host, and the certificates for it
-    ca.pem         the authority that was made in this folder, with its private key; absent with an authority of
-    your own
+    ca.pem         the authority that was made in this folder, with its private key; absent with one of your own
     trusted/*.pem  certificates of authorities, or of senders, that are trusted
-    revoked        a denylist: the SHA-256 of a public key on each line, in hex; # begins a comment. The fingerprint
-    of
+    revoked        a denylist: the SHA-256 of a public key on each line, in hex; # begins a comment. The fingerprint of
                    a certificate, as older versions wrote it, denies that certificate
     done           which commands were executed on this host in the last minutes, and since when this is recorded
 
@@ -153,12 +151,10 @@ class Keyring:
         """Record that a command is about to be executed on this host; return the reason if it must not be.
 
         Anyone who can write to Redis may delete a nonce there, and the memory of a process ends with it. So the
-        nonce is
-        written to a file, which all processes with this folder share, before the command is executed. A command
-        from before
-        that file was created may have been executed by a process that could not record it, so it is refused. Where
-        no file can
-        be written, as in a read-only folder, the process uses its own memory, and the time of its own start.
+        nonce is written to a file, which all processes with this folder share, before the command is executed. A
+        command from before that file was created may have been executed by a process that could not record it, so it
+        is refused. Where no file can be written, as in a read-only folder, the process uses its own memory, and the
+        time of its own start.
         """
         try:
             with self._locked():
@@ -239,8 +235,7 @@ class Keyring:
 
         Args:
             what: The fingerprint of a key, a PEM file, or the fingerprint of a certificate. If that certificate is
-                in this
-                folder, its key is denied.
+                in this folder, its key is denied.
         """
         normalized = what.strip().lower().replace(":", "")
         if not _FINGERPRINT.match(normalized):

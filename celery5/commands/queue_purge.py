@@ -1,8 +1,7 @@
 """Revoke all jobs that wait on a queue.
 
 They are revoked rather than deleted: callers that wait for one get `TaskRevoked`, keys become free, and Data Sinks
-get
-their documents.
+get their documents.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -105,8 +105,7 @@ class Brokers:
                 state = app.info()
 
         Inside the block such a call raises it only when all of them are unreachable. A call about one queue or job
-        on an
-        unreachable broker raises it in any case.
+        on an unreachable broker raises it in any case.
 
         Returns:
             A context manager. It yields the errors of the unreachable brokers by name; the mapping grows when more
@@ -137,8 +136,7 @@ class Brokers:
         """Return the queue for jobs with these options.
 
         It is the queue that the options name, else that of the first entry of the setting `queue_routes` that
-        matches the task,
-        else the default queue.
+        matches the task, else the default queue.
 
         Raises:
             Misconfigured: The queue is on a different broker than the options name.
@@ -158,14 +156,11 @@ class Brokers:
         return self._used
 
     def warn_if_misspelled(self, task: str, queue: str) -> None:
-        """Warn, once for each queue, when a job goes to an undeclared queue whose name is similar to that of a
-        declared one.
+        """Warn, once for each queue, when a job goes to an undeclared queue with a name similar to a declared one.
 
         Any name is a queue, also one that only the `--queues` of some workers name, so nothing is refused. Names
-        that differ
-        only in digits, as those of tenants or shards, are no mistakes. No broker is read: `queue list` and `doctor`
-        show
-        whether a worker reads a queue.
+        that differ only in digits, as those of tenants or shards, are no mistakes. No broker is read: `queue list`
+        and `doctor` show whether a worker reads a queue.
         """
         used = self.used_queues()
         if queue in used or queue in self._doubted or len(self._doubted) >= MAX_CHECKED_NAMES:

@@ -1,8 +1,7 @@
 """Read, count, replay and purge the dead-letter queues of an application.
 
 Jobs are handled in batches, so memory use does not depend on how many there are. Each job is handled atomically:
-after
-an interruption some jobs are done and the rest are unchanged.
+after an interruption some jobs are done and the rest are unchanged.
 """
 
 import math

@@ -162,8 +162,7 @@ class Event(_Fields):
     """The base of event classes; `@app.event` derives one from a plain annotated class.
 
     An instance is immutable, and its fields are checked against their annotations: a wrong value raises
-    BadArguments, which is
-    a TypeError. Derive from it where a type checker needs `delay` and the fields.
+    BadArguments, which is a TypeError. Derive from it where a type checker needs `delay` and the fields.
     """
 
     def __post_init__(self) -> None:
@@ -181,8 +180,7 @@ class Event(_Fields):
         """Run `task` for each such event, with those fields as arguments that it takes.
 
         Also a decorator of a task, with and without options. Its jobs have retries and dead letters of their own. A
-        second
-        subscription of a task replaces the first.
+        second subscription of a task replaces the first.
 
         Args:
             options: `versions`, the versions of the event that it takes (default: that of this class), and options
@@ -202,8 +200,9 @@ class Event(_Fields):
 
     @classmethod
     def unsubscribe(cls, task: Task[Any, Any], /) -> bool:
-        """Withdraw a task's subscription at once, whatever workers declare: see `app.events.unsubscribe`. For plain
-        Python.
+        """Withdraw a task's subscription at once, whatever workers declare. For plain Python.
+
+        See `app.events.unsubscribe`.
         """
         app = cast("EventApplication", task.app)  # an application of tasks is one of events, too
         return app.events.unsubscribe(get_event_declaration(cls).name, task.name)
@@ -211,8 +210,9 @@ class Event(_Fields):
     # `cls` is typed as a callable with the fields, so that type checkers know them in `delay`, as in the constructor.
     @classmethod
     def job(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> Job:
-        """Return the message that `delay` with these fields would publish, for an outbox, which sends it with
-        `send_jobs`.
+        """Return the message that `delay` with these fields would publish.
+
+        An outbox stores it and sends it with `send_jobs`.
 
         Raises:
             BadArguments: A field is wrong; it is a TypeError.

@@ -1,10 +1,8 @@
 """Write log messages to systemd's journal, by its native protocol, so that all fields can be searched.
 
 `journalctl CELERY5_JOB=...` finds the lines of a job. Each message is one datagram, with `NAME=value` on a line,
-or, for
-a value with newlines, its name, its length in eight bytes and the value. An entry that is too large for a datagram
-is
-written to a sealed memory file, whose descriptor is passed instead.
+or, for a value with newlines, its name, its length in eight bytes and the value. An entry that is too large for a
+datagram is written to a sealed memory file, whose descriptor is passed instead.
 """
 
 import errno

@@ -50,8 +50,7 @@ class AsyncResult(Generic[R_co]):
     """The handle of one job. Keep its `id` to make the handle again with `App.result`.
 
     If `duplicate` is true, nothing was sent: an earlier job has the same key, and this is its handle. If
-    `is_located` is
-    false, `queue` is a guess until the job is found.
+    `is_located` is false, `queue` is a guess until the job is found.
     """
 
     __slots__ = ("_ignored", "_type", "_value", "app", "duplicate", "id", "is_located", "queue", "task")
@@ -156,8 +155,7 @@ class AsyncResult(Generic[R_co]):
 
         Returns:
             True when the job will not run any more or is being stopped: it is EXECUTING until its worker has
-            stopped it. False
-            when it had ended before, or Redis has nothing on it.
+            stopped it. False when it had ended before, or Redis has nothing on it.
         """
         return revoke([self])[0]
 

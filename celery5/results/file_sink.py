@@ -1,8 +1,7 @@
 """A sink that writes documents as lines of JSON to a file, which may be rotated each day or by size.
 
 Several Routers may write to one file: each batch is one write to its end, under a lock of the file, so no line is
-torn,
-and none is lost when another process rotates the file.
+torn, and none is lost when another process rotates the file.
 """
 
 import fcntl
@@ -26,8 +25,7 @@ class FileSink:
     Args:
         name: The name of the sink; by default that of the file.
         rotate: "day" adds the day in UTC to the name (`orders.2026-11-21.jsonl`). A number of bytes: a file of that
-            size is
-            renamed, with the time in its name. None for a single file.
+            size is renamed, with the time in its name. None for a single file.
         fsync: Return from `write` only when the disk has the lines.
         private: Create files with mode 0600 and folders with 0700; else the umask decides.
         on, batch, timeout, retry: As for `Sink`.

@@ -1,8 +1,7 @@
 """Locate a job: find the queue that it is on, for a handle that was made from an id alone.
 
 A handle that was returned by sending has its queue, and is not looked up. Any other one has a guess; when the job
-is not
-on that queue, all queues are searched, as `App.find` does, and a wait covers all of them.
+is not on that queue, all queues are searched, as `App.find` does, and a wait covers all of them.
 """
 
 import math

@@ -23,8 +23,7 @@ class Sink(Protocol):
     """A Data Sink: it has a `name` and takes documents, with `def` in a thread of its own or `async def` on Trio.
 
     A sink gets each document at least once: after a failure, or when a Router died, a document may come again with
-    the same
-    `id`. Attributes are options:
+    the same `id`. Attributes are options:
 
     - `on`: the final states that it takes; default `("SUCCESS",)`; also DEAD, EXPIRED, REVOKED and REJECTED.
     - `batch`: the maximal number of documents at once; default 100.
@@ -34,8 +33,7 @@ class Sink(Protocol):
       After that the document is in the dead-letter queue.
 
     A method `close` is called when a Router stops. A method `check` is called before one starts: it raises
-    Misconfigured when
-    the sink can never work on this host.
+    Misconfigured when the sink can never work on this host.
     """
 
     @property

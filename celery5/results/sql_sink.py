@@ -34,8 +34,7 @@ class SQLSink:
     Args:
         url: The database, as SQLAlchemy spells it.
         table: A name: the table is created if it is missing, with the columns of `ResultDocument`, `value` as JSON
-            and `id`
-            as the primary key. Or a `sqlalchemy.Table` of your own, together with `row`.
+            and `id` as the primary key. Or a `sqlalchemy.Table` of your own, together with `row`.
         row: Makes a row of a document.
         key: The column, unique in the table, that has the document's id.
         engine: More arguments of `create_engine`.

@@ -1,8 +1,7 @@
 """Wait for results, and after a while look for missing ones in the dead-letter queues.
 
 The document of a dead job expires like any other, and is not announced again. Its job stays dead, so a caller that
-waits
-for it should learn this at once rather than at the timeout.
+waits for it should learn this at once rather than at the timeout.
 """
 
 import math

@@ -1,8 +1,7 @@
 """Declare the schedules of an application, in code and configuration.
 
 A declaration is checked and stored. Fire times are computed only in a Scheduler, so that no worker or producer
-loads the
-code for that.
+loads the code for that.
 """
 
 from collections.abc import Mapping, Sequence

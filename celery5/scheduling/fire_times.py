@@ -3,8 +3,7 @@
 APScheduler's triggers return wall-clock times without time zones; this module maps them to moments, so that a
 change of
 the clock does what the guide promises: a wall-clock time that does not exist fires as much later as the clock was
-set
-forward; one that occurs twice fires the first time only, unless the trigger names no hours.
+set forward; one that occurs twice fires the first time only, unless the trigger names no hours.
 """
 
 from collections.abc import Callable
@@ -233,8 +232,7 @@ def _just_before(trigger: Cron | Calendar, after: datetime) -> datetime | None:
     """Return the last fire time of a calendar of weeks and days that is at least a day before `after`.
 
     APScheduler counts one by one from the first, which would take longer each year. None before the second fire
-    time, and
-    for other triggers.
+    time, and for other triggers.
     """
     if isinstance(trigger, Cron) or trigger.years or trigger.months:
         return None

@@ -487,8 +487,9 @@ class Schedules:
         )
 
     def trigger(self, name: str) -> AsyncResult[Any]:
-        """Send a job of a schedule now; return its handle. Overlap policy and fire times do not count. For plain
-        Python.
+        """Send a job of a schedule now; return its handle. For plain Python.
+
+        The overlap policy is ignored, and the fire times stay as they are.
         """
         return run_blocking(trigger_schedule(self._app, self._plain(), name))
 

@@ -46,9 +46,8 @@ def cron(
         start: The trigger does not fire before this moment.
         end: The trigger does not fire after this moment.
         fields: `year`, `month`, `day`, `week`, `day_of_week`, `hour`, `minute` or `second`, instead of a line: each
-            as in a
-            crontab, `last`, `1st mon` or a number. Fields smaller than the smallest of these are 0, larger ones are
-            any.
+            as in a crontab, `last`, `1st mon` or a number. Fields smaller than the smallest of these are 0, larger
+            ones are any.
 
     Raises:
         Misconfigured: The arguments make no sense.
@@ -82,8 +81,7 @@ def every(
 
     Args:
         start: The intervals are counted from this moment; without it from 1970 in UTC, so that five minutes are
-            those of
-            the clock on every machine.
+            those of the clock on every machine.
         end: The trigger does not fire after this moment.
 
     Raises:
@@ -175,8 +173,11 @@ def parse_trigger(when: object) -> AnyTrigger:
 
 
 def _from_table(said: Mapping[str, Any]) -> AnyTrigger:
-    """What a configuration says: {cron = "0 3 * * *"}, {every = 30}, {calendar = {months = 1}}, {at = ...}, {any =
-    [...]}, {all = [...]}, each with what the function of that name takes."""
+    """Return the trigger of a table in a configuration.
+
+    {cron = "0 3 * * *"}, {every = 30}, {calendar = {months = 1}}, {at = ...}, {any = [...]} or {all = [...]}, each
+    with the arguments of the function of that name.
+    """
     options = dict(said)
     kinds = [key for key in ("cron", "every", "calendar", "at", "any", "all") if key in options]
     if len(kinds) != 1:

@@ -1,9 +1,8 @@
 """Keep jobs that a producer could not publish in its memory until Redis is reachable again.
 
 A thread publishes them, each queue's in the order in which they were sent, and ends when none is left. It serves
-plain
-Python, threads and any event loop alike, since it is part of none of them. In a Trio program a coroutine may do it
-instead.
+plain Python, threads and any event loop alike, since it is part of none of them. In a Trio program a coroutine may do
+it instead.
 """
 
 import atexit
@@ -135,10 +134,9 @@ class Backlog:
                 self._wake()
 
     async def run(self, *, task_status: "trio.TaskStatus[None] | None" = None) -> None:
-        """Publish waiting jobs in this Trio run, in place of the thread, until cancelled: then a thread takes the
-        rest.
+        """Publish waiting jobs in this Trio run, in place of the thread, until cancelled.
 
-        Run it as a task: `await nursery.start(app.backlog.run)`.
+        After that a thread publishes the rest. Run it as a task: `await nursery.start(app.backlog.run)`.
         """
         import trio  # a producer may not need it
 

@@ -38,8 +38,7 @@ class PublishPlanner:
         """Return the calls that publish `jobs`, in their order for each queue. Pass the replies to `record_published`.
 
         If one job has a key, all jobs of its queue are sent by the same script, to keep their order; so are jobs of
-        another
-        priority than normal, to their lane. Jobs with a waiting list (`Job.line`) go directly to it.
+        another priority than normal, to their lane. Jobs with a waiting list (`Job.line`) go directly to it.
         """
         if len(jobs) == 1 and jobs[0].queue in self._announced:
             return [_WAYS[_way(jobs[0])](self.queue(jobs[0].queue).on_lane(jobs[0].lane), jobs)]

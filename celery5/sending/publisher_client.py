@@ -1,12 +1,9 @@
 """Send finished jobs to the Publisher daemon of this host, and wait until they are stored.
 
 One thread owns the one connection of a process, for callers in plain Python, Trio and asyncio. Jobs that are sent
-while
-it waits for a reply go into the next frame, so that many callers share one write to the daemon's disk. A job that
-is sent
-twice is stored once, since it has its id already: so after a lost connection, frames without a reply are sent again
-over
-a new one, once.
+while it waits for a reply go into the next frame, so that many callers share one write to the daemon's disk. A job
+that is sent twice is stored once, since it has its id already: so after a lost connection, frames without a reply are
+sent again over a new one, once.
 """
 
 import os

@@ -113,8 +113,7 @@ def wait_for_replicas(redis: BlockingDriver, keys: QueueKeys, jobs: Sequence[Job
     """Return once `wanted` replicas have `jobs`, which are published.
 
     This needs a connection that no other caller uses meanwhile, since WAIT blocks it, and so never the one that all
-    tasks of
-    a Trio program share.
+    tasks of a Trio program share.
 
     Raises:
         NotReplicated: Too few replicas have the jobs in time, or Redis cannot be reached any more.
@@ -281,8 +280,10 @@ class Sender:
 
 
 def without_traceback(error: BrokerUnavailable) -> BrokerUnavailable:
-    """Return the same error without its traceback. Its message has the reason, and twenty frames of
-    connecting do not help the caller of `delay`."""
+    """Return the same error without its traceback.
+
+    Its message has the reason; twenty frames of connecting do not help the caller of `delay`.
+    """
     if "pytest" in sys.modules and _IN_A_TEST not in getattr(error, "__notes__", ()):
         error.add_note(_IN_A_TEST)
     return error.with_traceback(None)

@@ -1,8 +1,7 @@
 """Keep the connections of each event loop.
 
 Those of a Trio run are kept by system tasks, which end with the run. Those of an asyncio loop are closed by an
-asynchronous
-generator, which `asyncio.run` closes.
+asynchronous generator, which `asyncio.run` closes.
 """
 
 import asyncio

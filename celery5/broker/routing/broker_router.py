@@ -212,8 +212,7 @@ class AsyncBrokerRouter:
         """Perform several calls: those for one broker in one write, on all brokers at the same time.
 
         An unreachable broker does not stop the calls to the others; the first error is raised when all have ended.
-        Within
-        `skip_unreachable` an unreachable one is left out.
+        Within `skip_unreachable` an unreachable one is left out.
         """
         routed = _RoutedCalls(self._map, calls)
         if routed.parts:

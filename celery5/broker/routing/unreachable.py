@@ -1,8 +1,7 @@
 """Leave unreachable brokers out of calls that go to all brokers.
 
 Usually an unreachable broker makes such a call fail, since its part of the reply is missing. Within
-`skip_unreachable`
-the replies of the others are returned, and no later call waits for the unreachable broker again.
+`skip_unreachable` the replies of the others are returned, and no later call waits for the unreachable broker again.
 """
 
 from collections.abc import Awaitable, Callable, Generator, Mapping

@@ -1,10 +1,8 @@
 """Wait for result documents in plain Python: all threads share one connection, without a reader thread.
 
 Leader and followers: one of the waiting threads reads the connection for all, wakes those whose documents have
-arrived,
-and passes the lead on when it has its own. So a lone waiter reads its own reply from the socket, without a switch
-of
-threads.
+arrived, and passes the lead on when it has its own. So a lone waiter reads its own reply from the socket, without a
+switch of threads.
 """
 
 import os
@@ -231,8 +229,7 @@ class _Follower:
     """A thread that sleeps until its documents are there, or until it becomes the leader.
 
     Only the thread itself has a strong reference. If it is collected with its `wait` set, the thread was
-    interrupted before
-    it removed that wait.
+    interrupted before it removed that wait.
     """
 
     __slots__ = ("__weakref__", "_orphans", "_told", "wait")

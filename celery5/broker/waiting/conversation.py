@@ -1,8 +1,7 @@
 """The protocol of the one connection on which several callers wait for results, without any I/O.
 
 The connection speaks RESP3, so it can read keys while it is subscribed. It reads a few at a time: the server treats
-it
-as a subscriber, and closes a subscriber with more than 32 MB of pending output.
+it as a subscriber, and closes a subscriber with more than 32 MB of pending output.
 """
 
 from collections.abc import Iterable, Sequence

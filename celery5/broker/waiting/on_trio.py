@@ -40,8 +40,7 @@ class _PushConnection(PushRedis):
         """Subscribe and then read, in one write, which takes half the time of two.
 
         Only for a user whose permission for both commands is known: SUBSCRIBE has no reply in RESP3, so an error
-        from it is an
-        extra reply, which would be taken for the reply to MGET.
+        from it is an extra reply, which would be taken for the reply to MGET.
         """
         commands: list[tuple[Word, ...]] = [("SUBSCRIBE", *channels), ("MGET", *keys)]
         request = PendingRequest(pack_commands(commands), self._link.deadline(), repeatable=False)
