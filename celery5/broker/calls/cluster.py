@@ -46,7 +46,7 @@ def claim_recycling(keys: Keys, worker: str, *, seconds: float) -> Call[bool]:
 
 
 def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
-    return tuple(each.decode(errors="replace") for each in raw)
+    return tuple(word.decode(errors="replace") for word in raw)
 
 
 CLAIM_LEADERSHIP = Script.load("cluster/claim_leadership", "clock")

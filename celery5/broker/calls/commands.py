@@ -101,4 +101,4 @@ def list_paused_queues(keys: Keys) -> Call[set[str]]:
 
 
 def _names(raw: Iterable[bytes]) -> set[str]:
-    return {each.decode(errors="replace") for each in raw}
+    return {word.decode(errors="replace") for word in raw}

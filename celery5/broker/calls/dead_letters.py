@@ -74,16 +74,16 @@ def purge_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str]]) -> Call[list[in
 
 
 def _dead_entries(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[DeadLetterEntry]:
-    found = [(decode_text(entry), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in raw]
+    entries = [(decode_text(entry), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in raw]
     return [
         DeadLetterEntry(
             entry,
-            each.get(b"job", b""),
-            each.get(b"document", b""),
-            decode_text(each.get(b"sink", b"")),
-            each.get(b"failure", b""),
+            fields.get(b"job", b""),
+            fields.get(b"document", b""),
+            decode_text(fields.get(b"sink", b"")),
+            fields.get(b"failure", b""),
         )
-        for entry, each in found
+        for entry, fields in entries
     ]
 
 

@@ -133,7 +133,7 @@ def count_unclaimed(keys: Keys) -> Call[dict[str, int]]:
 
 
 def is_app_known(keys: Keys) -> Call[bool]:
-    """Return whether there is such an application: one whose events have been sent, or that has a Router."""
+    """Return whether the application has sent events, or has a Router."""
     return Call(("EXISTS", keys.for_queue(EVENTS).stream), bool, repeatable=True)
 
 
@@ -149,7 +149,7 @@ def _pairs(flat: Any) -> list[tuple[bytes, bytes]]:
 
 def _declared(raw: Any) -> DeclarationResult:
     changed, sent, back = raw
-    return DeclarationResult(int(changed), int(sent), tuple(decode_text(each) for each in back))
+    return DeclarationResult(int(changed), int(sent), tuple(decode_text(word) for word in back))
 
 
 def _registry(raw: Any) -> SubscriptionRegistry:
@@ -157,7 +157,7 @@ def _registry(raw: Any) -> SubscriptionRegistry:
     pairs = [(decode_text(name), value) for name, value in _pairs(flat) if name]
     entries = {name: value for name, value in pairs if value}
     back = tuple(name for name, value in pairs if not value)
-    retired = tuple(decode_text(each) for each in gone)
+    retired = tuple(decode_text(word) for word in gone)
     return SubscriptionRegistry(
         msgspec.convert(state, bytes), entries if flat or state == b"0" else None, retired, back
     )

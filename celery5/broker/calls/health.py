@@ -97,7 +97,7 @@ def scan_keys(cursor: int, pattern: str, *, count: int) -> Call[tuple[int, list[
 
 
 def get_ttl(key: str) -> Call[int]:
-    """In ms; -1 for a key that stays, -2 for one that is gone."""
+    """Return the time to live in ms; -1 for a key without one, -2 for a missing key."""
     return Call(("PTTL", key), int, repeatable=True)
 
 
@@ -131,7 +131,7 @@ def _attempted(raw: Any) -> PermissionProbe:
 
 
 def _scanned(raw: Any) -> tuple[int, list[str]]:
-    return int(raw[0]), [each.decode(errors="replace") for each in raw[1]]
+    return int(raw[0]), [word.decode(errors="replace") for word in raw[1]]
 
 
 ERASE = Script.load("diagnosis/erase")
@@ -157,7 +157,7 @@ def erase_app(
         )
         ids = iter(job_ids)
         while portion := list(islice(ids, ERASE_BATCH)):
-            yield Call(("DEL", *[queue.result(each) for each in portion]), int, repeatable=True)
+            yield Call(("DEL", *[queue.result(job_id) for job_id in portion]), int, repeatable=True)
     yield Call(("DEL", *_beside(keys)), int, repeatable=True, merge=sum)
 
 

@@ -132,7 +132,7 @@ def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[in
 
 def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | None]]) -> Call[dict[str, str]]:
     """Publish or schedule jobs (id, envelope, time or '', lock or '', `unique_for` in seconds) on the lane of `keys`,
-    unless another job has the lock. Return the id of that other one for each job that was not sent. Safe to repeat."""
+    unless another job has the lock. Return the id of that job for each job that was not sent. Safe to repeat."""
     places = tuple([key for job in jobs for key in (keys.result(job[0]), keys.unique_window(job[3]))])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:4], _ms(job[4] or 0))])
     named = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.unique, *places)
@@ -143,7 +143,7 @@ def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | No
 def wait_for_replicas(keys: QueueKeys, *, replicas: int, within: float) -> list[Call[int]]:
     """Wait, `within` seconds, until so many replicas have all that was written before; the last call returns how many
     have. In a trip of their own: a script that the server does not know runs after the rest of its trip."""
-    # WAIT waits for the last write of its own connection, so there must be one; a job that is known already is none.
+    # WAIT waits for the last write of its own connection, so write something: publishing a duplicate job writes nothing.
     mark = Call(("SET", keys.replication_mark, "", "PX", 1000), lambda _ok: 0, repeatable=True)
     return [mark, Call(("WAIT", replicas, _ms(within)), int, repeatable=True, blocks=within)]
 
@@ -361,18 +361,18 @@ def list_dead_jobs(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes
 
 
 def _texts(reply: Any) -> dict[str, str]:
-    words = [decode_text(each) for each in reply]
+    words = [decode_text(word) for word in reply]
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def _names(raw: Iterable[bytes]) -> list[str]:
     """Return the names of queues. Invalid text is left out: celery5 did not write it."""
-    found = [decode_text(each) for each in raw]
+    found = [decode_text(word) for word in raw]
     return sorted(name for name in found if "\ufffd" not in name)
 
 
 def _others(ids: Iterable[str], raw: Iterable[bytes]) -> dict[str, str]:
-    holders = zip(ids, (decode_text(each) for each in raw), strict=True)
+    holders = zip(ids, (decode_text(word) for word in raw), strict=True)
     return {job_id: holder for job_id, holder in holders if holder != job_id}
 
 
@@ -500,11 +500,11 @@ def _scanned(raw: Sequence[Any]) -> tuple[str, list[str]]:
 
 
 def _texts_of(raw: Iterable[bytes]) -> list[str]:
-    return [decode_text(each) for each in raw]
+    return [decode_text(item) for item in raw]
 
 
 def _places(raw: Any) -> list[bytes]:
-    return [each or b"" for each in msgspec.convert(raw, list[bytes | None])]
+    return [item or b"" for item in msgspec.convert(raw, list[bytes | None])]
 
 
 DIRECT = Script.load("job/direct")

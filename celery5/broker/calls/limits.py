@@ -111,7 +111,7 @@ def settle_limited(
     named = (keys.handed, keys.jobs, keys.waiting, keys.due, keys.slots, keys.slot_counts, keys.limited_counts,
     keys.waiting_list_prefix,
              *inner)  # fmt: skip
-    entries = msgspec.json.encode([each.entry.decode() for each in leaving])
+    entries = msgspec.json.encode([delivery.entry.decode() for delivery in leaving])
     args = (keys.slots_freed, _json(rules), entries, *words)
     return script_call(SETTLE_LIMITED, named, args, partial(_settled, keys.on_lane("g")), repeatable=True)
 
@@ -123,7 +123,7 @@ def _json(rules: Sequence[tuple[AdmissionRule, int]]) -> bytes:
 def _admission_reply(jobs: int, raw: Any) -> AdmissionReply:
     if raw == LEASE_LOST:
         return AdmissionReply(None, [])
-    return AdmissionReply(raw[:jobs], [each / 1000 for each in raw[jobs:]])
+    return AdmissionReply(raw[:jobs], [ms / 1000 for ms in raw[jobs:]])
 
 
 def _taken_jobs(keys: QueueKeys, raw: Any) -> AdmittedJobs:

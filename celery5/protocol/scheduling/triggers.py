@@ -1,4 +1,4 @@
-"""Triggers: when a schedule fires, as values that every Scheduler reads alike.
+"""Define when schedules fire, as values that every Scheduler reads alike.
 
 Times are ms since 1970. `celery5.scheduling.fire_times` computes the fire times, with APScheduler's triggers.
 """
@@ -120,7 +120,7 @@ def with_zone(trigger: AnyTrigger, zone: str, depth: int = 0) -> AnyTrigger:
                 f"a trigger may combine {MAX_COMBINED} others, {MAX_DEPTH} deep: make several schedules"
             )
         return msgspec.structs.replace(
-            trigger, of=tuple(with_zone(each, zone, depth + 1) for each in trigger.of)
+            trigger, of=tuple(with_zone(part_trigger, zone, depth + 1) for part_trigger in trigger.of)
         )
     if isinstance(trigger, Cron | Calendar) and not trigger.zone:
         return msgspec.structs.replace(trigger, zone=zone)
@@ -134,8 +134,8 @@ def validate_cron_fields(trigger: AnyTrigger) -> None:
     stricter in one point: APScheduler ignores what follows a name, and reads `mon-fri/2` as `mon-fri`.
     """
     if isinstance(trigger, AnyOf | AllOf):
-        for each in trigger.of:
-            validate_cron_fields(each)
+        for part_trigger in trigger.of:
+            validate_cron_fields(part_trigger)
     elif isinstance(trigger, Cron):
         for name, value in trigger.fields.items():
             for part in _SEPARATOR.split(value.strip()):
@@ -249,8 +249,8 @@ def parse_crontab(line: str, zone: str = "") -> AnyTrigger:
     )
     if day.startswith("*") or weekday.startswith("*"):
         return cron
-    either = msgspec.structs.replace(cron, day="*"), msgspec.structs.replace(cron, day_of_week="*")
-    return AnyOf(of=either)
+    alternatives = msgspec.structs.replace(cron, day="*"), msgspec.structs.replace(cron, day_of_week="*")
+    return AnyOf(of=alternatives)
 
 
 CRONTAB_MACROS = {
@@ -265,7 +265,7 @@ _NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 def _weekdays(field: str) -> str:
     """Return a crontab's field of weekdays by names, since APScheduler counts them from Monday."""
-    return ",".join(_weekday_range(each) for each in field.lower().split(","))
+    return ",".join(_weekday_range(part) for part in field.lower().split(","))
 
 
 def _weekday_range(part: str) -> str:
@@ -278,7 +278,7 @@ def _weekday_range(part: str) -> str:
         end = 6
     if not (0 <= begin <= 7 and begin <= end <= 7 and (not step or (step.isdigit() and int(step)))):
         raise Misconfigured(f"{part!r} is no day of the week in a crontab: 0 to 7, where 0 and 7 are Sunday")
-    return ",".join(dict.fromkeys(_NAMES[each] for each in range(begin, end + 1, int(step or 1))))
+    return ",".join(dict.fromkeys(_NAMES[number] for number in range(begin, end + 1, int(step or 1))))
 
 
 def _joined(sign: str, other: object) -> None:
