@@ -143,7 +143,7 @@ def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | No
 def wait_for_replicas(keys: QueueKeys, *, replicas: int, within: float) -> list[Call[int]]:
     """Wait, `within` seconds, until so many replicas have all that was written before; the last call returns how many
     have. In a trip of their own: a script that the server does not know runs after the rest of its trip."""
-    # WAIT waits for the last write of its own connection, so write something: publishing a duplicate job writes nothing.
+    # WAIT waits for the last write of its own connection, so write: publishing a duplicate job writes nothing.
     mark = Call(("SET", keys.replication_mark, "", "PX", 1000), lambda _ok: 0, repeatable=True)
     return [mark, Call(("WAIT", replicas, _ms(within)), int, repeatable=True, blocks=within)]
 
