@@ -64,8 +64,7 @@ class Source:
         run: One of these:
 
             - a class, instantiated at each start, or an object, with `async def run(self, emit)`, which runs until
-            cancelled
-              and calls `await emit(body, id=...)`;
+              cancelled and calls `await emit(body, id=...)`;
             - an `async def` with the parameter `emit`;
             - an async generator function that yields bodies or `SourceDocument`s;
             - a `def`, run in a thread, that returns a list of those or yields them.
