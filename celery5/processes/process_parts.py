@@ -32,7 +32,13 @@ from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.options import ProcessOptions
 from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP, get_inbox_name
 from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry
-from celery5.services.commands.inbox import Inbox, InboxAddress, SelfCommandQueue
+from celery5.services.commands.inbox import (
+    CommandRecord,
+    Inbox,
+    InboxAddress,
+    InboxIdentity,
+    SelfCommandQueue,
+)
 from celery5.services.commands.log_again import LogRetry, log_handlers
 from celery5.services.commands.process_commands import ProcessCommands
 from celery5.services.health.vital_sources import CommandMetrics, ConnectionStatus, LogMetrics
@@ -259,6 +265,8 @@ class ProcessParts:
     process_commands = ProcessCommands
     commands = CommandRegistry
     self_commands = SelfCommandQueue
+    inbox_identity = InboxIdentity
+    command_record = CommandRecord
     inbox = Inbox
     log_again = LogRetry
     status_phase = StatusPhase

@@ -39,7 +39,13 @@ from celery5.results.sinks import SinkOptions, check_sinks, get_all_recipients, 
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry
 from celery5.services.events.event_actions import EventActions
-from celery5.services.events.event_ingestion import BrokerLookup, EventIngestion
+from celery5.services.events.event_ingestion import (
+    BrokerLookup,
+    EventBrokers,
+    EventHandling,
+    EventIngestion,
+    EventReading,
+)
 from celery5.services.events.sink_delivery import SinkDelivery
 from celery5.services.events.source_ingestion import SourceIngestion
 from celery5.services.health.vital_sources import ConnectionStatus, DocumentMetrics, EventMetrics, LeaseStatus
@@ -266,6 +272,9 @@ class RouterParts(AuxiliaryParts):
     mover_listener = MoverListener
     recoverer = Recoverer
     # events
+    event_reading = EventReading
+    event_handling = EventHandling
+    event_brokers = EventBrokers
     event_ingestion = EventIngestion
     event_actions = EventActions
     # data

@@ -154,6 +154,28 @@ class SelfCommandQueue:
         return order.id, sign_command(order, signer)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxIdentity:
+    """Who takes the commands of an inbox."""
+
+    # The whole name of the process.
+    worker: str
+    # Where commands arrive.
+    address: InboxAddress
+    # Who signs here, and who is trusted.
+    keyring: InboxKeyring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRecord:
+    """What became of the commands of a process, kept over its incarnations."""
+
+    # How many commands came, by what became of them.
+    command_counts: Counter[str]
+    # When each command that was performed expires, by id.
+    performed_commands: dict[str, float]
+
+
 class Inbox:
     """The inbox of one process."""
 
@@ -161,33 +183,30 @@ class Inbox:
         self,
         *,
         redis: AsyncDriver,
+        command_record: CommandRecord,
+        inbox_identity: InboxIdentity,
         keys: Keys,
-        keyring: InboxKeyring,
-        address: InboxAddress,
         commands: CommandRegistry,
         self_commands: SelfCommandQueue,
         log: Log,
-        worker: str,
-        command_counts: Counter[str],
-        performed_commands: dict[str, float],
         on_expired: Callable[[], object] = lambda: None,
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._keyring = keyring
-        self._address = address
+        self._keyring = inbox_identity.keyring
+        self._address = inbox_identity.address
         self._commands = commands
         self._own = self_commands
         self._log = log
-        self._worker = worker
+        self._worker = inbox_identity.worker
         self._slots = trio.Semaphore(TOGETHER)
         self._thread = trio.CapacityLimiter(1)
-        self._done = performed_commands
+        self._done = command_record.performed_commands
         self._missed = on_expired
         self._held: set[trio.CancelScope] = set()
         self._leaves = math.inf
         self._second = (0, 0)
-        self._counts = command_counts
+        self._counts = command_record.command_counts
 
     @property
     def channels(self) -> list[str]:

@@ -6,6 +6,7 @@ routers, workers, publishers.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -76,12 +77,21 @@ class BrokerConnectivity(Protocol):
     def connected(self) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberDefaults:
+    """What all members of a cluster get."""
+
+    # Variables of their environment.
+    member_environment: Mapping[str, str]
+    # Their grace period, in seconds.
+    grace: float
+
+
 class Foreman:
     """Keeps the members that the `cluster` description asks for.
 
     Args:
-        member_environment: variables that all members get.
-        grace: the grace period of the members, in seconds.
+        member_defaults: what all members get.
         redis: while it is unreachable members cannot start, and their deaths do not count.
         on_status: called with the state of the cluster, in one line, whenever that changes.
     """
@@ -94,8 +104,7 @@ class Foreman:
         platform: Platform,
         leader: LeadershipStatus,
         redis: BrokerConnectivity,
-        member_environment: Mapping[str, str],
-        grace: float,
+        member_defaults: MemberDefaults,
         log: Log,
         on_status: Callable[[str], object],
     ) -> None:
@@ -104,8 +113,8 @@ class Foreman:
         self._platform = platform
         self._leads = leader
         self._redis = redis
-        self._member_environment = member_environment
-        self._grace = grace
+        self._member_environment = member_defaults.member_environment
+        self._grace = member_defaults.grace
         self._log = log
         self._on_status = on_status
         self._is_acting = False

@@ -7,6 +7,7 @@ until the event has ended, however long that takes.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import trio
@@ -46,6 +47,42 @@ AGAIN = 0.5
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventReading:
+    """Where a Router reads events, and as whom."""
+
+    # The connection for blocking reads.
+    reader: ParkedRedis
+    # The queue of events, alone.
+    consumed: Sequence[QueueKeys]
+    # Seconds that a read waits for events at most.
+    read_block: float
+    # The name of the Router as a consumer.
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventHandling:
+    """What a Router does with an event."""
+
+    # What it does itself, by subject.
+    event_actions: EventActions
+    # Seconds that events without subscribers are kept.
+    event_retention: float
+    # Bytes that a message has at most.
+    message_limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventBrokers:
+    """The brokers that the jobs of events go to."""
+
+    # Reaches the broker of each queue.
+    broker_router: AsyncDriver
+    # Returns the broker of an application's queue.
+    find_broker: "BrokerLookup"
+
+
 class EventIngestion:
     """Routes the events that this Router reads. `routed`: events that had subscribers, jobs that were made of them,
     events that nobody wanted, events that were buried."""
@@ -54,37 +91,31 @@ class EventIngestion:
         self,
         *,
         redis: AsyncDriver,
-        reader: ParkedRedis,
+        event_brokers: EventBrokers,
+        event_handling: EventHandling,
+        event_reading: EventReading,
         keys: Keys,
-        consumed: Sequence[QueueKeys],
         lease: Lease,
         log: Log,
-        worker: str,
-        read_block: float,
-        event_retention: float,
-        message_limit: int,
         clock: "Clock",
-        event_actions: EventActions,
-        broker_router: AsyncDriver,
-        find_broker: "BrokerLookup",
     ) -> None:
         self._redis = redis
-        self._routed = broker_router
-        self._home = find_broker
+        self._routed = event_brokers.broker_router
+        self._home = event_brokers.find_broker
         self._away: set[str] = set()
         self._held_until = math.inf
-        self._reader = reader
+        self._reader = event_reading.reader
         self._keys = keys
-        (self._events,) = consumed
+        (self._events,) = event_reading.consumed
         self._lease = lease
         self._log = log
         self._waits = OutageLog(log, "events:interrupted", "events:resumed")
-        self._router = worker
-        self._block = read_block
-        self._retention = event_retention
-        self._limit = message_limit
+        self._router = event_reading.worker
+        self._block = event_reading.read_block
+        self._retention = event_handling.event_retention
+        self._limit = event_handling.message_limit
         self._clock = clock
-        self._acts = event_actions.actions
+        self._acts = event_handling.event_actions.actions
         self._state = b""
         self._subscribed: Mapping[str, Sequence[Subscription]] = {}
         self._publishers: dict[str, PublishPlanner] = {}

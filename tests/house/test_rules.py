@@ -72,12 +72,6 @@ def test_no_public_class_name_stands_twice() -> None:
 
 
 MOST_PARAMETERS = 8
-KNOWN_LONG_CONSTRUCTORS = {
-    "services/commands/inbox.py Inbox",
-    "services/controller/foreman.py Foreman",
-    "services/events/event_ingestion.py EventIngestion",
-}
-"""Constructors that still have more parameters: shorten this list, and add nothing to it."""
 
 
 def test_no_constructor_of_a_service_has_more_than_eight_parameters() -> None:
@@ -89,11 +83,7 @@ def test_no_constructor_of_a_service_has_more_than_eight_parameters() -> None:
         for function in node.body
         if isinstance(function, ast.FunctionDef) and function.name == "__init__"
     }
-    assert {
-        place: count
-        for place, count in counts.items()
-        if count > MOST_PARAMETERS and place not in KNOWN_LONG_CONSTRUCTORS
-    } == {}
+    assert {place: count for place, count in counts.items() if count > MOST_PARAMETERS} == {}
 
 
 def count_parameters(function: ast.FunctionDef) -> int:
