@@ -22,7 +22,7 @@ from celery5.protocol.scaling.budget import parse_budgets
 from celery5.protocol.scaling.prioritisation import parse_strategy
 from celery5.protocol.scaling.read_order import parse_priorities, parse_queue_order
 from celery5.protocol.similar_names import did_you_mean, find_similar
-from celery5.protocol.text_values import DURATION, HOST_AND_PORT, SIZE, TextKind, parse_json
+from celery5.protocol.text_values import DURATION, HOST_AND_PORT, SIZE, TextKind, parse_json_object
 
 PREFIX = "CELERY5_"
 
@@ -636,7 +636,7 @@ def _parse_text(name: str, raw: object) -> object:
     if not isinstance(raw, str):
         return raw
     if name in _TABLES:
-        return parse_json(raw, dict, name)
+        return parse_json_object(raw, name)
     return _TEXT_KINDS[name].parse_unit(raw) if name in _TEXT_KINDS else raw
 
 

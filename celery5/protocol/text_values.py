@@ -8,7 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -171,16 +171,27 @@ def parse_assignments(text: str, hint: str, *, nameless: bool = False) -> dict[s
     return values
 
 
-def parse_json(text: str, kind: type[T], name: str) -> T:
-    """Return the JSON array (`list`) or object (`dict`) that the flag or setting `name` holds. Raises Misconfigured."""
-    expected = "array, such as [1, 2]" if kind is list else 'object, such as {"a": 1}'
+def parse_json_array(text: str, name: str) -> list[Any]:
+    """Return the JSON array that the flag or setting `name` holds. Raises Misconfigured."""
+    value = _parse_json(text, name, expected := "array, such as [1, 2]")
+    if not isinstance(value, list):
+        raise Misconfigured(f"{name} must be a JSON {expected}")
+    return cast("list[Any]", value)
+
+
+def parse_json_object(text: str, name: str) -> dict[str, Any]:
+    """Return the JSON object that the flag or setting `name` holds. Raises Misconfigured."""
+    value = _parse_json(text, name, expected := 'object, such as {"a": 1}')
+    if not isinstance(value, dict):
+        raise Misconfigured(f"{name} must be a JSON {expected}")
+    return cast("dict[str, Any]", value)
+
+
+def _parse_json(text: str, name: str, expected: str) -> object:
     try:
-        value: object = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Misconfigured(f"{name} is not JSON: {error}; it must be a JSON {expected}") from None
-    if not isinstance(value, kind):
-        raise Misconfigured(f"{name} must be a JSON {expected}")
-    return value
 
 
 def parse_parameter(text: str) -> tuple[str, Any]:

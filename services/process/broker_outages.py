@@ -61,7 +61,7 @@ class OutageLog:
         self._log = log
         self._interrupted_event = interrupted_event
         self._resumed_event = resumed_event
-        self._level = level
+        self._level: Level = level
         self._fields = fields
         self._since: float | None = None
 

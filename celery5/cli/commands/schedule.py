@@ -12,7 +12,7 @@ from celery5.cli.terminal.partial import skip_unreachable
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
 from celery5.protocol.brokers import DEFAULT_BROKER
-from celery5.protocol.text_values import parse_json
+from celery5.protocol.text_values import parse_json_array, parse_json_object
 
 if TYPE_CHECKING:
     from celery5.protocol.scheduling.triggers import AnyTrigger
@@ -90,7 +90,10 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 def add(target: Target, /, name: str, task: str, *, wants_json: bool, **said: Any) -> None:
     """Add a schedule NAME, which sends jobs of TASK."""
     app = target.load(needs_code=True)
-    args, kwargs = parse_json(said["arguments"], list, "--args"), parse_json(said["kwargs"], dict, "--kwargs")
+    args, kwargs = (
+        parse_json_array(said["arguments"], "--args"),
+        parse_json_object(said["kwargs"], "--kwargs"),
+    )
     call = app.signature(task, *args, **kwargs)
     if said["queue"]:
         call = call.task.options(queue=said["queue"]).s(*args, **kwargs)

@@ -21,7 +21,7 @@ from celery5.cli.terminal.output import (
 )
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError
-from celery5.protocol.text_values import parse_json
+from celery5.protocol.text_values import parse_json_array, parse_json_object
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -86,7 +86,7 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
 def send(target: Target, /, name: str, *, arguments: str, named: str, **options: Any) -> None:
     """Send a job of TASK. Prints the job's id."""
     app = target.load(needs_code=True)
-    args, kwargs = parse_json(arguments, list, "--args"), parse_json(named, dict, "--kwargs")
+    args, kwargs = parse_json_array(arguments, "--args"), parse_json_object(named, "--kwargs")
     declared = app.signature(name).task
     handle = declared.options(**{word: each for word, each in options.items() if each is not None}).delay(
         *args, **kwargs

@@ -28,7 +28,7 @@ from celery5.protocol.commands.definitions import (
 )
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import KINDS
-from celery5.protocol.text_values import parse_json, parse_parameter
+from celery5.protocol.text_values import parse_json_array, parse_json_object, parse_parameter
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -295,7 +295,7 @@ def budget(
 def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, timeout: float) -> None:
     """Send the job to the worker and print its id."""
     app = target.load(needs_code=True)
-    args, kwargs = parse_json(arguments, list, "--args"), parse_json(named, dict, "--kwargs")
+    args, kwargs = parse_json_array(arguments, "--args"), parse_json_object(named, "--kwargs")
     echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
 
 

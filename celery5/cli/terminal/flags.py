@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -41,7 +41,7 @@ class Duration(click.FloatRange):
                 self.fail(str(error), param, ctx)
             except ValueError:
                 self.fail(str(DURATION.make_error(value)), param, ctx)
-        return super().convert(value, param, ctx)
+        return cast("float", super().convert(cast("Any", value), param, ctx))
 
 
 def parse_rate_flag(text: str) -> float:

@@ -7,7 +7,7 @@ on. All errors are reported at once, each with its key.
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -349,7 +349,7 @@ class _DescriptionReader:
 
     def _names(self, where: str, value: Any) -> tuple[str, ...]:
         names = self._from_text(where, value, NAMES, ())
-        listed = cast("list[Any]", list(names) if isinstance(names, list | tuple) else [None])
+        listed = cast("Sequence[Any]", names if isinstance(names, list | tuple) else [None])
         if not all(isinstance(name, str) and name for name in listed):
             self.errors.append(f'{where}: {value!r} is not {NAMES.noun}: write ["one", "other"]')
             return ()

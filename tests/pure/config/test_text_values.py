@@ -22,7 +22,7 @@ from celery5.protocol.text_values import (
     WrittenRange,
     WrittenRate,
     parse_assignments,
-    parse_json,
+    parse_json_array,
     parse_parameter,
 )
 
@@ -134,7 +134,7 @@ def test_assignments_are_parted_by_spaces_or_commas_and_each_name_stands_once() 
 
 
 def test_json_of_a_flag_has_the_right_kind() -> None:
-    assert parse_json("[1]", list, "--args") == [1]
+    assert parse_json_array("[1]", "--args") == [1]
     assert parse_parameter('a={"b": 1}') == ("a", {"b": 1})
     assert parse_parameter("a=b=c") == ("a", "b=c")
     for text, error in (
@@ -143,6 +143,6 @@ def test_json_of_a_flag_has_the_right_kind() -> None:
         ("[" * 9999, "is not JSON"),
     ):
         with pytest.raises(Misconfigured, match=error):
-            parse_json(text, list, "--args")
+            parse_json_array(text, "--args")
     with pytest.raises(Misconfigured, match="'a' is not a parameter: write name=value"):
         parse_parameter("a")
