@@ -18,7 +18,7 @@ from celery5.protocol.job.job import new_id
 
 T = TypeVar("T")
 
-PATIENCE = Timing(connect=3.0, reply=5.0)
+CHECK_TIMING = Timing(connect=3.0, reply=5.0)
 PINGS = 20
 TRIPS = 5
 """Looks at the clock; the quickest counts, since it is the surest."""
@@ -36,7 +36,7 @@ class BrokerChecks:
         self._endpoint = endpoint
         self._keys = keys
         self._queue = queue
-        self._redis = BlockingRedis(endpoint, timing=PATIENCE, max_connections=4)
+        self._redis = BlockingRedis(endpoint, timing=CHECK_TIMING, max_connections=4)
         self._info: dict[str, str] | None = None
         self._config: dict[str, str] | None = None
         self.is_away = False
@@ -93,7 +93,7 @@ class BrokerChecks:
             self._redis.perform(health_calls.probe_unblock())
         except BrokerDenied as error:
             refused["CLIENT|UNBLOCK"] = str(error)
-        if listening := health_calls.probe_subscribe(self._endpoint, places[0], PATIENCE):
+        if listening := health_calls.probe_subscribe(self._endpoint, places[0], CHECK_TIMING):
             refused["SUBSCRIBE"] = listening
         return broker_diagnosis.diagnose_permissions(user, here.tried + 3, refused)
 

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventReading:
-    """Where a Router reads events, and as whom."""
+    """Where a Router reads events, and under which name."""
 
     # The connection for blocking reads.
     reader: ParkedRedis

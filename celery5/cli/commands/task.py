@@ -178,7 +178,7 @@ def _fields(story: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "finished", _moment(story.finished, now)
     yield "took", format_duration(max(0.0, story.finished - story.started)) if story.started else None
     yield "reason", story.reason or _why(story)
-    yield "entry", story.grave
+    yield "entry", story.dead_entry
     yield "error", f"{story.failure.type}: {story.failure.message}" if story.failure else None
     yield "value", format_cell(to_json(story.value)) if story.state == "SUCCESS" else None
 

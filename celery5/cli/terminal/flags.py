@@ -41,7 +41,7 @@ class Duration(click.FloatRange):
                 self.fail(str(error), param, ctx)
             except ValueError:
                 self.fail(str(DURATION.make_error(value)), param, ctx)
-        return cast("float", super().convert(cast("Any", value), param, ctx))
+        return super().convert(cast("Any", value), param, ctx)
 
 
 def parse_rate_flag(text: str) -> float:

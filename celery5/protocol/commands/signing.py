@@ -65,7 +65,7 @@ REFUSAL_MESSAGES: dict[RefusalReason, str] = {
     RefusalReason.OVERSIZED: f"it is larger than {MAX_COMMAND_SIZE} bytes",
     RefusalReason.MALFORMED: "it is no command of ours",
     RefusalReason.UNSIGNED: "it is not signed, and this worker takes signed commands only",
-    RefusalReason.UNKNOWN_ISSUER: "nobody whom this worker trusts vouches for the sender's certificate: "
+    RefusalReason.UNKNOWN_ISSUER: "no authority that this worker trusts has signed the certificate of the sender: "
     "celery5 keys trust, on the worker's host",
     RefusalReason.REVOKED: "the sender's key, or that of an authority in its certificate chain, is "
     "on this worker's denylist",

@@ -53,7 +53,7 @@ class JobDetails(msgspec.Struct, frozen=True):
     reason: str = ""
     failure: Failure | None = None
     failures: tuple[Failure, ...] = ()
-    grave: str = ""
+    dead_entry: str = ""
     gate: str = ""
     before: int | None = None
 
@@ -99,7 +99,7 @@ def make_job_details(
         due=due,
         deliveries=deliveries,
         revoked=letter == Place.REVOKED or state is JobState.REVOKED,
-        grave=place[1:] if letter == Place.DEAD else "",
+        dead_entry=place[1:] if letter == Place.DEAD else "",
         gate=_gate(place) if letter == Place.LIMITED else "",
         before=before if letter == Place.LIMITED else None,
     )

@@ -92,7 +92,7 @@ def test_a_living_job_tells_what_its_message_says() -> None:
 
 def test_a_dead_job_tells_its_end_and_what_it_was_called_with() -> None:
     story = make_job_details("a", "mail", place="X1-0", message=MESSAGE, document=encode(END))
-    assert (story.args, story.attempt, story.max_retries, story.worker, story.grave) == (
+    assert (story.args, story.attempt, story.max_retries, story.worker, story.dead_entry) == (
         [1],
         3,
         4,

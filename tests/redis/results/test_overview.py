@@ -89,11 +89,11 @@ async def test_a_job_is_found_in_every_state_wherever_it_is(app: App) -> None:
 
 
 def test_a_dead_job_tells_its_failure_when_its_document_has_expired(app: App, redis_client: Any) -> None:
-    (grave,) = bury(app, redis_client, "a")
+    (dead_entry,) = bury(app, redis_client, "a")
     redis_client.delete(app.queue("default").result("a"))
     dead = app.find("a")
     assert dead is not None
-    assert (dead.state, dead.reason, dead.grave) == (JobState.DEAD, "exhausted", grave)
+    assert (dead.state, dead.reason, dead.dead_entry) == (JobState.DEAD, "exhausted", dead_entry)
     assert dead.failure is not None
     assert dead.failure.type == "ValueError"
 
