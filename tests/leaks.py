@@ -173,7 +173,7 @@ class Look:
             self._before = applications(client)
 
     def last(self, *, moment: float = 1.0) -> list[str]:
-        """What leaks. Those who outlive a test, an understudy say, have a `moment` (seconds) to finish."""
+        """What leaks. Those who outlive a test, a sidecar say, have a `moment` (seconds) to finish."""
         found: list[str] = []
         with self._forgiven():
             end = time.monotonic() + moment

@@ -151,7 +151,7 @@ def test_members_on_other_hosts_are_as_hardened_as_is_possible_without_a_mount_n
     assert {name for name, value in HARDENED.items() if f"{name}={value}" not in lines} == MOUNTS
 
 
-def test_the_understudy_of_a_worker_that_has_died_is_left_half_a_second() -> None:
+def test_the_sidecar_of_a_worker_that_has_died_is_left_half_a_second() -> None:
     unit = service("worker")
     assert [(name, unit[name]) for name, _ in SIDECAR_GRACE_COMMANDS] == [
         (name, f"/bin/sh -c '{each}'") for name, each in SIDECAR_GRACE_COMMANDS

@@ -139,7 +139,7 @@ class Interruption:
             os.close(ear)
 
     def _exit(self, number: int, why: str) -> None:
-        """End this process now. What it held is put back by its understudy, or when its lease lapses."""
+        """End this process now. What it held is put back by its sidecar, or when its lease lapses."""
         try:
             with suppress(Exception):
                 if self._last_things is not None:

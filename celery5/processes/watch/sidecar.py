@@ -44,12 +44,12 @@ from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.worker.lease import BEATS_PER_LEASE, RECOVERY_BATCH, now
 
 MISSED_BEATS = 1.5
-"""Beats that must be missing before the understudy steps in."""
+"""Beats that must be missing before the sidecar steps in."""
 EXIT_TIMEOUT = 5.0
 """Seconds after the end of the pipe in which the worker must end, too; else it has only closed its files."""
 RECOVERY_TIMING = Timing(connect=1.0, reply=1.0)
 """For recovery. A broker that is away or hangs must hold up nobody: leases put the jobs back, too."""
-PROCESS_NAME = "understudy"
+PROCESS_NAME = "celery5-sidecar"
 """What `ps` and `top` call the process, where they can be told."""
 
 
@@ -90,7 +90,7 @@ class Sidecar:
         return self._black_box
 
     def report_beat(self, worker: str, queues: tuple[str, ...]) -> bool:
-        """The leases of `worker` were renewed. False, once, when there is no understudy any more."""
+        """The leases of `worker` were renewed. False, once, when there is no sidecar any more."""
         self._last = BeatReport(worker, queues, self._app.brokers.get(self._broker).endpoint)
         return self._tell(self._last)
 
@@ -106,7 +106,7 @@ class Sidecar:
         self._mouth, self._gone = -1, True
 
     def _tell(self, said: BeatReport) -> bool:
-        """Never blocks: what a stopped understudy does not read is left out, and said again with the next beat."""
+        """Never blocks: what a stopped sidecar does not read is left out, and said again with the next beat."""
         if self._gone:
             return True
         words = self._unsent or msgspec.json.encode(said) + b"\n"
@@ -122,7 +122,7 @@ class Sidecar:
 
 @contextmanager
 def start_sidecar(app: App, broker: str = DEFAULT_BROKER) -> Generator[Sidecar, None, None]:
-    """An understudy for this process, and what it is on one `broker`, while the block lasts. Call it while
+    """A sidecar for this process, and what it is on one `broker`, while the block lasts. Call it while
     there is one thread.
 
     The black box has a slot for each job that may ever run at once, whatever the worker is told meanwhile.
@@ -157,10 +157,10 @@ def _fork(app: App, black_box: SidecarMemory) -> int:
             warnings.simplefilter("ignore", DeprecationWarning)
             between = os.fork()
         if between == 0:
-            _become_understudy(app, black_box, worker, life, ear)
+            _become_sidecar(app, black_box, worker, life, ear)
         os.waitpid(between, 0)
     except OSError as error:  # no more processes, no more memory: the first beat finds that there is nobody
-        _say(f"no understudy for process {worker}: {error}")
+        _say(f"no sidecar for process {worker}: {error}")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(ear)
@@ -177,7 +177,7 @@ def _handle_of(pid: int) -> int:
         return -1
 
 
-def _become_understudy(app: App, black_box: SidecarMemory, worker: int, life: int, ear: int) -> NoReturn:
+def _become_sidecar(app: App, black_box: SidecarMemory, worker: int, life: int, ear: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
@@ -190,7 +190,7 @@ def _become_understudy(app: App, black_box: SidecarMemory, worker: int, life: in
             _Watch(app, black_box, worker, life, ear).stand_by()
         code = 0
     except BaseException as error:  # there is nobody above
-        _say(f"the understudy of process {worker} failed: {error!r}")
+        _say(f"the sidecar of process {worker} failed: {error!r}")
     finally:
         os._exit(code)
 
@@ -214,7 +214,7 @@ def _keep_only(*kept: int) -> None:
 
 
 class _Watch:
-    """The understudy's end."""
+    """The sidecar's end."""
 
     def __init__(self, app: App, black_box: SidecarMemory, worker: int, life: int, ear: int) -> None:
         self._app = app
@@ -291,7 +291,7 @@ class _Watch:
         except BrokerError as error:
             if not self._unheard:
                 who = f"worker {self._said.worker} (pid {self._pid})"
-                _say(f"{who} is silent, and its understudy cannot renew its lease: {error}")
+                _say(f"{who} is silent, and its sidecar cannot renew its lease: {error}")
             self._unheard = True
             return life
         self._unheard = False

@@ -86,7 +86,7 @@ ExecStart=/usr/bin/env {words}
 Restart=no
 WatchdogSec={silence:g}
 WatchdogSignal=SIGKILL
-# A worker that has died leaves its understudy, which puts its jobs back within moments, if it is left half a second.
+# A worker that has died leaves its sidecar, which puts its jobs back within moments, if it is left half a second.
 KillMode=mixed
 ExecStop=/bin/sh -c 'test -n "$$MAINPID" || sleep 0.5'
 KillSignal=SIGTERM

@@ -46,7 +46,7 @@ class Clustered:
                 ours = f"HISTORY={self.staff.history}".encode() in (each / "environ").read_bytes().split(
                     b"\0"
                 )
-                if ours and (each / "comm").read_text() != "understudy\n" and _runs(each):
+                if ours and (each / "comm").read_text() != "celery5-sidecar\n" and _runs(each):
                     parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
                     found[int(each.name)] = name, parent
         return {name: pid for pid, (name, parent) in found.items() if parent not in found}

@@ -122,7 +122,9 @@ class Cluster:
         output = str(self._running[name].output)
         for each in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has just ended, or is another user's
-                if (each / "comm").read_text() == "understudy\n" and os.readlink(each / "fd" / "2") == output:
+                if (each / "comm").read_text() == "celery5-sidecar\n" and os.readlink(
+                    each / "fd" / "2"
+                ) == output:
                     return int(each.name)
         return 0
 

@@ -1,4 +1,4 @@
-"""Understudy faults: it renews the lease of a silent worker over a slow server, and says so, once, when it cannot."""
+"""Sidecar faults: it renews the lease of a silent worker over a slow server, and says so, once, when it cannot."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ async def test_a_slow_server_is_waited_for_as_long_as_the_lease_allows(
         proxy.stall()
         for _ in range(2):
             await trio.to_thread.run_sync(watch._step_in)
-        assert capfd.readouterr().err.count("its understudy cannot renew its lease: ") == 1
+        assert capfd.readouterr().err.count("its sidecar cannot renew its lease: ") == 1
     app.close()
     driver.close()
 
@@ -83,7 +83,7 @@ async def test_jobs_that_wait_for_the_lease_are_told_of_unless_the_worker_has_sa
     assert ("are recovered when its lease lapses" in capfd.readouterr().err) is not left
 
 
-async def test_an_understudy_hears_of_a_worker_that_stops_while_redis_is_away(
+async def test_an_sidecar_hears_of_a_worker_that_stops_while_redis_is_away(
     proxy: FaultyProxy, app_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_steps, "LEAVE_TIMEOUT", 0.1)

@@ -72,7 +72,7 @@ def test_a_controller_under_systemd(machine: Machine) -> None:
     assert "pass" not in shown(machine, "Environment", WORKER)
     assert machine.run("ls /tmp") != "", "its own /tmp, with the canary in it, is as it was"
 
-    # A member that dies: its understudy has its moment, and another is started.
+    # A member that dies: its sidecar has its moment, and another is started.
     before = shown(machine, "MainPID", WORKER)
     machine.run(f"kill -9 {before}")
     machine.until(f'test "$(systemctl show -P MainPID {WORKER})" != {before} && systemctl is-active {WORKER}')

@@ -50,13 +50,13 @@ class Employee:
         return logged(self.output, name)
 
     @property
-    def understudy(self) -> int:
-        """The process id of its understudy; it must log at the level `debug`."""
+    def sidecar(self) -> int:
+        """The process id of its sidecar; it must log at the level `debug`."""
         return int(self.lines("sidecar:started")[0]["pid"])
 
     def lose_its_machine(self) -> None:
-        """End it and its understudy so that neither can do anything more."""
-        os.kill(self.understudy, signal.SIGKILL)
+        """End it and its sidecar so that neither can do anything more."""
+        os.kill(self.sidecar, signal.SIGKILL)
         self.signal(signal.SIGKILL)
         self.wait()
 
@@ -129,14 +129,14 @@ class Staff:
             except subprocess.TimeoutExpired:
                 one.signal(signal.SIGKILL)
                 one.wait(30)
-        wait_until(lambda: self.understudies() == [])  # no worker's outlives it, however the worker ended
+        wait_until(lambda: self.sidecars() == [])  # no worker's outlives it, however the worker ended
 
-    def understudies(self) -> list[int]:
-        """The process ids of all understudies that speak where these workers do."""
+    def sidecars(self) -> list[int]:
+        """The process ids of all sidecars that speak where these workers do."""
         found = []
         for each in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has just ended, or is another user's
-                if (each / "comm").read_text() == "understudy\n" and self._is_ours(each):
+                if (each / "comm").read_text() == "celery5-sidecar\n" and self._is_ours(each):
                     found.append(int(each.name))
         return found
 

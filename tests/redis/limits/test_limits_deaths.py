@@ -48,7 +48,7 @@ def test_no_more_run_than_may_while_workers_are_killed_and_all_are_run(
     for _ in range(5):
         time.sleep(dice.uniform(0.1, 0.5))
         victim: Employee = crew.pop(dice.randrange(len(crew)))
-        # Before it: its understudy frees the slots as soon as it is dead, which may be long before we hear of that.
+        # Before it: its sidecar frees the slots as soon as it is dead, which may be long before we hear of that.
         deaths[victim.process.pid] = time.time()
         victim.signal(signal.SIGKILL)
         victim.wait()

@@ -118,9 +118,7 @@ def test_jobs_beside_a_poisonous_one_are_not_buried_with_it(staff: Staff) -> Non
         if death <= 2:  # they ran beside it, and are counted; from then on they are suspects, too
             assert len(staff.notes()) == 21 * death
     assert len(staff.notes()) == 44  # poison is first in the lane, and ran alone
-    wait_until(
-        lambda: poison.status() is JobState.DEAD
-    )  # by the understudy, which has a look after each death
+    wait_until(lambda: poison.status() is JobState.DEAD)  # by the sidecar, which has a look after each death
     staff.start()
     gather(innocents, timeout=30)
     assert Counter(each.job for each in staff.notes()) == {

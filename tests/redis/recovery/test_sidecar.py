@@ -1,4 +1,4 @@
-"""Understudy: it speaks for a worker that cannot, puts back at once what a dead one held, and ends with it, always."""
+"""Sidecar: it speaks for a worker that cannot, puts back at once what a dead one held, and ends with it, always."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def send(staff: Staff, task: str, *args: object) -> AsyncResult[int]:
 
 
 def start(staff: Staff, **settings: float) -> Employee:
-    """Start a worker that says which process its understudy is."""
+    """Start a worker that says which process its sidecar is."""
     said: dict[str, object] = {**settings}
     return staff.start("--log-level", "debug", ready=1, **said)
 
@@ -83,7 +83,7 @@ def test_what_a_dead_worker_held_is_put_back_at_once_also_when_there_is_no_other
     assert worker.wait() != 0
     wait_until(lambda: held(redis_client, staff.app) == {})  # there is nobody else who could have
     assert gate.status() is JobState.SENT
-    wait_until(lambda: not is_alive(worker.understudy))
+    wait_until(lambda: not is_alive(worker.sidecar))
     assert "jobs put back, 0 buried" in worker.output.read_text()
 
 
@@ -139,21 +139,21 @@ def test_no_signal_but_sigkill_hurts_it_and_it_ends_with_its_worker(staff: Staff
     worker = start(staff, lease=0.6)
     hurtful = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR1}
     for each in hurtful:
-        os.kill(worker.understudy, each)
-    assert os.getsid(worker.understudy) != os.getsid(worker.process.pid)  # Ctrl-C in a terminal is not for it
+        os.kill(worker.sidecar, each)
+    assert os.getsid(worker.sidecar) != os.getsid(worker.process.pid)  # Ctrl-C in a terminal is not for it
     assert send(staff, "nap", 0.5).get(timeout=30) == worker.process.pid  # two beats later
-    assert is_alive(worker.understudy)
+    assert is_alive(worker.sidecar)
     assert worker.lines("sidecar:lost") == []
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
-    wait_until(lambda: not is_alive(worker.understudy))
+    wait_until(lambda: not is_alive(worker.sidecar))
     assert "died" not in worker.output.read_text()
 
 
 def test_it_keeps_open_nothing_but_the_pipe_and_what_it_says_things_on(staff: Staff) -> None:
     worker = start(staff)
-    folder = Path(f"/proc/{worker.understudy}/fd")
-    # The worker may be ready before its understudy has tidied up.
+    folder = Path(f"/proc/{worker.sidecar}/fd")
+    # The worker may be ready before its sidecar has tidied up.
     wait_until(lambda: os.readlink(folder / "1") == os.devnull and len(list(folder.iterdir())) <= 5)
     opened = {int(each.name): os.readlink(each) for each in folder.iterdir()}
     assert {opened.pop(number) for number in (0, 1)} == {os.devnull}
@@ -162,9 +162,9 @@ def test_it_keeps_open_nothing_but_the_pipe_and_what_it_says_things_on(staff: St
     assert kinds in (["anon_inode", "pipe"], ["pidfd", "pipe"])
 
 
-def test_a_worker_whose_understudy_was_killed_goes_on_and_says_so_once(staff: Staff) -> None:
+def test_a_worker_whose_sidecar_was_killed_goes_on_and_says_so_once(staff: Staff) -> None:
     worker = start(staff, lease=0.6)
-    os.kill(worker.understudy, signal.SIGKILL)
+    os.kill(worker.sidecar, signal.SIGKILL)
     wait_until(lambda: len(worker.lines("sidecar:lost")) == 1)
     assert send(staff, "nap", 1.5).get(timeout=30) == worker.process.pid
     assert len(worker.lines("sidecar:lost")) == 1
@@ -193,11 +193,11 @@ def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_li
     assert [each.job for each in staff.notes()] == [sent.id, sent.id]
     assert staff.notes()[1].pid == other.process.pid
     assert worker.process.poll() is None
-    other.signal(signal.SIGKILL)  # its understudy puts the job back
+    other.signal(signal.SIGKILL)  # its sidecar puts the job back
     assert worker.lines("worker:restarted") == []
 
 
-def test_an_understudy_that_does_not_listen_holds_up_nobody_and_hears_whole_words_later() -> None:
+def test_an_sidecar_that_does_not_listen_holds_up_nobody_and_hears_whole_words_later() -> None:
     app = App("somewhere", broker="redis://nobody@nowhere/3")
     ear, mouth = os.pipe()
     one = Sidecar(app, write_fd=mouth, sidecar_memory=SidecarMemory(slots=1))

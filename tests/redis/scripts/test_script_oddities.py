@@ -175,7 +175,7 @@ def test_what_a_worker_left_behind_in_order_counts_for_nobody(queue: Queue) -> N
         read = queue.read(f"w{deploy}")
         assert [each.deliveries for each in read] == [0] * 5
         queue(jobs.leave_queue(queue.keys, f"w{deploy}"))
-        # By others, in portions, or by its own understudy, which knows what it had begun.
+        # By others, in portions, or by its own sidecar, which knows what it had begun.
         name = "" if deploy % 2 else f"w{deploy}"
         begun = [each.id for each in read] if deploy == 2 else None
         assert queue.recover(name, limit=2, deliveries=0, begun=begun).has_more

@@ -56,7 +56,7 @@ async def test_a_change_is_heard_by_who_waits_and_by_who_comes_later(nursery: tr
     nursery.cancel_scope.cancel()
 
 
-async def test_a_lease_that_the_understudy_has_renewed_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lease_that_the_sidecar_has_renewed_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr("celery5.services.worker.lease.now", lambda: clock)
     box = SidecarMemory(slots=1)
