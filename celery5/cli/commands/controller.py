@@ -270,7 +270,7 @@ def _until_all_are_up(app: "App", seconds: float, timeout: float) -> None:
 
 
 def _done(answer: Mapping[str, Any]) -> str:
-    """What becomes of whom, for people."""
+    """Return the answer as one line of text: which members do what."""
     if answer.get("stands_by"):
         return "stands by: it does so when it leads"
     told = [

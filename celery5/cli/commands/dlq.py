@@ -293,7 +293,7 @@ class _Going:
 
 
 def _unknown_ids(app: "App", choice: "DeadJobFilter") -> list[str]:
-    """The ids that were asked for and that no dead job has. Whom a filter leaves out is there all the same."""
+    """Return the ids that were named and that no dead job has. A dead job that a filter leaves out still counts."""
     asked = choice.get("ids") or ()
     if not asked:
         return []

@@ -53,9 +53,9 @@ def show(target: Target, *, wants_json: bool) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.pass_obj
 def trust(target: Target, file: Path) -> None:
-    """Take commands from whom the certificates in FILE (PEM) vouch for: an authority, or a sender.
+    """Trust the certificates in FILE (PEM): those of authorities, or of single senders.
 
-    Those that were revoked here are taken off the denylist.
+    Processes take their commands from then on. Certificates that were revoked are removed from the denylist.
     """
     for fingerprint, lifted in target.load().control.keyring.trust_file(file).items():
         echo(f"trusted: {fingerprint}{' (it was revoked: that is lifted)' if lifted else ''}")

@@ -111,7 +111,7 @@ def format_suspensions(target: "App") -> str:
 
 
 def format_suspension(what: "TaskLimits | None", now: float) -> str:
-    """Since when a task is suspended, by whom and why; '' when it is not."""
+    """Return since when a task is suspended, who suspended it and why; '' when it is not suspended."""
     if what is None or not what.suspended:
         return ""
     since = f"since {format_time(what.suspended_since)} ({format_duration(max(0.0, now - what.suspended_since))} ago)"
