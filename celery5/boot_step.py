@@ -1,7 +1,7 @@
 """Boot step: what a process brings up before it works: celery5's own parts, and those that an application adds.
 
-A worker of celery5 is a graph of these, and an application adds to it with `App(bootsteps=[...], services=[...])` (C53,
-C58, C72). Both are the same: a service is a step that stays.
+A worker of celery5 is a graph of these, and an application adds to it with `App(bootsteps=[...], services=[...])`.
+Both are the same: a service is a step that stays.
 """
 
 import re
@@ -32,7 +32,7 @@ class BootStep:
     `stop_limit` are seconds. `retry` says how often and when to try again (default: 5 times for what is optional or
     stays, else never). `undo` is called when the step is taken down. What `stays` is up as soon as it runs, unless it
     takes a `task_status`. The circuit `breaker` of what stays, and the health `checks` that trip it, too, keep it from
-    being started again for a while (C37). Raises Misconfigured.
+    being started again for a while. Raises Misconfigured.
     """
 
     name: str
@@ -94,7 +94,7 @@ def service(
     breaker: BreakerPolicy | None = None,
     checks: Sequence[HealthCheck] = (),
 ) -> BootStep:
-    """A step that stays until the worker stops, and is restarted when it crashes (C53).
+    """A step that stays until the worker stops, and is restarted when it crashes.
 
     The parameters are those of `BootStep`. `name` is made of the class' or the function's, `StockPrices` is
     stock-prices; by default it may send jobs, and stops before that ends. Its `breaker` trips after three crashes in a

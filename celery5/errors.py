@@ -78,7 +78,7 @@ class Corrupt(CeleryError, ValueError):
 
 
 class Retry(CeleryError):
-    """Raise it in a task to have the job tried again (C22): after `countdown` seconds, or as the retry policy says. It
+    """Raise it in a task to have the job tried again: after `countdown` seconds, or as the retry policy says. It
     counts as an attempt; `max_retries` replaces the policy's own for this time. Beyond them the job is buried.
 
     Raises Misconfigured for numbers that make no sense.
@@ -112,7 +112,7 @@ def _is_number(thing: object, kind: type[int | float] = float) -> bool:
 
 
 class Reject(CeleryError):
-    """Raise it in a task that will not do this job (C59): the job ends as REJECTED, which is no failure."""
+    """Raise it in a task that will not do this job: the job ends as REJECTED, which is no failure."""
 
 
 class TimeLimitExceeded(CeleryError, TimeoutError):
@@ -329,4 +329,4 @@ class Superseded(CeleryError):
 
 
 class LeaseLost(CeleryError):
-    """This worker was taken for dead and its jobs were given to others (fencing, invariant I4)."""
+    """This worker was taken for dead and its jobs were given to others (fencing)."""

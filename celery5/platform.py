@@ -1,4 +1,4 @@
-"""Platform: what starts and ends the processes of a cluster, and tells what becomes of them (C91, C92).
+"""Platform: what starts and ends the processes of a cluster, and tells what becomes of them.
 
 The Foreman decides and a platform does. celery5 has some: sub-processes of the Controller, systemd, other hosts. Write
 your own for whatever else runs processes, and name it in the cluster description: `platform = "module:Class"`. The

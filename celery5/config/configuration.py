@@ -1,4 +1,4 @@
-"""Configuration: where settings come from besides code, flags and the environment, and how a change is noticed (C48).
+"""Configuration: where settings come from besides code, flags and the environment, and how a change is noticed.
 
 A backend is whatever loads a mapping of settings and can wait until something may have changed. Loading blocks, so it
 is done in a thread where there is a loop.

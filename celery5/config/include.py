@@ -1,7 +1,7 @@
 """Include: from what an application includes to the modules that it means.
 
-Fennel globbed `**/tasks.py` below the working directory, and so imported virtualenvs, and one module under two names
-(F38). Here the first word is always a package, and a module has the one name that Python imports it by.
+Fennel globbed `**/tasks.py` below the working directory, and so imported virtualenvs, and one module under two names.
+Here the first word is always a package, and a module has the one name that Python imports it by.
 """
 
 import importlib

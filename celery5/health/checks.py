@@ -1,4 +1,4 @@
-"""Checks: the health checks that celery5 brings along: broker, loop, memory, disk, queue, HTTP endpoint (C32, C35)."""
+"""Checks: the health checks that celery5 brings along: broker, loop, memory, disk, queue, HTTP endpoint."""
 
 import http.client
 import os
@@ -131,7 +131,7 @@ class EventLoopLag(HealthCheck):
 
 
 class Memory(HealthCheck):
-    """Whether the machine has `needed` bytes of memory available (C30), to a container or unit with a limit within it,
+    """Whether the machine has `needed` bytes of memory available, to a container or unit with a limit within it,
     and this process uses less than `limit` bytes, where that is given. Linux."""
 
     def __init__(
@@ -225,7 +225,7 @@ class UnpublishedMessages(HealthCheck):
 
 
 class HttpEndpoint(HealthCheck):
-    """Whether an HTTP endpoint is fit to be called: asks it with an OPTIONS request (C35).
+    """Whether an HTTP endpoint is fit to be called: asks it with an OPTIONS request.
 
     `url`: http or https. `method` and `content_type`: those of the calls to come. `limit`: seconds that an answer may
     take, the lookup of its name included. `is_secure`: a function that says whether the network is secure, an intrusion
@@ -285,7 +285,7 @@ class HttpEndpoint(HealthCheck):
         return request_options(self.url, self.limit, self._cafile)
 
     def saw(self, *, status: int = 0, seconds: float = 0.0, is_insecure: bool = False, why: str = "") -> str:
-        """Feed it with a call that a task has made itself (C36): the status of the answer (0: none came), the seconds
+        """Feed it with a call that a task has made itself: the status of the answer (0: none came), the seconds
         that it took, and whether TLS failed. The call must stand in the same conditions; gives the state, which is
         reported."""
         answer = EndpointResponse(status=status, seconds=seconds, is_insecure=is_insecure, why=why)

@@ -1,6 +1,6 @@
 """Limiting: imposes limits on tasks, suspends them and lets them go on, at any time and for all workers: `app.limits`.
 
-What is imposed beats what a task declares (C97). It lies in Redis: it outlives workers, and holds for those that begin
+What is imposed beats what a task declares. It lies in Redis: it outlives workers, and holds for those that begin
 later. Workers hear of it by a channel, in moments, and at the latest with the third beat of their hearts: until then
 they begin jobs as before.
 """

@@ -64,7 +64,7 @@ def serve(app: App, options: ServeOptions) -> int:
 
 def _sign(app: App) -> None:
     """Have keys to sign commands with, for this application alone: made here and now in a folder of mode 0700, unless
-    some are there, or commands need not be signed (C90)."""
+    some are there, or commands need not be signed."""
     settings, keyring = app.settings, app.control.keyring
     if not (settings.inbox and settings.inbox_signatures):
         return

@@ -1,4 +1,4 @@
-"""Own Broker: a Controller's own broker around its life: up before anything else is, and the last to end (C92)."""
+"""Run the broker that a Controller starts itself: it is up before anything else, and ends last."""
 
 import os
 import sys

@@ -63,7 +63,7 @@ def make_remote_host(cluster: Cluster, name: str, app: str, log: Log | None = No
 
 
 def resolve_platform_name(name: str, environ: Mapping[str, str]) -> str:
-    """What `auto` means here: systemd, for a Controller that is a service of systemd's itself and may ask it (C91)."""
+    """What `auto` means here: systemd, for a Controller that is a service of systemd's itself and may ask it."""
     if name != "auto":
         return name
     return "systemd" if systemd_bus.should_use_systemd(environ, os.getpid()) else "processes"

@@ -1,4 +1,4 @@
-"""Deduplicate: a task's policy that says, on the worker, whether a job is still wanted (C59)."""
+"""Deduplicate: a task's policy that says, on the worker, whether a job is still wanted."""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Sections: parts of a task that say for themselves what happens when they fail (C23, C24, C25).
+"""Sections: parts of a task that say for themselves what happens when they fail.
 
 A section never replaces or wraps an error, and never runs its body again, which no context manager can: it keeps its
 word on the error (`protocol/job/section_rulings.py`), which the worker finds when the error has left the task. The
@@ -198,7 +198,7 @@ def retry(
     on: Errors = Exception,
     name: str | None = None,
 ) -> RetrySection:
-    """A section with a retry policy of its own (C24).
+    """A section with a retry policy of its own.
 
     `with retry(max_retries=10):` in a task: when the body fails the whole job is tried again, under this policy
     and counted for this section alone; the task's own retries stay as they are. What stands before the section runs
@@ -223,7 +223,7 @@ def retry(
 
 
 def optional(*errors: type[Exception]) -> OptionalSection:
-    """A section that may fail (C25): its failure is logged as a warning, and the task goes on after it.
+    """A section that may fail: its failure is logged as a warning, and the task goes on after it.
 
     `errors` are those that it may fail with: all (`Exception`) unless given. Cancellation always passes, and so do
     `Retry`, `Reject`, what an inner `poisonous` section said no to, what an inner `retry` section will try again,
@@ -233,7 +233,7 @@ def optional(*errors: type[Exception]) -> OptionalSection:
 
 
 def poisonous() -> PoisonousSection:
-    """A section that must not fail twice (C23): when it fails the job is buried at once, with the reason `poisonous`,
+    """A section that must not fail twice: when it fails the job is dead-lettered at once, with the reason `poisonous`,
     whatever `autoretry_for` and the retry policy say. `Retry` and `Reject` pass, and so does cancellation."""
     return PoisonousSection()
 

@@ -75,8 +75,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 TaskKind = Literal["trio", "asyncio", "thread", "boxed"]
-"""Where a task's code runs: in the worker's Trio loop, in its asyncio loop, in a thread, or in a process of its own
-(CEP rows C60 to C62)."""
+"""Where a task's code runs: in the worker's Trio loop, in its asyncio loop, in a thread, or in a process of its own."""
 
 
 class Task(Generic[P, R_co]):
@@ -84,16 +83,16 @@ class Task(Generic[P, R_co]):
 
     `name` is the module and qualified name of the function unless given. `kind` follows from the function: `async def`
     runs on Trio (or asyncio, when declared so), `def` in a thread; with `boxed` either runs in a process of its own,
-    which a `Box` describes, and on the loop that `loop` names there (C62). With `bind` the function's first parameter
-    is the running job, a `CurrentJob`, and whoever sends it leaves it out (C22).
+    which a `Box` describes, and on the loop that `loop` names there. With `bind` the function's first parameter
+    is the running job, a `CurrentJob`, and whoever sends it leaves it out.
     """
 
     sinks: tuple[SinkOptions, ...] = ()
-    """The Data Sinks that are given the documents of its results (C86)."""
+    """The Data Sinks that are given the documents of its results."""
     recipients: Mapping[str, str] | None = None
     """Their names, by the ends that they want to hear of."""
     sources: tuple[Source, ...] = ()
-    """The Data Sources whose documents it is given (C85)."""
+    """The Data Sources whose documents it is given."""
 
     def __init__(
         self,
@@ -215,12 +214,12 @@ class Task(Generic[P, R_co]):
 
     @property
     def backoff(self) -> CustomBackoff | None:
-        """The function that says how long to wait before another attempt, instead of the policy's numbers (F45)."""
+        """The function that says how long to wait before another attempt, instead of the policy's numbers."""
         return self._backoff or self.app.retry_backoff
 
     @property
     def breaker(self) -> BreakerPolicy:
-        """How its circuit breaker behaves (C37): as it was declared; with health checks alone, they hold its jobs and
+        """How its circuit breaker behaves: as it was declared; with health checks alone, they hold its jobs and
         failures do not; else as the application says."""
         return self._breaker or (CHECKS_ONLY_BREAKER if self.checks else self.app.breaker)
 

@@ -1,1 +1,1 @@
-"""Commands."""
+"""The services that take control commands and carry them out."""

@@ -1,4 +1,4 @@
-"""Inbox: takes signed commands to this process, has them done, and answers (C73, C74, C75).
+"""Inbox: takes signed commands to this process, has them done, and answers.
 
 Nothing is polled: it looks when it is woken, when it begins, and when the listening connection was made anew. A command
 is done once at most. What is refused is answered, too, counted, and never done.
@@ -42,7 +42,7 @@ AT_ONCE = 32
 """Commands read in one trip."""
 PAUSE = 0.05
 """Seconds between two full trips: a flood gets no more than a part of the loop's time."""
-AGAIN = 1.0
+RETRY_DELAY = 1.0
 """Seconds until another look, when AsyncDriver does not serve."""
 TOGETHER = 16
 """Commands that are being done at once."""
@@ -261,7 +261,7 @@ class Inbox:
             self._log.event("inbox:keys-rejected", "warning", why=str(error), lost=_NO_KEYS)
 
     async def _ring_later(self) -> None:
-        await trio.sleep(AGAIN)
+        await trio.sleep(RETRY_DELAY)
         self._own.wake()
 
     async def _read(self, nursery: trio.Nursery) -> bool:

@@ -1,4 +1,4 @@
-"""Log Again: what could not be logged goes to the process' own inbox, to be logged again (C16).
+"""Log Again: what could not be logged goes to the process' own inbox, to be logged again.
 
 At most three times for a message, one second apart or more; what has no place here, cannot be posted, or has come back
 too often is lost and counted. Nothing here writes to the log: it would be about itself for ever.

@@ -1,4 +1,4 @@
-"""Event Acts: what a Router itself does at an event, besides making jobs of it: it suspends and resumes tasks (C98).
+"""Event Acts: what a Router itself does at an event, besides making jobs of it: it suspends and resumes tasks.
 
 Each act may be done again, when its Router dies before the event has ended.
 """

@@ -1,4 +1,4 @@
-"""Event Ingestion: makes of each event one job for each of its subscribers (C5, C109, I7).
+"""Event Ingestion: makes of each event one job for each of its subscribers.
 
 First the jobs are published, then the event is ended. Should the Router die between the two, another one gets the event
 and publishes the same jobs, whose ids follow from the event's: they are known already (`claim.lua`), and stay known
@@ -41,7 +41,7 @@ from celery5.services.worker.lease import Lease
 
 AT_ONCE = 200
 """Events read in one trip."""
-AGAIN = 0.5
+RETRY_DELAY = 0.5
 """Seconds until another attempt, when AsyncDriver does not serve."""
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class EventIngestion:
         self._look = True
         task_status.started()
         while True:
-            await retry_until_available(self._route_new, self._waits, AGAIN, even_refused=True)
+            await retry_until_available(self._route_new, self._waits, RETRY_DELAY, even_refused=True)
 
     async def _route_new(self) -> None:
         try:
@@ -178,7 +178,7 @@ class EventIngestion:
         await self._lease.wait_until_valid()  # whoever was frozen since may have been taken for dead
         held = await self._publish([job for _, jobs in decided for job in jobs])
         if held:  # their events stay this Router's, who tries again, and reads others meanwhile
-            self._look, self._held_until = False, trio.current_time() + AGAIN
+            self._look, self._held_until = False, trio.current_time() + RETRY_DELAY
         sent = [(ending, jobs) for ending, jobs in decided if held.isdisjoint(job.id for job in jobs)]
         ended = await self._finish([ending for ending, _ in sent])
         # An event that another Router has by now may come again: its jobs must be remembered.

@@ -1,4 +1,4 @@
-"""Sink Delivery: gives Data Sinks the documents of results, each sink by itself (C86).
+"""Sink Delivery: gives Data Sinks the documents of results, each sink by itself.
 
 Each sink has a task of its own here, its own documents in Redis and its own retries, so one that fails or
 hangs holds
@@ -37,7 +37,7 @@ POLL = 5.0
 """Seconds between looks at all queues: what was announced while the connection was down, nobody has heard."""
 ROOM = 4 * 1024 * 1024
 """Bytes of documents taken at once, unless one alone has more."""
-AGAIN = 0.5
+RETRY_DELAY = 0.5
 """Seconds between attempts while AsyncDriver is away."""
 SAY_AGAIN = 86400.0
 """Seconds until AsyncDriver is told again which sinks take what, which it remembers for longer."""
@@ -194,8 +194,8 @@ class _Outflow:
                         await self._take_from(self._keys[queue])
                     except BrokerError as error:
                         self._waits.record_error(error)
-                        self.expect(self._keys[queue], trio.current_time() + AGAIN)
-                        await trio.sleep(AGAIN)
+                        self.expect(self._keys[queue], trio.current_time() + RETRY_DELAY)
+                        await trio.sleep(RETRY_DELAY)
                     else:
                         self._waits.record_recovery()
 

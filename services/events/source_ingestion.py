@@ -1,4 +1,4 @@
-"""Source Ingestion: runs Data Sources, and publishes what they bring to the tasks that want it (C85, C109).
+"""Source Ingestion: runs Data Sources, and publishes what they bring to the tasks that want it.
 
 A document becomes a job for each task that has subscribed. The job's id is made of the document's, and remembered for a
 while: whatever comes twice is one job, also when a Router died between two tasks. A source that fails is begun again,

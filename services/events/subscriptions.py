@@ -19,7 +19,7 @@ from celery5.services.process.broker_outages import OutageLog, retry_until_avail
 
 OFTEN = 60.0
 """Seconds between two declarations at most: after that long the registry is whole again, should Redis lose it."""
-AGAIN = 1.0
+RETRY_DELAY = 1.0
 """Seconds until another attempt, while Redis is unreachable."""
 PORTION = 200
 """Kept events that are sent again in one trip."""
@@ -58,7 +58,7 @@ class Subscriptions:
         while True:
             await trio.sleep(min(self._lasts / 3, OFTEN))
             await retry_until_available(
-                self.declare, self._outages, min(self._lasts / 3, AGAIN), even_refused=True
+                self.declare, self._outages, min(self._lasts / 3, RETRY_DELAY), even_refused=True
             )
 
     async def declare(self) -> None:

@@ -1,4 +1,4 @@
-"""Circuits: the circuit breakers of tasks and services at work: who may pass, how long the others wait (C34, C37-C42).
+"""Circuits: the circuit breakers of tasks and services at work: who may pass, how long the others wait.
 
 A task has its breaker from its first failure on, or from its first report when it has health checks; until then it
 costs nothing. Two small collections are all that the way of a job looks at: `shut` and `restless`, mostly empty.
@@ -116,7 +116,7 @@ class CircuitBreaker:
         return self.breaker.state is BreakerState.CLOSED
 
     def force_probe(self, who: object) -> None:
-        """`who` goes ahead whatever the breaker says, for somebody wants it so (C71); it is the probe."""
+        """`who` goes ahead whatever the breaker says, for somebody wants it so; it is the probe."""
         if self.breaker.state is BreakerState.OPEN:
             now = trio.current_time()
             self.breaker = replace(self.breaker, open_until=now).with_probe(now)
@@ -258,7 +258,7 @@ class CircuitBreakers:
     def add_service(
         self, name: str, policy: BreakerPolicy | None = None, checks: Sequence[HealthCheck] = ()
     ) -> CircuitBreaker | None:
-        """The breaker of a service (C37): on unless said otherwise. Whoever runs the service asks it before it starts
+        """The breaker of a service: on unless said otherwise. Whoever runs the service asks it before it starts
         it again."""
         policy = policy or BreakerPolicy()
         if policy.mode == "off":

@@ -1,4 +1,4 @@
-"""Expirations: tells the workers when the periods of health checks have lapsed (C28).
+"""Expirations: tells the workers when the periods of health checks have lapsed.
 
 Of several Schedulers one takes the turn of a check for each period. A worker that is told looks, and its own timer
 waits for as long as it is told again: so the timer is there when no Scheduler lives, or the inbox is off, and never

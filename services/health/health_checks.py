@@ -1,4 +1,4 @@
-"""Health: runs the health checks of a worker, and knows their states (C27 to C36).
+"""Health: runs the health checks of a worker, and knows their states.
 
 Each check has a timer here, and may be told by the command `check-expired` that its time has come: as long as that
 comes, the timer only watches over it.
@@ -22,7 +22,7 @@ from celery5.logs.log import Level, Log
 from celery5.protocol.health.readings import UNKNOWN_STATE, CheckReading, get_worst_state, parse_states
 from celery5.services.health.circuits import CircuitBreakers
 
-AGAIN = 5.0
+RETRY_DELAY = 5.0
 """Seconds between attempts to tell others of a global check while AsyncDriver is away."""
 BUSY = 0.5
 """The share of a period after which a check may be told again that its period has lapsed."""
@@ -83,7 +83,7 @@ class HealthMonitor:
     # ---- what it is told
 
     async def check_expired(self, parameters: Mapping[str, Any]) -> object:
-        """The command `check-expired` (C28): the period of a `check`, or of several `checks`, has lapsed. Gives its new
+        """The command `check-expired`: the period of a `check`, or of several `checks`, has lapsed. Gives its new
         reading; of several, those that are known here, each with its state."""
         several = parameters.get("checks")
         if several is None:
@@ -201,7 +201,7 @@ class HealthMonitor:
 
     async def _look(self, check: HealthCheck) -> None:
         """Have each function of the check look; the worst state counts. One that fails is told of, once until it looks
-        again, and ignored (C31)."""
+        again, and ignored."""
         found: list[str] = []
         functions: Sequence[CheckFunction | None] = check.functions or [None]
         for place, function in enumerate(functions):
@@ -269,7 +269,7 @@ class HealthMonitor:
             self._telling = trio.Event()
             failed = [name for name in list(self._to_tell) if not await self._tell(name)]
             if failed:
-                await trio.sleep(AGAIN)
+                await trio.sleep(RETRY_DELAY)
                 self._telling.set()
 
     async def _tell(self, name: str) -> bool:

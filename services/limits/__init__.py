@@ -1,1 +1,1 @@
-"""Limits."""
+"""The services that admit jobs of tasks with limits."""

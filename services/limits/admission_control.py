@@ -31,7 +31,7 @@ from celery5.tasks.task import Task
 
 ADMISSION_BATCH = 64
 """The most jobs in one admission call: Redis does nothing else meanwhile."""
-AGAIN = 0.1
+RETRY_DELAY = 0.1
 """Seconds between attempts while Redis is unreachable."""
 MAX_RULES_PER_CALL = 32
 """The most tasks whose jobs are requested in one call."""
@@ -107,7 +107,7 @@ class AdmissionControl:
             while True:
                 with trio.move_on_at(self._get_next_time()):
                     await self._admission.changed.wait()
-                await retry_until_available(self._request_and_admit, self._outages, AGAIN)
+                await retry_until_available(self._request_and_admit, self._outages, RETRY_DELAY)
         finally:
             self.release_unadmitted()
 

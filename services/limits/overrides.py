@@ -24,7 +24,7 @@ from celery5.services.process.broker_outages import is_key_corrupt
 from celery5.services.worker.lease import WorkerIdentity
 from celery5.tasks.task import Task
 
-AGAIN = 1.0
+RETRY_DELAY = 1.0
 """Seconds between attempts while Redis is unreachable."""
 REPAIRED = 5.0
 """Seconds until a key is read again that another program has overwritten."""
@@ -114,7 +114,7 @@ class LimitOverrides:
                 await self._read_overrides()
                 await self._resume_tasks()
             except BrokerUnavailable:
-                await trio.sleep(AGAIN)
+                await trio.sleep(RETRY_DELAY)
                 self._changed.set()
             except BrokerError as error:
                 self._log.event("limits:read-failed", "warning", why=str(error))

@@ -1,1 +1,1 @@
-"""Process."""
+"""The services that every process runs: presence, recycling, reloading, systemd."""

@@ -1,5 +1,4 @@
-"""Reloader: ends a worker's incarnation when its configuration has changed, so that the next one has the new settings
-(C49).
+"""Reloader: ends a worker's incarnation when its configuration has changed, so that the next one has the new settings.
 
 What is new is read and checked first: a bad configuration changes nothing, and the log says why. Then the incarnation
 is taken down in order: it stops consuming, lets what runs finish within the grace period, and settles. Only then are

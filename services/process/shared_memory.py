@@ -1,7 +1,7 @@
-"""Black Box: memory that this process shares with its sidecar: what its executors run, until when its lease lasts.
+"""Share memory with the sidecar of this process: what its executors run, and until when its lease lasts.
 
 When a worker dies its sidecar reads here which jobs had begun, so that only those are counted as having taken their
-worker down, and not the hundreds that merely waited in it (I5); and which boxes it had, to end what they have started.
+worker down, and not the hundreds that merely waited in it; and which boxes it had, to end what they have started.
 And when a job blocks the worker's loop, the sidecar renews the lease and writes here until when. The kernel keeps
 the memory for as long as one of the two lives, whatever kills the other.
 """

@@ -1,7 +1,7 @@
-"""Board: how each boot step of this process stands, and who is asked to try again.
+"""Keep the status of each boot step of this process, and pass on requests to retry one.
 
 Here the graph and the commands meet: the graph notes what has become of its steps, and the command `retry-boot-step`
-(the CEP's Retry Failed Boot Step, C71) finds the one that it is about.
+(the CEP's Retry Failed Boot Step) finds the one that it is about.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class StepStatus:
     async def handle_command(self, parameters: Mapping[str, Any]) -> object:
         """Perform `retry-boot-step`: try a failed optional step again, at once and then as its policy says.
 
-        Answers at once; the log tells how it goes. No circuit breaker is asked (C71). Raises CommandRefused for a step
+        Answers at once; the log tells how it goes. No circuit breaker is asked. Raises CommandRefused for a step
         that is not there, is not optional, or has not failed.
         """
         name = parameters.get("step")

@@ -1,1 +1,1 @@
-"""Commands."""
+"""The commands of `celery5`, one noun a module."""

@@ -1,1 +1,1 @@
-"""Terminal."""
+"""What all commands share: flags, loading the application, errors, output."""

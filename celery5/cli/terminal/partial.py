@@ -1,4 +1,4 @@
-"""Partial: what a command says of brokers that are away while the others have answered (C108).
+"""Report brokers that are unreachable while the others have answered.
 
 What they have is left out, and that is told: by a line on stderr, by a field for programs, and by the exit code.
 """

@@ -1,1 +1,1 @@
-"""Lifecycle."""
+"""How a process starts, stops, handles signals and restarts its children."""

@@ -1,1 +1,1 @@
-"""Commands."""
+"""Control commands: their definitions and signatures."""

@@ -1,1 +1,1 @@
-"""Events."""
+"""Events and documents as they travel."""

@@ -1,1 +1,1 @@
-"""Health."""
+"""Decisions about health: circuit breakers, readings of endpoints, diagnoses, metrics."""

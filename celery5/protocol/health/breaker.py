@@ -66,7 +66,7 @@ TRANSITIONS: Mapping[BreakerState, Mapping[BreakerEvent, BreakerState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerPolicy:
-    """When a breaker trips, for how long, what becomes of a task's jobs meanwhile, how loudly it is told (C37 to C42).
+    """When a breaker trips, for how long, what becomes of a task's jobs meanwhile, how loudly it is told.
 
     `threshold`: failures that trip it, in a row or, with `window`, within so many seconds; None: failures never do.
     `allowed`: how often its health checks may be in each state within `within` seconds; once more trips it. What it
@@ -158,7 +158,7 @@ class Breaker:
         return self.state is not _CLOSED or (self.failures > 0 and self.policy.window is None)
 
     def log_level(self, now: float) -> Literal["warning", "error"]:
-        """How loudly a trip at that time is told (C41)."""
+        """How loudly a trip at that time is told."""
         return "error" if now < self.error_until else "warning"
 
     def is_allowed(self, now: float) -> bool:
@@ -204,7 +204,7 @@ class Breaker:
         return self if self.state is _OPEN else self._tripped(now)
 
     def after_report(self, what: str, now: float, *, allowed: int, within: float) -> "Breaker":
-        """A health check is in the bad state `what`. More than `allowed` times in `within` seconds trips (C42); what is
+        """A health check is in the bad state `what`. More than `allowed` times in `within` seconds trips; what is
         reported while the breaker is open is not counted."""
         if self.state is _OPEN:
             return self

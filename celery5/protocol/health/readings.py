@@ -10,7 +10,7 @@ from celery5.errors import Misconfigured
 CHECK_STATES = ("unhealthy", "degraded", "healthy")
 """The states of a check that declares none: the worst first, the good one last."""
 HTTP_STATES = ("insecure", "permanently-unavailable", "unhealthy", "degraded", "healthy")
-"""The states of an HTTP endpoint in the order in which they are looked for (C35)."""
+"""The states of an HTTP endpoint in the order in which they are looked for."""
 DEGRADED_SHARE = 0.8
 """The share of a limit from which on it is almost reached."""
 UNKNOWN_STATE = "unknown"
@@ -90,8 +90,8 @@ class EndpointResponse(msgspec.Struct, frozen=True):
 def get_endpoint_states(
     answer: EndpointResponse, *, method: str, content_type: str | None, limit: float, is_call: bool = False
 ) -> list[str]:
-    """All states that an answer speaks for; the worst counts (C35). `method` and `content_type` are those of the
-    calls to come, `limit` the seconds they may take; `is_call`: it was such a call itself (C36), not an OPTIONS
+    """All states that an answer speaks for; the worst counts. `method` and `content_type` are those of the
+    calls to come, `limit` the seconds they may take; `is_call`: it was such a call itself, not an OPTIONS
     request."""
     found: list[str] = []
     status = answer.status

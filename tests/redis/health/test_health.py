@@ -240,7 +240,7 @@ def test_an_application_without_a_place_for_states_is_checked_before_it_starts(
 async def test_a_report_while_redis_is_away_is_told_to_others_later(
     own_server: EmbeddedServer, app_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health_checks, "AGAIN", 0.1)
+    monkeypatch.setattr(health_checks, "RETRY_DELAY", 0.1)
     app = App(app_name, broker=own_server.url)
     check = app.health_check.add(HealthCheck("bank", scope="global"))
     with Lines() as lines:
