@@ -28,7 +28,10 @@ class FileSink:
             size is renamed, with the time in its name. None for a single file.
         fsync: Return from `write` only when the disk has the lines.
         private: Create files with mode 0600 and folders with 0700; else the umask decides.
-        on, batch, timeout, retry: As for `Sink`.
+        on: As for `Sink`.
+        batch: As for `Sink`.
+        timeout: As for `Sink`.
+        retry: As for `Sink`.
 
     Raises:
         Misconfigured: `rotate` is invalid.

@@ -39,7 +39,10 @@ class SQLSink:
         key: The column, unique in the table, that has the document's id.
         engine: More arguments of `create_engine`.
         name: The name of the sink; by default that of the table.
-        on, batch, timeout, retry: As for `Sink`.
+        on: As for `Sink`.
+        batch: As for `Sink`.
+        timeout: As for `Sink`.
+        retry: As for `Sink`.
 
     Raises:
         Misconfigured: A table of your own is passed without `row`.
