@@ -1,5 +1,5 @@
-"""Command line: words on a terminal, thin over what any Python user can call.
+"""The command line: a thin layer over what any Python program can call.
 
-`main.py` has the commands' tree, `boundary.py` turns errors into one line and an exit code, `loading.py` finds the
-application.
+`main.py` has the tree of commands, `terminal/errors.py` turns errors into one line and an exit code, and
+`terminal/loading.py` finds the application.
 """

@@ -1,7 +1,7 @@
-"""Main: the `celery5` command and the tree of its commands.
+"""Define the `celery5` command and the tree of its commands.
 
-A command's module is imported when the command is asked for; Trio, Redis and the user's modules by the commands that
-need them, when they run: a probe and `--help` stay quick.
+A command's module is imported when the command is used. Trio, the Redis client and the user's modules are imported
+only when a command that needs them runs, so that a probe and `--help` are quick.
 """
 
 import atexit
@@ -38,34 +38,35 @@ COMMANDS = (
     "task",
     "worker",
 )
-"""Each is a command, or a group of commands, of that name in `celery5.cli.commands`."""
+"""The names of commands and of groups of commands in `celery5.cli.commands`."""
 COMMAND_MODULES = {
     "doctor": "info",
     "publisher": "processes",
     "router": "processes",
     "scheduler": "processes",
 }
-"""The module of a command, where it does not have the command's name."""
+"""The modules of those commands whose module has another name than the command."""
 COMPLETION_VARIABLE = "_CELERY5_COMPLETE"
-"""What a shell that completes a command sets, by click's convention."""
+"""The variable that a shell sets while it completes a command, by click's convention."""
 CHILD = "CELERY5_PARENT"
-"""What a Controller sets for its members (`protocol/cluster/members.py`), said here, too: a probe is to load as
-little as can
-be."""
+"""The variable that a Controller sets for its members. It repeats PARENT_VARIABLE of `protocol/cluster/members.py`,
+since a probe must import as little as possible."""
 THREADS_LIMIT = 2.0
-"""Seconds that threads get which are left when a command is done."""
+"""Seconds for which the process waits for remaining threads when a command is done."""
 
 
 class CommandTree(click.Group):
-    """A group that imports a command when it is asked for."""
+    """A group that imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in order."""
+        """Return the names of all commands, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, if there is one; all are imported when there is none, for click to find one like
-        it."""
+        """Return the command of this name, or None.
+
+        An unknown name imports all commands, so that click can suggest a similar one.
+        """
         for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
                 self.add_command(
@@ -78,9 +79,9 @@ class CommandTree(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command as click does; for one of Celery's, the error names that of celery5."""
-        if args and args[0] not in COMMANDS and (instead := _hint_of(args)):
-            raise click.UsageError(f"No such command {args[0]!r}{instead}", ctx)
+        """Find a command as click does. The error for a command of Celery's names that of celery5."""
+        if args and args[0] not in COMMANDS and (hint := _hint_of(args)):
+            raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -129,7 +130,7 @@ def cli(context: click.Context, target: str, app_name: str) -> None:
 
 
 def _report_failure(error: str) -> None:
-    """Report why this process is about to end to the Controller or systemd that started it, if any."""
+    """Report the error that ends this process to the Controller or systemd that started it, if any."""
     if "NOTIFY_SOCKET" in os.environ:
         from celery5.protocol.cluster.members import format_failure_status
         from celery5.services.process.systemd_notify import notify_with_retry, read_notify_settings
@@ -142,17 +143,19 @@ def _report_failure(error: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code.
 
-    Threads that its jobs have left behind (`asyncio.to_thread`, say) cannot be ended. The interpreter would wait for
-    them for ever: they get THREADS_LIMIT seconds.
+    Threads that jobs have left behind, with `asyncio.to_thread` for example, cannot be ended, and the interpreter
+    would wait for them for ever. So the process exits after THREADS_LIMIT seconds.
     """
     if CHILD in os.environ:
         import_module("celery5.cli.terminal.flags").end_with_parent()
     code = run_reporting_errors(
         lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False), on_failure=_report_failure
     )
-    if threading.active_count() > 1:  # daemons, too: an executor's threads are waited for whatever they are
-        limit = threading.Timer(THREADS_LIMIT, os._exit, (code,))
-        limit.daemon = True
-        limit.start()
-        atexit.register(limit.cancel)  # which runs when the threads have been waited for
+    if (
+        threading.active_count() > 1
+    ):  # daemons, too: the interpreter waits for an executor's threads in any case
+        timer = threading.Timer(THREADS_LIMIT, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
+        atexit.register(timer.cancel)  # runs after the threads have ended
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Autoscale: the command that shows how an application is scaled."""
+"""Show how an application is scaled (`autoscale`)."""
 
 import time
 from collections.abc import Collection
@@ -26,21 +26,21 @@ def autoscale() -> None:
 def status(target: Target, *, wants_json: bool) -> None:
     """Show what is wanted, what there is, and who decided so."""
     app = target.load()
-    found = app.perform(get_scaling(app.keys)) if is_scaled(app.settings) else None
+    scaling = app.perform(get_scaling(app.keys)) if is_scaled(app.settings) else None
     if wants_json:
-        echo(to_json(found))
-    elif found is None:
+        echo(to_json(scaling))
+    elif scaling is None:
         echo(_NOTHING)
     else:
-        with app.brokers.reachable():  # they are where the scaling is
-            echo(format_fields(format_scaling(found, app.schedule.schedulers())))
+        with app.brokers.reachable():  # Schedulers are registered on the broker that has the scaling
+            echo(format_fields(format_scaling(scaling, app.schedule.schedulers())))
 
 
 def format_scaling(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:
-    """What is known, for people, given the Schedulers that live."""
+    """Return the state of scaling as fields for people; `schedulers` are the live ones."""
     course, fields = found.course, dict[str, object]()
     if course is not None:
-        cools = found.cool_until - found.at
+        cool_down = found.cool_until - found.at
         factor = f"{course.prefetch:g}"
         fields = {
             "jobs": found.jobs,
@@ -49,10 +49,10 @@ def format_scaling(found: "Scaling", schedulers: Collection[str]) -> dict[str, o
             "wanted": f"{course.workers}, from {found.minimum} to {found.maximum}",
             "prefetch": f"{factor} for {', '.join(course.crowded)}" if course.crowded else factor,
             "last step": format_time(course.at) or "none yet",
-            "cool-down": f"{format_duration(cools)} to go" if cools > 0 else "over",
+            "cool-down": f"{format_duration(cool_down)} to go" if cool_down > 0 else "over",
         }
     if found.preferred:
-        first_last = sorted(found.preferred.items(), key=lambda each: each[1])
+        first_last = sorted(found.preferred.items(), key=lambda item: item[1])
         fields["come later"] = ", ".join(f"{name} {weight:g}" for name, weight in first_last)
     if found.unseen:
         fields["not seen"] = f"broker {', '.join(found.unseen)}: nothing becomes less meanwhile"

@@ -1,6 +1,7 @@
-"""Completion: the command that prints what makes a shell complete our commands, and the names that it completes.
+"""Print the shell code that completes celery5's commands (`completion`), and complete names of tasks and queues.
 
-Names are those that the code has, found within a moment, or none: nobody is to wait for a broker with a finger on Tab.
+Names come from the application's code alone, never from a broker, and only if the code can be imported within a limit:
+completion must not make the user wait.
 """
 
 import os
@@ -23,16 +24,16 @@ else:
     Text = click.ParamType  # generic in newer versions only
 
 IMPORT_TIMEOUT = 10.0
-"""Seconds that the application may take to be imported, on a machine that is busy."""
+"""Seconds that importing the application may take; long enough for a busy machine."""
 CPU_LIMIT = 2.0
-"""Seconds of processor time that it may."""
+"""Seconds of processor time that importing the application may take."""
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes SHELL complete celery5's commands.
+    """Print the code that makes SHELL complete celery5's commands.
 
     bash: eval "$(celery5 completion bash)" in ~/.bashrc. zsh: the same in ~/.zshrc. fish: celery5 completion fish >
     ~/.config/fish/completions/celery5.fish
@@ -43,19 +44,19 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 def add_name_completion(command: click.Command) -> None:
-    """Have the parameters of a command, and of those below it, complete names of the application's."""
+    """Make the parameters of a command and its subcommands complete names of the application."""
     for parameter in command.params:
-        called = (parameter.metavar or parameter.name or "").lower().rstrip("s")
-        names = _NAMES.get(called)
+        parameter_name = (parameter.metavar or parameter.name or "").lower().rstrip("s")
+        names = _NAMES.get(parameter_name)
         if names is not None and isinstance(parameter.type, click.types.StringParamType):
             parameter.type = _Names(names)
     if isinstance(command, click.Group):
-        for each in command.commands.values():
-            add_name_completion(each)
+        for subcommand in command.commands.values():
+            add_name_completion(subcommand)
 
 
 class _Names(Text):
-    """A text, one of some names that the application knows."""
+    """A parameter that is completed with names from the application."""
 
     name = "text"
 
@@ -65,19 +66,19 @@ class _Names(Text):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Those that begin so; none when there is no application, or it is not to be had soon."""
-        said: Any = ctx.find_root().params.get("target") or os.environ.get("CELERY5_APP", "")
-        with _quietly():
+        """Return the names that begin with `incomplete`; none if the application cannot be imported in time."""
+        target: Any = ctx.find_root().params.get("target") or os.environ.get("CELERY5_APP", "")
+        with _limited_and_silent():
             return [
-                CompletionItem(each)
-                for each in sorted(set(self._names(Target(said).load())))
-                if each.startswith(incomplete)
+                CompletionItem(name)
+                for name in sorted(set(self._names(Target(target).load())))
+                if name.startswith(incomplete)
             ]
         return []
 
 
 def _queues(app: "App") -> Iterable[str]:
-    return {app.settings.default_queue, *(each.queue for each in app.tasks.values())}
+    return {app.settings.default_queue, *(task.queue for task in app.tasks.values())}
 
 
 _NAMES: "dict[str, Callable[[App], Iterable[str]]]" = {
@@ -85,11 +86,11 @@ _NAMES: "dict[str, Callable[[App], Iterable[str]]]" = {
     "queue": _queues,
     "event": lambda app: app.events,
 }
-"""By what a parameter is called."""
+"""The names to complete, by the name of the parameter."""
 
 
 class _TooLate(BaseException):
-    """No `except Exception` of the user's module is to swallow it."""
+    """Raised when a limit is reached. Not an Exception, so that `except Exception` in a user's module passes it."""
 
 
 def _too_late(_number: int, _frame: object) -> None:
@@ -97,8 +98,8 @@ def _too_late(_number: int, _frame: object) -> None:
 
 
 @contextmanager
-def _quietly() -> Generator[None, None, None]:
-    """Within the limit, without a word on the terminal, and whatever goes wrong."""
+def _limited_and_silent() -> Generator[None, None, None]:
+    """Run the block with limits on its time, without output, and ignore its errors."""
     timers = (
         (signal.ITIMER_REAL, signal.SIGALRM, IMPORT_TIMEOUT),
         (signal.ITIMER_PROF, signal.SIGPROF, CPU_LIMIT),
@@ -109,9 +110,9 @@ def _quietly() -> Generator[None, None, None]:
     try:
         with (
             suppress(CeleryError, _TooLate),
-            open(os.devnull, "w") as nowhere,
-            redirect_stdout(nowhere),
-            redirect_stderr(nowhere),
+            open(os.devnull, "w") as devnull,
+            redirect_stdout(devnull),
+            redirect_stderr(devnull),
         ):
             yield
     finally:

@@ -1,4 +1,4 @@
-"""Config: the commands that show what the settings are, and where each was said, and that check them."""
+"""Show and check the settings of an application, and where each comes from (`config`)."""
 
 import os
 from collections.abc import Callable
@@ -20,18 +20,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group(no_args_is_help=False)
 def config() -> None:
-    """What the settings of an application are, and where each was said."""
+    """Show and check the settings of an application."""
 
 
 def setting_flags(command: F) -> F:
-    """Add the flags that are settings: what `worker start` would make of them."""
-    explained = get_descriptions()
+    """Add the flags of `worker start` that are settings."""
+    descriptions = get_descriptions()
     for name in reversed(SETTING_FLAGS):
         flag = f"--{name.replace('_', '-')}"
         if name in ("inbox", "inbox_signatures"):
-            command = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=explained[name])(command)
+            command = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=descriptions[name])(command)
         else:
-            command = click.option(flag, metavar="VALUE", help=explained[name])(command)
+            command = click.option(flag, metavar="VALUE", help=descriptions[name])(command)
     where = click.option("--config", "where", metavar="WHERE", help="A module, a .toml file, or 'redis'.")
     return where(command)
 
@@ -48,17 +48,17 @@ def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **said: Any
     """
     from celery5.config.origins import get_origins
 
-    found = get_origins(_configured(target, said))
+    origins = get_origins(_configured(target, said))
     if wants_json:
-        echo(to_json(found))
+        echo(to_json(origins))
         return
     rows: list[dict[str, object]] = [
         {
-            "setting": each.setting,
-            "value": "" if each.value is None else each.value,
-            **({"origin": each.origin} if wants_origin else {}),
+            "setting": origin.setting,
+            "value": "" if origin.value is None else origin.value,
+            **({"origin": origin.origin} if wants_origin else {}),
         }
-        for each in found
+        for origin in origins
     ]
     echo(format_table(rows, empty=""))
 
@@ -92,7 +92,7 @@ def check(target: Target, /, *, file: str, **said: Any) -> None:
 
 
 def _check_cluster(app: "App", file: str) -> None:
-    """Read the description as a Controller would. Raises Misconfigured."""
+    """Check the cluster description as a Controller would. Raises Misconfigured."""
     from celery5.config.origins import find_unknown_variables
     from celery5.processes.controller import ClusterOptions, load_cluster
     from celery5.processes.platforms import make_platform
@@ -100,8 +100,8 @@ def _check_cluster(app: "App", file: str) -> None:
 
     cluster = load_cluster(app, ClusterOptions("", file))
     make_platform(cluster, app.name, os.environ)
-    said = [cluster.environment, *(each.environment for each in cluster.groups)]
-    for variables in (*said, *(each.environment for each in cluster.hosts.values())):
+    environments = [cluster.environment, *(each.environment for each in cluster.groups)]
+    for variables in (*environments, *(each.environment for each in cluster.hosts.values())):
         for each in find_unknown_variables(variables):
             echo(
                 f"Warning: {format_cell(f'{each} is in {file or DEFAULT_FILE}, and is no setting')}", err=True

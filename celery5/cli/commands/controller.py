@@ -1,4 +1,4 @@
-"""Controller: the commands about what keeps the processes of an application alive."""
+"""Start and control the Controllers of an application's processes (`controller`)."""
 
 import os
 import sys
@@ -26,22 +26,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 OWN_FLAGS = frozenset({"name", "burst", "status_port", "status_host", "config"})
-"""Flags that are about the Controller's own process, and are not its members'."""
+"""Flags of the Controller's own process, which its members do not get."""
 FLAG_DEFAULTS: Mapping[str, Any] = {"log_format": "auto", "log_level": "info", "reload": True}
-"""What flags say that nobody has given."""
+"""The default values of flags: members get only flags with other values."""
 PROGRESS_WORDS = {
     "started": "starting",
     "stopped": "stopping",
     "restarted": "restarting",
     "settings": "changed",
 }
-"""What to call for people what has only begun when a Controller answers."""
+"""Words for people for what has only begun when a Controller answers."""
 BROKER_GONE_AFTER = 2.0
-"""Seconds for which a Controller's own broker is away when it has ended, and was not just started again."""
+"""Seconds after which an unreachable broker of a Controller counts as ended, not as restarting."""
 
 
 class ClusterCommandFailed(CeleryError):
-    """The Controller did not do what it was told, or the cluster is not as it should be."""
+    """The Controller did not do a command, or the cluster is not as it should be."""
 
 
 @click.group(no_args_is_help=False)
@@ -78,9 +78,9 @@ def start(target: Target, /, *, development: bool, watch: bool, file: str, **sai
     if said["burst"]:
         raise Misconfigured("--burst is for workers: a Controller starts again what ends")
     flags = {
-        name: each
-        for name, each in said.items()
-        if name not in OWN_FLAGS and each not in (None, FLAG_DEFAULTS.get(name))
+        name: value
+        for name, value in said.items()
+        if name not in OWN_FLAGS and value not in (None, FLAG_DEFAULTS.get(name))
     }
     if said["config"]:
         flags["config"] = said["config"]
@@ -89,7 +89,7 @@ def start(target: Target, /, *, development: bool, watch: bool, file: str, **sai
     options = configure(app, said)
     from celery5.processes.controller import ClusterOptions, serve
 
-    _ = app.connections.endpoint  # a URL that cannot be understood is told of at once
+    _ = app.connections.endpoint  # a URL that cannot be parsed is an error at once
     return serve(app, options, ClusterOptions(target.name, file, flags))
 
 
@@ -99,7 +99,7 @@ def _watch(*, development: bool) -> int:
         raise click.UsageError("--watch needs --development; otherwise run `controller restart`")
     from celery5.processes.code_watch import run_with_restart
 
-    arguments = [each for each in sys.orig_argv[1:] if each != "--watch"]
+    arguments = [argument for argument in sys.orig_argv[1:] if argument != "--watch"]
     return run_with_restart([sys.executable, *arguments], Path.cwd())
 
 
@@ -142,15 +142,15 @@ def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     """Show how the members of the cluster are. Fails when one is not as it should be."""
     replies = _ask(target.load(), MEMBERS.name, {}, timeout)
     if wants_json:
-        echo(to_json([_plain(each) for each in replies]))
+        echo(to_json([_plain(reply) for reply in replies]))
     else:
-        for each in replies:
-            if each.ok:
-                echo(_shown(each))
+        for reply in replies:
+            if reply.ok:
+                echo(_shown(reply))
     _all_done(replies)
-    wrong = [each.answer["line"] for each in replies if not each.answer["whole"]]
-    if wrong:
-        raise ClusterCommandFailed("; ".join(wrong))
+    faults = [reply.answer["line"] for reply in replies if not reply.answer["whole"]]
+    if faults:
+        raise ClusterCommandFailed("; ".join(faults))
 
 
 @controller.command()
@@ -169,13 +169,13 @@ def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) ->
     """Have the Controller end all members in order, and itself; returns when that is done."""
     app = target.load()
     with_broker = any(
-        each.ok and each.answer.get("runs_broker") for each in _ask(app, MEMBERS.name, {}, timeout)
+        reply.ok and reply.answer.get("runs_broker") for reply in _ask(app, MEMBERS.name, {}, timeout)
     )
     replies = _ask(app, SHUTDOWN.name, {}, timeout)
     _all_done(replies)
     if wait and not _have_ended(app, wait, with_broker=with_broker):
         raise ClusterCommandFailed(f"it was told to, and has not ended after {wait:g} s")
-    echo(to_json([_plain(each) for each in replies]) if wants_json else "stopped" if wait else "stopping")
+    echo(to_json([_plain(reply) for reply in replies]) if wants_json else "stopped" if wait else "stopping")
 
 
 _until_done = click.option(
@@ -214,18 +214,18 @@ def restart(
 
 
 def _have_ended(app: "App", seconds: float, *, with_broker: bool) -> bool:
-    """Whether all Controllers have ended within so many seconds. A broker that one of them runs ends last of all."""
-    limit, away_since = time.monotonic() + seconds, None
-    while time.monotonic() < limit:
+    """Return whether all Controllers ended within `seconds`. A broker that one of them runs ends last of all."""
+    deadline, unreachable_since = time.monotonic() + seconds, None
+    while time.monotonic() < deadline:
         try:
             if not _living(app) and not with_broker:
                 return True
-            away_since = None
+            unreachable_since = None
         except BrokerUnavailable:
             if not with_broker:
                 raise
-            away_since = away_since or time.monotonic()
-            if time.monotonic() - away_since > BROKER_GONE_AFTER:
+            unreachable_since = unreachable_since or time.monotonic()
+            if time.monotonic() - unreachable_since > BROKER_GONE_AFTER:
                 return True
         time.sleep(0.1)
     return False
@@ -236,11 +236,11 @@ def _send(
 ) -> None:
     replies = _ask(app, command, parameters, timeout)
     if wants_json:
-        echo(to_json([_plain(each) for each in replies]))
+        echo(to_json([_plain(reply) for reply in replies]))
     else:
-        for each in replies:
-            if each.ok:
-                echo(f"{to_one_line(each.worker)}  {to_one_line(_done(each.answer))}")
+        for reply in replies:
+            if reply.ok:
+                echo(f"{to_one_line(reply.worker)}  {to_one_line(_done(reply.answer))}")
     _all_done(replies)
     if wait:
         _until_all_are_up(app, wait, timeout)
@@ -249,23 +249,23 @@ def _send(
 
 
 def _until_all_are_up(app: "App", seconds: float, timeout: float) -> None:
-    """Return when every member is what it should be. Raises NotDone when one is given up, or it takes too long."""
-    limit, left = time.monotonic() + seconds, ""
-    while time.monotonic() < limit:
+    """Wait until every member is as it should be. Raises ClusterCommandFailed if one is given up, or at the timeout."""
+    deadline, pending = time.monotonic() + seconds, ""
+    while time.monotonic() < deadline:
         try:
-            told = [each.answer for each in _ask(app, MEMBERS.name, {}, timeout) if each.ok]
+            answers = [member.answer for member in _ask(app, MEMBERS.name, {}, timeout) if member.ok]
         except BrokerUnavailable:  # a broker of the cluster's own may be restarted, too
-            told = []
-        for answer in told:
+            answers = []
+        for answer in answers:
             if answer["leads"]:
-                if any(each["phase"] == "given up" for each in answer["members"]):
+                if any(member["phase"] == "given up" for member in answer["members"]):
                     raise ClusterCommandFailed(answer["line"])
-                left = ", ".join(answer["pending"])
-                if not left:
+                pending = ", ".join(answer["pending"])
+                if not pending:
                     return
         time.sleep(0.2)
     raise ClusterCommandFailed(
-        f"it was told to, and is not done after {seconds:g} s: {left or 'no Controller says so'}"
+        f"it was told to, and is not done after {seconds:g} s: {pending or 'no Controller says so'}"
     )
 
 
@@ -273,23 +273,25 @@ def _done(answer: Mapping[str, Any]) -> str:
     """Return the answer as one line of text: which members do what."""
     if answer.get("stands_by"):
         return "stands by: it does so when it leads"
-    told = [
-        f"{PROGRESS_WORDS.get(what, what)}: {', '.join(names)}" for what, names in answer.items() if names
+    changes = [
+        f"{PROGRESS_WORDS.get(change, change)}: {', '.join(names)}"
+        for change, names in answer.items()
+        if names
     ]
-    return "; ".join(told) or "nothing has changed"
+    return "; ".join(changes) or "nothing has changed"
 
 
 def _ask(app: "App", command: str, parameters: Mapping[str, Any], timeout: float) -> "list[Reply]":
-    """What the Controllers say to a command. Raises NotDone when none lives."""
-    found = _living(app)
-    if not found:
+    """Return the answers of the Controllers to a command. Raises ClusterCommandFailed when none lives."""
+    names = _living(app)
+    if not names:
         raise ClusterCommandFailed(
             f"no Controller of application {app.name!r} lives; celery5 controller start begins one"
         )
     silent = f"this Controller has not answered within {timeout:g} s: it is blocked, or has just ended"
     return [
-        msgspec.structs.replace(each, why=silent) if each.reason == "no-answer" else each
-        for each in app.control.send(command, parameters, to=found, timeout=timeout)
+        msgspec.structs.replace(reply, why=silent) if reply.reason == "no-answer" else reply
+        for reply in app.control.send(command, parameters, to=names, timeout=timeout)
     ]
 
 
@@ -298,18 +300,18 @@ def _living(app: "App") -> list[str]:
     from celery5.protocol.commands.definitions import get_inbox_name
 
     names = app.perform(cluster.list_live_processes(app.keys, "controller"))
-    return sorted({get_inbox_name(each) for each in names})
+    return sorted({get_inbox_name(name) for name in names})
 
 
 def _all_done(replies: "list[Reply]") -> None:
-    """Raises NotDone with what each of them says that did not do it; what several say, once."""
-    left: dict[str, list[str]] = {}
-    for each in replies:
-        if not each.ok:
-            left.setdefault(f"({each.reason}): {each.why}", []).append(each.worker)
-    if left:
+    """Raise ClusterCommandFailed with the reasons of those that failed; a reason of several is stated once."""
+    failed: dict[str, list[str]] = {}
+    for reply in replies:
+        if not reply.ok:
+            failed.setdefault(f"({reply.reason}): {reply.why}", []).append(reply.worker)
+    if failed:
         raise ClusterCommandFailed(
-            "; ".join(f"{', '.join(names)} did not do it {why}" for why, names in left.items())
+            "; ".join(f"{', '.join(names)} did not do it {why}" for why, names in failed.items())
         )
 
 
@@ -321,20 +323,20 @@ def _plain(reply: "Reply") -> dict[str, Any]:
 
 
 def _shown(reply: "Reply") -> str:
-    """A Controller's members, a line for each. What is wrong is told by them, and at the end."""
+    """Return a Controller's members, a line for each, below a line about the cluster."""
     rows = [
         {
-            "member": each["name"],
-            "host": each["host"] or "here",
-            "pid": "" if each.get("pid") is None else each["pid"],
-            "is": each["phase"],
-            "for": "" if each["for"] is None else format_duration(each["for"]),
-            "died": each["deaths"],
-            "restarts": each["restarts"],
-            "told": "" if each["status_age"] is None else f"{format_duration(each['status_age'])} ago",
-            "says": each["trouble"] or each["status"],
+            "member": member["name"],
+            "host": member["host"] or "here",
+            "pid": "" if member.get("pid") is None else member["pid"],
+            "is": member["phase"],
+            "for": "" if member["for"] is None else format_duration(member["for"]),
+            "died": member["deaths"],
+            "restarts": member["restarts"],
+            "told": "" if member["status_age"] is None else f"{format_duration(member['status_age'])} ago",
+            "says": member["trouble"] or member["status"],
         }
-        for each in reply.answer["members"]
+        for member in reply.answer["members"]
     ]
     leader = reply.answer["leader"]
     since = format_duration(max(0.0, time.time() - leader["since"]))

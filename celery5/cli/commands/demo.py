@@ -1,6 +1,6 @@
-"""Demo: real jobs on real files, over a server of its own, checked against a plain count.
+"""Index files with real jobs on a private server, and compare the result with a plain count (`demo`).
 
-The application is `celery5.examples.index_files`; here are its flags, its screen and its end.
+The application is `celery5.examples.index_files`. This module has its flags, its display and its cleanup.
 """
 
 import sys
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from celery5.examples.index_files.index import Index, Outcome
 
 LINE_INTERVAL = 2.0
-"""Seconds between two lines where there is no terminal to draw on."""
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 class RichMissing(CeleryError):
@@ -35,16 +35,16 @@ class RichMissing(CeleryError):
 
 
 class ProgressDisplay(Protocol):
-    """Shows how jobs go on, from the beginning of its `with` block to the end."""
+    """Shows the progress of jobs inside its `with` block."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exc: object) -> None: ...
     def job_ended(self, task: str) -> None:
-        """A job of the task named `task` has ended."""
+        """Count a job of the task named `task`, which has ended."""
 
 
 class NoDisplay:
-    """No screen: for `--json`."""
+    """Shows nothing: for `--json`."""
 
     def __enter__(self) -> Self:
         return self
@@ -53,11 +53,11 @@ class NoDisplay:
         pass
 
     def job_ended(self, task: str) -> None:
-        """Nothing to show."""
+        """Do nothing."""
 
 
 class LineDisplay:
-    """A line now and then, for a log or a pipe."""
+    """Prints a line every LINE_INTERVAL seconds, for a log or a pipe."""
 
     def __init__(self, expected: Mapping[str, int]) -> None:
         self._all = sum(expected.values())
@@ -72,7 +72,7 @@ class LineDisplay:
         pass
 
     def job_ended(self, task: str) -> None:
-        """Count it, and say so when it is time."""
+        """Count the job, and print the number if a line is due."""
         self._ended += 1
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_INTERVAL
@@ -80,7 +80,7 @@ class LineDisplay:
 
 
 class ProgressBars:
-    """A progress bar for each task. Raises RichMissing when rich is not installed."""
+    """Shows a progress bar for each task. Raises RichMissing when rich is not installed."""
 
     def __init__(self, expected: Mapping[str, int]) -> None:
         require_rich()
@@ -107,25 +107,25 @@ class ProgressBars:
         self._progress.stop()
 
     def job_ended(self, task: str) -> None:
-        """One step on for its bar."""
+        """Advance the bar of the task."""
         self._progress.advance(self._bars[task])
 
 
 def require_rich() -> None:
-    """Raises RichMissing when rich is not installed."""
+    """Raise RichMissing when rich is not installed."""
     if find_spec("rich") is None:
         raise RichMissing("the demo's table needs rich: pip install 'celery5[demo]', or use --json")
 
 
 def make_display(tasks: Sequence[str], *, silent: bool) -> ProgressDisplay:
-    """The screen for jobs of these tasks, one name for each job."""
+    """Return the display for jobs of these tasks, one name for each job."""
     if silent:
         return NoDisplay()
     return ProgressBars(Counter(tasks)) if sys.stderr.isatty() else LineDisplay(Counter(tasks))
 
 
 def show_table(title: str, rows: Mapping[str, str]) -> None:
-    """Print the result."""
+    """Print a table of results."""
     from rich.console import Console
     from rich.table import Table
 
@@ -151,11 +151,11 @@ What next
   run it, with nothing to install  celery5 -A shop controller start --development
   see its queues and dead jobs     celery5 -A shop info; celery5 -A shop dlq read; celery5 -A shop doctor"""
 WAIT_LIMIT = 10.0
-"""Seconds for tidying up, after which one more signal ends the process at once."""
+"""Seconds of cleanup after which one more signal ends the process at once."""
 
 
 class CountsDiffer(CeleryError):
-    """What the jobs counted is not what a plain count gives."""
+    """The jobs counted something else than a plain count."""
 
 
 @click.command()
@@ -172,19 +172,19 @@ def demo(folder: Path | None, *, wants_json: bool, concurrency: int | None, max_
     with Interruption(duplicate_window=WAIT_LIMIT) as interruption:
         if not wants_json:
             require_rich()
-        found = _files_of(folder or Path(sysconfig.get_path("stdlib")), max_files)
+        files = _files_of(folder or Path(sysconfig.get_path("stdlib")), max_files)
         app = _make_app(concurrency)
         try:
-            outcome, seconds = _indexed(app, found, interruption, wants_json=wants_json)
+            outcome, seconds = _indexed(app, files, interruption, wants_json=wants_json)
         except Exception:
             if not interruption.was_requested:
                 raise
-            raise click.Abort from None  # a server that the same signal hit before it was on its own, for one
-        plain = None if outcome is None else _plain(found, interruption, wants_json=wants_json)
+            raise click.Abort from None  # for example, the same signal ended the server while it started
+        plain = None if outcome is None else _plain(files, interruption, wants_json=wants_json)
         if outcome is None or plain is None:
             raise click.Abort
-        differences = _differences(outcome, plain, jobs=3 * len(found.files) + 2)
-        _report(found, outcome, seconds, differences, wants_json=wants_json)
+        differences = _differences(outcome, plain, jobs=3 * len(files.files) + 2)
+        _report(files, outcome, seconds, differences, wants_json=wants_json)
     if differences:
         raise CountsDiffer(f"the jobs and a plain count differ: {'; '.join(differences)}")
 
@@ -193,16 +193,16 @@ def _files_of(path: Path, max_files: int | None) -> "Folder":
     from celery5.examples.index_files.folder import look_into
 
     try:
-        found = look_into(path.absolute(), at_most=max_files)
+        files = look_into(path.absolute(), at_most=max_files)
     except OSError as error:
         raise Misconfigured(f"FOLDER {path}: {(error.strerror or str(error)).lower()}") from None
-    if not found.files:
+    if not files.files:
         raise Misconfigured(f"FOLDER {path}: there are no files in it")
-    return found
+    return files
 
 
 def _make_app(concurrency: int | None) -> "App":
-    """An application of a name that nobody else has, so that a shared broker keeps them apart."""
+    """Return an application with a unique name, so that it shares no keys with others on its broker."""
     from celery5.app import App
     from celery5.protocol.job.job import new_id
 
@@ -219,21 +219,21 @@ def _make_app(concurrency: int | None) -> "App":
 def _indexed(
     app: "App", folder: "Folder", interruption: Interruption, *, wants_json: bool
 ) -> "tuple[Outcome | None, float]":
-    """What the jobs found, None when a signal came before they were done; and how many seconds they took."""
+    """Return the outcome of the jobs, None when a signal interrupted them, and the seconds that they took."""
     import trio
 
     from celery5.examples.index_files.index import EXTRA_JOBS, JOBS_FOR_A_FILE, Index
     from celery5.processes.development import provide_broker
 
     tasks = [task.name for task in JOBS_FOR_A_FILE for _ in folder.files]
-    shown = make_display([*tasks, *[task.name for task, _ in EXTRA_JOBS]], silent=wants_json)
-    index = Index(app, folder, told=shown.job_ended)
+    display = make_display([*tasks, *[task.name for task, _ in EXTRA_JOBS]], silent=wants_json)
+    index = Index(app, folder, told=display.job_ended)
     with provide_broker(app, interruption):
-        return trio.run(_run, app, index, shown, interruption)
+        return trio.run(_run, app, index, display, interruption)
 
 
 def _plain(folder: "Folder", interruption: Interruption, *, wants_json: bool) -> "Totals | None":
-    """What a plain count gives; None when a signal came before it was done."""
+    """Return the result of a plain count; None when a signal interrupted it."""
     from celery5.examples.index_files.folder import plain_count
 
     if not wants_json:
@@ -257,12 +257,12 @@ async def _run(
             interruption.on_stop(lambda _number: _cancel_soon(token, scope))
             async with run_in_background(app, ServeOptions()):
                 with shown:
-                    began = time.perf_counter()
+                    start = time.perf_counter()
                     outcome = await index.run()
-                    seconds = time.perf_counter() - began
+                    seconds = time.perf_counter() - start
     finally:
         with trio.move_on_after(CLEANUP_LIMIT, shield=True):
-            await _tidy(app, index)
+            await _erase_keys(app, index)
     return outcome, seconds
 
 
@@ -273,8 +273,8 @@ def _cancel_soon(token: Any, scope: Any) -> None:
         token.run_sync_soon(scope.cancel)
 
 
-async def _tidy(app: "App", index: "Index") -> None:
-    """Leave nothing on a broker that is not ours. On our own this costs a millisecond."""
+async def _erase_keys(app: "App", index: "Index") -> None:
+    """Delete the application's keys, since the broker may be shared. On a private server this takes a millisecond."""
     from celery5.broker.calls.health import erase_app
     from celery5.errors import BrokerError
 
@@ -284,7 +284,7 @@ async def _tidy(app: "App", index: "Index") -> None:
 
 
 def _differences(outcome: "Outcome", plain: "Totals", *, jobs: int) -> list[str]:
-    """What is not as it must be, in words."""
+    """Return in words each result that is not the expected one."""
     from celery5.examples.index_files.index import EXPECTED_DEAD, EXPECTED_RETRIES
 
     compared: dict[str, tuple[object, object]] = {
@@ -294,10 +294,12 @@ def _differences(outcome: "Outcome", plain: "Totals", *, jobs: int) -> list[str]
     compared["retries"] = (outcome.retries, EXPECTED_RETRIES)
     compared["dead"] = (outcome.dead, EXPECTED_DEAD)
     compared["in the dead-letter queue"] = (outcome.in_dead_letter_queue, EXPECTED_DEAD)
-    said = [
-        f"{name} {ours} instead of {theirs}" for name, (ours, theirs) in compared.items() if ours != theirs
+    differences = [
+        f"{name} {ours} instead of {expected}"
+        for name, (ours, expected) in compared.items()
+        if ours != expected
     ]
-    return said + [outcome.first_failure] * bool(outcome.first_failure)
+    return differences + [outcome.first_failure] * bool(outcome.first_failure)
 
 
 def _report(

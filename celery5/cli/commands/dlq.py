@@ -1,4 +1,4 @@
-"""Dlq: the commands about dead-letter queues."""
+"""Read, count, replay and purge dead-letter queues (`dlq`)."""
 
 import signal
 import sys
@@ -41,11 +41,11 @@ LEFT_REASONS = {
     "corrupt": "there is no message to replay",
     "gone": "somebody else was first",
 }
-"""Why a job is left alone, in words."""
+"""The reasons for which a job is left unchanged, in words."""
 
 
 class IncompleteOperation(CeleryError):
-    """Some of the jobs that were meant could not be replayed or purged."""
+    """Some of the selected jobs could not be replayed or purged."""
 
 
 @click.group(no_args_is_help=False)
@@ -76,7 +76,7 @@ def _read(app: "App", choice: "DeadJobFilter", *, limit: int, traceback: bool, w
     if wants_json:
         _print_json(page)
     elif traceback:
-        _print_stories(page)
+        _print_details(page)
     else:
         echo(format_table([_row(job) for job in page], empty="no dead jobs"))
     if not page.last:
@@ -87,7 +87,8 @@ def _read(app: "App", choice: "DeadJobFilter", *, limit: int, traceback: bool, w
 
 
 class _Page:
-    """The first `limit` jobs. After the iteration it knows the place of the `last` one, and whether more follow."""
+    """The first `limit` jobs. After the iteration `last` is the position of the last one, and `update_block` is true if
+    more follow."""
 
     def __init__(self, jobs: "Iterable[DeadJob]", limit: int) -> None:
         self._jobs = jobs
@@ -144,9 +145,13 @@ def replay(
         _interrupted_by_sigterm(),
         skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
     ):
-        going = _Going(app, choice, "replayed", dry_run=dry_run, wants_json=wants_json, reached=to)
-        if going.begin(reachable=reachable):
-            going.end(lambda: app.dlq.replay(rate=rate, dry_run=dry_run, progress=going.progress, **choice))
+        operation = _BulkOperation(
+            app, choice, "replayed", dry_run=dry_run, wants_json=wants_json, reached=to
+        )
+        if operation.begin(reachable=reachable):
+            operation.end(
+                lambda: app.dlq.replay(rate=rate, dry_run=dry_run, progress=operation.progress, **choice)
+            )
 
 
 @dlq.command()
@@ -170,25 +175,25 @@ def purge(
         _interrupted_by_sigterm(),
         skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
     ):
-        going = _Going(app, choice, "purged", dry_run=dry_run, wants_json=wants_json, reached=to)
-        if going.begin(reachable=reachable):
-            if asks and not click.confirm(f"Purge all {going.meant} for good?", err=True):
+        operation = _BulkOperation(app, choice, "purged", dry_run=dry_run, wants_json=wants_json, reached=to)
+        if operation.begin(reachable=reachable):
+            if asks and not click.confirm(f"Purge all {operation.meant} for good?", err=True):
                 raise IncompleteOperation("nothing was purged")
-            going.end(lambda: app.dlq.purge(dry_run=dry_run, progress=going.progress, **choice))
+            operation.end(lambda: app.dlq.purge(dry_run=dry_run, progress=operation.progress, **choice))
 
 
 @contextmanager
 def _interrupted_by_sigterm() -> Generator[None, None, None]:
-    """What takes long ends alike, and says how far it has come, whether a person or a service manager stops it."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Treat SIGTERM as Ctrl-C inside the block, so that an interrupted operation reports its progress either way."""
+    old_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, old_handler)
 
 
-class _Going:
-    """One replay or purge: what it is about to do, how far it has come, what it did."""
+class _BulkOperation:
+    """One replay or purge: counts its jobs first, then shows its progress and its result."""
 
     def __init__(
         self,
@@ -213,12 +218,14 @@ class _Going:
 
     @property
     def meant(self) -> str:
-        """How many jobs are meant, in words."""
+        """Return how many jobs are selected, in words."""
         return _jobs(sum(self._before.values()))
 
     def begin(self, *, reachable: bool) -> bool:
-        """Count what is meant, and say it. Whether there is anything. Raises NotAllDone when a broker that has some of
-        it is away, unless those that can be reached are enough."""
+        """Count and print the selected jobs; return whether there are any.
+
+        Raises IncompleteOperation when a relevant broker is unreachable, unless `reachable`.
+        """
         self._before = self._app.dlq.count("cause", **self._choice)
         if self._reached.relevant_errors and not reachable:
             raise IncompleteOperation(
@@ -236,26 +243,26 @@ class _Going:
         return True
 
     def progress(self, tally: "DeadLetterTally") -> None:
-        """Tell somebody at a terminal how far it has come."""
+        """Show the progress on a terminal."""
         self._tally = tally
         if self._terminal:
             click.echo(f"\r{tally.matched} of {self.meant} ", err=True, nl=False)
 
     def end(self, run: Any) -> None:
-        """Do it, and say what was done, even when it is interrupted."""
+        """Run the operation and print what was done, also when it is interrupted."""
         try:
             self._tally = run()
         except BaseException:
             self._clear()
-            so_far = self._tally.done if self._tally else 0
-            echo(f"{so_far} of {self.meant} {self._done} so far; the others are as they were", err=True)
+            done = self._tally.done if self._tally else 0
+            echo(f"{done} of {self.meant} {self._done} so far; the others are as they were", err=True)
             raise
         self._clear()
         if self._json:
             echo(to_json(self._told()))
         elif not self._dry_run:
             self._say()
-        self._refuse_what_is_left()
+        self._raise_for_unchanged()
 
     def _clear(self) -> None:
         if self._terminal:
@@ -279,59 +286,63 @@ class _Going:
             "unreachable": self._reached.unreachable(),
         }
 
-    def _refuse_what_is_left(self) -> None:
+    def _raise_for_unchanged(self) -> None:
         assert self._tally is not None
-        left = {why: number for why, number in self._tally.left.items() if why != "gone"}
+        left = {reason: number for reason, number in self._tally.left.items() if reason != "gone"}
         if left:
-            told = ", ".join(f"{number} {why} ({LEFT_REASONS[why]})" for why, number in left.items())
+            reasons = ", ".join(
+                f"{number} {reason} ({LEFT_REASONS[reason]})" for reason, number in left.items()
+            )
             would = "would not be" if self._dry_run else "were not"
-            also = f"; {_no_such(self._unknown)}" if self._unknown else ""
+            also = f"; {_unknown_ids_text(self._unknown)}" if self._unknown else ""
             raise IncompleteOperation(
-                f"{sum(left.values())} of {self.meant} {would} {self._done}: {told}{also}"
+                f"{sum(left.values())} of {self.meant} {would} {self._done}: {reasons}{also}"
             )
         _refuse(self._unknown)
 
 
 def _unknown_ids(app: "App", choice: "DeadJobFilter") -> list[str]:
     """Return the ids that were named and that no dead job has. A dead job that a filter leaves out still counts."""
-    asked = choice.get("ids") or ()
-    if not asked:
+    ids = choice.get("ids") or ()
+    if not ids:
         return []
-    jobs = app.dlq.read(ids=asked, queue=choice.get("queue"))
-    known = {each for job in jobs for each in (job.id, job.entry)}
-    return [each for each in dict.fromkeys(asked) if each not in known]
+    jobs = app.dlq.read(ids=ids, queue=choice.get("queue"))
+    existing = {job_id for job in jobs for job_id in (job.id, job.entry)}
+    return [job_id for job_id in dict.fromkeys(ids) if job_id not in existing]
 
 
 def _warn_of_unknown_sinks(app: "App", choice: "DeadJobFilter") -> None:
-    """Nothing was found: say so when no task has a sink of that name, since it may be misspelt. It may have been taken
-    away, too: so this is no failure."""
-    if not app.tasks:  # its code is not here, so its sinks are not known
+    """Warn when no task has a sink of a selected name: it may be misspelt.
+
+    It may also have been removed from the code, so this is no error.
+    """
+    if not app.tasks:  # the code is not loaded, so the sinks are not known
         return
-    known = get_sink_names(app.tasks.values())
-    strange = [each for each in choice.get("sink") or () if each not in known]
-    if strange:
-        are = f"the sinks are {', '.join(map(format_cell, known))}" if known else "no task has a sink"
-        echo(f"Warning: no sink is named {', '.join(map(format_cell, strange))}; {are}", err=True)
+    sinks = get_sink_names(app.tasks.values())
+    unknown = [sink for sink in choice.get("sink") or () if sink not in sinks]
+    if unknown:
+        hint = f"the sinks are {', '.join(map(format_cell, sinks))}" if sinks else "no task has a sink"
+        echo(f"Warning: no sink is named {', '.join(map(format_cell, unknown))}; {hint}", err=True)
 
 
 def _refuse(unknown: list[str]) -> None:
     if unknown:
-        raise IncompleteOperation(_no_such(unknown))
+        raise IncompleteOperation(_unknown_ids_text(unknown))
 
 
-def _no_such(unknown: list[str]) -> str:
+def _unknown_ids_text(unknown: list[str]) -> str:
     return f"no dead job has the id {', '.join(map(format_cell, unknown))} (an entry's id needs its --queue)"
 
 
 def _print_json(page: _Page) -> None:
-    """One array, job by job: there may be many."""
+    """Print one array, job by job, since there may be many."""
     number = 0
     for number, job in enumerate(page, 1):
         echo(("[" if number == 1 else ",") + to_json(_fields(job)), nl=False)
     echo("]" if number else "[]")
 
 
-def _print_stories(page: _Page) -> None:
+def _print_details(page: _Page) -> None:
     for number, job in enumerate(page, 1):
         echo(("\n" if number > 1 else "") + _story(job))
     if not page.last:
@@ -358,13 +369,13 @@ def _row(job: "DeadJob") -> dict[str, object]:
 
 
 def _fields(job: "DeadJob") -> dict[str, object]:
-    """All there is; the bytes themselves are not, since they may be no text."""
-    rest = {
+    """Return all fields of a job but the raw message, which may not be text."""
+    other_fields = {
         name: getattr(job, name)
         for name in job.__struct_fields__
         if name not in ("id", "raw", "queue", "entry")
     }
-    return {"queue": job.queue, "entry": job.entry, "job": job.id, **rest, "error": job.error}
+    return {"queue": job.queue, "entry": job.entry, "job": job.id, **other_fields, "error": job.error}
 
 
 def _causes(counts: Mapping[str, int]) -> str:

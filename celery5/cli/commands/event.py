@@ -1,4 +1,4 @@
-"""Event: the commands about events."""
+"""Show, send and subscribe events (`event`)."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class UnknownEvent(CeleryError):
-    """No event of that name is known here."""
+    """The application has no event of that name."""
 
 
 @click.group(no_args_is_help=False)
 def event() -> None:
-    """Events tell that something happened; tasks are subscribed to them."""
+    """An event says that something happened; tasks subscribe to events."""
 
 
 @event.command("list")
@@ -33,27 +33,27 @@ def event() -> None:
 def list_events(target: Target, *, wants_json: bool) -> None:
     """Show each event: how many tasks are subscribed, how many are kept, and how many nobody wanted in a week."""
     app = target.load()
-    found, there = app.events.state(), app.events.waiting()
-    foreign = any(each.of != app.name for each in found)
+    states, queue_state = app.events.state(), app.events.waiting()
+    foreign = any(state.of != app.name for state in states)
     rows: list[dict[str, object]] = [
         {
-            "event": each.event,
-            **({"of": each.of} if foreign else {}),
-            "version": each.version,
-            "subscribers": len(each.subscribers),
-            "kept": each.kept,
-            "unclaimed": each.unclaimed,
+            "event": state.event,
+            **({"of": state.of} if foreign else {}),
+            "version": state.version,
+            "subscribers": len(state.subscribers),
+            "kept": state.kept,
+            "unclaimed": state.unclaimed,
         }
-        for each in found
+        for state in states
     ]
     if wants_json:
-        echo(to_json({"events": found, **count_waiting(there), "routers": _routers(there)}))
+        echo(to_json({"events": states, **count_waiting(queue_state), "routers": _routers(queue_state)}))
     else:
         echo(format_table(rows, empty="no events: none is declared or sent"))
-        if rows or format_waiting(there):
-            echo(f"\nfor a Router: {to_one_line(format_waiting(there)) or 'none wait'}")
-    if app.events.has_own_events or there.waiting:
-        _warn(app.name, there)
+        if rows or format_waiting(queue_state):
+            echo(f"\nfor a Router: {to_one_line(format_waiting(queue_state)) or 'none wait'}")
+    if app.events.has_own_events or queue_state.waiting:
+        _warn(app.name, queue_state)
 
 
 @event.command()
@@ -62,11 +62,11 @@ def list_events(target: Target, *, wants_json: bool) -> None:
 @click.pass_obj
 def show(target: Target, name: str, *, wants_json: bool) -> None:
     """Show EVENT: each version, its fields, and who is subscribed. Exits with 1 when it is not known."""
-    all_of_them = target.load().events.state()
-    found = [each for each in all_of_them if each.event == name]
-    if not found:
-        raise _unknown(name, [each.event for each in all_of_them])
-    echo(to_json(found) if wants_json else "\n\n".join(_told(each) for each in found))
+    states = target.load().events.state()
+    versions = [state for state in states if state.event == name]
+    if not versions:
+        raise _unknown(name, [state.event for state in states])
+    echo(to_json(versions) if wants_json else "\n\n".join(_told(state) for state in versions))
 
 
 @event.command()
@@ -81,10 +81,10 @@ def send(
     """Send EVENT with these fields. A VALUE is JSON, or a text if it is none."""
     app = target.load(needs_code=True)
     kind = _named(app, name, version)
-    said = dict(parse_parameter(each) for each in fields)
-    sent = app.events.send([app.events.make_event(kind, said)])[0]
+    values = dict(parse_parameter(field) for field in fields)
+    sent = app.events.send([app.events.make_event(kind, values)])[0]
     echo(to_json(sent) if wants_json else sent.id)
-    with suppress(BrokerError):  # it is sent, or in the backlog: that nobody can be asked now changes nothing
+    with suppress(BrokerError):  # it is sent, or in the backlog: the warning may fail
         _warn(app.name, app.events.waiting())
 
 
@@ -100,11 +100,11 @@ def unsubscribe(target: Target, *, name: str, task: str, subscriber: str) -> Non
     """
     app = target.load()
     states = app.events.state()
-    there = [each for state in states if state.event == name for each in state.subscribers]
-    if not any((each.app, each.task) == (subscriber or app.name, task) for each in there):
-        if name not in (known := [each.event for each in states]):
+    subscribers = [found for state in states if state.event == name for found in state.subscribers]
+    if not any((found.app, found.task) == (subscriber or app.name, task) for found in subscribers):
+        if name not in (known := [state.event for state in states]):
             raise _unknown(name, known)
-        raise UnknownEvent(f"{task} is not subscribed to {name}{_meant(task, there)}")
+        raise UnknownEvent(f"{task} is not subscribed to {name}{_meant(task, subscribers)}")
     app.events.unsubscribe(name, task, app=subscriber)
     echo(f"{to_one_line(task)} gets no more {to_one_line(name)}")
 
@@ -122,12 +122,12 @@ def resubscribe(target: Target, *, name: str, task: str, subscriber: str) -> Non
 
 
 def count_waiting(there: "QueueState") -> dict[str, int]:
-    """The events that wait for a Router, that one is at, that wait for their time, that are buried: for programs."""
+    """Return how many events wait, are held by Routers, are scheduled and are dead letters, for programs."""
     return {"waiting": there.waiting, "held": there.held, "scheduled": there.scheduled, "dead": there.dead}
 
 
 def format_waiting(there: "QueueState") -> str:
-    """The same for people; '' when there are none."""
+    """Return the numbers of `count_waiting` for people; '' when there are none."""
     words = {"waiting": "wait", "held": "at Routers", "scheduled": "scheduled", "dead": "buried"}
     return ", ".join(f"{count} {words[name]}" for name, count in count_waiting(there).items() if count)
 
@@ -142,14 +142,14 @@ def _warn(app: str, there: "QueueState") -> None:
 
 
 def _named(app: "App", name: str, version: int | None) -> "type[Event]":
-    found = app.events.versions(name)
-    if not found:
+    versions = app.events.versions(name)
+    if not versions:
         raise _unknown(name, list(app.events))
-    wanted = max(found) if version is None else version
-    if wanted not in found:
-        known = ", ".join(map(str, found))
-        raise UnknownEvent(f"event {name!r} has no version {wanted} here; there is {known}")
-    return found[wanted]
+    wanted = max(versions) if version is None else version
+    if wanted not in versions:
+        known_versions = ", ".join(map(str, versions))
+        raise UnknownEvent(f"event {name!r} has no version {wanted} here; there is {known_versions}")
+    return versions[wanted]
 
 
 def _unknown(name: str, known: list[str]) -> UnknownEvent:
@@ -163,10 +163,10 @@ def _unknown(name: str, known: list[str]) -> UnknownEvent:
 
 
 def _meant(task: str, there: "list[Subscriber]") -> str:
-    """Which of the subscribers was meant by `task`, or who they are."""
-    if near := find_similar(task, [each.task for each in there]):
-        whose = next(each.app for each in there if each.task == near)
-        return f": did you mean {near!r} of {whose}?"
+    """Return the subscriber that was probably meant by `task`, or all subscribers, as the end of a message."""
+    if near := find_similar(task, [subscriber.task for subscriber in there]):
+        app = next(subscriber.app for subscriber in there if subscriber.task == near)
+        return f": did you mean {near!r} of {app}?"
     return (
         f"; those that are: {', '.join(sorted({f'{each.task} of {each.app}' for each in there})) or 'none'}"
     )

@@ -1,6 +1,6 @@
-"""Health: the command that says by its exit code whether workers do well: for containers, scripts and people.
+"""Report by an exit code whether workers are healthy (`health`), for containers, scripts and people.
 
-With a port it imports neither Trio nor a Redis client nor the application: a probe is run every few seconds.
+With a port this imports neither Trio nor a Redis client nor the application, since a probe runs every few seconds.
 """
 
 import json
@@ -41,32 +41,32 @@ class ProbeResponse(NamedTuple):
 
 
 def send_probe(host: str, port: int, path: str, *, timeout: float = 5.0) -> ProbeResponse:
-    """Send a GET request to a status port, with plain sockets. Never raises for what is wrong there."""
-    end = time.monotonic() + timeout
+    """Send a GET request to a status port, with plain sockets. Errors are part of the response, never raised."""
+    deadline = time.monotonic() + timeout
     try:
         with socket.create_connection((host, port), timeout=timeout) as connection:
             name = f"[{host}]" if ":" in host else host
             request = f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n"
             connection.sendall(request.encode("ascii"))
-            return _parse_response(_receive_all(connection, end))
+            return _parse_response(_receive_all(connection, deadline))
     except TimeoutError:
         return ProbeResponse(0, why=f"{host}:{port} did not answer within {timeout:g} s")
     except (OSError, ValueError) as error:
         return ProbeResponse(0, why=f"{host}:{port}: {getattr(error, 'strerror', None) or error}")
 
 
-def _receive_all(connection: socket.socket, end: float) -> bytes:
-    """Return all that comes until the other side closes the connection."""
+def _receive_all(connection: socket.socket, deadline: float) -> bytes:
+    """Receive until the server closes the connection. Raises TimeoutError at the deadline, ValueError for too much."""
     data = bytearray()
     while len(data) <= MAX_RESPONSE_BYTES:
-        left = end - time.monotonic()
+        left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         connection.settimeout(left)
-        more = connection.recv(65536)
-        if not more:
+        chunk = connection.recv(65536)
+        if not chunk:
             return bytes(data)
-        data += more
+        data += chunk
     raise ValueError(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
 
 
@@ -135,25 +135,27 @@ def health(
     if port is None:
         return _from_redis(target, wants_json=wants_json)
     path = "/livez" if live else "/readyz"
-    last = port + processes - 1
-    if last > 65535:
+    last_port = port + processes - 1
+    if last_port > 65535:
         raise Misconfigured(
             f"--processes {processes}: there are no so many ports from {port} on; 65535 is the last"
         )
-    answers = {each: send_probe(host, each, path, timeout=timeout) for each in range(port, last + 1)}
+    answers = {
+        number: send_probe(host, number, path, timeout=timeout) for number in range(port, last_port + 1)
+    }
     if wants_json:
-        reports = [_as_value(f"{host}:{each}", answer) for each, answer in answers.items()]
-        echo(json.dumps({"ok": all(each.ok for each in answers.values()), "processes": reports}))
+        reports = [_as_value(f"{host}:{number}", answer) for number, answer in answers.items()]
+        echo(json.dumps({"ok": all(answer.ok for answer in answers.values()), "processes": reports}))
     else:
-        for each, answer in answers.items():
-            echo(f"{host}:{each} {to_one_line(_in_words(answer, live=live))}")
-    return 0 if all(each.ok for each in answers.values()) else EXIT_FAILED
+        for number, answer in answers.items():
+            echo(f"{host}:{number} {to_one_line(_in_words(answer, live=live))}")
+    return 0 if all(answer.ok for answer in answers.values()) else EXIT_FAILED
 
 
 def _place(url: str) -> tuple[str, int]:
-    """Host and port of a URL. Raises Misconfigured."""
+    """Return host and port of a URL. Raises Misconfigured."""
     from celery5.protocol.text_values import (
-        HOST_AND_PORT,  # not for `--port`: a probe loads as little as can be
+        HOST_AND_PORT,  # not needed for `--port`: a probe imports as little as possible
     )
 
     try:
@@ -167,10 +169,10 @@ def _place(url: str) -> tuple[str, int]:
 
 def _report(answer: ProbeResponse) -> dict[str, Any]:
     try:
-        found: object = json.loads(answer.body)
+        report: object = json.loads(answer.body)
     except ValueError:
         return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("dict[str, Any]", report) if isinstance(report, dict) else {}
 
 
 def _as_value(where: str, answer: ProbeResponse) -> dict[str, Any]:
@@ -179,16 +181,16 @@ def _as_value(where: str, answer: ProbeResponse) -> dict[str, Any]:
 
 
 def _in_words(answer: ProbeResponse, *, live: bool) -> str:
-    """One line: what it is, or what is wrong."""
+    """Return in one line that the worker is well, or what is wrong."""
     what = "alive" if live else "ready"
     report = _report(answer)
     if answer.ok:
         return f"{report.get('worker') or 'the worker'} is {what}"
-    found = report.get("conditions")
-    conditions = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    raw_conditions = report.get("conditions")
+    conditions = cast("dict[str, Any]", raw_conditions) if isinstance(raw_conditions, dict) else {}
     wrong = [f"{name}: {why}" for name, why in conditions.items() if why]
-    said = "; ".join(wrong) or answer.why or report.get("error") or f"it answers with {answer.status}"
-    return collapse_whitespace(f"is not {what}: {said}")
+    reasons = "; ".join(wrong) or answer.why or report.get("error") or f"it answers with {answer.status}"
+    return collapse_whitespace(f"is not {what}: {reasons}")
 
 
 def _from_redis(target: Target, *, wants_json: bool) -> int:
@@ -205,17 +207,19 @@ def _from_redis(target: Target, *, wants_json: bool) -> int:
 
 
 def _told(state: "AppState", reached: "ReachedBrokers", *, wants_json: bool) -> int:
-    workers = {one.name: one.alive for queue in state.queues.values() for one in queue.workers}
-    beside = {"routers": state.routers, "schedulers": state.schedulers}
+    workers = {worker.name: worker.alive for queue in state.queues.values() for worker in queue.workers}
+    other_processes = {"routers": state.routers, "schedulers": state.schedulers}
     ok = any(workers.values()) and not reached.errors
     if wants_json:
-        away = [{"broker": each.broker, "error": each.error} for each in reached.unreachable()]
-        echo(json.dumps({"ok": ok, "workers": workers, **beside, "unreachable": away}))
+        unreachable = [{"broker": broker.broker, "error": broker.error} for broker in reached.unreachable()]
+        echo(json.dumps({"ok": ok, "workers": workers, **other_processes, "unreachable": unreachable}))
     else:
         for name, alive in sorted(workers.items()):
             echo(f"{to_one_line(name)} {'lives' if alive else 'is gone: its lease has lapsed'}")
         if not any(workers.values()):
-            lives = "; ".join(f"{what}: {', '.join(names)}" for what, names in beside.items() if names)
+            lives = "; ".join(
+                f"{kind}: {', '.join(names)}" for kind, names in other_processes.items() if names
+            )
             echo(
                 f"no worker of {state.app} lives"
                 + (f", but others do: {to_one_line(lives)}" if lives else "")

@@ -47,7 +47,7 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
 
 
 def _plain(app: "App", state: "AppState", reached: ReachedBrokers) -> dict[str, object]:
-    """For programs."""
+    """Return the state for programs."""
     return {
         "app": state.app,
         "broker": app.connections.masked_url,
@@ -64,18 +64,18 @@ def _plain(app: "App", state: "AppState", reached: ReachedBrokers) -> dict[str, 
 
 
 def _show(app: "App", state: "AppState") -> None:
-    """For people."""
+    """Print the state for people."""
     echo(f"{state.app} at {app.connections.masked_url}\n")
     echo(format_table(_queues(state), empty="no queues yet: nothing was sent"))
     if undelivered := _documents(state):
         echo("\n" + format_table(undelivered, empty=""))
-    beside = _beside(state, events=app.events.has_own_events)
-    if named := format_suspensions(app):
-        beside["suspended"] = named
-    if named := format_unread_warning(app, list(state.queues.values())):
-        beside["unread"] = named
-    if beside:
-        echo("\n" + format_fields(beside))
+    fields = _beside(state, events=app.events.has_own_events)
+    if text := format_suspensions(app):
+        fields["suspended"] = text
+    if text := format_unread_warning(app, list(state.queues.values())):
+        fields["unread"] = text
+    if fields:
+        echo("\n" + format_fields(fields))
     if state.queues:
         echo("\n" + format_table(_workers(state), empty="no workers"))
     if state.scaling is not None:
@@ -83,11 +83,15 @@ def _show(app: "App", state: "AppState") -> None:
 
 
 def _beside(state: "AppState", *, events: bool) -> dict[str, object]:
-    """What there is besides queues and workers."""
-    wait = format_waiting(state.events)
+    """Return fields about events, Routers, Schedulers, Controllers and publishers."""
+    waiting_events = format_waiting(state.events)
     return {
-        **({"events": wait or "none wait"} if wait or events else {}),
-        **({"routers": ", ".join(state.routers) or "none lives"} if state.routers or wait or events else {}),
+        **({"events": waiting_events or "none wait"} if waiting_events or events else {}),
+        **(
+            {"routers": ", ".join(state.routers) or "none lives"}
+            if state.routers or waiting_events or events
+            else {}
+        ),
         **({"schedulers": ", ".join(state.schedulers)} if state.schedulers else {}),
         **({"controllers": ", ".join(_controllers(state))} if state.controllers else {}),
         **({"publishers": ", ".join(state.publishers)} if state.publishers else {}),
@@ -95,34 +99,34 @@ def _beside(state: "AppState", *, events: bool) -> dict[str, object]:
 
 
 def _controllers(state: "AppState") -> list[str]:
-    return [f"{each} (leads)" if each == state.leader else each for each in state.controllers]
+    return [f"{name} (leads)" if name == state.leader else name for name in state.controllers]
 
 
 def _queues(state: "AppState") -> list[dict[str, object]]:
     return [
         {
-            "queue": each.queue,
-            "waiting": each.waiting,
-            "oldest": "" if each.oldest_waiting is None else f"{format_duration(each.oldest_waiting)} ago",
-            "running": each.running,
-            "held": each.held,
-            "scheduled": each.scheduled,
-            "next due": "" if each.next_due is None else f"in {format_duration(each.next_due)}",
-            "dead": each.dead,
-            "oldest dead": "" if each.oldest_dead is None else f"{format_duration(each.oldest_dead)} ago",
-            "keys": each.keys,
-            "workers": sum(one.alive for one in each.workers),
-            "paused": "yes" if each.paused else "",
+            "queue": queue.queue,
+            "waiting": queue.waiting,
+            "oldest": "" if queue.oldest_waiting is None else f"{format_duration(queue.oldest_waiting)} ago",
+            "running": queue.running,
+            "held": queue.held,
+            "scheduled": queue.scheduled,
+            "next due": "" if queue.next_due is None else f"in {format_duration(queue.next_due)}",
+            "dead": queue.dead,
+            "oldest dead": "" if queue.oldest_dead is None else f"{format_duration(queue.oldest_dead)} ago",
+            "keys": queue.keys,
+            "workers": sum(worker.alive for worker in queue.workers),
+            "paused": "yes" if queue.paused else "",
         }
-        for each in state.queues.values()
+        for queue in state.queues.values()
     ]
 
 
 def _documents(state: "AppState") -> list[dict[str, object]]:
     return [
-        {"sink": sink, "queue": each.queue, "documents": number}
-        for each in state.queues.values()
-        for sink, number in each.documents.items()
+        {"sink": sink, "queue": queue.queue, "documents": number}
+        for queue in state.queues.values()
+        for sink, number in queue.documents.items()
         if number
     ]
 
@@ -130,15 +134,15 @@ def _documents(state: "AppState") -> list[dict[str, object]]:
 def _workers(state: "AppState") -> list[dict[str, object]]:
     return [
         {
-            "worker": one.name,
-            "queue": each.queue,
-            "running": one.running,
-            "lease": f"{format_duration(one.lease)} to go"
-            if one.alive
+            "worker": worker.name,
+            "queue": queue.queue,
+            "running": worker.running,
+            "lease": f"{format_duration(worker.lease)} to go"
+            if worker.alive
             else "lapsed: its jobs are about to be recovered",
         }
-        for each in state.queues.values()
-        for one in each.workers
+        for queue in state.queues.values()
+        for worker in queue.workers
     ]
 
 
@@ -162,33 +166,33 @@ def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
     from celery5.doctor.examination import get_checks, get_host_checks, run_checks
     from celery5.protocol.health.broker_diagnosis import Finding
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         checks = get_checks(target.load(serves=True))
     except (Misconfigured, BrokerError) as error:
         if not target.name:
             raise
         why = get_error_text(error)
-        which = "settings" if isinstance(error, InvalidSettings) else "application"
-        found.append(Finding(which, "fail", why, "correct it: all else needs the application"))
+        check = "settings" if isinstance(error, InvalidSettings) else "application"
+        findings.append(Finding(check, "fail", why, "correct it: all else needs the application"))
         checks = get_host_checks()
-    for each in found:
-        _show_finding(each, wants_json)
-    for each in run_checks(checks, limit=limit):
-        _show_finding(each, wants_json)
-        found.append(each)
+    for finding in findings:
+        _show_finding(finding, wants_json)
+    for finding in run_checks(checks, limit=limit):
+        _show_finding(finding, wants_json)
+        findings.append(finding)
     if wants_json:
-        echo(to_json(found))
+        echo(to_json(findings))
     else:
-        counts = Counter(each.state for each in found)
+        counts = Counter(finding.state for finding in findings)
         echo(f"\n{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail")
-    return EXIT_FAILED if any(each.state == "fail" for each in found) else 0
+    return EXIT_FAILED if any(finding.state == "fail" for finding in findings) else 0
 
 
-def _show_finding(each: "Finding", wants_json: bool) -> None:
-    """A line as soon as it is known, and below it what to do."""
+def _show_finding(finding: "Finding", wants_json: bool) -> None:
+    """Print a finding at once, and below it what to do."""
     if wants_json:
         return
-    echo(f"{each.state:4}  {each.check:12}  {format_cell(each.says)}")
-    if each.state != "ok" and each.remedy:
-        echo(f"{'':20}{format_cell(each.remedy)}")
+    echo(f"{finding.state:4}  {finding.check:12}  {format_cell(finding.says)}")
+    if finding.state != "ok" and finding.remedy:
+        echo(f"{'':20}{format_cell(finding.remedy)}")

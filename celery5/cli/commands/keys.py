@@ -1,4 +1,4 @@
-"""Keys: the commands about the keys that commands to workers are signed with, and about who is trusted."""
+"""Manage the keys that sign commands to workers, and which senders are trusted (`keys`)."""
 
 from pathlib import Path
 
@@ -32,19 +32,19 @@ def new(target: Target, *, authority: bool) -> None:
 def show(target: Target, *, wants_json: bool) -> None:
     """Show where the keys are, and each certificate there."""
     keyring = target.load().control.keyring
-    found = keyring.list_certificates()
+    certificates = keyring.list_certificates()
     if wants_json:
-        echo(to_json({"folder": str(keyring.folder), "certificates": found}))
+        echo(to_json({"folder": str(keyring.folder), "certificates": certificates}))
         return
     echo(f"{keyring.folder}\n")
     rows: list[dict[str, object]] = [
         {
-            "role": each.role + (" (revoked)" if each.revoked else ""),
-            "until": each.until,
-            "subject": each.subject,
-            "fingerprint": each.fingerprint,
+            "role": certificate.role + (" (revoked)" if certificate.revoked else ""),
+            "until": certificate.until,
+            "subject": certificate.subject,
+            "fingerprint": certificate.fingerprint,
         }
-        for each in found
+        for certificate in certificates
     ]
     echo(format_table(rows, empty="no keys yet: the first command that is signed makes them"))
 

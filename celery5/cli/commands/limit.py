@@ -1,4 +1,4 @@
-"""Limiting: the commands that impose limits on tasks, suspend them and let them go on."""
+"""Impose limits on tasks, suspend tasks and resume them (commands of `task`)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from celery5.limits.overrides import TaskLimits
 
 NO_LIMIT = "none"
-"""Takes back what was imposed."""
+"""The LIMIT that removes an imposed limit."""
 
 
-@click.command(context_settings={"ignore_unknown_options": True})  # else -1 were an option
+@click.command(context_settings={"ignore_unknown_options": True})  # else -1 would be an option
 @click.argument("name", metavar="TASK")
 @click.argument("limit", metavar="LIMIT")
 @click.pass_obj
@@ -85,29 +85,29 @@ def show_limits(target: Target, *, wants_json: bool) -> None:
         _show(app.limits.list(), wants_json=wants_json)
 
 
-def _show(told: "Mapping[str, TaskLimits]", *, wants_json: bool) -> None:
+def _show(limits_by_task: "Mapping[str, TaskLimits]", *, wants_json: bool) -> None:
     if wants_json:
-        echo(to_json(list(told.values())))
+        echo(to_json(list(limits_by_task.values())))
         return
     rows: list[dict[str, object]] = [
         {
-            "task": each.task,
-            "limit": "" if each.limit is None else each.limit,
-            "rate": each.rate,
-            "suspended": each.why or ("yes" if each.suspended else ""),
-            "until": format_time(each.until) if each.until else "",
-            "by": ", ".join(dict.fromkeys(filter(None, (each.limited_by, each.suspended_by)))),
+            "task": limits.task,
+            "limit": "" if limits.limit is None else limits.limit,
+            "rate": limits.rate,
+            "suspended": limits.why or ("yes" if limits.suspended else ""),
+            "until": format_time(limits.until) if limits.until else "",
+            "by": ", ".join(dict.fromkeys(filter(None, (limits.limited_by, limits.suspended_by)))),
         }
-        for each in told.values()
+        for limits in limits_by_task.values()
     ]
     echo(format_table(rows, empty="nothing is imposed on any task"))
 
 
 def format_suspensions(target: "App") -> str:
-    """Which tasks are suspended, and why; '' when none is."""
-    found = [each for each in target.limits.list().values() if each.suspended]
-    words = [f"{each.task} ({each.why})" if each.why else each.task for each in found]
-    return format_cell(", ".join(words))
+    """Return which tasks are suspended, and why; '' when none is."""
+    suspended = [limits for limits in target.limits.list().values() if limits.suspended]
+    descriptions = [f"{limits.task} ({limits.why})" if limits.why else limits.task for limits in suspended]
+    return format_cell(", ".join(descriptions))
 
 
 def format_suspension(what: "TaskLimits | None", now: float) -> str:
@@ -115,15 +115,15 @@ def format_suspension(what: "TaskLimits | None", now: float) -> str:
     if what is None or not what.suspended:
         return ""
     since = f"since {format_time(what.suspended_since)} ({format_duration(max(0.0, now - what.suspended_since))} ago)"
-    known = (
+    details = (
         since if format_time(what.suspended_since) else "",
         what.suspended_by and f"by {what.suspended_by}",
     )
     why = f": {what.why}" if what.why else ""
     return (
-        f"{' '.join(filter(None, ('its task is', *known)))}{why}; to go on: celery5 task resume {what.task}"
+        f"{' '.join(filter(None, ('its task is', *details)))}{why}; to go on: celery5 task resume {what.task}"
     )
 
 
 COMMANDS = (limit, suspend, resume, show_limits)
-"""They are commands of the group `task`."""
+"""The commands that the group `task` adds."""

@@ -1,4 +1,4 @@
-"""Queue: the commands about queues."""
+"""List and purge queues (`queue`)."""
 
 import sys
 from collections.abc import Sequence
@@ -44,22 +44,22 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
 
 
 def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
-    """Return which queues have jobs and no worker, and for each the queue that may have been meant; '' for none.
+    """Return which queues have jobs and no worker, each with a similar queue that may have been meant; '' for none.
 
-    Any name is a queue, so a misspelt one looks like any other until here.
+    Any name is a valid queue, so this is where a misspelt one shows.
     """
     used = {
         *app.brokers.used_queues(),
-        *(each.queue for each in states if any(one.alive for one in each.workers)),
+        *(state.queue for state in states if any(worker.alive for worker in state.workers)),
     }
-    found: list[str] = []
-    for each in states:
-        if each.unread:
-            near = find_similar(each.queue, used - {each.queue}, cutoff=SIMILARITY_CUTOFF)
-            meant = f", did you mean {near}?" if near and each.queue not in used else ""
-            jobs = "1 job" if each.unread == 1 else f"{each.unread} jobs"
-            found.append(f"{each.queue} ({jobs}, no worker{meant})")
-    return format_cell("; ".join(found))
+    warnings: list[str] = []
+    for state in states:
+        if state.unread:
+            similar = find_similar(state.queue, used - {state.queue}, cutoff=SIMILARITY_CUTOFF)
+            hint = f", did you mean {similar}?" if similar and state.queue not in used else ""
+            jobs = "1 job" if state.unread == 1 else f"{state.unread} jobs"
+            warnings.append(f"{state.queue} ({jobs}, no worker{hint})")
+    return format_cell("; ".join(warnings))
 
 
 @queue.command()
@@ -76,24 +76,24 @@ def purge(target: Target, /, name: str, *, yes: bool) -> None:
             raise Misconfigured(f"this would revoke all jobs that wait on {name}: add --yes")
         click.confirm(f"Revoke all jobs that wait on {name}?", err=True, abort=True)
     with skip_unreachable(app, queues=[name]):
-        many = app.empty(name)
-        echo(f"{name}: {many} job{'' if many == 1 else 's'} revoked")
+        revoked = app.empty(name)
+        echo(f"{name}: {revoked} job{'' if revoked == 1 else 's'} revoked")
 
 
 def _rows(states: "list[QueueState]", *, wants_json: bool) -> list[dict[str, object]]:
-    by_level = wants_json or any(each.high or each.low for each in states)
+    by_priority = wants_json or any(state.high or state.low for state in states)
     return [
         {
-            "queue": each.queue,
-            "waiting": each.waiting,
-            **({"high": each.high, "low": each.low} if by_level else {}),
-            "running": each.running,
-            "held": each.held,
-            "scheduled": each.scheduled,
-            "dead": each.dead,
-            "paused": each.paused if wants_json else "yes" if each.paused else "",
-            **({"workers": sum(one.alive for one in each.workers)} if wants_json else {}),
-            **({"documents": each.documents} if wants_json and each.documents else {}),
+            "queue": state.queue,
+            "waiting": state.waiting,
+            **({"high": state.high, "low": state.low} if by_priority else {}),
+            "running": state.running,
+            "held": state.held,
+            "scheduled": state.scheduled,
+            "dead": state.dead,
+            "paused": state.paused if wants_json else "yes" if state.paused else "",
+            **({"workers": sum(worker.alive for worker in state.workers)} if wants_json else {}),
+            **({"documents": state.documents} if wants_json and state.documents else {}),
         }
-        for each in states
+        for state in states
     ]

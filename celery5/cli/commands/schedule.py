@@ -1,4 +1,4 @@
-"""Schedule: the commands about periodic tasks."""
+"""Show, add and control the schedules of periodic tasks (`schedule`)."""
 
 import time
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 JSON_FLAG = click.option("--json", "wants_json", is_flag=True, help="For programs.")
 NAME_ARGUMENT = click.argument("name")
 OVERDUE_AFTER = 5.0
-"""Seconds after which a fire time that nobody published is overdue: a living Scheduler looks this often."""
+"""Seconds after which an unpublished fire time is overdue: a live Scheduler checks this often."""
 
 
 @click.group(no_args_is_help=False)
@@ -36,29 +36,29 @@ def list_schedules(target: Target, *, wants_json: bool) -> None:
     """Show each schedule: when it fired last, when it fires next, and how often it did, and did not."""
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json) as reached:
-        found = app.schedule.list()
+        schedules = app.schedule.list()
         if wants_json:
-            echo(to_json(found))
+            echo(to_json(schedules))
             return
-        active = any(each.state == "active" for each in found)
+        active = any(state.state == "active" for state in schedules)
         if active and not app.schedule.schedulers() and DEFAULT_BROKER not in reached.errors:
             echo(f"no Scheduler of {app.name} lives: nothing fires until celery5 scheduler start", err=True)
-        _show(found)
+        _show(schedules)
 
 
-def _show(found: "list[ScheduleState]") -> None:
+def _show(schedules: "list[ScheduleState]") -> None:
     rows: list[dict[str, object]] = [
         {
-            "schedule": each.name,
-            "when": each.when,
-            "state": each.state,
-            "last": format_time(each.last or 0),
-            "next": _next(each),
-            "fired": each.fired,
-            "missed": each.missed,
-            "skipped": each.skipped,
+            "schedule": state.name,
+            "when": state.when,
+            "state": state.state,
+            "last": format_time(state.last or 0),
+            "next": _next(state),
+            "fired": state.fired,
+            "missed": state.missed,
+            "skipped": state.skipped,
         }
-        for each in found
+        for state in schedules
     ]
     echo(format_table(rows, empty="no schedules: none was added, and no Scheduler has declared any"))
 
@@ -98,8 +98,8 @@ def add(target: Target, /, name: str, task: str, *, wants_json: bool, **said: An
     if said["queue"]:
         call = call.task.options(queue=said["queue"]).s(*args, **kwargs)
     when = _when(said["cron"], said["every"], said["moment"], said["timezone"])
-    how = {each: said[each] for each in ("misfire", "overlap", "jitter")}
-    _say(app.schedule.add(call, when, name=name, **how), wants_json=wants_json)
+    policies = {option: said[option] for option in ("misfire", "overlap", "jitter")}
+    _say(app.schedule.add(call, when, name=name, **policies), wants_json=wants_json)
 
 
 @schedule.command()
@@ -127,16 +127,16 @@ def resume(target: Target, name: str, *, wants_json: bool) -> None:
 def remove(target: Target, name: str, *, wants_json: bool) -> None:
     """Remove a schedule; jobs that it has sent stay."""
     app = target.load()
-    gone = app.schedule.remove(name)
+    removed = app.schedule.remove(name)
     if wants_json:
-        echo(to_json(gone))
+        echo(to_json(removed))
         return
     comes_back = (
         " It is declared in code: a Scheduler that begins declares it again."
-        if gone.origin != "runtime"
+        if removed.origin != "runtime"
         else ""
     )
-    echo(f"removed {to_one_line(gone.name)}.{comes_back}")
+    echo(f"removed {to_one_line(removed.name)}.{comes_back}")
 
 
 @schedule.command()
@@ -152,7 +152,7 @@ def trigger(target: Target, name: str, *, wants_json: bool) -> None:
 def _when(line: str | None, seconds: float | None, moment: str | None, zone: str | None) -> "AnyTrigger":
     from celery5.scheduling.triggers import at, cron, every
 
-    if sum(each is not None for each in (line, seconds, moment)) != 1:
+    if sum(option is not None for option in (line, seconds, moment)) != 1:
         raise Misconfigured("say when: --cron, --every or --at, one of them")
     if zone is not None and line is None:
         raise Misconfigured("--timezone is for --cron")
@@ -163,17 +163,17 @@ def _when(line: str | None, seconds: float | None, moment: str | None, zone: str
     if seconds is not None:
         return every(seconds)
     try:
-        said = datetime.fromisoformat(cast("str", moment))
+        fire_time = datetime.fromisoformat(cast("str", moment))
     except ValueError:
         raise Misconfigured(f"--at {moment!r} is no time: give one like 2026-12-24T18:00:00+01:00") from None
-    if said.utcoffset() is None:
-        offset = said.replace(tzinfo=UTC).isoformat()
+    if fire_time.utcoffset() is None:
+        offset = fire_time.replace(tzinfo=UTC).isoformat()
         raise Misconfigured(f"--at {moment!r} does not say where: give an offset from UTC, such as {offset}")
-    return at(said)
+    return at(fire_time)
 
 
 def _next(state: "ScheduleState") -> str:
-    """When it fires next, and whether it should have done so already."""
+    """Return when a schedule fires next, and whether that is overdue; '' when it does not."""
     if state.next is None:
         return ""
     overdue = time.time() - state.next > state.jitter + OVERDUE_AFTER

@@ -1,4 +1,4 @@
-"""Task: the commands about single jobs."""
+"""Show, send and revoke single jobs (`task`)."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -55,19 +55,19 @@ for _each in LIMITING:
 def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) -> None:
     """Show all that is known of the job ID. Exits with 1 when nothing is known of it."""
     app = target.load()
-    story = app.find(job_id, queue=queue)
-    if story is None:
+    details = app.find(job_id, queue=queue)
+    if details is None:
         where = f"on queue {queue!r}" if queue else "on any queue"
         raise UnknownJob(
             f"nothing is known of job {job_id!r} {where}: it was never sent, or its result has expired"
         )
     if wants_json:
-        echo(to_json(story))
+        echo(to_json(details))
         return
-    waits = not story.has_ended and not story.worker
+    waits = not details.has_ended and not details.worker
     with app.brokers.reachable():
-        imposed = format_suspension(app.limits.list().get(story.task), time.time()) if waits else ""
-    echo("\n".join(format_story(story, time.time(), imposed)))
+        imposed = format_suspension(app.limits.list().get(details.task), time.time()) if waits else ""
+    echo("\n".join(format_story(details, time.time(), imposed)))
 
 
 @task.command()
@@ -88,9 +88,9 @@ def send(target: Target, /, name: str, *, arguments: str, named: str, **options:
     app = target.load(needs_code=True)
     args, kwargs = parse_json_array(arguments, "--args"), parse_json_object(named, "--kwargs")
     declared = app.signature(name).task
-    handle = declared.options(**{word: each for word, each in options.items() if each is not None}).delay(
-        *args, **kwargs
-    )
+    handle = declared.options(
+        **{option: value for option, value in options.items() if value is not None}
+    ).delay(*args, **kwargs)
     echo(handle.id)
     if handle.duplicate:
         echo("nothing was sent: the job with this id already has the key", err=True)
@@ -107,52 +107,62 @@ def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants
     from celery5.results.async_result import revoke as revoke_all
 
     app = target.load()
-    stories, why = _found(app, job_ids, queue)
+    jobs, error = _found(app, job_ids, queue)
     handles: list[AsyncResult[Any]] = [
-        app.result(each, queue=story.queue) for each, story in stories if story
+        app.result(job_id, queue=details.queue) for job_id, details in jobs if details
     ]
-    done = {handle.id: (told, handle) for told, handle in zip(revoke_all(handles), handles, strict=True)}
+    outcomes = {
+        handle.id: (was_revoked, handle)
+        for was_revoked, handle in zip(revoke_all(handles), handles, strict=True)
+    }
     rows: list[dict[str, object]] = []
-    for job_id, _story in stories:
-        told, handle = done.get(job_id, (False, None))
+    for job_id, _details in jobs:
+        was_revoked, handle = outcomes.get(job_id, (False, None))
         state = handle.status().value if handle else "UNKNOWN"
-        rows.append({"id": job_id, "queue": handle.queue if handle else "", "revoked": told, "state": state})
+        rows.append(
+            {"id": job_id, "queue": handle.queue if handle else "", "revoked": was_revoked, "state": state}
+        )
     echo(to_json(rows) if wants_json else format_table(rows, empty=""))
-    left = [f"{row['id']} ({row['state']})" for row in rows if not row["revoked"]]
-    if left:
+    not_revoked = [f"{row['id']} ({row['state']})" for row in rows if not row["revoked"]]
+    if not_revoked:
         raise NotRevoked(
-            f"not revoked: {', '.join(left)}: it had ended before, or nothing is known of it"
-            + (f"; {why}" if why else "")
+            f"not revoked: {', '.join(not_revoked)}: it had ended before, or nothing is known of it"
+            + (f"; {error}" if error else "")
         )
 
 
 def _found(
     app: "App", job_ids: Iterable[str], queue: str | None
 ) -> "tuple[list[tuple[str, JobDetails | None]], str]":
-    """What is known of each job; and why nothing is of one that may be on a broker that is away. Raises that, when
-    nothing is of any."""
-    stories, away = list[tuple[str, "JobDetails | None"]](), list[BrokerUnavailable]()
-    for each in dict.fromkeys(job_ids):
+    """Return the details of each job, None where there are none, and the error of an unreachable broker, '' for none.
+
+    Raises that error when there are no details of any job.
+    """
+    jobs, errors = list[tuple[str, "JobDetails | None"]](), list[BrokerUnavailable]()
+    for job_id in dict.fromkeys(job_ids):
         try:
-            stories.append((each, app.find(each, queue=queue)))
+            jobs.append((job_id, app.find(job_id, queue=queue)))
         except BrokerUnavailable as error:
-            away.append(error)
-            stories.append((each, None))
-    if away and not any(story for _, story in stories):
-        raise away[0]
-    return stories, str(away[0]) if away else ""
+            errors.append(error)
+            jobs.append((job_id, None))
+    if errors and not any(details for _, details in jobs):
+        raise errors[0]
+    return jobs, str(errors[0]) if errors else ""
 
 
 def format_story(story: "JobDetails", now: float, imposed: str = "") -> Iterator[str]:
-    """The story for people, part by part. `now` is seconds since 1970, `imposed` says that its task is suspended."""
+    """Yield the details of a job for people, part by part.
+
+    `now` is seconds since 1970. `imposed` is a text about the suspension of the task, '' for none.
+    """
     fields = [*_fields(story, now), ("suspended", imposed)]
     yield format_fields({name: value for name, value in fields if value not in ("", None)})
     if story.failure is not None and story.failure.traceback:
         yield f"\n{clean_lines(story.failure.traceback)}"
-    earlier = [each for each in story.failures if each != story.failure]
+    earlier = [failure for failure in story.failures if failure != story.failure]
     if earlier:
         yield "\nattempts that failed"
-        yield from (f"  {each.attempt}  {format_cell(_attempt(each))}" for each in earlier)
+        yield from (f"  {failure.attempt}  {format_cell(_attempt(failure))}" for failure in earlier)
 
 
 def _fields(story: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
@@ -161,7 +171,7 @@ def _fields(story: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "state", story.state.value + (", revoked" if story.revoked and not story.has_ended else "")
     yield "task", story.task
     yield "attempt", _of(story)
-    yield "sections", ", ".join(f"{many} for {name}" for name, many in (story.sections or {}).items())
+    yield "sections", ", ".join(f"{count} for {name}" for name, count in (story.sections or {}).items())
     yield "replays", story.replays or None
     yield "deliveries", f"{story.deliveries} workers died with it" if story.deliveries else None
     yield "key", story.key
@@ -184,7 +194,7 @@ def _fields(story: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
 
 
 def _why(story: "JobDetails") -> str:
-    """Why a job has ended that was not to be run, or not to its end."""
+    """Return why a job expired or was revoked; '' for other states."""
     if story.state == "EXPIRED":
         return "no worker began it before it expired"
     if story.state == "REVOKED":
@@ -193,7 +203,7 @@ def _why(story: "JobDetails") -> str:
 
 
 def _gate(story: "JobDetails") -> str:
-    """Before which gate a job waits that is held there."""
+    """Return at which limit a held job waits, and its place; '' for other jobs."""
     if not story.gate or story.before is None:
         return ""
     return f"the gate of {story.gate}; {story.before} stand before it in its line"
@@ -201,8 +211,8 @@ def _gate(story: "JobDetails") -> str:
 
 def _of(story: "JobDetails") -> str:
     for_sections = sum((story.sections or {}).values())
-    most = "" if story.max_retries is None else f" of {story.max_retries + 1 + for_sections}"
-    return f"{story.attempt}{most}"
+    limit = "" if story.max_retries is None else f" of {story.max_retries + 1 + for_sections}"
+    return f"{story.attempt}{limit}"
 
 
 def _moment(moment: float, now: float) -> str:
@@ -212,5 +222,5 @@ def _moment(moment: float, now: float) -> str:
 
 
 def _attempt(failure: "Failure") -> str:
-    where = " ".join(filter(None, (format_time(failure.at), failure.worker)))
-    return f"{failure.type}: {failure.message}" + (f" ({where})" if where else "")
+    place = " ".join(filter(None, (format_time(failure.at), failure.worker)))
+    return f"{failure.type}: {failure.message}" + (f" ({place})" if place else "")

@@ -60,7 +60,7 @@ def stats_table(worker: str, answer: Any) -> Iterator[Row]:
         "kind": numbers.get("kind", ""),
         "pid": process.get("pid", ""),
         "up": _span(numbers.get("uptime")),
-        "jobs": ", ".join(f"{many} {state}" for state, many in _mapping(numbers.get("jobs")).items()),
+        "jobs": ", ".join(f"{count} {state}" for state, count in _mapping(numbers.get("jobs")).items()),
         "running": numbers.get("running", ""),
         "slots": ", ".join(_slots(_mapping(numbers.get("slots")))),
         "queues": ", ".join(_queues(_mapping(numbers.get("queues")))),
@@ -71,8 +71,8 @@ def stats_table(worker: str, answer: Any) -> Iterator[Row]:
 
 def health_table(worker: str, answer: Any) -> Iterator[Row]:
     """Yield a row for each check and each circuit breaker."""
-    found = _mapping(answer)
-    for check in _mappings(found.get("checks")):
+    report = _mapping(answer)
+    for check in _mappings(report.get("checks")):
         stale = " (stale)" if check.get("is_stale") else ""
         state = f"{check.get('state', '')}{stale}"
         yield {
@@ -82,7 +82,7 @@ def health_table(worker: str, answer: Any) -> Iterator[Row]:
             "state": state,
             **_why(check),
         }
-    for breaker in _mappings(found.get("breakers")):
+    for breaker in _mappings(report.get("breakers")):
         watches = " (only watches)" if breaker.get("mode") == "watch" else ""
         state = f"{breaker.get('state', '')}{watches}"
         yield {
@@ -99,7 +99,7 @@ TABLES: Mapping[str, tuple[Callable[[str, Any], Iterator[Row]], str]] = {
     "stats": (stats_table, "nobody has answered"),
     "health": (health_table, "no checks, and no circuit breaker has seen a failure"),
 }
-"""By the name of the command: the function that makes rows of one worker's answer, and the text when there are none."""
+"""For each command the function that makes rows of one worker's answer, and the text when there are none."""
 
 
 def format_answers(command: str, answers: Iterable[tuple[str, Any]]) -> str:
@@ -108,14 +108,14 @@ def format_answers(command: str, answers: Iterable[tuple[str, Any]]) -> str:
     return format_table([row for worker, answer in answers for row in rows_of(worker, answer)], empty=nothing)
 
 
-def _why(found: Mapping[str, Any]) -> Row:
-    return {"why": found.get("why", "")}
+def _why(state: Mapping[str, Any]) -> Row:
+    return {"why": state.get("why", "")}
 
 
 def _slots(slots: Mapping[str, Any]) -> Iterator[str]:
     """Yield how many slots of each kind are taken, and how many there are; kinds without slots are left out."""
-    for kind, each in slots.items():
-        numbers = _mapping(each)
+    for kind, slot in slots.items():
+        numbers = _mapping(slot)
         if numbers.get("current"):
             yield f"{kind} {numbers.get('executing', 0)}/{numbers['current']}"
 
@@ -134,7 +134,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _mappings(value: object) -> list[Mapping[str, Any]]:
-    return [_mapping(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
+    return [_mapping(item) for item in cast("list[object]", value)] if isinstance(value, list) else []
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -272,9 +272,12 @@ def budget(
 ) -> None:
     if kind is None and (minimum, maximum) != (None, None):
         raise click.UsageError(f"say of which kind: {', '.join(KINDS)}")
-    wanted = {"kind": kind, "minimum": minimum, "maximum": maximum}
+    parameters = {"kind": kind, "minimum": minimum, "maximum": maximum}
     _send(
-        target.load(), BUDGET.name, {name: each for name, each in wanted.items() if each is not None}, **flags
+        target.load(),
+        BUDGET.name,
+        {name: value for name, value in parameters.items() if value is not None},
+        **flags,
     )
 
 
@@ -324,11 +327,11 @@ def start(target: Target, /, **flags: Any) -> int:
     options = configure(app, flags)
     from celery5.processes.lifecycle.foreground import serve
 
-    app.brokers.check()  # a URL that cannot be understood is told of at once
+    app.brokers.check()  # a URL that cannot be parsed is an error at once
     if options.processes > 1 and not app.brokers.is_multi_broker:
         from celery5.broker.calls import jobs
 
-        # A broker that is away is told of once, too, not by each process.
+        # An unreachable broker is reported once, not by each process.
         app.perform(jobs.list_queues(app.keys))
         app.close()
     return serve(app, options)
@@ -342,12 +345,12 @@ def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json):
         replies = app.control.send("stats", timeout=timeout)
-        rows = [_row(each, wants_json=wants_json) for each in replies if _is_worker(each)]
+        rows = [_row(reply, wants_json=wants_json) for reply in replies if _is_worker(reply)]
         echo(to_json(rows) if wants_json else format_table(rows, empty=NO_WORKER))
 
 
 def _is_worker(reply: "Reply") -> bool:
-    """Routers and Schedulers answer, too; of who does not, nobody knows."""
+    """Return whether a reply is a worker's: Routers and Schedulers answer, too. A missing answer counts as one."""
     return not reply.ok or reply.answer.get("kind") == "worker"
 
 
@@ -375,17 +378,17 @@ def _row(reply: "Reply", *, wants_json: bool) -> dict[str, object]:
     }
 
 
-def _memory(now: int | None, most: int | None) -> str:
-    """What it takes, and may."""
+def _memory(now: int | None, limit: int | None) -> str:
+    """Return the memory in use, and the limit if there is one."""
     if now is None:
         return ""
-    return f"{format_mib(now)} of {format_mib(most)}" if most else format_mib(now)
+    return f"{format_mib(now)} of {format_mib(limit)}" if limit else format_mib(now)
 
 
 def _send_queue_command(
     target: Target, command: str, queue: str, *, to: tuple[str, ...], **flags: Any
 ) -> None:
-    """Pause or resume a queue. While no worker runs, those that start later find it so."""
+    """Pause or resume a queue. Without a worker the state is stored for those that start later."""
     app = target.load()
     if to:
         _send(app, command, {"queue": queue, "here": True}, to=to, **flags)
@@ -424,34 +427,34 @@ def _send(
 
 
 def _print_replies(replies: "list[Reply]", command: str, *, wants_json: bool, one_is_enough: bool) -> None:
-    """Print what each worker has answered. Raises CommandNotDone."""
-    left = [each for each in replies if not each.ok]
-    if len(replies) == len(left) == 1 and not wants_json:
-        raise CommandNotDone(f"{left[0].worker} did not do it ({left[0].reason}): {left[0].why}")
+    """Print the answers of workers. Raises CommandNotDone."""
+    failed = [reply for reply in replies if not reply.ok]
+    if len(replies) == len(failed) == 1 and not wants_json:
+        raise CommandNotDone(f"{failed[0].worker} did not do it ({failed[0].reason}): {failed[0].why}")
     if replies or wants_json:
         echo(to_json(replies) if wants_json else format_replies(replies, command))
     if not replies:
         raise CommandNotDone(NO_WORKER)
-    if left and not (one_is_enough and len(left) < len(replies)):
-        raise CommandNotDone(f"{len(left)} of {len(replies)} did not do it")
+    if failed and not (one_is_enough and len(failed) < len(replies)):
+        raise CommandNotDone(f"{len(failed)} of {len(replies)} did not do it")
 
 
 def format_replies(replies: "list[Reply]", command: str) -> str:
-    """A table where the command has one, and below it those that did not answer."""
+    """Return the answers as a table if the command has one, and below it those that failed."""
     if command not in TABLES:
         return _format_lines(replies)
-    left = [each for each in replies if not each.ok]
-    found = [(each.worker, each.answer) for each in replies if each.ok]
-    parts = [format_answers(command, found)] if found else []
-    return "\n\n".join([*parts, *([_format_lines(left)] if left else [])])
+    failed = [reply for reply in replies if not reply.ok]
+    answers = [(reply.worker, reply.answer) for reply in replies if reply.ok]
+    parts = [format_answers(command, answers)] if answers else []
+    return "\n\n".join([*parts, *([_format_lines(failed)] if failed else [])])
 
 
 def _format_lines(replies: "list[Reply]") -> str:
-    """A line for each worker: its name, whether it did it, and what it says."""
-    width = max(len(format_cell(each.worker)) for each in replies)
+    """Return a line for each worker: its name, whether it did the command, and its answer."""
+    width = max(len(format_cell(reply.worker)) for reply in replies)
     lines = [
-        f"{format_cell(each.worker):{width}}  {'ok' if each.ok else format_cell(each.reason)}  "
-        f"{clean_lines(to_json(each.answer)) if each.ok else format_cell(each.why)}"
-        for each in replies
+        f"{format_cell(reply.worker):{width}}  {'ok' if reply.ok else format_cell(reply.reason)}  "
+        f"{clean_lines(to_json(reply.answer)) if reply.ok else format_cell(reply.why)}"
+        for reply in replies
     ]
     return "\n".join(lines)

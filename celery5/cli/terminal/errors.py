@@ -1,7 +1,7 @@
-"""Boundary: what ended a command, as one line for people and an exit code for scripts.
+"""Report the error that ended a command as one line for people and an exit code for scripts.
 
-0 it did what it says; 1 it failed; 2 it was asked for in a way that cannot work; 73 another process has its place; 130
-it was interrupted. What celery5 raises on purpose never shows a traceback; what nobody foresaw always does.
+Exit codes: 0 success; 1 failure; 2 wrong usage or configuration; 73 another process has what is for one only;
+130 interrupted. An error that celery5 raises on purpose shows no traceback; an unexpected one always does.
 """
 
 import errno
@@ -42,35 +42,37 @@ CELERY_FLAG_HINTS = {
     "-P": "there are no pools: async def runs in the event loop, def in a thread",
     "--pool": "there are no pools: async def runs in the event loop, def in a thread",
 }
-"""Where Celery's flags went."""
-_ASKED_WRONGLY = (Misconfigured, BadBrokerURL, UnknownTask, BadArguments)
+"""What to write instead of Celery's flags."""
+_USAGE_ERRORS = (Misconfigured, BadBrokerURL, UnknownTask, BadArguments)
 
 
 def run_reporting_errors(
     command: Callable[[], Any], on_failure: Callable[[str], object] = lambda _why: None
 ) -> int:
-    """Run `command` and return the exit code. Unexpected errors pass through. `failing` is called with the error in one
-    line before the process ends with it."""
+    """Run `command` and return the exit code.
+
+    `on_failure` is called with the error in one line before the process ends with it. Raises unexpected errors.
+    """
     try:
         code = command()
     except BaseException as error:
-        told = explain_error(error)
-        if told is None:
+        explanation = explain_error(error)
+        if explanation is None:
             if not isinstance(error, SystemExit):
                 on_failure(_named(next(_leaves(error))))
             raise
-        on_failure(told[0].removeprefix("Error: "))
+        on_failure(explanation[0].removeprefix("Error: "))
         if _is_unwritable(error):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        line, code = told
+        line, code = explanation
         echo(line, err=True)
     return code if isinstance(code, int) else 0
 
 
 def explain_error(error: BaseException) -> tuple[str, int] | None:
-    """The line to show and the exit code; None for an error that nobody foresaw.
+    """Return the line to show and the exit code; None for an unexpected error.
 
-    Trio's nurseries wrap what was raised in groups: the first error of ours inside one is what counts.
+    Trio's nurseries wrap errors in groups: the first error of celery5 inside a group counts.
     """
     leaves = list(_leaves(error))
     if _is_unwritable(error):
@@ -83,7 +85,7 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
             return f"Error: {collapse_whitespace(str(leaf))}", EXIT_ALREADY_IN_USE
         if isinstance(leaf, CeleryError):
             return f"Error: {collapse_whitespace(str(leaf))}", EXIT_USAGE if isinstance(
-                leaf, _ASKED_WRONGLY
+                leaf, _USAGE_ERRORS
             ) else EXIT_FAILED
     for leaf in leaves:
         if isinstance(leaf, click.ClickException):
@@ -97,14 +99,14 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
 
 
 def _is_unwritable(error: BaseException) -> bool:
-    """Whether a disk is full, or fails, on which the command's words were to be."""
+    """Return whether the command's output cannot be written: the disk is full, or fails."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _leaves(each)
+        for child in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _leaves(child)
     else:
         yield error
 
@@ -114,7 +116,7 @@ def _named(error: BaseException) -> str:
 
 
 def _hint(error: click.ClickException) -> str:
-    """What to write instead, or where to look the usage up, for a mistake that click found."""
+    """Return what to write instead, or how to show the usage, for an error that click raised."""
     if isinstance(error, click.NoSuchOption) and error.option_name in CELERY_FLAG_HINTS:
         return f"; {CELERY_FLAG_HINTS[error.option_name]}"
     if isinstance(error, click.UsageError) and error.ctx is not None:

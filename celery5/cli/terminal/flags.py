@@ -1,6 +1,6 @@
-"""Flags that several commands share, and the types of flags that are written with a unit.
+"""Define the flags that several commands share, and the types of flags with a unit.
 
-Flags that are settings have no default here: without them the environment or the application decides.
+Flags that are settings have no default: without them the environment or the application decides.
 """
 
 import math
@@ -53,9 +53,9 @@ def parse_rate_flag(text: str) -> float:
 
 
 def end_with_parent() -> None:
-    """Be told to end (SIGTERM) when the parent dies; end now if it is dead already.
+    """Have the kernel send SIGTERM when the parent dies; exit now if it is dead already. Linux only.
 
-    What this process starts itself is no child of that parent, so nobody else may find the variable.
+    Processes that this one starts are no children of that parent, so the variable is removed from the environment.
     """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if sys.platform == "linux" and parent.isdecimal():
@@ -82,7 +82,7 @@ SETTING_FLAGS = (
 
 
 broker_flag = click.option("--broker", metavar="URL", help="Redis or Valkey: redis://, rediss:// or unix://.")
-"""Not one of the flags that all share: a development controller has a server of its own."""
+"""Not one of the shared flags, since a development controller has a private server."""
 _OF_JOBS: Sequence[Callable[[Any], Any]] = (
     click.option("--concurrency", type=int, metavar="N", help="Async jobs that one process runs at once."),
     click.option("--cpu-slots", type=int, metavar="N", help="Jobs in threads that one process runs at once."),
@@ -169,7 +169,7 @@ def _with(flags: Sequence[Callable[[Any], Any]], command: F) -> F:
 
 
 def configure(app: "App", said: dict[str, Any]) -> "ServeOptions":
-    """Give `app` the settings among the flags `said`; the other flags say how to serve it. Raises Misconfigured."""
+    """Apply the flags that are settings to `app`, and return the others. Raises Misconfigured."""
     from celery5.processes.lifecycle.foreground import ServeOptions
 
     config = said.pop("config")
@@ -180,10 +180,10 @@ def configure(app: "App", said: dict[str, Any]) -> "ServeOptions":
 
 
 def queue_names(text: str | None) -> tuple[str, ...]:
-    """Return the queues in a list with commas; none for no list, which means all.
+    """Return the queues in a list with commas; none for no list, which means all queues.
 
-    Raises Misconfigured for a name that no queue can have, and for a list of none: what a shell makes of a variable
-    that is not set must not mean all.
+    Raises Misconfigured for a name that no queue can have, and for an empty list: an unset variable of a shell must
+    not mean all queues.
     """
     if text is None:
         return ()
@@ -197,7 +197,7 @@ def queue_names(text: str | None) -> tuple[str, ...]:
 
 
 def selection_flags(command: F) -> F:
-    """Add the flags that say which dead jobs are meant."""
+    """Add the flags that select dead jobs."""
     flags = (
         click.option("--queue", "queues", metavar="A,B", help="Queues to look at; default: all."),
         click.option(
@@ -223,7 +223,7 @@ def selection_flags(command: F) -> F:
 
 
 def parse_selection(flags: dict[str, Any]) -> "DeadJobFilter":
-    """What the flags mean. Raises Misconfigured for a name that no queue can have."""
+    """Return the filter that the flags select. Raises Misconfigured for a name that no queue can have."""
     return {
         "queue": queue_names(flags["queues"]) or None,
         "task": flags["tasks"] or None,
@@ -241,5 +241,5 @@ def parse_selection(flags: dict[str, Any]) -> "DeadJobFilter":
 
 
 def is_narrowed(choice: "DeadJobFilter") -> bool:
-    """Whether a choice means less than all dead jobs of its queues."""
+    """Return whether a filter selects less than all dead jobs of its queues."""
     return any(value is not None for name, value in choice.items() if name != "queue")

@@ -1,4 +1,4 @@
-"""Loading: from `-A module[:app]` to the application."""
+"""Load the application that `-A module[:app]` names."""
 
 import importlib
 import os
@@ -17,25 +17,25 @@ from celery5.tasks.task import Task
 
 
 class CannotLoad(Misconfigured):
-    """What `-A` names is no application. The message says what it is, and what to write instead."""
+    """The value of `-A` is no application. The message says what it is, and what to write instead."""
 
 
 def load_app(target: str) -> App:
-    """The application that `target` names: `module`, or `module:attribute`; its tasks are loaded.
+    """Load the application `module` or `module:attribute`, and its tasks.
 
-    A module without an application but with free tasks (declared with `celery5.task`) gives them to the default
-    application. Raises CannotLoad.
+    The free tasks of a module without an application, declared with `celery5.task`, belong to the default application.
+    Raises CannotLoad.
     """
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     name, colon, attribute = target.partition(":")
     if "/" in name or name.endswith(".py"):
-        instead = name.removesuffix(".py").strip("./").replace("/", ".")
-        raise CannotLoad(f"-A {target!r}: it takes a module, not a file: -A {instead}{colon}{attribute}")
+        module_name = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise CannotLoad(f"-A {target!r}: it takes a module, not a file: -A {module_name}{colon}{attribute}")
     if not all(name.split(".")) or (colon and not attribute):
         raise CannotLoad(f"-A {target!r}: write module or module:app, such as -A shop:app")
-    module = _imported(name, here)
+    module = _imported(name, folder)
     app = _named(module, attribute) if attribute else _only(module)
     try:
         app.load()
@@ -49,13 +49,13 @@ def load_app(target: str) -> App:
 def app_without_code(name: str) -> App:
     """Return an application of this name that declares nothing, with the settings of the environment and of the
     configuration that `CELERY5_CONFIG` names: enough to look at what is in Redis. Raises Misconfigured."""
-    here = os.getcwd()
-    if here not in sys.path:  # a configuration may be a module in this folder
-        sys.path.insert(0, here)
+    folder = os.getcwd()
+    if folder not in sys.path:  # a configuration may be a module in this folder
+        sys.path.insert(0, folder)
     return App(name)
 
 
-def _imported(name: str, here: str) -> ModuleType:
+def _imported(name: str, folder: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -66,57 +66,59 @@ def _imported(name: str, here: str) -> ModuleType:
             raise CannotLoad(
                 f"no module {name!r}, but module {parent!r} has that application: -A {parent}:{last}"
             ) from None
-        raise CannotLoad(f"no module {name!r}: {_where_it_may_be(name, error.name, here)}") from None
+        raise CannotLoad(f"no module {name!r}: {_where_it_may_be(name, error.name, folder)}") from None
     except (Exception, SystemExit) as error:
         _raise_if_said_elsewhere(error)
         raise CannotLoad(f"module {name!r} fails while it is imported: {_last_words(error)}") from error
 
 
 def _raise_if_said_elsewhere(error: BaseException) -> None:
-    """A wrong setting of the environment or the configuration is no fault of the module that asked for it first."""
+    """Raise an error in the environment or the configuration as it is: the module that read it is not at fault."""
     if isinstance(error, InvalidSettings) and not error.in_code:
         raise error
 
 
-def _where_it_may_be(name: str, missing: str, here: str) -> str:
+def _where_it_may_be(name: str, missing: str, folder: str) -> str:
     if missing != name:
-        return f"{missing!r} was not found, or is no package; looked in {here} and where Python is installed"
+        return (
+            f"{missing!r} was not found, or is no package; looked in {folder} and where Python is installed"
+        )
     file = f"{name.replace('.', '/')}.py"
-    return f"looked in {here} and where Python is installed; run celery5 in the folder that has {file}"
+    return f"looked in {folder} and where Python is installed; run celery5 in the folder that has {file}"
 
 
 def _named(module: ModuleType, attribute: str) -> App:
-    found: object = module
+    value: object = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             similar = find_similar(part, vars(module))
             hint = f"did you mean {module.__name__}:{similar}?" if similar else _what_there_is(module)
             raise CannotLoad(f"module {module.__name__!r} has no {attribute!r}; {hint}")
-        found = getattr(found, part)
-    if not isinstance(found, App):
+        value = getattr(value, part)
+    if not isinstance(value, App):
         raise CannotLoad(
-            f"{module.__name__}:{attribute} is {_kind(found)}, not a celery5 App; {_what_there_is(module)}"
+            f"{module.__name__}:{attribute} is {_kind(value)}, not a celery5 App; {_what_there_is(module)}"
         )
-    return found
+    return value
 
 
 def _only(module: ModuleType) -> App:
-    """The one application of a module, or the default one for its free tasks."""
+    """Return the only application of a module, or the default one for its free tasks. Raises CannotLoad."""
     apps = _apps(module)
     if len(set(apps.values())) > 1:
         choices = " or ".join(f"-A {module.__name__}:{name}" for name in apps)
         raise CannotLoad(f"module {module.__name__!r} has several applications; say which: {choices}")
     if apps:
         return next(iter(apps.values()))
-    tasks: list[Task[..., Any]] = [each for each in vars(module).values() if isinstance(each, Task)]
+    tasks: list[Task[..., Any]] = [task for task in vars(module).values() if isinstance(task, Task)]
     if not tasks:
         raise CannotLoad(
             f"module {module.__name__!r} has no celery5 App and no tasks; "
             'write app = App("name") in it, or name another module'
         )
-    owners = {each.app for each in tasks if not each.has_no_app}
+    owners = {task.app for task in tasks if not task.has_no_app}
     owner = owners.pop() if len(owners) == 1 else None
-    if isinstance(owner, App) and not any(each.has_no_app for each in tasks):
+    if isinstance(owner, App) and not any(task.has_no_app for task in tasks):
         return owner
     app = default_app()
     app.module = module.__name__
@@ -124,7 +126,7 @@ def _only(module: ModuleType) -> App:
 
 
 def _apps(module: ModuleType) -> dict[str, App]:
-    return {name: each for name, each in vars(module).items() if isinstance(each, App)}
+    return {name: value for name, value in vars(module).items() if isinstance(value, App)}
 
 
 def _what_there_is(module: ModuleType) -> str:
@@ -143,28 +145,30 @@ def _kind(value: object) -> str:
 
 
 def _last_words(error: BaseException) -> str:
-    """An error as its last line and its place."""
-    said = collapse_whitespace("".join(traceback.format_exception_only(error)[-1:]))
-    return f"{said} {_place(error)}".rstrip()
+    """Return an error as its last line and the place where it was raised."""
+    line = collapse_whitespace("".join(traceback.format_exception_only(error)[-1:]))
+    return f"{line} {_place(error)}".rstrip()
 
 
 def _place(error: BaseException) -> str:
-    """Where an error comes from: the innermost line of the user's, else of anybody's."""
+    """Return where an error was raised: the innermost frame of the user's code, else of any code."""
     if isinstance(error, SyntaxError):
         return f"({error.filename}:{error.lineno})"
     frames = [
-        each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen")
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen")
     ]
     package = os.path.dirname(celery5.__file__)
-    users = [
-        each for each in frames if not os.path.abspath(each.filename).startswith((package, *_libraries()))
+    user_frames = [
+        frame for frame in frames if not os.path.abspath(frame.filename).startswith((package, *_libraries()))
     ]
-    place = (users or frames)[-1:]
+    place = (user_frames or frames)[-1:]
     return f"({place[0].filename}:{place[0].lineno})" if place else ""
 
 
 def _libraries() -> tuple[str, ...]:
-    """Folders of code that is not the user's."""
+    """Return the folders of the standard library and of installed packages."""
     return tuple(
         {os.path.dirname(os.__file__), *(path for path in sys.path if path.endswith("site-packages"))}
     )

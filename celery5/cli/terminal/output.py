@@ -1,4 +1,4 @@
-"""Said: values as text, for people and for programs."""
+"""Write values as text, for people and for programs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,32 +11,33 @@ from celery5.protocol.masking import escape_json, escape_text
 _ENDS = re.compile(r"[\r\n\t]+")
 
 MAX_CELL_WIDTH = 200
-"""Characters that a cell shows of a long value."""
+"""Characters of a long value that a cell shows."""
 
 
 def to_json(value: object) -> str:
-    """One JSON value on one line."""
-    import msgspec  # a probe writes by this module, too, and needs no JSON
+    """Return a value as JSON on one line."""
+    import msgspec  # a probe uses this module, too, and needs no JSON
 
     return escape_json(msgspec.json.encode(value).decode())
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Write text for people or programs, without control characters but the ends of its lines.
+    """Write text without control characters other than tabs and line ends.
 
-    The one place where commands write: the text comes from other processes, and from anyone who can write to Redis.
+    Commands write only by this function, since their text comes from other processes and from anyone who can write
+    to Redis.
     """
     click.echo(escape_text(text, keep="\n\t"), err=err, nl=nl)
 
 
 def format_fields(fields: Mapping[str, object]) -> str:
-    """One value of several fields, a line for each."""
+    """Return fields as text, a line for each."""
     width = max(map(len, fields))
     return "\n".join(f"{name:{width}}  {format_cell(value)}" for name, value in fields.items())
 
 
 def format_table(rows: Sequence[Mapping[str, object]], *, empty: str) -> str:
-    """Values of the same fields, a line for each below their names; `nothing` when there are none."""
+    """Return rows as a table with the names of their fields above; `empty` without rows."""
     if not rows:
         return empty
     shown = [list(rows[0]), *([format_cell(value) for value in row.values()] for row in rows)]
@@ -45,7 +46,7 @@ def format_table(rows: Sequence[Mapping[str, object]], *, empty: str) -> str:
 
 
 def format_cell(value: object) -> str:
-    """A value on one line, shortened."""
+    """Return a value on one line, shortened to MAX_CELL_WIDTH."""
     text = to_one_line(value) if isinstance(value, str) else escape_text(to_json(value))
     return text if len(text) <= MAX_CELL_WIDTH else f"{text[:MAX_CELL_WIDTH]}... ({len(text)} characters)"
 
@@ -56,19 +57,19 @@ def to_one_line(text: str) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """A text of several lines, without what would move a terminal's cursor or colour it."""
+    """Return a text of several lines without control characters."""
     return "\n".join(escape_text(line) for line in text.rstrip().expandtabs().split("\n"))
 
 
 def format_time(moment: float) -> str:
-    """A time in seconds since 1970, as people write it; '' for none."""
+    """Return a time in seconds since 1970 as text in UTC; '' for 0 and times out of range."""
     if not 0 < moment < 32_503_680_000:
         return ""
     return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def format_duration(seconds: float) -> str:
-    """A time that has passed, or will: `85 ms`, `12 s`, `2 h 5 min`, `3 d 2 h`."""
+    """Return a duration as text: `85 ms`, `12 s`, `2 h 5 min`, `3 d 2 h`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

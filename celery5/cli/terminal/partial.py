@@ -1,6 +1,6 @@
 """Report brokers that are unreachable while the others have answered.
 
-What they have is left out, and that is told: by a line on stderr, by a field for programs, and by the exit code.
+The result lacks what those brokers have. A line on stderr, a field for programs and the exit code report that.
 """
 
 from collections.abc import Collection, Generator, Mapping
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class UnreachableBroker(msgspec.Struct, frozen=True):
-    """A broker that is away, and why nobody got through to it."""
+    """An unreachable broker and the error of the connection."""
 
     broker: str
     error: str
 
 
 class ReachedBrokers(NamedTuple):
-    """Which brokers a command did not reach; it grows while it asks."""
+    """The brokers that a command did not reach; `errors` grows while the command runs."""
 
     errors: Mapping[str, BrokerError]
     relevant: Collection[str]
 
     @property
     def relevant_errors(self) -> dict[str, BrokerError]:
-        """Those that matter."""
+        """Return the errors of relevant brokers."""
         return {name: error for name, error in self.errors.items() if name in self.relevant}
 
     def unreachable(self) -> list[UnreachableBroker]:
-        """For programs: the field `unreachable`."""
+        """Return the field `unreachable` for programs."""
         return [
             UnreachableBroker(name, get_error_text(error)) for name, error in self.relevant_errors.items()
         ]
@@ -48,16 +48,20 @@ class ReachedBrokers(NamedTuple):
 def skip_unreachable(
     app: "App", *, wants_json: bool = False, queues: Collection[str] = ()
 ) -> Generator[ReachedBrokers, None, None]:
-    """Within this block all brokers are asked and those that are away are left out. At its end they are told of on
-    stderr, as JSON when that is wanted, and the command ends with `FAILED`. Those that have none of the `queues` do not
-    matter, if any are named."""
-    about = {app.brokers.broker_of_queue(queue) for queue in queues} if queues else app.brokers.names
-    with app.brokers.reachable() as away:
-        reached = ReachedBrokers(away, about)
+    """Leave out unreachable brokers inside the block, and report them at its end.
+
+    The report goes to stderr, as JSON with `wants_json`, and the command exits with EXIT_FAILED. With `queues` only
+    the brokers of these queues are relevant.
+    """
+    relevant = {app.brokers.broker_of_queue(queue) for queue in queues} if queues else app.brokers.names
+    with app.brokers.reachable() as errors:
+        reached = ReachedBrokers(errors, relevant)
         try:
             yield reached
         except Exception as error:
-            if all(error is not each for each in away.values()):  # else it tells of this itself
+            if all(
+                error is not broker_error for broker_error in errors.values()
+            ):  # else the message of the error reports it
                 _warn(reached, wants_json=wants_json)
             raise
         if reached.relevant_errors:
@@ -66,13 +70,14 @@ def skip_unreachable(
 
 
 def _warn(reached: ReachedBrokers, *, wants_json: bool) -> None:
-    found = reached.unreachable()
-    if not found:
+    brokers = reached.unreachable()
+    if not brokers:
         return
     if wants_json:
-        echo(to_json({"unreachable": found}), err=True)
+        echo(to_json({"unreachable": brokers}), err=True)
         return
-    named = "; ".join(
-        f"broker {format_cell(each.broker)} cannot be reached ({format_cell(each.error)})" for each in found
+    descriptions = "; ".join(
+        f"broker {format_cell(broker.broker)} cannot be reached ({format_cell(broker.error)})"
+        for broker in brokers
     )
-    echo(f"Warning: what is there is left out: {named}", err=True)
+    echo(f"Warning: what is there is left out: {descriptions}", err=True)

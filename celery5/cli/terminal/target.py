@@ -1,4 +1,4 @@
-"""Name the application that a command is for, and load it when the command asks for it."""
+"""Name the application that a command is for, and load it when the command needs it."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,7 +24,7 @@ class Target(NamedTuple):
         uses an application of that name with nothing declared. A command that `serves`, or `needs_code` for another
         reason, refuses both.
         """
-        # A probe of a container needs no application and must load as little as can be.
+        # A probe of a container needs no application and must import as little as possible.
         from celery5.cli.terminal.loading import CannotLoad, app_without_code, load_app
 
         needs_code = needs_code or serves
@@ -34,9 +34,9 @@ class Target(NamedTuple):
                 f"instead of --app-name {self.app_name}"
             )
         if not (self.name or self.app_name):
-            instead = "" if needs_code else f"; {_WITHOUT_CODE}"
+            hint = "" if needs_code else f"; {_WITHOUT_CODE}"
             raise Misconfigured(
-                f"which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP{instead}"
+                f"which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP{hint}"
             )
         try:
             app = app_without_code(self.app_name) if self.app_name else load_app(self.name)
