@@ -1,1 +1,1 @@
-"""Configuration: every setting, and where its value comes from."""
+"""Define every setting of an application, and find out where its value comes from."""

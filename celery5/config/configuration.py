@@ -1,7 +1,7 @@
-"""Configuration: where settings come from besides code, flags and the environment, and how a change is noticed.
+"""Load settings from a module, a TOML file, a hash in Redis or a backend of the user's, and watch for changes.
 
-A backend is whatever loads a mapping of settings and can wait until something may have changed. Loading blocks, so it
-is done in a thread where there is a loop.
+A backend loads a mapping of settings, and can wait until something may have changed. Loading blocks, so it is done in
+a thread where there is an event loop.
 """
 
 import importlib.util
@@ -23,32 +23,32 @@ from celery5.errors import BadBrokerURL, BrokerError, Misconfigured
 from celery5.scaling.strategies import get_autoscale, get_prioritisation
 
 FILE_POLL_INTERVAL = 1.0
-"""Seconds between two looks at a file."""
+"""Seconds between two checks of a file."""
 REDIS_POLL_INTERVAL = 10.0
-"""Seconds between two looks at a hash in Redis: an idle worker sends one command a second at most, in all."""
+"""Seconds between two reads of a hash in Redis: an idle worker may send one command a second at most, in all."""
 
 
 @runtime_checkable
 class Configuration(Protocol):
-    """A configuration backend. `where` is what errors call it."""
+    """A configuration backend. Errors name it by `where`."""
 
     @property
     def where(self) -> str: ...
 
     def load(self) -> Mapping[str, Any]:
-        """The settings that are said there, by their names. May block. Raises Misconfigured."""
+        """Return the settings by name. May block. Raises Misconfigured."""
         ...
 
     async def watch(self) -> None:
-        """Return when something may have changed since the last `load`; called under Trio, again and again."""
+        """Return when something may have changed since the last `load`. Called repeatedly, under Trio."""
         ...
 
 
 class ModuleConfiguration:
-    """A Python module with settings for its names: `concurrency = 20`. The default backend.
+    """A Python module whose names are settings: `concurrency = 20`. The default backend.
 
-    Each load runs the file anew, in a module of its own: nothing of the old one is left over, and what others have
-    imported stays as it is.
+    Each load runs the file in a new module object: nothing of the old one remains, and what others have imported stays
+    as it is.
     """
 
     def __init__(self, module: str) -> None:
@@ -57,7 +57,7 @@ class ModuleConfiguration:
         self._seen: object = None
 
     def load(self) -> Mapping[str, Any]:
-        """The names of the module that are no imports, functions, classes or private."""
+        """Return the names of the module, except private names, imports, functions and classes."""
         path = self._path()
         self._seen = _state(path)
         fresh = ModuleType(self._module)
@@ -69,13 +69,13 @@ class ModuleConfiguration:
         return {name: value for name, value in vars(fresh).items() if _is_setting(name, value)}
 
     async def watch(self) -> None:
-        """Wait until the file is another one."""
-        await _until_other(lambda: _state(self._path()), lambda: self._seen, FILE_POLL_INTERVAL)
+        """Wait until the file has changed."""
+        await _wait_for_change(lambda: _state(self._path()), lambda: self._seen, FILE_POLL_INTERVAL)
 
     def _path(self) -> Path:
-        here = os.getcwd()
-        if here not in sys.path:
-            sys.path.insert(0, here)
+        folder = os.getcwd()
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
         importlib.invalidate_caches()
         try:
             spec = importlib.util.find_spec(self._module)
@@ -83,13 +83,13 @@ class ModuleConfiguration:
             raise Misconfigured(f"no configuration {self.where}: {error}") from None
         if spec is None or not spec.origin or not spec.origin.endswith(".py"):
             raise Misconfigured(
-                f"no configuration {self.where}: looked in {here} and where Python is installed"
+                f"no configuration {self.where}: looked in {folder} and where Python is installed"
             )
         return Path(spec.origin)
 
 
 class TomlConfiguration:
-    """A TOML file; of a `pyproject.toml`, its table `[tool.celery5]`."""
+    """A TOML file; in a `pyproject.toml`, the table `[tool.celery5]`."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -97,7 +97,7 @@ class TomlConfiguration:
         self._seen: object = None
 
     def load(self) -> Mapping[str, Any]:
-        """The file's table."""
+        """Return the table of the file."""
         self._seen = _state(self._path)
         try:
             table: dict[str, Any] = tomllib.loads(self._path.read_text("utf-8"))
@@ -105,21 +105,22 @@ class TomlConfiguration:
             raise Misconfigured(f"{self.where}: {error}") from None
         if self._path.name != "pyproject.toml":
             return table
-        found = table.get("tool", {}).get("celery5", {})
-        if not isinstance(found, dict):
+        settings = table.get("tool", {}).get("celery5", {})
+        if not isinstance(settings, dict):
             raise Misconfigured(f"{self.where}: [tool.celery5] is no table")
-        return cast("dict[str, Any]", found)
+        return cast("dict[str, Any]", settings)
 
     async def watch(self) -> None:
-        """Wait until the file is another one."""
-        await _until_other(lambda: _state(self._path), lambda: self._seen, FILE_POLL_INTERVAL)
+        """Wait until the file has changed."""
+        await _wait_for_change(lambda: _state(self._path), lambda: self._seen, FILE_POLL_INTERVAL)
 
 
 class RedisConfiguration:
-    """A hash in the broker's own Redis, which all workers of an application share: `HSET celery5:{shop}:settings
-    concurrency 20`. It can set what `celery5.config.settings` marks for it: no address, no file, no name of
-    code, and numbers
-    up to a bound."""
+    """A hash in the broker's Redis that all workers of an application share.
+
+    Set a field by `HSET celery5:{shop}:settings concurrency 20`. The hash can set only what `celery5.config.settings`
+    marks for it: no address, no file, no name of code, and numbers up to a bound.
+    """
 
     def __init__(self, endpoint: Endpoint, key: str) -> None:
         self.where: str = f"hash {key}"
@@ -128,16 +129,16 @@ class RedisConfiguration:
         self._seen: object = None
 
     def load(self) -> Mapping[str, Any]:
-        """The fields of the hash, as text."""
-        self._seen = found = self._read()
-        for name, raw in found.items():
+        """Return the fields of the hash as text. Raises Misconfigured for a field that it may not set."""
+        self._seen = fields = self._read()
+        for name, raw in fields.items():
             if fault := find_hash_fault(name, raw):
                 raise Misconfigured(f"{self.where}: {fault}: HDEL {self._key} {name}")
-        return found
+        return fields
 
     async def watch(self) -> None:
-        """Wait until the hash says something else. A broker that is away has not changed it."""
-        await _until_other(self._look, lambda: self._seen, REDIS_POLL_INTERVAL)
+        """Wait until the hash has changed. An unreachable broker counts as no change."""
+        await _wait_for_change(self._look, lambda: self._seen, REDIS_POLL_INTERVAL)
 
     def _look(self) -> object:
         try:
@@ -156,8 +157,11 @@ class RedisConfiguration:
 def make_configuration(
     source: "str | Configuration", *, broker: Callable[[], str], key: str
 ) -> Configuration:
-    """The backend that is meant: `redis`, the path of a `.toml` file, the name of a module, or a backend of the user's
-    own. Raises Misconfigured."""
+    """Return the backend for `source`.
+
+    `source` is `redis`, the path of a `.toml` file, the name of a module, or a backend of the user's. Raises
+    Misconfigured.
+    """
     if not isinstance(source, str):
         if not isinstance(cast("object", source), Configuration):
             raise Misconfigured(
@@ -177,8 +181,11 @@ def make_configuration(
 
 
 def check_usable(settings: Settings, app: str, broker: str) -> Settings:
-    """The same settings. Raises Misconfigured for what otherwise only whoever uses it finds wrong: by then the old ones
-    would be gone. They were to be used with `broker` so far: another one must let us in. May block."""
+    """Return the settings if they can be used. May block. Raises Misconfigured.
+
+    This finds faults that would otherwise show only after the old settings were replaced. `broker` is the URL in use:
+    a different one in the settings must accept a connection.
+    """
     get_key_folder(app, settings.keys, os.environ)
     get_autoscale(settings)
     get_prioritisation(settings)
@@ -201,26 +208,29 @@ def _is_setting(name: str, value: object) -> bool:
 
 
 def _state(path: Path) -> object:
-    """What changes when a file does, also when another one takes its place; None while there is none."""
+    """Return a value that changes when the file changes or is replaced; None while there is no file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-async def _until_other(look: Callable[[], object], seen: Callable[[], object], every: float) -> None:
-    """Look until what is there is not what was seen. A file that is gone is being replaced: that is no change yet."""
-    import trio  # only a worker watches: a producer need not have it loaded
+async def _wait_for_change(look: Callable[[], object], seen: Callable[[], object], interval: float) -> None:
+    """Poll until `look` returns something else than `seen`.
+
+    None counts as no change: a file that is missing is just being replaced.
+    """
+    import trio  # imported by workers only: producers do not watch
 
     while True:
-        await trio.sleep(every)
-        found = await trio.to_thread.run_sync(partial(_safely, look))  # which a stop waits for
-        if found is not None and found != seen():
+        await trio.sleep(interval)
+        state = await trio.to_thread.run_sync(partial(_look_safely, look))  # a stop waits for the thread
+        if state is not None and state != seen():
             return
 
 
-def _safely(look: Callable[[], object]) -> object:
+def _look_safely(look: Callable[[], object]) -> object:
     try:
         return look()
     except Misconfigured:

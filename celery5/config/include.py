@@ -1,7 +1,7 @@
-"""Include: from what an application includes to the modules that it means.
+"""Find the modules that an application includes.
 
 Fennel globbed `**/tasks.py` below the working directory, and so imported virtualenvs, and one module under two names.
-Here the first word is always a package, and a module has the one name that Python imports it by.
+Here the first word of a pattern is always a package, and a module has only the name by which Python imports it.
 """
 
 import importlib
@@ -16,43 +16,46 @@ from celery5.protocol.masking import describe_error
 
 
 def check_includes(include: str | Sequence[str]) -> tuple[str, ...]:
-    """What an application is told to include, one name or several. Raises Misconfigured for what is no name."""
+    """Return the names in `include`, one or several, as a tuple. Raises Misconfigured for invalid names."""
     includes = (include,) if isinstance(include, str) else tuple(include)
-    for each in includes:
-        if not (each and type(each) is str):  # what no checker has seen
+    for name in includes:
+        if not (name and type(name) is str):  # may be anything where no type checker ran
             raise Misconfigured(
-                f"include {each!r}: give the names of modules, such as shop.mail or shop.**.tasks"
+                f"include {name!r}: give the names of modules, such as shop.mail or shop.**.tasks"
             )
-        if "/" in each or each.endswith(".py"):
-            instead = each.removesuffix(".py").strip("./").replace("/", ".")
-            instead = f"shop.{instead}" if instead.startswith("*") else instead
-            raise Misconfigured(f"include {each!r}: it takes modules, not files, such as {instead}")
-        if "*" in each.partition(".")[0]:
-            raise Misconfigured(f"include {each!r}: a pattern begins with a package, such as shop.**.tasks")
+        if "/" in name or name.endswith(".py"):
+            suggestion = name.removesuffix(".py").strip("./").replace("/", ".")
+            suggestion = f"shop.{suggestion}" if suggestion.startswith("*") else suggestion
+            raise Misconfigured(f"include {name!r}: it takes modules, not files, such as {suggestion}")
+        if "*" in name.partition(".")[0]:
+            raise Misconfigured(f"include {name!r}: a pattern begins with a package, such as shop.**.tasks")
     return includes
 
 
 def find_modules(includes: Sequence[str]) -> list[str]:
-    """The names of the modules that `includes` mean, each once, in order.
+    """Return the names of the modules that `includes` select, without duplicates, in order.
 
-    `shop.mail` is that module. In a pattern `*` stands for one word, or a part of one, and `**` for any number of
-    words, none too: `shop.**.tasks` is every module named `tasks` in the package shop, `shop.*` every module right in
-    it. Raises Misconfigured for a pattern whose package is not there, or that no module fits.
+    `shop.mail` is that module. In a pattern `*` stands for a word or a part of one, and `**` for any number of words,
+    also none: `shop.**.tasks` is every module named `tasks` in the package shop, and `shop.*` every direct submodule.
+    Raises Misconfigured for a pattern whose package does not exist, or that no module matches.
     """
-    found: list[str] = []
+    modules: list[str] = []
     for include in includes:
-        found += _fitting(include) if "*" in include else [include]
-    return list(dict.fromkeys(found))
+        modules += _fitting(include) if "*" in include else [include]
+    return list(dict.fromkeys(modules))
 
 
 def is_included(includes: Iterable[str], module: str) -> bool:
-    """Whether `module` is one of those that `includes` mean. Looks at nothing but names."""
-    return any(_fits(each, module) for each in includes)
+    """Return whether `module` is one that `includes` select. Compares names only."""
+    return any(_fits(include, module) for include in includes)
 
 
 def _fits(include: str, module: str) -> bool:
-    """Return whether a module fits a pattern, word by word: which places of its name the pattern's words so far may
-    have come to. One expression for all of it would try every way to share the words between several `**`."""
+    """Return whether a module matches a pattern, word by word.
+
+    `reached` holds the numbers of words of the name that the pattern up to here can match. A single regular expression
+    would try every way to share the words between several `**`.
+    """
     names, reached = module.split("."), {0}
     for word in include.split("."):
         if word == "**":
@@ -74,42 +77,44 @@ def _fitting(include: str) -> list[str]:
     words = include.split(".")
     root = ".".join(words[: next(n for n, word in enumerate(words) if "*" in word)])
     parent = root.rpartition(".")[0]
-    import_modules([parent] if parent else [])  # finding a package does so anyway
+    import_modules([parent] if parent else [])  # find_spec imports it anyway
     spec = find_spec(root)
     if spec is None or spec.submodule_search_locations is None:
         raise Misconfigured(f"include {include!r}: there is no package {root!r}")
-    places = [*spec.submodule_search_locations]
-    above = {
-        os.path.realpath(os.path.join(place, *[".."] * n))
-        for place in places
+    folders = [*spec.submodule_search_locations]
+    parents = {
+        os.path.realpath(os.path.join(folder, *[".."] * n))
+        for folder in folders
         for n in range(root.count(".") + 1)
     }
-    below = [root, *_below(root, places, above)]
-    found = [each for each in below if _fits(include, each) and not each.endswith(".__main__")]
-    if not found:
+    names = [root, *_below(root, folders, parents)]
+    matching = [name for name in names if _fits(include, name) and not name.endswith(".__main__")]
+    if not matching:
         raise Misconfigured(
             f"include {include!r}: no module of package {root!r} fits; a folder with modules needs an __init__.py"
         )
-    return found
+    return matching
 
 
 def _below(package: str, folders: Sequence[str], seen: set[str]) -> Iterator[str]:
-    """The names of all modules inside a package, found without importing any. A folder that was `seen` is left out:
-    by a link it could be there under two names, or inside itself."""
-    for each in iter_modules(folders):
-        name = f"{package}.{each.name}"
-        inner = each.module_finder.find_spec(name, None) if each.ispkg else None
-        places = inner.submodule_search_locations if inner else None
-        if places is None:
+    """Yield the names of all modules inside a package, without importing any.
+
+    Folders in `seen` are left out: a symbolic link could show one under two names, or inside itself.
+    """
+    for module in iter_modules(folders):
+        name = f"{package}.{module.name}"
+        spec = module.module_finder.find_spec(name, None) if module.ispkg else None
+        subfolders = spec.submodule_search_locations if spec else None
+        if subfolders is None:
             yield name
-        elif new := [place for place in places if os.path.realpath(place) not in seen]:
-            seen.update(map(os.path.realpath, new))
+        elif new_folders := [folder for folder in subfolders if os.path.realpath(folder) not in seen]:
+            seen.update(map(os.path.realpath, new_folders))
             yield name
-            yield from _below(name, new, seen)
+            yield from _below(name, new_folders, seen)
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Import modules. Raises Misconfigured, with the module's own error as its cause, for one that cannot be."""
+    """Import modules. Raises Misconfigured for one that fails, with the module's own error as its cause."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -120,5 +125,5 @@ def import_modules(names: Iterable[str]) -> None:
                 and f"{name}.".startswith(f"{error.name}.")
             ):
                 raise Misconfigured(f"there is no module {name!r} to include") from None
-            why = describe_error(error)
-            raise Misconfigured(f"included module {name!r} fails while it is imported: {why}") from error
+            reason = describe_error(error)
+            raise Misconfigured(f"included module {name!r} fails while it is imported: {reason}") from error

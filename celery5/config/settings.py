@@ -1,7 +1,7 @@
-"""Settings: every knob of celery5 with its type, its bounds, its default and one line of explanation.
+"""Define every setting with its type, its bounds, its default and a line of description.
 
-Order: what is said in code or as a flag, then `CELERY5_*` in the environment, then the configuration, then the default.
-Services never see this page: wiring hands them values.
+The order of precedence: code or a flag, then `CELERY5_*` in the environment, then the configuration, then the default.
+Services do not read settings: wiring passes them values.
 """
 
 import os
@@ -36,10 +36,12 @@ _IN_HASH: dict[str, Any] = {"in_hash": True}
 """Mark of a setting that the hash in Redis may set: no address, no file, no name of code, nothing about trust."""
 
 
-def _up_to(most: float) -> dict[str, Any]:
-    """Mark a number that the hash in Redis may set, with its largest value there: somebody who can write to Redis must
-    not make every worker use all memory or start ten thousand threads."""
-    return {"in_hash": True, "most": most}
+def _up_to(limit: float) -> dict[str, Any]:
+    """Mark a number that the hash in Redis may set, with its largest value there.
+
+    Somebody who can write to Redis must not make every worker use all memory or start ten thousand threads.
+    """
+    return {"in_hash": True, "most": limit}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,8 +348,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingOptions(TypedDict, total=False):
-    """The settings that `App(...)` takes as keyword arguments, except those with an own parameter. For type checkers; a
-    test compares them with `Settings`."""
+    """The settings that `App(...)` takes as keyword arguments, except those with a parameter of their own.
+
+    For type checkers; a test compares them with `Settings`.
+    """
 
     brokers: Mapping[str, str] | None
     routes: Mapping[str, str] | None
@@ -447,7 +451,7 @@ _TEXT_KINDS: Mapping[str, TextKind[Any]] = {
 
 
 class InvalidSettings(Misconfigured):
-    """Settings that cannot be used, each with where it was said; `in_code` when that of one is a program."""
+    """Settings that cannot be used, each with its origin. `in_code` is true if code or a flag set one of them."""
 
     def __init__(self, errors: Sequence[str], *, in_code: bool) -> None:
         self.in_code = in_code
@@ -455,7 +459,7 @@ class InvalidSettings(Misconfigured):
 
 
 class LoadedConfiguration(msgspec.Struct, frozen=True):
-    """What a configuration says, and where it is."""
+    """The settings of a configuration, and its name in errors."""
 
     where: str
     values: Mapping[str, Any]
@@ -465,12 +469,12 @@ class LoadedConfiguration(msgspec.Struct, frozen=True):
 
 
 class ExplicitSettings(dict[str, Any]):
-    """What is said of settings in code; `flags` are the names of those that a command's flags have said since."""
+    """Settings from code and flags. `flags` are the names of those that a command's flags set last."""
 
     flags: frozenset[str] = frozenset()
 
     def add_flags(self, flags: Mapping[str, Any]) -> None:
-        """Take what flags say, over what was said before. None says nothing."""
+        """Replace settings by those of flags. A value of None means that the flag is not set."""
         new = {name: value for name, value in flags.items() if value is not None}
         self.update(new)
         self.flags = self.flags | new.keys()
@@ -480,10 +484,11 @@ class ExplicitSettings(dict[str, Any]):
 
 
 class SettingSource(msgspec.Struct, frozen=True):
-    """Where one setting is said: a `kind` (`said`, `environment` or `configuration`), what errors call the place, and
-    what is said there."""
+    """Where one setting is set, and to what."""
 
+    # `said` (in code or by a flag), `environment` or `configuration`.
     kind: str
+    # The name of the place in errors.
     where: str
     raw: Any
 
@@ -494,7 +499,7 @@ class SettingSource(msgspec.Struct, frozen=True):
 def find_source(
     name: str, explicit: Mapping[str, Any], environ: Mapping[str, str], loaded: LoadedConfiguration | None
 ) -> SettingSource | None:
-    """Where a setting is said, by the order of the house; None where only its default holds."""
+    """Return where a setting is set, by the order of precedence; None where its default holds."""
     variable = PREFIX + name.upper()
     if explicit.get(name) is not None:
         return SettingSource("said", f"setting {name}", explicit[name])
@@ -506,28 +511,30 @@ def find_source(
 
 
 def _meant(name: str) -> str:
-    """Which setting was probably meant; where nobody can tell, all there are."""
+    """Return the setting that was probably meant, or else all settings, as the end of a message."""
     return "; " + did_you_mean(name, _TYPES, otherwise=f"known: {', '.join(sorted(_TYPES))}")
 
 
 def read_settings(
     explicit: Mapping[str, Any], environ: Mapping[str, str], loaded: LoadedConfiguration | None = None
 ) -> Settings:
-    """The settings, from what was said in code, the environment and what a configuration says.
+    """Return the settings from code, the environment and a configuration.
 
-    Raises WrongSettings with every error at once, each with its origin.
+    Raises InvalidSettings with all errors at once, each with its origin.
     """
     values: dict[str, Any] = {}
     configured: Mapping[str, Any] = {} if loaded is None else loaded.values
     errors = [
         f"setting {name!r} {place}is not known{find_hint('setting', name) or _meant(name)}"
-        for each, place in ((explicit, ""), (configured, f"in {loaded.where} " if loaded else ""))
-        for name in each
+        for settings, place in ((explicit, ""), (configured, f"in {loaded.where} " if loaded else ""))
+        for name in settings
         if name not in _TYPES
     ]
     in_code = any(name not in _TYPES for name in explicit)
     errors += [
-        f"{name} {_NO_SETTING.format(near)}" for name in sorted(environ) if (near := suggest_variable(name))
+        f"{name} {_NO_SETTING.format(similar)}"
+        for name in sorted(environ)
+        if (similar := suggest_variable(name))
     ]
     for name in _TYPES:
         source = find_source(name, explicit, environ, loaded)
@@ -545,7 +552,7 @@ def read_settings(
 
 
 def parse_value(name: str, raw: object) -> Any:
-    """What `raw` means as the setting `name`. Raises Misconfigured."""
+    """Return `raw` converted to the type of the setting `name`. Raises Misconfigured."""
     try:
         value: Any = msgspec.convert(_parse_text(name, raw), _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
@@ -585,9 +592,9 @@ def _beyond(name: str, value: Any, marks: Mapping[str, Any]) -> str:
     """Return the bound that a value of the hash breaks; '' when it breaks none."""
     if name == "budgets":
         for kind, budget in parse_budgets(value).items():
-            largest = max(each for each in (budget.minimum, budget.maximum) if isinstance(each, int))
-            if largest > (most := _SLOTS_IN_HASH.get(kind, 0)):
-                return f"{kind} has {most} slots"
+            largest = max(bound for bound in (budget.minimum, budget.maximum) if isinstance(bound, int))
+            if largest > (limit := _SLOTS_IN_HASH.get(kind, 0)):
+                return f"{kind} has {limit} slots"
     if name == "autoscale":
         scaled = parse_autoscale(value)
         return f"maximum is {_WORKERS_IN_HASH}" if scaled and scaled.maximum > _WORKERS_IN_HASH else ""
@@ -597,29 +604,29 @@ def _beyond(name: str, value: Any, marks: Mapping[str, Any]) -> str:
 
 
 def _marks(name: str) -> Mapping[str, Any]:
-    return next(each.extra or {} for each in _TYPES[name].__metadata__ if isinstance(each, Meta))
+    return next(meta.extra or {} for meta in _TYPES[name].__metadata__ if isinstance(meta, Meta))
 
 
 def get_hash_limits() -> dict[str, str]:
     """Return for each setting whether the hash in Redis may set it, for the documentation."""
-    found = {name: _marks(name) for name in _TYPES}
+    marks_by_name = {name: _marks(name) for name in _TYPES}
     return {
         name: "no" if "in_hash" not in marks else f"up to {marks['most']:.0f}" if "most" in marks else "yes"
-        for name, marks in found.items()
+        for name, marks in marks_by_name.items()
     }
 
 
 def format_value(raw: object) -> str:
-    """What was said, without passwords."""
+    """Return a value as text, without passwords."""
     return str(mask_passwords(repr(raw), maybe_url=True))
 
 
 def find_variable_fault(name: str, value: str) -> str:
-    """What is wrong with a variable of the environment; '' when nothing is, or when it is none of ours."""
+    """Return what is wrong with a variable of the environment; '' if nothing is, or if it is not celery5's."""
     setting = name.removeprefix(PREFIX).lower()
     if not name.startswith(PREFIX) or setting not in _TYPES or name != PREFIX + setting.upper():
-        near = suggest_variable(name)
-        return _NO_SETTING.format(near) if near else ""
+        similar = suggest_variable(name)
+        return _NO_SETTING.format(similar) if similar else ""
     try:
         if value:
             parse_value(setting, value)
@@ -629,9 +636,9 @@ def find_variable_fault(name: str, value: str) -> str:
 
 
 def _parse_text(name: str, raw: object) -> object:
-    """Return what a text means as the setting `name`; what is not a text, or needs no parsing, as it is.
+    """Return a text parsed for the setting `name`; what is not a text, or needs no parsing, is returned as it is.
 
-    Where only text can be, as in the environment, a table is JSON. Raises Misconfigured.
+    Tables are JSON where only text is possible, as in the environment. Raises Misconfigured.
     """
     if not isinstance(raw, str):
         return raw
@@ -641,22 +648,22 @@ def _parse_text(name: str, raw: object) -> object:
 
 
 def find_changed_settings(one: Settings, other: Settings) -> tuple[str, ...]:
-    """The names of the settings in which the two differ."""
+    """Return the names of the settings in which the two differ."""
     return tuple(name for name in _TYPES if getattr(one, name) != getattr(other, name))
 
 
 def suggest_variable(name: str) -> str:
-    """What was probably meant by a variable that looks like ours and is not; '' when it is, or nobody knows."""
-    known = [PREFIX + each.upper() for each in (*_TYPES, "app", "app_name", "config")]
-    if not name.startswith(PREFIX) or name in known:
+    """Return a variable similar to a misspelt one; '' if the name is valid, or nothing is similar."""
+    variables = [PREFIX + setting.upper() for setting in (*_TYPES, "app", "app_name", "config")]
+    if not name.startswith(PREFIX) or name in variables:
         return ""
-    return find_similar(name, known, cutoff=0.9)
+    return find_similar(name, variables, cutoff=0.9)
 
 
 def get_descriptions() -> dict[str, str]:
-    """Each setting's one-line explanation, for the documentation and `--help`."""
-    found: dict[str, str] = {}
-    for name, kind in _TYPES.items():
-        meta = next(each for each in kind.__metadata__ if isinstance(each, Meta))
-        found[name] = meta.description or ""
-    return found
+    """Return the description of each setting, for the documentation and `--help`."""
+    descriptions: dict[str, str] = {}
+    for name, annotation in _TYPES.items():
+        meta = next(item for item in annotation.__metadata__ if isinstance(item, Meta))
+        descriptions[name] = meta.description or ""
+    return descriptions

@@ -1,7 +1,7 @@
-"""Gate: what a task declares of limits, rates and fairness, and the keys that its jobs take along for that.
+"""Declare limits, rates and fairness of a task, and compute the keys of its jobs for them.
 
-The keys are worked out where a job is sent, from its arguments, and travel in its message: so workers need not decode
-the arguments to know before which gate a job waits, and producers in other languages can give them, too.
+The keys are computed from the arguments where a job is sent, and are part of its message. So workers need not decode
+the arguments to know at which limit a job waits, and producers in other languages can set the keys, too.
 """
 
 import inspect
@@ -22,13 +22,13 @@ from celery5.protocol.limits import (
 )
 
 LimitKey = str | Callable[..., object]
-"""What a job is counted by, or stands in line for: a parameter's name, or a function of the arguments."""
+"""How the key of a job is computed: the name of a parameter, or a function of the arguments."""
 MAX_KEY_LENGTH = 200
-"""Characters of a key; of a longer one its digest is taken."""
+"""The most characters of a key; a longer one is replaced by its digest."""
 
 
 class LimitDeclaration:
-    """The gate of one task, and how its jobs' keys are made. Raises Misconfigured."""
+    """The limits of one task, and how the keys of its jobs are computed. Raises Misconfigured."""
 
     def __init__(
         self,
@@ -46,53 +46,58 @@ class LimitDeclaration:
         self._turns = _turns_of(task, gate)
         for name, key in zip(("concurrency_key", "fair_key"), keys, strict=True):
             if key is not None and not callable(key) and key not in self._signature.parameters:
-                known = ", ".join(self._signature.parameters) or "none"
+                parameters = ", ".join(self._signature.parameters) or "none"
                 raise Misconfigured(
-                    f"task {task}: {name} is {key!r}, which is no parameter of it; it has: {known}"
+                    f"task {task}: {name} is {key!r}, which is no parameter of it; it has: {parameters}"
                 )
 
     def check_queue(self, queue: str | None) -> None:
-        """Raises Misconfigured when its jobs are to be sent to a queue on which they are not counted."""
+        """Raise Misconfigured if jobs would go to a queue on which they are not counted."""
         if queue != self._queue:
             raise Misconfigured(
                 f"task {self._task} has a limit, which is counted on its own queue: send it nowhere else"
             )
 
     def make_keys(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
-        """The concurrency key and the fair key of a job with these arguments; '' where it has none. Raises what a
-        function that was given for a key raises, and BadArguments where there is no such argument."""
-        given: dict[str, Any] | None = None
-        found = ["", ""]
+        """Return the concurrency key and the fair key of a job with these arguments; '' where it has none.
+
+        Raises BadArguments where an argument is missing, and what a key function of the user's raises.
+        """
+        bound: dict[str, Any] | None = None
+        made_keys = ["", ""]
         for n, key in enumerate(self._keys):
             if key is None:
                 continue
             if callable(key):
                 value = key(*args, **kwargs)
             else:
-                given = self._bound(args, kwargs) if given is None else given
-                value = given[key]
-            found[n] = _text(value)
-        return found[0], found[1]
+                bound = self._bound(args, kwargs) if bound is None else bound
+                value = bound[key]
+            made_keys[n] = _text(value)
+        return made_keys[0], made_keys[1]
 
     def get_waiting_list(self, slot: str, turn: str) -> str:
-        """The line in which a job with these keys waits; '' where jobs do not take turns."""
+        """Return the waiting list of a job with these keys; '' if its task has no fairness."""
         return get_waiting_list(self._turns, slot, turn) if self._turns else ""
 
     def complete_keys(
         self, slot: str, turn: str, arguments: Callable[[], tuple[Any, Any]]
     ) -> tuple[str, str]:
-        """The keys that a message says, and where it lacks one, as from an event or a producer that knows none, what
-        the `arguments` say, which are decoded for that. What cannot be worked out is ''."""
-        lacks = [key is not None and not said for key, said in zip(self._keys, (slot, turn), strict=True)]
-        if not any(lacks):
+        """Return the keys of a message, with missing ones computed from the arguments.
+
+        Messages of events, and of producers that know no keys, lack them. `arguments` decodes the arguments, and is called
+        only if a key is missing. A key that cannot be computed is ''.
+        """
+        missing = [key is not None and not value for key, value in zip(self._keys, (slot, turn), strict=True)]
+        if not any(missing):
             return slot, turn
         try:
             args, kwargs = arguments()
-            found = self.make_keys(tuple(args), dict(kwargs))
+            computed = self.make_keys(tuple(args), dict(kwargs))
         except Exception:
-            # Arguments that do not fit are told of when the job is to run; the function is the user's.
+            # Bad arguments are reported when the job runs. Any error can come from a function of the user's.
             return slot, turn
-        return slot or found[0], turn or found[1]
+        return slot or computed[0], turn or computed[1]
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -104,7 +109,7 @@ class LimitDeclaration:
 
 
 class LimitOptions(TypedDict, total=False):
-    """What `@task(...)` takes of it."""
+    """The options of `@task(...)` that declare limits."""
 
     limit: int | Limit | Range | None
     rate_limit: str | Rate | None
@@ -115,25 +120,26 @@ class LimitOptions(TypedDict, total=False):
 def declare_limits(
     task: str, function: Callable[..., Any], queue: str | None, **said: Unpack[LimitOptions]
 ) -> LimitDeclaration | None:
-    """The gate of a task that was declared so, for that queue; None when it was declared without any. Raises
-    Misconfigured."""
+    """Return the limits that a task's options declare for a queue; None without any. Raises Misconfigured."""
     concurrency_key, fair_key = said.get("concurrency_key"), said.get("fair_key")
     for name, key in (("concurrency_key", concurrency_key), ("fair_key", fair_key)):
-        given: object = key
-        is_text = isinstance(given, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if given is not None and not callable(given) and not is_text:
+        untyped: object = key
+        is_text = isinstance(untyped, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if untyped is not None and not callable(untyped) and not is_text:
             raise Misconfigured(f"task {task}: {name} is {key!r}: give a parameter's name, or a function")
     limit, rate = said.get("limit"), said.get("rate_limit")
-    gate = parse_declared_limits(
+    limits = parse_declared_limits(
         task, limit, rate, keyed=concurrency_key is not None, fair=fair_key is not None
     )
     return (
-        None if gate is None else LimitDeclaration(task, function, gate, (concurrency_key, fair_key), queue)
+        None
+        if limits is None
+        else LimitDeclaration(task, function, limits, (concurrency_key, fair_key), queue)
     )
 
 
 def _turns_of(task: str, gate: DeclaredLimits) -> AdmissionRule | None:
-    """By what the lines of a task are made whose jobs take turns. What is imposed on it makes no others."""
+    """Return the rule that makes the waiting lists of a fair task; None for others. Overrides make no other lists."""
     rule = make_admission_rule(task, gate, computed=None, override=None, suspended=False)
     return rule if gate.fair else None
 

@@ -1,8 +1,8 @@
-"""Limiting: imposes limits on tasks, suspends them and lets them go on, at any time and for all workers: `app.limits`.
+"""Impose limits on tasks, suspend tasks and resume them at any time, for all workers: `app.limits`.
 
-What is imposed beats what a task declares. It lies in Redis: it outlives workers, and holds for those that begin
-later. Workers hear of it by a channel, in moments, and at the latest with the third beat of their hearts: until then
-they begin jobs as before.
+An imposed limit replaces the one that a task declares. It is stored in Redis, so it survives workers and holds for
+those that start later. Workers receive it by a channel within moments, and at the latest with their third heartbeat;
+until then they start jobs as before.
 """
 
 import getpass
@@ -29,7 +29,7 @@ _declare = DeclareEvent(of_every_application=True)
 
 @_declare(name="celery5.TaskSuspended")
 class TaskSuspended(Event):
-    """Begin no job of `task` on any worker, `why` if it is said, until it is resumed; its jobs wait."""
+    """Asks all workers to start no job of `task` until it is resumed; its jobs wait. `why` is optional."""
 
     task: str
     why: str = ""
@@ -37,14 +37,13 @@ class TaskSuspended(Event):
 
 @_declare(name="celery5.TaskResumed")
 class TaskResumed(Event):
-    """Let the jobs of `task` run again."""
+    """Asks all workers to start jobs of `task` again."""
 
     task: str
 
 
 class TaskLimits(msgspec.Struct, frozen=True):
-    """What is imposed on one task, if anything: a `limit` or a `rate`, and whether it is `suspended`. `suspended_since`
-    and `until` are seconds since 1970; 0 where nothing is known."""
+    """What is imposed on one task: a `limit` or a `rate`, and whether it is `suspended`."""
 
     task: str
     limit: int | None = None
@@ -53,13 +52,18 @@ class TaskLimits(msgspec.Struct, frozen=True):
     suspended: bool = False
     why: str = ""
     suspended_by: str = ""
+    # Seconds since 1970; 0 for no end.
     until: float = 0.0
+    # Seconds since 1970; 0 if unknown.
     suspended_since: float = 0.0
 
 
 class Limits:
-    """Limits from outside. A task is given as itself, or by its name; an unknown name raises UnknownTask. What is
-    imposed may be taken back by any name that `list` returns, though the application has no such task any more."""
+    """Imposes limits on tasks from outside of their code.
+
+    A task is passed as itself, or by its name; an unknown name raises UnknownTask. What is imposed can be removed by
+    any name that `list` returns, even if the application no longer has such a task.
+    """
 
     REACHED_AS: ClassVar[str] = "app.limits."
 
@@ -67,8 +71,11 @@ class Limits:
         self._app = app
 
     def set(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
-        """Impose a limit (a number; 0 rejects its jobs) or a rate (`200/m`) on a task, in place of what was imposed
-        before. Gives whether that changes anything. Raises Misconfigured, UnknownTask and BrokerError."""
+        """Impose a limit or a rate on a task, in place of what was imposed before.
+
+        `limit` is a number of running jobs (0 rejects all jobs) or a rate such as `200/m`. Returns whether that changes
+        anything. Raises Misconfigured, UnknownTask and BrokerError.
+        """
         return self._app.perform(self._set_override(task, limit, by))
 
     async def aset(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
@@ -76,7 +83,7 @@ class Limits:
         return await self._app.aperform(self._set_override(task, limit, by))
 
     def lift(self, task: "str | Task[..., Any]") -> bool:
-        """Take back what was imposed: the task's own limit holds again. Gives whether anything was imposed."""
+        """Remove what is imposed, so that the task's own limit holds again. Returns whether anything was imposed."""
         return self._known(task, self._app.perform(self._lift(task)))
 
     async def alift(self, task: "str | Task[..., Any]") -> bool:
@@ -84,17 +91,19 @@ class Limits:
         return self._known(task, await self._app.aperform(self._lift(task)))
 
     def suspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
-        """Begin no job of a task on any worker, until it is resumed; its jobs wait in Redis. What runs is run to its
-        end, and workers hear of it in moments: some jobs may begin until then. Gives whether that changes anything."""
+        """Start no job of a task on any worker until it is resumed; its jobs wait in Redis.
+
+        Running jobs run to their end. Workers hear of it within moments, so some jobs may still start. Returns whether
+        that changes anything.
+        """
         return self._app.perform(self._suspend(task, why, by))
 
     async def asuspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
-        """`suspend`, from Trio or asyncio: in a task that an event starts, say."""
+        """`suspend`, from Trio or asyncio; for example in a task that an event starts."""
         return await self._app.aperform(self._suspend(task, why, by))
 
     def resume(self, task: "str | Task[..., Any]") -> bool:
-        """Let the jobs of a suspended task run again, in the order in which they came. Gives whether it was
-        suspended."""
+        """Start jobs of a suspended task again, in the order in which they came. Returns whether it was suspended."""
         return self._known(task, self._app.perform(self._resume(task)))
 
     async def aresume(self, task: "str | Task[..., Any]") -> bool:
@@ -102,7 +111,7 @@ class Limits:
         return self._known(task, await self._app.aperform(self._resume(task)))
 
     def list(self) -> dict[str, TaskLimits]:
-        """What is imposed on tasks now, by their names."""
+        """Return what is imposed on tasks now, by their names."""
         return _list_limits(self._app.perform(limits.list_overrides(self._app.keys)))
 
     async def alist(self) -> dict[str, TaskLimits]:
@@ -112,25 +121,25 @@ class Limits:
     def _set_override(self, task: "str | Task[..., Any]", limit: int | str, by: str) -> Call[bool]:
         name = self._name(task)
         if isinstance(limit, str):
-            what = LimitOverride(rate=limit, by=by or _me(), since=_now())
+            override = LimitOverride(rate=limit, by=by or _me(), since=_now())
         elif isinstance(limit, bool) or not isinstance(limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Misconfigured(f"task {name}: limit is {limit!r}: give a number, or a rate such as '200/m'")
         else:
-            what = LimitOverride(limit=limit, by=by or _me(), since=_now())
-        return limits.set_override(self._app.keys, name, what.validate(name))
+            override = LimitOverride(limit=limit, by=by or _me(), since=_now())
+        return limits.set_override(self._app.keys, name, override.validate(name))
 
     def _lift(self, task: "str | Task[..., Any]") -> Call[bool]:
         return limits.set_override(self._app.keys, _said(task), None)
 
     def _suspend(self, task: "str | Task[..., Any]", why: str, by: str) -> Call[bool]:
-        what = Suspension(why=why, by=by or _me(), since=_now())
-        return limits.suspend_task(self._app.keys, self._name(task), what)
+        suspension = Suspension(why=why, by=by or _me(), since=_now())
+        return limits.suspend_task(self._app.keys, self._name(task), suspension)
 
     def _resume(self, task: "str | Task[..., Any]") -> Call[bool]:
         return limits.resume_task(self._app.keys, _said(task))
 
     def _known(self, task: "str | Task[..., Any]", done: bool) -> bool:
-        """Whether something was taken back. Where nothing was, an unknown name is one that was misspelt."""
+        """Return `done`. If nothing was removed, raises UnknownTask for a name that may be misspelt."""
         if not done:
             self._name(task)
         return done
@@ -143,14 +152,14 @@ class Limits:
 
 
 def _said(task: "str | Task[..., Any]") -> str:
-    """What is imposed may outlive its task: it is taken back by name."""
+    """Return the name of a task without a check, since what is imposed may outlive its task."""
     return task if isinstance(task, str) else task.name
 
 
-def _list_limits(found: StoredOverrides) -> dict[str, TaskLimits]:
+def _list_limits(stored: StoredOverrides) -> dict[str, TaskLimits]:
     listed: dict[str, TaskLimits] = {}
-    for task in sorted(found.limits.keys() | found.suspended.keys()):
-        limit, suspended = found.limits.get(task) or LimitOverride(), found.suspended.get(task)
+    for task in sorted(stored.limits.keys() | stored.suspended.keys()):
+        limit, suspended = stored.limits.get(task) or LimitOverride(), stored.suspended.get(task)
         entry = TaskLimits(task, limit.limit, limit.rate, limit.by)
         if suspended is not None and not 0 < suspended.until <= time.time():
             entry = msgspec.structs.replace(
@@ -170,7 +179,7 @@ def _now() -> float:
 
 
 def _me() -> str:
-    """Who imposes it, when nothing else is said."""
+    """Return the default for `by`: user and host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

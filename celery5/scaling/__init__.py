@@ -1,4 +1,4 @@
-"""Scaling: how many jobs a worker runs at once, and how many workers a cluster has."""
+"""Scale the number of jobs that a worker runs at once, and the number of workers of a cluster."""
 
 from typing import TYPE_CHECKING
 
