@@ -1,6 +1,6 @@
 """celery5: a Trio-native distributed task runtime on Redis Streams.
 
-Here are the names that nearly every application uses. The rest comes from the package of its subject:
+This package has the names that nearly every application uses. The others are in the package of their subject:
 `celery5.limits.Range`, `celery5.scaling.Growth`, `celery5.health.HealthCheck`. `docs/internals.md` has the map.
 """
 
@@ -73,7 +73,7 @@ __all__ = [
     "wait_async",
 ]
 
-_HOMES = {
+_MODULES = {
     "App": "celery5.app",
     "AsyncResult": "celery5.results.async_result",
     "BootStep": "celery5.boot_step",
@@ -110,12 +110,14 @@ _HOMES = {
     "wait": "celery5.results.async_result",
     "wait_async": "celery5.results.async_result",
 }
-"""The module of each name. It is imported when the name is first asked for."""
+"""The module of each name. It is imported when the name is first used."""
 
 
 class _OldModules:
-    """The last of Python's finders, so it is asked only for modules that no other has found. It finds none, but says
-    what to write instead of `celery5.schedules` and other modules that Celery has."""
+    """A finder that finds nothing, and raises with a hint for modules of Celery's, such as `celery5.schedules`.
+
+    It is the last of Python's finders, so it runs only for modules that no other finder has found.
+    """
 
     @staticmethod
     def find_spec(name: str, _path: object = None, _target: object = None) -> None:
@@ -132,12 +134,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if not TYPE_CHECKING:  # a checker knows what is there
+if not TYPE_CHECKING:  # a type checker knows the names
 
     def __getattr__(name: str) -> object:
-        if name in _HOMES:
-            value = getattr(import_module(_HOMES[name]), name)
-        elif name == "errors":  # `celery5.errors` without an import of its own
+        if name in _MODULES:
+            value = getattr(import_module(_MODULES[name]), name)
+        elif name == "errors":  # so that `celery5.errors` works without importing it
             value = import_module("celery5.errors")
         else:
             from celery5.hints import make_import_error

@@ -1,6 +1,6 @@
-"""Errors: everything celery5 raises at its users, on one page.
+"""Define every error that celery5 raises at its users.
 
-Named for the condition, with no prefix and no suffix. A message says what is wrong, then what to do, in one line.
+Names say the condition, without prefix or suffix. A message says in one line what is wrong, then what to do.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from celery5.protocol.similar_names import did_you_mean
 
 
 class CeleryError(Exception):
-    """Whatever celery5 raises on purpose. Catch it to catch them all."""
+    """The base class of all errors that celery5 raises on purpose."""
 
 
 # Declaring and calling tasks
@@ -21,11 +21,11 @@ class Misconfigured(CeleryError):
 
 
 EXIT_ALREADY_IN_USE = 73
-"""The exit code of a process whose place another one still has: it is tried again, and is no death."""
+"""The exit code of a process that raised AlreadyInUse: it is started again, and does not count as crashed."""
 
 
 class AlreadyInUse(Misconfigured):
-    """Another process has what is for one only: a socket, a backlog. It may be about to end."""
+    """Another process has what only one may have, such as a socket or a backlog. It may be about to end."""
 
 
 class DuplicateTask(Misconfigured):
@@ -33,7 +33,7 @@ class DuplicateTask(Misconfigured):
 
 
 class UnknownTask(CeleryError, LookupError):
-    """No task of that name is declared here. `name` is the name that was asked for."""
+    """The application declares no task of that name. `name` is the unknown name."""
 
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class UnknownTask(CeleryError, LookupError):
 
 
 class UnknownQueue(CeleryError, LookupError):
-    """The application has no queue of that name: nothing was ever sent to it. `name` is the name that was asked for."""
+    """The application has no queue of that name: nothing was ever sent to it. `name` is the unknown name."""
 
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class UnknownQueue(CeleryError, LookupError):
 
 
 class BadArguments(CeleryError, TypeError):
-    """Arguments do not fit the task: the message names the task, the parameter and both types."""
+    """Arguments do not fit the task. The message names the task, the parameter and both types."""
 
 
 class MessageTooLarge(CeleryError, ValueError):
@@ -71,17 +71,17 @@ class BlockingInEventLoop(CeleryError):
 
 
 class Corrupt(CeleryError, ValueError):
-    """Bytes on a stream are no envelope of ours."""
+    """Bytes on a stream are no valid envelope."""
 
 
 # Raised inside tasks
 
 
 class Retry(CeleryError):
-    """Raise it in a task to have the job tried again: after `countdown` seconds, or as the retry policy says. It
-    counts as an attempt; `max_retries` replaces the policy's own for this time. Beyond them the job is buried.
+    """Raise it in a task to have the job tried again, after `countdown` seconds or as the retry policy says.
 
-    Raises Misconfigured for numbers that make no sense.
+    It counts as an attempt. `max_retries` replaces the policy's own for this time; beyond them the job becomes a dead
+    letter. Raises Misconfigured for invalid numbers.
     """
 
     countdown: float | None = None
@@ -112,11 +112,11 @@ def _is_number(thing: object, kind: type[int | float] = float) -> bool:
 
 
 class Reject(CeleryError):
-    """Raise it in a task that will not do this job: the job ends as REJECTED, which is no failure."""
+    """Raise it in a task that refuses this job: the job ends as REJECTED, which is no failure."""
 
 
 class TimeLimitExceeded(CeleryError, TimeoutError):
-    """An attempt ran for longer than its `time_limit`, and was ended."""
+    """An attempt ran for longer than its `time_limit`, and was stopped."""
 
 
 class SoftTimeLimitExceeded(TimeLimitExceeded):
@@ -124,9 +124,9 @@ class SoftTimeLimitExceeded(TimeLimitExceeded):
 
 
 class BoxCrashed(CeleryError):
-    """The process of a boxed task ended, could not be started, or said what nobody can read: a failed attempt.
+    """The process of a boxed task ended, could not be started, or sent invalid output: a failed attempt.
 
-    `stderr` is what it wrote there last.
+    `stderr` is the end of what it wrote there.
     """
 
     def __init__(self, message: str, *, stderr: str = "") -> None:
@@ -138,12 +138,7 @@ class BoxCrashed(CeleryError):
 
 
 class TaskFailed(CeleryError):
-    """The job is in the dead-letter queue: what `get()` raises for it.
-
-    Attributes: `job_id`; `task`; `type`, the name of the error's class; `message`; `error_args`, the error's
-    arguments as text; `traceback`, as text; `attempt`, counted from 1; `worker`; `reason`, why it was buried
-    (`exhausted`, `not-retried`, `unknown-task`, ...).
-    """
+    """The job is in the dead-letter queue: what `get()` raises for it."""
 
     def __init__(
         self,
@@ -160,17 +155,22 @@ class TaskFailed(CeleryError):
     ) -> None:
         self.job_id = job_id
         self.task = task
+        # The name of the error's class.
         self.type = type
         self.message = message
+        # The error's arguments as text.
         self.error_args = error_args
+        # As text.
         self.traceback = traceback
+        # Counted from 1.
         self.attempt = attempt
         self.worker = worker
+        # Why the job became a dead letter: `exhausted`, `not-retried`, `unknown-task`, ...
         self.reason = reason
         super().__init__(self._told())
 
     def _told(self) -> str:
-        """What has become of the job, in one line."""
+        """Return in one line what happened to the job."""
         return (
             f"{self.task}[{self.job_id}] failed at attempt {self.attempt} ({self.reason}): "
             f"{self.type}: {self.message}"
@@ -199,11 +199,11 @@ class TaskExpired(TaskFailed):
 
 
 class BadResult(CeleryError, TypeError):
-    """The job succeeded, and what it returned does not fit the task's annotation here."""
+    """The job succeeded, but its result does not fit the annotation of the task in this process."""
 
 
 class ResultTimeout(CeleryError, TimeoutError):
-    """`get`, `gather` or `wait` ran out of time. The job itself goes on."""
+    """`get`, `gather` or `wait` ran out of time. The job itself continues."""
 
 
 class ResultsDisabled(CeleryError):
@@ -217,7 +217,7 @@ class BrokerError(CeleryError):
     """The base class of all errors with Redis.
 
     `maybe_done` is true when a command was sent and it is not known whether it ran, or when a part of the call has run.
-    Earlier attempts count, too: one that was sent and lost before this error ended the next one.
+    Earlier attempts count, too: one may have been sent and lost before this error ended the next one.
     """
 
     maybe_done: bool = False
@@ -228,7 +228,7 @@ class BrokerError(CeleryError):
 
 
 class BadBrokerURL(BrokerError, ValueError):
-    """The broker's URL cannot be understood."""
+    """The broker's URL cannot be parsed."""
 
 
 class BrokerUnavailable(BrokerError):
@@ -244,13 +244,17 @@ class BrokerUnavailable(BrokerError):
 
 
 class CircuitOpen(BrokerUnavailable):
-    """The connection's circuit breaker is open: this attempt sent nothing. With `maybe_done` an earlier one did. As
-    the failure of a job: the breaker of its task is open, so the job was not started."""
+    """The connection's circuit breaker is open: this attempt sent nothing. With `maybe_done` an earlier one did.
+
+    As the failure of a job: the breaker of its task is open, so the job was not started.
+    """
 
 
 class BrokerLoading(BrokerUnavailable):
-    """Redis answers, but is still loading its data: it refused the command. With `maybe_done` an earlier attempt may
-    have run."""
+    """Redis refused the command, since it is still loading its data.
+
+    With `maybe_done` an earlier attempt may have run.
+    """
 
 
 class BrokerReadOnly(BrokerUnavailable):
@@ -258,20 +262,24 @@ class BrokerReadOnly(BrokerUnavailable):
 
 
 class PublisherUnavailable(BrokerUnavailable):
-    """The Publisher daemon that the setting `publisher` names cannot be reached, or can store nothing. With
-    `maybe_done` nobody knows whether it has the jobs."""
+    """The Publisher daemon of the setting `publisher` cannot be reached, or can store nothing.
+
+    With `maybe_done` it is not known whether it has the jobs.
+    """
 
 
 class BacklogFull(BrokerUnavailable):
-    """Redis cannot be reached, and the backlog (setting `backlog`, or the Publisher daemon's) has no room for these
-    jobs. None of them is kept."""
+    """Redis cannot be reached, and the backlog has no space for these jobs. None of them is stored.
+
+    The backlog is that of the setting `backlog`, or the Publisher daemon's.
+    """
 
 
 class NotReplicated(BrokerError):
-    """The jobs are on their queue and will run, but fewer replicas have them than the setting `replicas` asks for.
+    """The jobs are on their queue and will run, but fewer replicas have them than the setting `replicas` demands.
 
-    `ids` are the jobs' ids, `replicas` is how many have them, `wanted` how many should. Sending them again would make
-    second jobs.
+    `ids` are the jobs' ids, `replicas` is how many have them, `wanted` how many should. Sending the jobs again would
+    create duplicates.
     """
 
     maybe_done = True
@@ -292,7 +300,7 @@ class BrokerTooOld(BrokerError):
 
 
 class BrokerReplied(BrokerError):
-    """Redis answered with an error of another kind. `code` is its first word, such as `NOGROUP`."""
+    """Redis answered with any other error. `code` is its first word, such as `NOGROUP`."""
 
     def __init__(self, message: str, *, code: str) -> None:
         self.code = code
@@ -300,8 +308,10 @@ class BrokerReplied(BrokerError):
 
 
 class UnreadableReply(BrokerReplied):
-    """Redis answered with something that celery5 cannot read: another program has written an entry or a key. It is not
-    known what the command did. `code` is `UNREADABLE`."""
+    """Redis answered with something that celery5 cannot read: another program has written an entry or a key.
+
+    It is not known what the command did. `code` is `UNREADABLE`.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="UNREADABLE")
@@ -312,21 +322,23 @@ class ServerNotFound(CeleryError):
 
 
 class CommandRefused(CeleryError):
-    """A command to a running process is not known there, or cannot be done: the text says why."""
+    """A running process does not know a command, or cannot do it. The text says why."""
 
 
 class BootStepFailed(CeleryError):
-    """A mandatory boot step or service of the application did not come up, or crashed too often: its worker stops. The
-    text names it and why."""
+    """A mandatory boot step or service of the application did not start, or crashed too often: the worker stops.
+
+    The text names it and the reason.
+    """
 
 
 class PlatformError(CeleryError):
-    """A platform cannot start, end or reach a process of a cluster now: the text says which, and why."""
+    """A platform cannot start, stop or reach a process of a cluster now. The text says which, and why."""
 
 
 class Superseded(CeleryError):
-    """The Controller that started this process leads no more, so the process does not begin."""
+    """The Controller that started this process is no longer the leader, so the process does not start."""
 
 
 class LeaseLost(CeleryError):
-    """This worker was taken for dead and its jobs were given to others (fencing)."""
+    """The cluster took this worker for dead, and other workers have its jobs (fencing)."""

@@ -1,10 +1,8 @@
-"""Spellings: what Celery and Fennel call by a name that is not ours, and how it is said here.
+"""Suggest celery5's names for those of Celery and Fennel: attributes, options, settings, modules and commands.
 
-Names of attributes, options, settings, modules and commands. A value that begins with `nothing` says that there is no
-such thing here; a test checks that.
-
-Looked into only when a name is not there, so it costs nothing else. The guide's pages "From Celery" and "From Fennel"
-have the whole of it; a test sees that what is said here is there, too.
+A value that begins with `nothing` says that celery5 has no such thing; a test checks that. The tables are read only
+when a name is missing, so they cost nothing else. The guide's pages "From Celery" and "From Fennel" explain all of
+them; a test checks that each name is on its page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -193,22 +191,24 @@ FENNEL: Mapping[NameKind, Mapping[str, str]] = {
 
 
 def find_hint(thing: NameKind, name: str) -> str:
-    """What to write instead of `name`, as the end of a message; '' when it is nobody's name."""
-    for whose, names in (("Celery", CELERY), ("Fennel", FENNEL)):
-        ours = names.get(thing, {}).get(name)
-        if ours:
-            return f'; for {whose}\'s {name} there is {ours} (guide: "From {whose}")'
+    """Return what to write instead of `name`, as the end of a message; '' if it is no name of Celery's or Fennel's."""
+    for library, names in (("Celery", CELERY), ("Fennel", FENNEL)):
+        hint = names.get(thing, {}).get(name)
+        if hint:
+            return f'; for {library}\'s {name} there is {hint} (guide: "From {library}")'
     return ""
 
 
 def find_command_hint(words: Sequence[str]) -> str:
-    """Return what to write instead of the command that these words begin, as the end of a message: `inspect active` is
-    known better than `inspect`. '' for a command that Celery does not have."""
+    """Return what to write instead of the command that these words begin, as the end of a message.
+
+    The first two words, `inspect active`, count before the first alone. '' if Celery has no such command.
+    """
     return find_hint("command", " ".join(words[:2])) or find_hint("command", "".join(words[:1]))
 
 
 def make_attribute_error(thing: NameKind, of: Any, name: str) -> AttributeError:
-    """The error of an attribute that is not there."""
+    """Return the error for a missing attribute, with a hint."""
     kind = type(of).__name__
     return AttributeError(
         f"{kind!r} object has no attribute {name!r}{find_hint(thing, name)}", name=name, obj=of
@@ -216,14 +216,17 @@ def make_attribute_error(thing: NameKind, of: Any, name: str) -> AttributeError:
 
 
 def make_import_error(name: str) -> Exception:
-    """The error of a name that celery5 does not have. `from celery5 import` shows the text of an ImportError only."""
+    """Return the error for a name that celery5 does not have, with a hint.
+
+    It is an ImportError if there is a hint, since `from celery5 import` shows the text of no other error.
+    """
     hint = find_hint("module", name) or _find_package(name)
     text = f"module 'celery5' has no attribute {name!r}{hint}"
     return ImportError(text, name="celery5") if hint else AttributeError(text, name=name)
 
 
 def _find_package(name: str) -> str:
-    """Return which package offers a name that `celery5` itself does not, '' when none does."""
+    """Return a hint to the package that has a name which `celery5` does not; '' if none has it."""
     for package in SUBJECTS:
         if name in getattr(import_module(f"celery5.{package}"), "__all__", ()):
             return f": from celery5.{package} import {name}"
@@ -231,23 +234,25 @@ def _find_package(name: str) -> str:
 
 
 SUBJECTS = ("tasks", "events", "scheduling", "limits", "scaling", "health", "results", "dead_letters", "logs")
-"""The packages that offer names beside those of `celery5`. To import one loads nothing but its list of names."""
+"""The packages with public names besides those of `celery5`. An import of one loads only its list of names."""
 
 
 def refuse_old_module(name: str) -> None:
-    """Raise ModuleNotFoundError, with what to write instead, for a module of Celery's: `celery5.schedules`. Do nothing
-    for other modules."""
+    """Raise ModuleNotFoundError with a hint for a module of Celery's, such as `celery5.schedules`.
+
+    Do nothing for other modules.
+    """
     package, _, module = name.partition(".")
     if package == "celery5" and (instead := find_hint("module", module.partition(".")[0])):
         raise ModuleNotFoundError(f"No module named {name!r}{instead}", name=name)
 
 
 class CanvasHints:
-    """What a signature is of Celery's canvas: nothing yet, and whoever tries is told what there is instead."""
+    """Raises errors with hints for the operations of Celery's canvas that a signature does not have."""
 
     __slots__ = ()
 
-    if not TYPE_CHECKING:  # a checker knows what is there
+    if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
             raise make_attribute_error("signature", self, name)

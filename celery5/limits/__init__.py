@@ -1,4 +1,4 @@
-"""Limits: how many jobs of a task run at once, how many begin in a span of time, and who waits."""
+"""Limit how many jobs of a task run at once and how many start in a period of time, and queue the others fairly."""
 
 from typing import TYPE_CHECKING
 

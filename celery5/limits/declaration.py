@@ -85,8 +85,8 @@ class LimitDeclaration:
     ) -> tuple[str, str]:
         """Return the keys of a message, with missing ones computed from the arguments.
 
-        Messages of events, and of producers that know no keys, lack them. `arguments` decodes the arguments, and is called
-        only if a key is missing. A key that cannot be computed is ''.
+        Messages of events, and of producers that know no keys, lack them. `arguments` decodes the arguments, and is
+        called only if a key is missing. A key that cannot be computed is ''.
         """
         missing = [key is not None and not value for key, value in zip(self._keys, (slot, turn), strict=True)]
         if not any(missing):

@@ -1,4 +1,4 @@
-"""Tasks: what is declared with `@task`, and what a running job knows of itself."""
+"""Declare tasks with `@task`, and read the state of the running job."""
 
 from typing import TYPE_CHECKING
 

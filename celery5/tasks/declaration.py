@@ -1,4 +1,4 @@
-"""Declaring: what `@task` and `@app.task` are, the options that they take, and the registry of what was declared."""
+"""Declare tasks by `@task` and `@app.task`, check their options, and register them."""
 
 import inspect
 import sys
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def find_tasks(app: Application) -> Iterator[Task[Any, Any]]:
-    """Yield all tasks in the included modules and in the application's own, whoever owns them."""
+    """Yield all tasks in the included modules and in the application's own module, of any owner."""
     for module in (*find_modules(app.include), app.module):
         for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
             if isinstance(value, Task):
@@ -61,23 +61,26 @@ R = TypeVar("R")
 
 
 class TaskRegistry(dict[str, Task[Any, Any]]):
-    """The tasks of an application by name. A name that is not there raises UnknownTask, with the nearest one.
+    """The tasks of an application by name. A missing name raises UnknownTask, which suggests a similar one.
 
-    A dict, since each job asks four times: a mapping of our own takes three times as long.
+    A subclass of dict, since each job makes four lookups: a Mapping of our own takes three times as long.
     """
 
     def __missing__(self, name: str) -> Never:
         raise UnknownTask(name, self)
 
     def add(self, task: Task[Any, Any]) -> None:
-        """Remember a task. Raises DuplicateTask when another function has its name."""
-        known = self.setdefault(task.name, task)
-        if known.__wrapped__ is not task.__wrapped__:
+        """Add a task. Raises DuplicateTask when another function has its name."""
+        registered = self.setdefault(task.name, task)
+        if registered.__wrapped__ is not task.__wrapped__:
             raise DuplicateTask(f"two tasks are named {task.name!r}: give one of them @task(name=...)")
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `@task(...)` takes beside `bind`: a name, where its code runs, and how its jobs are sent (see `Options`)."""
+    """The options of `@task(...)` besides `bind`.
+
+    They set the name, where the code runs, and how jobs are sent: see `Options`.
+    """
 
     name: str | None
     queue: str | None
@@ -106,7 +109,7 @@ class TaskOptions(TypedDict, total=False):
     breaker: BreakerPolicy | None
     checks: Sequence[HealthCheck]
     sinks: Sequence[Sink | RedisResults]
-    source: Source | type | Sequence[Source | type]  # to a type checker a decorated class is a class still
+    source: Source | type | Sequence[Source | type]  # a type checker sees a decorated class as a class
     schedule: "When | Periodic | Sequence[Periodic] | None"
     limit: int | Limit | Range | None
     rate_limit: str | Rate | None
@@ -126,7 +129,7 @@ class ConfiguredTaskDecorator(Protocol):
 
 
 class BoundTaskDecorator(Protocol):
-    """The type of `@app.task(bind=True)`: the function's first parameter is the job, which is not sent."""
+    """The type of `@app.task(bind=True)`: the function's first parameter is the running job, which is not sent."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
@@ -137,7 +140,7 @@ class BoundTaskDecorator(Protocol):
 
 
 class TaskDecorator:
-    """What `@task` and `@app.task` are: a decorator that works bare and called, typed end to end."""
+    """The type of `@task` and `@app.task`: a decorator that works with and without a call, fully typed."""
 
     def __init__(
         self,
@@ -145,7 +148,7 @@ class TaskDecorator:
         register: Callable[[Task[Any, Any]], None] | None = None,
         find_owner: Callable[[Task[Any, Any]], TaskApplication] | None = None,
     ) -> None:
-        # An application registers its tasks at once. A free task asks `find_owner` when it needs its application.
+        # An application registers its tasks at once. A free task calls `find_owner` when it needs its application.
         self._app = app
         self._register = register
         self._find_owner = find_owner
@@ -183,7 +186,7 @@ class TaskDecorator:
 
 
 def _options(said: dict[str, Any]) -> Options:
-    """The options of a declaration."""
+    """Return the options of a declaration. Raises Misconfigured for one that a declaration does not take."""
     for name in sorted(set(said) - set(_DECLARED)):
         if name in CALL_ONLY_OPTIONS:
             raise Misconfigured(f"{name} is for one call: task.options({name}=...)")

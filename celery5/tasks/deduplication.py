@@ -1,4 +1,4 @@
-"""Deduplicate: a task's policy that says, on the worker, whether a job is still wanted."""
+"""Run a task's `deduplicate` policy, which decides on the worker whether a job is still wanted."""
 
 import inspect
 from collections.abc import Callable
@@ -10,36 +10,36 @@ from celery5.errors import Misconfigured
 from celery5.protocol.job.verdict import JobRejected, Outcome, Returned
 
 DeduplicationPolicy = Callable[..., Any]
-"""A function with the task's own parameters: true, or a text that says why, ends the job as REJECTED."""
+"""A function with the task's parameters. If it returns true, or a text with the reason, the job ends as REJECTED."""
 
 DEFAULT_REASON = "its deduplicate policy says that it is not wanted"
-"""The reason of a policy that gave none."""
+"""The reason for a policy that returns none."""
 _WANTED = b'""'
 
 
 def prepare_policy(
     policy: DeduplicationPolicy, function: Callable[..., Any], task: str
 ) -> DeduplicationPolicy:
-    """The policy as it is run: it gives a text, empty for a job that is wanted.
+    """Return the policy as a function that returns a text, empty for a job that is wanted.
 
-    Raises Misconfigured, at declaration, for a policy of another colour than the task or with other parameters.
+    Raises Misconfigured for a policy that is async where its task is not, or the reverse, or has other parameters.
     """
     if not callable(policy):
         raise Misconfigured(f"task {task}: deduplicate is {policy!r}: give a function")
-    colour = inspect.iscoroutinefunction(function)
-    if inspect.iscoroutinefunction(policy) is not colour:
-        wanted = "async def, as the task is" if colour else "a plain def, as the task is"
+    is_async = inspect.iscoroutinefunction(function)
+    if inspect.iscoroutinefunction(policy) is not is_async:
+        wanted = "async def, as the task is" if is_async else "a plain def, as the task is"
         raise Misconfigured(f"task {task}: its deduplicate policy must be {wanted}")
     if not _takes_the_same(policy, function):
         raise Misconfigured(
             f"task {task}: its deduplicate policy takes {inspect.signature(policy)}; "
             f"it must take the task's own parameters, {inspect.signature(function)}, or (*args, **kwargs)"
         )
-    return _awaiting(policy) if colour else _calling(policy)
+    return _awaiting(policy) if is_async else _calling(policy)
 
 
 def get_rejection(answer: Outcome) -> Outcome | None:
-    """What the policy's `answer` means for the job: None when it is wanted. One that failed is a failed attempt."""
+    """Return what the policy's `answer` means for the job: None if it is wanted. An error is a failed attempt."""
     if type(answer) is not Returned:
         return answer
     return None if answer.value == _WANTED else JobRejected(msgspec.json.decode(answer.value, type=str))
@@ -66,17 +66,17 @@ def _why(answer: object) -> str:
 
 
 def _takes_the_same(policy: DeduplicationPolicy, function: Callable[..., Any]) -> bool:
-    shape = _shape(policy)
-    anything = [kind for _, kind, _ in shape] == [
+    parameters = _shape(policy)
+    takes_anything = [kind for _, kind, _ in parameters] == [
         inspect.Parameter.VAR_POSITIONAL,
         inspect.Parameter.VAR_KEYWORD,
     ]
-    return anything or shape == _shape(function)
+    return takes_anything or parameters == _shape(function)
 
 
 def _shape(function: Callable[..., Any]) -> list[tuple[str, object, bool]]:
-    """Name, kind and whether there is a default, of each parameter."""
+    """Return name, kind and whether there is a default, for each parameter."""
     return [
-        (name, each.kind, each.default is not inspect.Parameter.empty)
-        for name, each in inspect.signature(function).parameters.items()
+        (name, parameter.kind, parameter.default is not inspect.Parameter.empty)
+        for name, parameter in inspect.signature(function).parameters.items()
     ]

@@ -1,4 +1,4 @@
-"""Task: a declared function, and the ways to send it."""
+"""Send the jobs of a declared function in its different ways."""
 
 import functools
 import inspect
@@ -45,7 +45,7 @@ from celery5.tasks.deduplication import DeduplicationPolicy, prepare_policy
 
 
 def bind_running_job(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """`function` as it is called without its first parameter, which is the running job."""
+    """Return a function that calls `function` with the running job as first argument. Raises Misconfigured."""
     signature = inspect.signature(function)
     first, *others = signature.parameters.values() or [None]
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
@@ -57,16 +57,20 @@ def bind_running_job(function: Callable[..., Any], name: str) -> Callable[..., A
     async def wait(*args: Any, **kwargs: Any) -> Any:
         return await function(_running(name), *args, **kwargs)
 
-    made: Callable[..., Any] = wait if inspect.iscoroutinefunction(function) else call
-    functools.update_wrapper(made, function)
-    vars(made)["__signature__"] = signature.replace(parameters=[each for each in others if each])
+    bound: Callable[..., Any] = wait if inspect.iscoroutinefunction(function) else call
+    functools.update_wrapper(bound, function)
+    vars(bound)["__signature__"] = signature.replace(
+        parameters=[parameter for parameter in others if parameter]
+    )
     annotations = getattr(function, "__annotations__", {})
-    made.__annotations__ = {each: what for each, what in annotations.items() if each != first.name}
-    return made
+    bound.__annotations__ = {
+        parameter: annotation for parameter, annotation in annotations.items() if parameter != first.name
+    }
+    return bound
 
 
 def _running(task: str) -> CurrentJob:
-    """The running job; where there is none, since the task is called like any function, one that stands for it."""
+    """Return the running job. Outside of a worker, where a task is called like any function, return a substitute."""
     return CURRENT_JOB.get() or CurrentJob(new_id(), task, "", 1, "")
 
 
@@ -79,20 +83,20 @@ TaskKind = Literal["trio", "asyncio", "thread", "boxed"]
 
 
 class Task(Generic[P, R_co]):
-    """A task: `delay` it and its function runs on a worker; call it and the function runs here.
+    """A task: `delay` sends a job whose function runs on a worker; a call runs the function in place.
 
-    `name` is the module and qualified name of the function unless given. `kind` follows from the function: `async def`
-    runs on Trio (or asyncio, when declared so), `def` in a thread; with `boxed` either runs in a process of its own,
-    which a `Box` describes, and on the loop that `loop` names there. With `bind` the function's first parameter
-    is the running job, a `CurrentJob`, and whoever sends it leaves it out.
+    `name` is by default the module and qualified name of the function. `kind` follows from the function: `async def`
+    runs on Trio (on asyncio if declared so), `def` in a thread; with `boxed` either runs in a process of its own, which
+    a `Box` describes, and there on the event loop that `loop` names. With `bind` the function's first parameter is the
+    running job, a `CurrentJob`, which callers leave out.
     """
 
     sinks: tuple[SinkOptions, ...] = ()
-    """The Data Sinks that are given the documents of its results."""
+    """The Data Sinks that get the documents of its results."""
     recipients: Mapping[str, str] | None = None
-    """Their names, by the ends that they want to hear of."""
+    """The names of the sinks, by the final states that they take."""
     sources: tuple[Source, ...] = ()
-    """The Data Sources whose documents it is given."""
+    """The Data Sources whose documents it takes."""
 
     def __init__(
         self,
@@ -146,7 +150,7 @@ class Task(Generic[P, R_co]):
         self._take_names(function)
 
     def _take_names(self, function: Callable[..., Any]) -> None:
-        """Look like the function, for `help` and `inspect`."""
+        """Copy names and docstring of the function, for `help` and `inspect`."""
         self.__doc__, self.__module__ = function.__doc__, getattr(function, "__module__", "")
         self.__name__: str = getattr(function, "__name__", self.name)
         self.__wrapped__ = function
@@ -156,15 +160,15 @@ class Task(Generic[P, R_co]):
         sinks: Sequence[Sink | RedisResults] = (),
         source: Source | type[Any] | Sequence[Source | type[Any]] = (),
     ) -> None:
-        """Have sinks take what it returns, and sources give it what they bring. Raises Misconfigured."""
-        self.sinks, kept = parse_sinks(sinks, self.name)
-        if kept is not None and kept.ttl is not None:
-            self.send_options = self.send_options.merge({"results_ttl": kept.ttl})
-        self.recipients = group_recipients([(each.name, each.states) for each in self.sinks])
+        """Send results to `sinks`, and take the documents of `source`. Raises Misconfigured."""
+        self.sinks, results = parse_sinks(sinks, self.name)
+        if results is not None and results.ttl is not None:
+            self.send_options = self.send_options.merge({"results_ttl": results.ttl})
+        self.recipients = group_recipients([(sink.name, sink.states) for sink in self.sinks])
         self.sources = parse_sources(source, self.parameters, self.name)
 
     def add_source(self, source: Source) -> None:
-        """Be sent each document of a source from now on. Raises Misconfigured."""
+        """Take the documents of another source from now on. Raises Misconfigured."""
         if source not in self.sources:
             self.sources = (*self.sources, *parse_sources(source, self.parameters, self.name))
 
@@ -178,7 +182,7 @@ class Task(Generic[P, R_co]):
 
     @property
     def app(self) -> "TaskApplication":
-        """The application this task belongs to."""
+        """The application of this task. Raises Misconfigured when it has none."""
         if self._app is None:
             if self._find_owner is None:
                 raise Misconfigured(f"task {self.name} belongs to no application: declare it with @app.task")
@@ -186,7 +190,7 @@ class Task(Generic[P, R_co]):
         return self._app
 
     def adopt(self, app: "TaskApplication") -> None:
-        """Belong to `app` from now on, unless it belongs to one already."""
+        """Set the application, unless the task has one already."""
         if self._app is None:
             self._app = app
 
@@ -197,71 +201,77 @@ class Task(Generic[P, R_co]):
 
     @property
     def queue(self) -> str:
-        """The queue that its jobs go to. Raises Misconfigured when that is on another broker than its `broker`."""
+        """The queue of its jobs. Raises Misconfigured when the queue is on another broker than the task's `broker`."""
         return self.app.brokers.queue_of_task(self.name, self.send_options)
 
     @property
     def result_type(self) -> ResultType:
-        """What it returns, as its annotation says."""
+        """The type of its results, by its annotation."""
         return self.parameters.result_type
 
     @property
     def policy(self) -> RetryPolicy:
-        """How a failed job of this task is tried again."""
+        """The policy by which failed jobs of this task are tried again."""
         if self._policy is None:
             self._policy = self.send_options.get_retry_policy(self.app.retry_policy)
         return self._policy
 
     @property
     def backoff(self) -> CustomBackoff | None:
-        """The function that says how long to wait before another attempt, instead of the policy's numbers."""
+        """The function that computes the seconds before the next attempt, in place of the policy's numbers."""
         return self._backoff or self.app.retry_backoff
 
     @property
     def breaker(self) -> BreakerPolicy:
-        """How its circuit breaker behaves: as it was declared; with health checks alone, they hold its jobs and
-        failures do not; else as the application says."""
+        """How its circuit breaker behaves.
+
+        Without one of its own, a task with health checks has a breaker that only the checks trip; other tasks have the
+        application's.
+        """
         return self._breaker or (CHECKS_ONLY_BREAKER if self.checks else self.app.breaker)
 
     def options(self, **options: Unpack[SendOptions]) -> Self:
-        """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `key`, `priority`,
-        `time_limit`, `max_retries` or any other field of `Options`. Raises Misconfigured."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin._app, twin._policy, twin._settings = self.app, None, None
-        twin.send_options = _options(dict(options), self.send_options)
-        if twin.limits is not None:
-            twin.limits.check_queue(twin.send_options.queue)
-        return twin
+        """Return a copy of this task with other options.
+
+        They are `queue`, `countdown`, `eta`, `expires`, `key`, `priority`, `time_limit`, `max_retries` and all other
+        fields of `Options`. Raises Misconfigured.
+        """
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy._app, copy._policy, copy._settings = self.app, None, None
+        copy.send_options = _options(dict(options), self.send_options)
+        if copy.limits is not None:
+            copy.limits.check_queue(copy.send_options.queue)
+        return copy
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """The job that `delay` with these arguments would publish. Raises BadArguments and MessageTooLarge."""
+        """Return the job that `delay` would send with these arguments. Raises BadArguments and MessageTooLarge."""
         if self.limits is None:
             return self._job_of(*self.parameters.encode(args, kwargs))
         return self._job_of(*self.parameters.encode(args, kwargs), *self.limits.make_keys(args, kwargs))
 
     def make_template(self) -> Job:
-        """A job that says all but the arguments: how its jobs are sent by those who have only its name."""
+        """Return a job without arguments, for those who send jobs and have only the task's name."""
         return self._job_of(Raw(b"[]"), NO_ARGUMENTS)
 
     def _job_of(self, raw_args: Raw, raw_kwargs: Raw, slot: str = "", turn: str = "") -> Job:
         options, app, now = self.send_options, self._app or self.app, time.time()
         terms = self._terms
         if terms is None or self._settings is not app.settings:
-            terms = self._worked_out(app.settings)
-        said = terms.fields.copy()
-        if terms.unique_for is not None and "key" not in said and raw_kwargs is not NO_ARGUMENTS:
-            said["key"] = hash_call(self.parameters.encode_canonical(raw_args, raw_kwargs))
+            terms = self._compute_shared_fields(app.settings)
+        fields = terms.fields.copy()
+        if terms.unique_for is not None and "key" not in fields and raw_kwargs is not NO_ARGUMENTS:
+            fields["key"] = hash_call(self.parameters.encode_canonical(raw_args, raw_kwargs))
         if options.expires is not None:
-            said["expires"] = options.get_expiry(now)
-        line = ""
+            fields["expires"] = options.get_expiry(now)
+        waiting_list = ""
         if slot or turn:
-            said["concurrency_key"], said["fair_key"] = slot, turn
-            line = self.limits.get_waiting_list(slot, turn) if self.limits else ""
+            fields["concurrency_key"], fields["fair_key"] = slot, turn
+            waiting_list = self.limits.get_waiting_list(slot, turn) if self.limits else ""
         if trace := get_current_trace():
-            said["trace"] = trace
+            fields["trace"] = trace
         job_id = options.id or new_id()
-        envelope = Envelope(VERSION, job_id, self.name, raw_args, raw_kwargs, now, **said)
+        envelope = Envelope(VERSION, job_id, self.name, raw_args, raw_kwargs, now, **fields)
         return Job(
             job_id,
             self.name,
@@ -273,11 +283,11 @@ class Task(Generic[P, R_co]):
             terms.unique_for,
             app.name,
             terms.lane,
-            line,
-            format_expiry(envelope.expires) if line else "",
+            waiting_list,
+            format_expiry(envelope.expires) if waiting_list else "",
         )
 
-    def _worked_out(self, settings: Settings) -> SharedFields:
+    def _compute_shared_fields(self, settings: Settings) -> SharedFields:
         self._settings = settings
         if self.send_options.queue is not None:
             self.app.brokers.warn_if_misspelled(self.name, self.send_options.queue)
@@ -290,15 +300,15 @@ class Task(Generic[P, R_co]):
         return terms
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
-        """A signature: this call, to be sent later or in bulk. Raises like `job`, when it is sent."""
+        """Return a signature: this call, to be sent later or in bulk. Sending it raises like `job`."""
         return Signature(self, args, kwargs)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
-        """Send the job and return its handle. For plain Python; inside an event loop await `adelay`."""
+        """Send a job and return its handle. For plain Python; inside an event loop await `adelay`."""
         return self.app.send_many([Signature(self, args, kwargs)])[0]
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
-        """Send the job and return its handle, from Trio or asyncio."""
+        """Send a job and return its handle, from Trio or asyncio."""
         return (await self.app.asend_many([Signature(self, args, kwargs)]))[0]
 
 
@@ -306,7 +316,7 @@ class CoroutineTask(Task[P, R_co]):
     """A task declared with `async def`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
-        """Run the function here, with no queue in between: await what this gives."""
+        """Return a coroutine that runs the function in this process, without a queue."""
         return cast("Coroutine[Any, Any, R_co]", self.function(*args, **kwargs))
 
 
@@ -314,12 +324,12 @@ class FunctionTask(Task[P, R_co]):
     """A task declared with `def`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the function here and now, with no queue in between."""
+        """Run the function in this process, without a queue."""
         return cast("R_co", self.function(*args, **kwargs))
 
 
 class Signature(CanvasHints, Generic[R_co]):
-    """A task with its arguments, not sent yet: `charge.s(7, amount)`. For `send_many`; immutable."""
+    """A task with its arguments, to be sent later or by `send_many`: `charge.s(7, amount)`. Immutable."""
 
     __slots__ = ("_args", "_kwargs", "task")
 
@@ -329,11 +339,11 @@ class Signature(CanvasHints, Generic[R_co]):
         self._kwargs = kwargs
 
     def __repr__(self) -> str:
-        named = [f"{name}={value!r}" for name, value in self._kwargs.items()]
-        return f"{self.task.name}({', '.join([*map(repr, self._args), *named])})"
+        keyword_arguments = [f"{name}={value!r}" for name, value in self._kwargs.items()]
+        return f"{self.task.name}({', '.join([*map(repr, self._args), *keyword_arguments])})"
 
     def job(self) -> Job:
-        """The job, with an id of its own each time, unless the options have one."""
+        """Return the job, with a new id each time, unless the options have one."""
         return self.task.job(*self._args, **self._kwargs)
 
     def delay(self) -> AsyncResult[R_co]:
@@ -346,7 +356,7 @@ class Signature(CanvasHints, Generic[R_co]):
 
 
 class TaskApplication(Application, Protocol):
-    """The application that a task belongs to."""
+    """The application of a task."""
 
     @property
     def tasks(self) -> Mapping[str, Task[Any, Any]]:
@@ -355,7 +365,7 @@ class TaskApplication(Application, Protocol):
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        """How failed jobs are tried again whose task does not say."""
+        """The retry policy of tasks without one of their own."""
         ...
 
     @property
@@ -382,7 +392,7 @@ def _is_function(thing: object) -> bool:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """The task's name. What is run as a script counts under the name by which a worker imports it."""
+    """Return the task's name. In a module that runs as a script this is the name by which a worker imports it."""
     qualified = getattr(function, "__qualname__", None)
     if qualified is None:
         raise Misconfigured(f"{function!r} has no name of its own: give it one with @task(name=...)")
@@ -390,7 +400,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _make_command_stub(task: str, box: Box, wants_a_function: bool) -> Callable[..., Any]:
-    """Return what is called in place of the function of a task whose box has a command. Raises Misconfigured."""
+    """Return the function of a task whose box runs a command; it raises TypeError. Raises Misconfigured."""
     if wants_a_function:
         raise Misconfigured(
             f"task {task} runs the command {box.command[0]!r}: bind and deduplicate are for functions"
@@ -404,17 +414,17 @@ def _make_command_stub(task: str, box: Box, wants_a_function: bool) -> Callable[
     return call
 
 
-def _options(said: dict[str, Any], over: Options) -> Options:
-    """The options `said`, over others. Raises Misconfigured for one that is not known."""
-    for name in sorted(set(said) - set(Options.__struct_fields__)):
+def _options(options: dict[str, Any], base: Options) -> Options:
+    """Return options merged over others. Raises Misconfigured for an unknown option."""
+    for name in sorted(set(options) - set(Options.__struct_fields__)):
         if name in DECLARATION_OPTIONS:
             raise Misconfigured(f"{name} is for a declaration: @app.task({name}=...)")
         raise Misconfigured(describe_unknown_option(name, Options.__struct_fields__))
-    return over.merge(said)
+    return base.merge(options)
 
 
 def describe_unknown_option(name: str, known: Sequence[str]) -> str:
-    """What is said of an option that there is not."""
+    """Return the message for an unknown option."""
     meant = f"; {did_you_mean(name, known)}".rstrip()
     return f"task option {name!r} is not known{find_hint('option', name)}{meant} known: {', '.join(known)}"
 
@@ -441,7 +451,7 @@ def _may_abandon(abandon_on_cancel: bool, kind: TaskKind, task: str) -> bool:
 
 
 def _may_continue(continue_without_lease: bool, kind: TaskKind, task: str) -> bool:
-    """Return the option. Raises Misconfigured where it would change nothing."""
+    """Return the option. Raises Misconfigured where it would have no effect."""
     if continue_without_lease and kind not in ("trio", "asyncio"):
         what = "boxed" if kind == "boxed" else "def"
         raise Misconfigured(
@@ -451,9 +461,9 @@ def _may_continue(continue_without_lease: bool, kind: TaskKind, task: str) -> bo
 
 
 NO_ARGUMENTS = Raw(b"{}")
-"""The arguments of a pattern, which has none."""
+"""The arguments of a template, which has none."""
 CHECKS_ONLY_BREAKER = BreakerPolicy(threshold=None)
-"""The breaker of a task that has health checks and says nothing else."""
+"""The breaker of a task that declares health checks and no breaker."""
 DECLARATION_OPTIONS = (
     "name",
     "loop",
@@ -473,4 +483,4 @@ DECLARATION_OPTIONS = (
     "concurrency_key",
     "fair_key",
 )
-"""What is said once, when a task is declared; the rest are options, which each call may replace."""
+"""The options that only a declaration takes; each call may replace the others."""
