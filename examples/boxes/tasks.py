@@ -1,4 +1,4 @@
-"""Tasks: three tasks whose jobs run in boxes; two of the boxes know nothing of Python."""
+"""Declare three tasks whose jobs run in boxes; two of the boxes run no Python."""
 
 from pathlib import Path
 
@@ -12,19 +12,19 @@ app = App("boxes")
 
 @app.task(boxed=Box(["sh", str(HERE / "words.sh")]))
 def words(path: str) -> int:
-    """How many words a file has."""
+    """Return the number of words in a file."""
     raise NotImplementedError  # words.sh does it
 
 
 @app.task(boxed=Box(["node", str(HERE / "slug.js")]), soft_time_limit=5)
 def slug(title: str, longest: int = 40) -> str:
-    """A title as it may stand in an address."""
+    """Return a title in a form for use in a URL."""
     raise NotImplementedError  # slug.js does it
 
 
 @app.task(boxed=Box(memory=512 * 2**20, cpu=10))
 def primes(below: int) -> int:
-    """How many primes there are, with a bound to what it may cost."""
+    """Return the number of primes below a bound, with limits to memory and CPU time."""
     sieve = bytearray([1]) * below
     sieve[:2] = b"\0" * len(sieve[:2])
     for n in range(2, int(below**0.5) + 1):

@@ -1,4 +1,4 @@
-"""Cluster: an application with all kinds of processes, and the description from which a Controller starts them.
+"""Start an application with all kinds of processes from a cluster description, by a Controller.
 
 Begin with `cluster.toml`, the description, and go on to `kiosk.py`, the application. By hand, on a Redis of your own,
 in this folder:

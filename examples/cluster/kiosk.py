@@ -1,4 +1,4 @@
-"""Kiosk: sells papers. Workers run its tasks, a Router makes jobs of its events, a Scheduler opens it each morning."""
+"""Sell papers: workers run the tasks, a Router makes jobs of events, a Scheduler opens the kiosk each morning."""
 
 import trio
 
@@ -16,7 +16,7 @@ class Sold(Event):
 
 @app.task
 async def sell(paper: str, seconds: float = 0.0) -> str:
-    """Sell one."""
+    """Sell a paper."""
     await trio.sleep(seconds)
     return f"sold {paper}"
 
@@ -24,10 +24,10 @@ async def sell(paper: str, seconds: float = 0.0) -> str:
 @Sold.subscribe
 @app.task
 async def order_another(paper: str) -> str:
-    """Order what was sold."""
+    """Order a copy of a paper that was sold."""
     return f"ordered {paper}"
 
 
 @app.task(schedule="0 6 * * *")
 async def open_up() -> None:
-    """Each morning."""
+    """Open the kiosk each morning."""

@@ -1,4 +1,4 @@
-"""Folder watch: counts the words of each file that is put into a folder, once.
+"""Count the words of each file that is put into a folder, once.
 
 `watcher.py` is the Data Source. By hand:
 
@@ -22,5 +22,5 @@ inbox = source(FolderWatcher(INBOX, every=float(os.environ.get("EVERY", "1.0")))
 
 @app.task(source=inbox, sinks=[FileSink(INBOX / "done" / "words.jsonl", name="words")])
 def count_words(document: SourceDocument) -> dict[str, object]:
-    """Count."""
+    """Return the name and the number of words of a file."""
     return {"name": document.attributes["name"], "words": len(document.body.split())}

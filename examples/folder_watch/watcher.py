@@ -1,8 +1,8 @@
-"""Watcher: a Data Source that takes in the files which are put into a folder, each once, when it is whole.
+"""Take in files that are put into a folder, each once, when it is complete: a Data Source.
 
 A file is taken when it has not changed for a while, so that none is taken half written. It is published, and only then
-moved away: killed in between, the watcher publishes it again, under the same id, which is no new document. So nobody
-need remember what was taken.
+moved away. If the watcher is killed in between it publishes the file again, under the same id, which makes no new
+document. So the watcher need not store which files it took.
 """
 
 import hashlib
@@ -16,20 +16,25 @@ import trio
 from celery5.events import Emit
 
 UNFINISHED = (".part", ".tmp", ".crdownload", "~")
-"""How names end of what somebody still writes."""
+"""The ends of the names of files that are still being written."""
 
 
 class Seen(NamedTuple):
-    """What a file looked like: which it is, its size, and when it was changed last in ns."""
+    """The state of a file."""
 
     inode: int
+    # In bytes.
     size: int
+    # When it changed last, in ns.
     changed: int
 
 
 class FolderWatcher:
-    """Looks into `folder` each `every` seconds, and takes files that looked the same `quiet` seconds ago (default: two
-    looks). What was taken goes to `done` in it, what has more than `largest` bytes to `refused`."""
+    """Scans `folder` every `every` seconds, and takes files that have not changed for `quiet` seconds.
+
+    `quiet` is by default twice `every`. Files that were taken are moved to `done` in the folder, files of more than
+    `largest` bytes to `refused`.
+    """
 
     def __init__(
         self, folder: Path, *, every: float = 1.0, quiet: float | None = None, largest: int = 512 * 1024
@@ -51,8 +56,8 @@ class FolderWatcher:
             await trio.sleep(self._every)
 
     def look(self) -> dict[str, Seen]:
-        """The files that are there, by name. Links and what has no proper name are left alone."""
-        found: dict[str, Seen] = {}
+        """Return the files in the folder by name, without links and names that are no UTF-8."""
+        files: dict[str, Seen] = {}
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.startswith(".") or entry.name.endswith(UNFINISHED) or not _is_text(entry.name):
@@ -62,14 +67,14 @@ class FolderWatcher:
                 except FileNotFoundError:
                     continue
                 if stat.S_ISREG(state.st_mode):
-                    found[entry.name] = Seen(state.st_ino, state.st_size, state.st_mtime_ns)
-        return found
+                    files[entry.name] = Seen(state.st_ino, state.st_size, state.st_mtime_ns)
+        return files
 
     def ripe(self, seen: dict[str, Seen], now: float) -> list[str]:
-        """The names of those that have not changed for long enough. `now`: seconds."""
+        """Return the names of files that have not changed for long enough. `now` is in seconds."""
         self._since = {
-            name: self._since[name] if self._since.get(name, (None,))[0] == one else (one, now)
-            for name, one in seen.items()
+            name: self._since[name] if self._since.get(name, (None,))[0] == file else (file, now)
+            for name, file in seen.items()
         }
         return sorted(name for name, (_, since) in self._since.items() if now - since >= self._quiet)
 
@@ -79,28 +84,30 @@ class FolderWatcher:
             await trio.to_thread.run_sync(os.replace, path, self._folder / "refused" / name)
             return
         body = await trio.to_thread.run_sync(_whole, path, seen)
-        if body is None:  # it has changed meanwhile, or is gone: the next look will tell
+        if body is None:  # it has changed, or was removed: the next scan decides
             return
-        told = hashlib.sha256(f"{name}\0{seen.changed}\0{seen.size}\0".encode() + body).hexdigest()[:40]
-        # Redis may be away: then this raises and begins again, and the file is still there.
-        await emit(body, id=told, attributes={"name": name, "size": str(seen.size)})
-        await trio.to_thread.run_sync(_put_away, path, seen, self._folder / "done" / f"{told[:8]}-{name}")
+        digest = hashlib.sha256(f"{name}\0{seen.changed}\0{seen.size}\0".encode() + body).hexdigest()[:40]
+        # If Redis is unreachable this raises, the source is started again, and the file is still in the folder.
+        await emit(body, id=digest, attributes={"name": name, "size": str(seen.size)})
+        await trio.to_thread.run_sync(
+            _move_unchanged, path, seen, self._folder / "done" / f"{digest[:8]}-{name}"
+        )
 
 
 def _whole(path: Path, seen: Seen) -> bytes | None:
-    """What is in a file, if it is the one that was seen, before and after it was read."""
+    """Return the content of a file; None if the file has changed since it was `seen`."""
     try:
         with path.open("rb") as file:
             body = file.read(seen.size + 1)
             state = os.fstat(file.fileno())
     except FileNotFoundError:
         return None
-    same = Seen(state.st_ino, state.st_size, state.st_mtime_ns) == seen and len(body) == seen.size
-    return body if same else None
+    unchanged = Seen(state.st_ino, state.st_size, state.st_mtime_ns) == seen and len(body) == seen.size
+    return body if unchanged else None
 
 
-def _put_away(path: Path, seen: Seen, to: Path) -> None:
-    """Move what was taken. What has changed since stays, and is taken as it is now."""
+def _move_unchanged(path: Path, seen: Seen, to: Path) -> None:
+    """Move a file that was taken. If it has changed since, it stays and is taken again."""
     try:
         state = path.stat(follow_symlinks=False)
     except FileNotFoundError:

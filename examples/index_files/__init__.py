@@ -1,4 +1,4 @@
-"""Index files: a small application that reads, hashes and counts every file of a folder; `celery5 demo` runs it.
+"""Read, hash and count every file of a folder; `celery5 demo` runs this application.
 
 Begin with `tasks.py`, which is what runs on workers, and go on to `index.py`, which sends the jobs and waits for them.
 By hand, on a Redis of your own:

@@ -1,6 +1,6 @@
-"""Folder: which files there are, and what a plain count of them gives, with no queue and in one process.
+"""List the files of a folder, and count them in one process without a queue.
 
-The plain count shares no line with the tasks: it is what their results are held against.
+The plain count shares no code with the tasks, since their results are compared with it.
 """
 
 import hashlib
@@ -11,30 +11,32 @@ from pathlib import Path
 import msgspec
 
 LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages"})
-"""Folders that are not looked into: caches, and other people's files beside the standard library."""
+"""Folders that are skipped: caches, and packages installed beside the standard library."""
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """The files of a folder. A name that is no UTF-8 cannot travel in a message: such a file counts as unreadable."""
+    """The files of a folder."""
 
     path: Path
     files: Sequence[Path]
+    # Files whose names are no UTF-8, so no message can have them. They count as unreadable.
     unnameable: int = 0
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What is counted, of all files together. `digest` is one hash over the names and hashes of all of them."""
+    """The counts of all files together."""
 
     files: int
     unreadable: int
     bytes: int
     lines: int
     words: int
+    # One hash of the names and hashes of all files.
     digest: str
 
 
 def look_into(path: Path, *, at_most: int | None = None) -> Folder:
-    """The regular files below `path`, by name. Raises OSError when the folder itself cannot be read."""
+    """Return the regular files below `path`, sorted by name. Raises OSError if the folder cannot be read."""
     os.listdir(path)
     files: list[Path] = []
     unnameable = 0
@@ -53,7 +55,7 @@ def _walk(path: Path) -> Iterator[Path]:
         folders[:] = sorted(set(folders) - LEFT_OUT)
         for name in sorted(names):
             file = Path(folder, name)
-            if file.is_file():  # and no socket, pipe or dangling link
+            if file.is_file():  # no socket, pipe or dangling link
                 yield file
 
 
@@ -66,31 +68,31 @@ def _is_nameable(path: Path) -> bool:
 
 
 def plain_count(folder: Folder, *, is_over: Callable[[], bool] = lambda: False) -> Totals:
-    """Count everything here and now. Stops early, with whatever it has, once `is_over` says so."""
+    """Count all files in this process. Stops early, with what it has counted, when `is_over` returns true."""
     unreadable, size, lines, words = folder.unnameable, 0, 0, 0
     digests: dict[Path, str] = {}
     for path in folder.files:
         digest = hashlib.sha256()
-        counted = [0, 0, 0]
+        counts = [0, 0, 0]
         try:
             with path.open("rb") as file:
                 for line in file:
                     if is_over():
                         break
                     digest.update(line)
-                    counted[0] += len(line)
-                    counted[1] += line.endswith(b"\n")
-                    counted[2] += len(line.split())
+                    counts[0] += len(line)
+                    counts[1] += line.endswith(b"\n")
+                    counts[2] += len(line.split())
         except OSError:
             unreadable += 1
             continue
-        size, lines, words = size + counted[0], lines + counted[1], words + counted[2]
+        size, lines, words = size + counts[0], lines + counts[1], words + counts[2]
         digests[path] = digest.hexdigest()
     files = len(folder.files) + folder.unnameable
     return Totals(files, unreadable, size, lines, words, digest_of_all(digests))
 
 
 def digest_of_all(digests: dict[Path, str]) -> str:
-    """One hash for many files: their names and hashes, in order."""
-    listed = "".join(f"{digest}  {path}\n" for path, digest in sorted(digests.items()))
-    return hashlib.sha256(listed.encode()).hexdigest()
+    """Return one hash of the names and hashes of many files, in order."""
+    listing = "".join(f"{digest}  {path}\n" for path, digest in sorted(digests.items()))
+    return hashlib.sha256(listing.encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Tasks: what is done with each file, one function each. Start reading here.
+"""Read, hash and count one file: a task for each. Start reading with this module.
 
-A task is a function that says `@task`. What it takes and returns is annotated: arguments travel as JSON and arrive as
-what the annotations say, a `Path` as a `Path`.
+A task is a function with the decorator `@task`. Its parameters and its result are annotated: arguments travel as JSON,
+and arrive as the annotated types, a `Path` as a `Path`.
 """
 
 import hashlib
@@ -15,38 +15,38 @@ import trio
 from celery5 import current_job, task
 
 PORTION = 1 << 20
-"""Bytes read at once: no file is ever whole in memory."""
+"""Bytes read at once, so that no file is completely in memory."""
 
 FIRST_ATTEMPT = 1
 
 
 class Seen(msgspec.Struct):
-    """What reading a file tells."""
+    """The size and the lines of a file."""
 
     bytes: int
     lines: int
 
 
-@task  # async def: for what waits. Hundreds of these run at once in the worker's Trio loop.
+@task  # async def is for tasks that wait. Hundreds of their jobs run at once in the worker's Trio loop.
 async def read(path: Path) -> Seen | None:
-    """Read a file and tell its size and its lines; None when it cannot be read."""
-    seen = Seen(bytes=0, lines=0)
+    """Return the size and the lines of a file; None if it cannot be read."""
+    contents = Seen(bytes=0, lines=0)
     try:
         async with await trio.open_file(path, "rb") as file:
-            whole = False
-            while not whole:
-                portion = await file.read(PORTION)
-                seen.bytes += len(portion)
-                seen.lines += portion.count(b"\n")
-                whole = len(portion) < PORTION
+            at_end = False
+            while not at_end:
+                chunk = await file.read(PORTION)
+                contents.bytes += len(chunk)
+                contents.lines += chunk.count(b"\n")
+                at_end = len(chunk) < PORTION
     except OSError:
         return None
-    return seen
+    return contents
 
 
-@task  # def: for what computes. These run in threads, a few at a time, and the loop goes on meanwhile.
+@task  # def is for tasks that compute. Their jobs run in threads, a few at a time, beside the loop.
 def digest(path: Path) -> str | None:
-    """The SHA-256 of a file; None when it cannot be read."""
+    """Return the SHA-256 of a file; None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -56,13 +56,13 @@ def digest(path: Path) -> str | None:
 
 @task
 def count_words(path: Path) -> int | None:
-    """How many words a file has, whatever stands between white space; None when it cannot be read."""
+    """Return the number of words in a file, separated by white space; None if it cannot be read."""
     words, in_a_word = 0, False
     try:
         with path.open("rb") as file:
-            while portion := file.read(PORTION):
-                words += len(portion.split()) - (in_a_word and not portion[:1].isspace())
-                in_a_word = not portion[-1:].isspace()
+            while chunk := file.read(PORTION):
+                words += len(chunk.split()) - (in_a_word and not chunk[:1].isspace())
+                in_a_word = not chunk[-1:].isspace()
     except OSError:
         return None
     return words
@@ -70,7 +70,7 @@ def count_words(path: Path) -> int | None:
 
 @task(max_retries=3, backoff=0.2)  # up to 3 further attempts, after at most 0.2, 0.4 and 0.8 s
 async def ask_a_flaky_service() -> int:
-    """Fail at the first attempt, as services do, and succeed at the next: gives the attempt that succeeded."""
+    """Fail at the first attempt, as services do, and succeed at the next. Return the number of the attempt."""
     job = current_job()
     attempt = job.attempt if job else FIRST_ATTEMPT
     if attempt == FIRST_ATTEMPT:

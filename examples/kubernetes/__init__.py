@@ -1,6 +1,6 @@
-"""Kubernetes: renders manifests from a cluster description, for who has a Kubernetes in the place of a Controller.
+"""Render Kubernetes manifests from a cluster description, for clusters without a Controller.
 
-Begin with `manifests.py`, which makes them; `__main__.py` is the command. JSON is YAML, too, so kubectl takes it:
+`manifests.py` makes them; `__main__.py` is the command. JSON is also YAML, so kubectl takes it:
 
     python -m celery5.examples.kubernetes cluster.toml --app shop --image registry/shop:1 | kubectl apply -f -
 """

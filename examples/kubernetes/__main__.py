@@ -1,4 +1,4 @@
-"""Main: the command that writes the manifests of a cluster description to stdout."""
+"""Write the manifests of a cluster description to stdout."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from celery5.protocol.cluster.description import parse_cluster
 
 
 def main() -> int:
-    """Write them; gives the exit code."""
+    """Write the manifests, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m celery5.examples.kubernetes",
         description="Kubernetes manifests of a cluster description.",
@@ -27,15 +27,15 @@ def main() -> int:
         "--most", type=int, default=0, help="workers of a group at most; default: as many as said"
     )
     parser.add_argument("--keda", default="", help="host:port of Redis, for KEDA to look at queues")
-    said = vars(parser.parse_args())
-    file: Path = said.pop("cluster")
+    options = vars(parser.parse_args())
+    file: Path = options.pop("cluster")
     try:
         cluster = parse_cluster(file.read_bytes())
     except (OSError, Misconfigured) as error:
         sys.stderr.write(f"Error: cluster description {file}: {error}\n")
         return 1
-    said["name"] = said["name"] or said["app"].partition(":")[0].rpartition(".")[2]
-    wishes = Wishes(**said)
+    options["name"] = options["name"] or options["app"].partition(":")[0].rpartition(".")[2]
+    wishes = Wishes(**options)
     for line in left_out(cluster, wishes):
         sys.stderr.write(f"Warning: {line}\n")
     sys.stdout.write(json.dumps(manifests(cluster, wishes), indent=2) + "\n")

@@ -1,7 +1,7 @@
-"""Manifests: what Kubernetes is to run for a cluster description: a Deployment for each group, and what scales it.
+"""Make the Kubernetes manifests of a cluster description: a Deployment for each group, and what scales it.
 
-Kubernetes does what a Foreman does: it keeps as many pods as were asked for, probes them, and replaces them one after
-the other. So there is no Controller among them. A pod is one member, and has its name.
+Kubernetes does what a Foreman does: it keeps the wanted number of pods alive, probes them, and replaces them one after
+the other. So no manifest has a Controller. A pod is one member, and has its name.
 """
 
 import math
@@ -15,50 +15,53 @@ from celery5.protocol.cluster.description import Cluster, Group, build_members
 from celery5.protocol.cluster.members import Member
 
 PORT = 9500
-"""Where a member answers probes, in its pod."""
+"""The port in a pod on which a member answers probes."""
 SURPLUS = 15
-"""Seconds beyond a member's own patience before Kubernetes kills its pod."""
+"""Seconds after a member's own stop timeout at which Kubernetes kills its pod."""
 FOLDER = "/run/celery5"
-"""Where members may write: nowhere else."""
+"""The only folder in which members may write."""
 ROOM = 1.25
-"""Of `max_memory`, at which a worker ends in order: at which the kernel kills it."""
+"""The memory limit of a pod divided by `max_memory`. The kernel kills at the first, a worker recycles at the second."""
 COPY_KEYS = (
     f"umask 077 && mkdir -p {FOLDER}/keys/trusted"
     f" && cp -L /etc/celery5/keys/mine.pem {FOLDER}/keys/mine.pem"
     f" && cp -L /etc/celery5/keys/trusted.pem {FOLDER}/keys/trusted/cluster.pem"
 )
-"""Keys must be private to the user, and what a Secret's volume has is not."""
+"""Copies the keys: they must be private to the user, and files in the volume of a Secret are not."""
 RESTARTS = ("restart_limit", "restart_period")
-"""Settings by which a Foreman gives members up."""
+"""Settings that decide when a Foreman gives up a member."""
 Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What a cluster description does not say: how the application is found (`app`, as -A has it) and called (`name`),
-    in which `image` and `namespace` it is, the Secret with the `broker`'s URL (entry `url`), and perhaps one with
-    `keys` (entries `mine.pem` and `trusted.pem`). Workers are scaled up to `most` of a group, if that is more than 0:
-    by what waits on their queues when `keda` says at which host:port Redis is, else by the CPU that they take."""
+    """The options that a cluster description does not have."""
 
+    # The application as -A has it.
     app: str
+    # The name of the application.
     name: str
     image: str
     namespace: str = "default"
+    # The Secret with the broker's URL, in the entry `url`.
     broker: str = "celery5-broker"
+    # A Secret with the entries `mine.pem` and `trusted.pem`; '' for none.
     keys: str = ""
+    # The most workers of a group when it is scaled; 0 for no scaling.
     most: int = 0
+    # host:port of Redis, for KEDA to scale by waiting jobs; '' to scale by CPU.
     keda: str = ""
     labels: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def manifests(cluster: Cluster, wishes: Wishes) -> Manifest:
-    """One list of all manifests."""
-    items = [each for group in cluster.groups for each in _of_group(cluster, group, wishes)]
+    """Return one list of all manifests."""
+    items = [manifest for group in cluster.groups for manifest in _of_group(cluster, group, wishes)]
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
 def left_out(cluster: Cluster, wishes: Wishes) -> Iterator[str]:
-    """Yield a line for each part of the description that no manifest has, and what to do instead."""
+    """Yield a line for each part of the description that has no manifest, and what to do instead."""
     if cluster.broker is not None:
         yield (
             "[broker] is left out: no Controller runs a server here. Run Redis or Valkey yourself, and put its "
@@ -68,9 +71,9 @@ def left_out(cluster: Cluster, wishes: Wishes) -> Iterator[str]:
         yield "[hosts] is left out: Kubernetes chooses the nodes"
     if cluster.platform != Cluster().platform:
         yield f"platform = {cluster.platform!r} is left out: Kubernetes starts the members"
-    given = [name for name in RESTARTS if getattr(cluster, name) != getattr(Cluster(), name)]
-    if given:
-        yield f"{' and '.join(given)} left out: Kubernetes restarts a member without end, with growing delays"
+    restarts = [name for name in RESTARTS if getattr(cluster, name) != getattr(Cluster(), name)]
+    if restarts:
+        yield f"{' and '.join(restarts)} left out: Kubernetes restarts a member without end, with growing delays"
 
 
 def _of_group(cluster: Cluster, group: Group, wishes: Wishes) -> Iterator[Manifest]:
@@ -89,9 +92,9 @@ def _object(version: str, kind: str, group: Group, wishes: Wishes, spec: Manifes
 
 
 def _called(group: Group, wishes: Wishes) -> str:
-    """A DNS label."""
+    """Return the name of a group, a DNS label."""
     name = re.sub(r"[^a-z0-9-]+", "-", f"{wishes.name}-{group.key}".lower()).strip("-")
-    return name[:52].rstrip("-")  # pods of it get 11 more characters
+    return name[:52].rstrip("-")  # the names of its pods have 11 more characters
 
 
 def _labels(group: Group, wishes: Wishes) -> dict[str, str]:
@@ -122,14 +125,12 @@ def _deployment(cluster: Cluster, group: Group, wishes: Wishes) -> Manifest:
         pod["initContainers"] = [_copies_keys(wishes)]
     spec: Manifest = {
         "selector": {"matchLabels": _labels(group, wishes)},
-        # The next pod is there before one goes: no job waits for a new version.
+        # A new pod is up before an old one stops, so no job waits for a new version.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     if not (group.kind == "worker" and wishes.most > group.total):
-        spec["replicas"] = (
-            group.total
-        )  # whoever scales it says it otherwise, and would be undone by each `apply`
+        spec["replicas"] = group.total  # not set for a scaled group: each `apply` would undo the scaler
     return _object("apps/v1", "Deployment", group, wishes, spec)
 
 
@@ -140,7 +141,7 @@ def _container(cluster: Cluster, group: Group, wishes: Wishes) -> Manifest:
         "args": ["celery5", *_arguments(group)],
         "env": list(_environment(cluster, group, wishes)),
         "ports": [{"name": "status", "containerPort": PORT}],
-        # One whose event loop is stuck does not answer. What a Foreman would bear, so does this.
+        # A member whose event loop is stuck does not answer. It gets as much time as from a Foreman.
         "livenessProbe": _probe("/livez", period=10, failures=max(3, math.ceil(cluster.hung_after / 10))),
         "readinessProbe": _probe("/readyz", period=5, failures=3),
         "startupProbe": _probe("/livez", period=2, failures=max(5, math.ceil(cluster.start_limit / 2))),
@@ -149,7 +150,7 @@ def _container(cluster: Cluster, group: Group, wishes: Wishes) -> Manifest:
         "volumeMounts": [{"name": "run", "mountPath": FOLDER}, {"name": "tmp", "mountPath": "/tmp"}],
     }
     if group.kind == "publisher":
-        # Clients are told elsewhere first that it goes. All others know of SIGTERM from nobody else, and need no more.
+        # Its clients must stop using it before it stops. The other kinds have no clients, and need no delay.
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", "5"]}}}
     return container
 
@@ -162,16 +163,16 @@ _OF_CONTAINER: Manifest = {
 
 
 def _arguments(group: Group) -> Iterator[str]:
-    """What a member is told, with the pod's name for its own, and answering probes from outside of the pod."""
+    """Yield the arguments of a member. Its name is the pod's, and its probes are reachable from outside of the pod."""
     member = _member(group)
     for word in member.arguments:
         # Kubernetes has $(VARIABLE) in arguments, and $$ for a dollar.
         yield "$(POD_NAME)" if word == member.name else word.replace("$", "$$")
-    yield from ("--status-host", "0.0.0.0", "--status-port", str(PORT))  # in a network of its own
+    yield from ("--status-host", "0.0.0.0", "--status-port", str(PORT))  # the pod has a network of its own
 
 
 def _member(group: Group) -> Member:
-    """One of them, without what there is one of for each on a machine."""
+    """Return one member of a group, without flags that only one process of a machine can have."""
     flags = {name: value for name, value in group.flags.items() if name not in ("status_port", "status_host")}
     (member,) = build_members(Cluster(groups=(Group(kind=group.kind, name=group.name, flags=flags),)))
     return member
@@ -225,7 +226,7 @@ def _copies_keys(wishes: Wishes) -> Manifest:
 
 
 def _by_queues(group: Group, wishes: Wishes) -> Manifest:
-    """KEDA's: a worker for each 100 jobs that nobody has read, and on Redis 7 or newer, which counts them."""
+    """Return a KEDA object that scales to one worker for each 100 unread jobs. Needs Redis 7, which counts them."""
     keys = Keys(wishes.name)
     triggers = [
         {

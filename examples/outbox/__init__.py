@@ -1,4 +1,4 @@
-"""Outbox: a small shop that writes orders and jobs in one transaction, so that there is never one without the other.
+"""Write orders and jobs in one transaction, so that neither exists without the other.
 
 Begin with `shop.py`, which takes orders, go on to `table.py`, where jobs wait, and to `relay.py`, which sends them. By
 hand, on a Redis of your own:

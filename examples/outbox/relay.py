@@ -1,5 +1,4 @@
-"""Relay: sends what is in the outbox, for as long as it runs. It may be killed at any moment, and there may be
-several."""
+"""Send the jobs in the outbox until stopped. It may be killed at any time, and several may run at once."""
 
 import sqlite3
 import sys
@@ -10,22 +9,22 @@ from celery5.examples.outbox import app
 from celery5.examples.outbox.table import delete, oldest, opened
 
 PORTION = 200
-"""Jobs sent in one go."""
+"""Jobs sent at once."""
 PAUSE = 0.1
-"""Seconds between looks at an empty outbox."""
+"""Seconds between two reads of an empty outbox."""
 
 
 def relay(db: sqlite3.Connection) -> int:
-    """Send the oldest jobs and delete them; gives how many."""
+    """Send the oldest jobs, delete them, and return how many there were."""
     jobs = oldest(db, PORTION)
     app.send_jobs(list(jobs.values()))
-    # Killed here, it sends them again next time. That is no harm: a queue takes a job of the same id once.
+    # If it is killed now it sends them again next time. That is safe: a queue takes a job of the same id once.
     delete(db, list(jobs))
     return len(jobs)
 
 
 def run(db: sqlite3.Connection) -> None:
-    """Relay for ever."""
+    """Send jobs until stopped."""
     while True:
         try:
             sent = relay(db)

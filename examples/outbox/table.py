@@ -1,6 +1,6 @@
-"""Table: the outbox itself, a table beside the application's own, with the jobs that are to be sent.
+"""Store jobs in the outbox, a table beside the application's own, until they are sent.
 
-A job is written in the transaction of whatever it belongs to: both are there afterwards, or neither is.
+A job is written in the same transaction as the data that it belongs to: either both are stored, or neither.
 """
 
 import sqlite3
@@ -11,7 +11,7 @@ from celery5.tasks import Job
 
 
 def opened(file: Path | str) -> sqlite3.Connection:
-    """The database in `file`, with its tables."""
+    """Open the database in `file`, and create its tables."""
     db = sqlite3.connect(file, timeout=30.0)
     with db:
         db.execute("CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, customer TEXT NOT NULL)")
@@ -25,12 +25,12 @@ def put(db: sqlite3.Connection, job: Job) -> None:
 
 
 def oldest(db: sqlite3.Connection, limit: int) -> dict[int, Job]:
-    """The jobs that have waited longest, by their numbers."""
+    """Return the oldest jobs, by their numbers in the outbox."""
     rows = db.execute("SELECT number, job FROM outbox ORDER BY number LIMIT ?", (limit,)).fetchall()
     return {number: Job.from_bytes(raw) for number, raw in rows}
 
 
 def delete(db: sqlite3.Connection, numbers: Sequence[int]) -> None:
-    """Take jobs out of the outbox: they have been sent."""
+    """Delete jobs that were sent from the outbox."""
     with db:
         db.executemany("DELETE FROM outbox WHERE number = ?", [(number,) for number in numbers])

@@ -1,4 +1,4 @@
-"""Own Budget: an application that decides itself how many jobs run at once, by a strategy and a maximum of its own.
+"""Decide by a strategy and a maximum of the application's own how many jobs run at once.
 
 Begin with `careful.py`, the strategy and the maximum, and go on to `kitchen.py`, which uses them. By hand, on a Redis
 of your own:

@@ -1,4 +1,4 @@
-"""Careful: a strategy that takes one more slot at a time, and a maximum that is asked of somebody else."""
+"""Add one slot at a time, up to a maximum that is read from a file."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ class OneByOne:
     """A budget strategy: one slot more while jobs wait, one slot fewer while there are more slots than jobs."""
 
     def __call__(self, demand: Demand) -> int:
-        """The new number of slots."""
+        """Return the new number of slots."""
         if demand.queued:
             return demand.current + 1
         if demand.executing < demand.current:
@@ -18,11 +18,11 @@ class OneByOne:
 
 
 class Licences:
-    """A maximum: as many jobs as a file says that there are licences for. It is asked in a thread, so it may block."""
+    """A maximum: a file has the number of licences. It is called in a thread, so it may block."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __call__(self, demand: Demand) -> int:
-        """The maximum now; what runs already may go on when there is no file."""
+        """Return the maximum now. Without a file running jobs may continue, and no others start."""
         return int(self._path.read_text()) if self._path.exists() else demand.executing

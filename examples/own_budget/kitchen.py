@@ -1,4 +1,4 @@
-"""Kitchen: bakes in threads, as many at once as there are licences for ovens."""
+"""Bake in threads, as many cakes at once as there are licences for ovens."""
 
 import os
 import time

@@ -1,1 +1,1 @@
-"""Own configuration: an application whose settings come from a backend of its own, an SQLite table."""
+"""Take the settings of an application from a backend of its own, an SQLite table."""

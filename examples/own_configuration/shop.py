@@ -1,4 +1,4 @@
-"""Shop: an application that is configured by a table."""
+"""Declare an application whose settings are in a table."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Table: a configuration backend over an SQLite table of names and values.
+"""Load settings from an SQLite table of names and values: a configuration backend.
 
-Three things make a backend: where it is, how to load it, and how to wait for a change.
+A backend has three parts: its name for errors, a function that loads settings, and one that waits for a change.
 """
 
 import sqlite3
@@ -14,7 +14,7 @@ import trio
 from celery5 import Misconfigured
 
 EVERY = 0.5
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 class TableConfiguration:
@@ -26,7 +26,7 @@ class TableConfiguration:
         self._version = 0
 
     def load(self) -> Mapping[str, Any]:
-        """All rows. Called in a thread, so it may block."""
+        """Return all rows. Called in a thread, so it may block."""
         if not self._path.exists():
             return {}
         try:
@@ -37,14 +37,14 @@ class TableConfiguration:
             raise Misconfigured(f"{self.where}: {error}") from None
 
     async def watch(self) -> None:
-        """Return when somebody has written. Called under Trio, so it must not block."""
+        """Return when the table has changed. Called under Trio, so it must not block."""
         while True:
             await trio.sleep(EVERY)
             if await trio.to_thread.run_sync(self._changed):
                 return
 
     def say(self, **settings: Any) -> None:
-        """Write settings, for all workers that look at this table."""
+        """Write settings, for all workers that use this table."""
         with closing(sqlite3.connect(self._path)) as table, table:
             table.execute("CREATE TABLE IF NOT EXISTS settings (name PRIMARY KEY, value)")
             rows = list(settings.items())

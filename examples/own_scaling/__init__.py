@@ -1,4 +1,4 @@
-"""Own Scaling: an application that says itself how many workers it wants, by the hour of the day and by what waits.
+"""Decide by a strategy of the application's own how many workers it has: by the hour of the day and by the load.
 
 Begin with `hours.py`, the strategy, and go on to `bakery.py`, which uses it. By hand, on a Redis of your own, in two
 terminals:

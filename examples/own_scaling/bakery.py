@@ -1,4 +1,4 @@
-"""Bakery: bakes all day, and most of it before the shop opens."""
+"""Bake all day, and most of it before the shop opens."""
 
 import trio
 

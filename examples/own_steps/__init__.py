@@ -1,6 +1,6 @@
-"""Own steps: a small bureau de change with a boot step and a service of its own.
+"""Add a boot step and a service to an application, a small bureau de change.
 
-Begin with `rates.py`, which is read before the first job runs, and go on to `watch.py`, which goes on beside the jobs
+Begin with `rates.py`, which is read before the first job runs, and go on to `watch.py`, which runs beside the jobs
 and sends some. By hand, on a Redis of your own:
 
     celery5 -A celery5.examples.own_steps worker start

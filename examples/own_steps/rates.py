@@ -1,4 +1,4 @@
-"""Rates: what a currency is worth, read from a file before the first job needs it."""
+"""Read the rates of currencies from a file before the first job needs them."""
 
 import json
 import logging
@@ -11,26 +11,26 @@ _RATES: dict[str, float] = {}
 
 
 def read_rates() -> dict[str, float]:
-    """The boot step: a plain function, so it runs in a thread, and may block. What it returns is there for others."""
+    """Read the rates: a boot step. A plain function runs in a thread, so it may block. Other steps get the result."""
     file = os.environ.get("RATES")
     _RATES.update(json.loads(Path(file).read_text()) if file else {"EUR": 1.0, "USD": 0.9})
     return _RATES
 
 
 async def forget_rates(logger: logging.Logger) -> None:
-    """Undoes it, when no job runs any more."""
+    """Undo the step, after the last job."""
     logger.info("the bureau is closed")
     _RATES.clear()
 
 
 async def greet(rates: dict[str, float], logger: logging.Logger) -> None:
-    """An optional step: should it fail, the worker goes on without it and tries it again."""
+    """Log the currencies: an optional step. If it fails the worker continues without it, and can retry it."""
     logger.info("we change %s", ", ".join(sorted(rates)))
 
 
 @task
 async def change(amount: float, currency: str) -> float:
-    """What so much of a currency is in euros."""
+    """Return an amount of a currency in euros."""
     return round(amount * _RATES[currency], 2)
 
 

@@ -1,4 +1,4 @@
-"""Watch: looks at the rates now and then, beside the jobs, and sends a job about them."""
+"""Check the rates regularly, beside the jobs, and send a job about them."""
 
 import logging
 
@@ -7,18 +7,18 @@ import trio
 from celery5.examples.own_steps.rates import note
 
 PAUSE = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 class RateWatch:
-    """The service. Its constructor says by name what it needs: what the step `rates` gave, and a logger."""
+    """A service. The parameters of its constructor name what it needs: the result of step `rates`, and a logger."""
 
     def __init__(self, *, rates: dict[str, float], logger: logging.Logger) -> None:
         self._rates = rates
         self._logger = logger
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Look until the worker stops. It is up when it has said so."""
+        """Check until the worker stops. The service is up when it has called `started`."""
         task_status.started()
         while True:
             job = await note.adelay(len(self._rates))

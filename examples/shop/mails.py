@@ -1,4 +1,4 @@
-"""Mails: no more in a second than the provider takes, whoever wants to send them."""
+"""Send mails, no more per second than the provider takes, whatever sends them."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Night: what the day has brought, each night at two o'clock in the shop's time zone."""
+"""Report the payments of the day, each night at two o'clock in the shop's time zone."""
 
 import sqlite3
 from contextlib import closing
@@ -9,12 +9,12 @@ from celery5.scheduling.declaration import Periodic
 
 @app.task(schedule=Periodic("0 2 * * *", name="nightly-report", overlap="skip"))
 def nightly_report() -> dict[str, int]:
-    """Add up what was paid."""
+    """Add up all payments."""
     query = "SELECT count(*), coalesce(sum(json_extract(value, '$.cents')), 0) FROM payments"
     with closing(sqlite3.connect(FOLDER / "ledger.db")) as db:
         try:
             payments, cents = db.execute(query).fetchone()
-        except sqlite3.OperationalError:  # nobody has paid yet: there is no table
+        except sqlite3.OperationalError:  # the first payment creates the table
             payments, cents = 0, 0
     note("reports.jsonl", payments=payments, cents=cents)
     return {"payments": payments, "cents": cents}

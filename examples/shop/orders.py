@@ -1,4 +1,4 @@
-"""Orders: what is placed is charged, one payment at a time for each customer, and then a mail goes out."""
+"""Charge each order, one payment at a time for each customer, and send a mail then."""
 
 import time
 
@@ -11,7 +11,7 @@ from celery5.examples.shop.store import app, journal, ledger, note
 
 @app.event
 class OrderPlaced(Event):
-    """Somebody has ordered something."""
+    """A customer has ordered something."""
 
     order: int
     customer: str
@@ -29,14 +29,14 @@ class OrderPaid(Event):
 
 
 def place(order: int, customer: str, item: str, cents: int) -> None:
-    """Place an order: what the shop's page does. It knows nothing of who listens."""
+    """Place an order, as the shop's page does. It does not know the subscribers of the event."""
     OrderPlaced.delay(order=order, customer=customer, item=item, cents=cents)
 
 
 @OrderPlaced.subscribe
 @app.task(limit=1, concurrency_key="customer", sinks=[journal, ledger], max_retries=0)
 async def charge(order: int, customer: str, cents: int) -> dict[str, object]:
-    """Charge the customer's card. Never twice at once: the bank would block the card."""
+    """Charge the customer's card. Never twice at once, since the bank would block the card."""
     if cents <= 0:
         raise Reject(f"order {order} costs nothing")
     note("charges.jsonl", order=order, customer=customer, begins=time.time())
@@ -49,5 +49,5 @@ async def charge(order: int, customer: str, cents: int) -> dict[str, object]:
 @OrderPaid.subscribe
 @app.task
 async def thank(order: int, customer: str) -> None:
-    """Tell the customer."""
+    """Send the customer a mail."""
     await mail.adelay(f"{customer}@example.com", f"Your order {order} is paid. Thank you!")

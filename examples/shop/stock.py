@@ -1,4 +1,4 @@
-"""Stock: the warehouse says by a webhook that something runs low, and more is ordered."""
+"""Order more when the warehouse reports by a webhook that something runs low."""
 
 import os
 
@@ -16,7 +16,7 @@ warehouse = source(
 
 @app.event
 class LowStock(Event):
-    """There is little left of something."""
+    """There is little left of an item."""
 
     item: str
     left: int
@@ -24,20 +24,20 @@ class LowStock(Event):
 
 @app.task(source=warehouse)
 async def hear(document: SourceDocument) -> None:
-    """The warehouse has said something: make an event of it."""
-    said = document.json()
-    await LowStock.adelay(item=str(said["item"]), left=int(said["left"]))
+    """Make an event of a message from the warehouse."""
+    message = document.json()
+    await LowStock.adelay(item=str(message["item"]), left=int(message["left"]))
 
 
 @LowStock.subscribe
 @app.task(priority="high")
 async def reorder(item: str, left: int) -> None:
-    """Have more of it sent."""
+    """Order more of an item."""
     note("reorders.jsonl", item=item, more=100 - left)
 
 
 @LowStock.subscribe
 @app.task
 async def tell_the_buyer(item: str, left: int) -> None:
-    """Somebody wants to know."""
+    """Send the buyer a mail."""
     await mail.adelay("buyer@example.com", f"{left} {item} left")

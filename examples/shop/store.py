@@ -1,4 +1,4 @@
-"""Store: the application, its folder, and its two sinks."""
+"""Declare the application, its folder, and its two sinks."""
 
 import json
 import os
@@ -12,12 +12,12 @@ FOLDER = Path(os.environ.get("SHOP_FOLDER", "."))
 app = App("corner-shop", timezone="Europe/Berlin", prioritise="shortest")
 
 journal = FileSink(FOLDER / "journal.jsonl", name="journal", on=("SUCCESS", "DEAD"))
-"""All that was paid, and all that could not be: a line for each."""
+"""A line for each payment, and for each that failed."""
 ledger = SQLSink(f"sqlite:///{FOLDER / 'ledger.db'}", table="payments", name="ledger")
-"""All that was paid: a row for each, and no more than one."""
+"""Exactly one row for each payment."""
 
 
 def note(file: str, **fields: Any) -> None:
-    """Write a line for people, and for tests, to look at."""
+    """Write a line for people, and for tests, to read."""
     with (FOLDER / file).open("a") as out:
         out.write(json.dumps(fields) + "\n")

@@ -1,6 +1,6 @@
-"""Webhooks: a small shop that is told by its bank, over HTTP, what was paid.
+"""Receive payments from a bank over HTTP, in a small shop.
 
-Begin with `receiver.py`, the Data Source, and go on to `signature.py`, which says who may be believed. By hand:
+Begin with `receiver.py`, the Data Source, and go on to `signature.py`, which verifies the sender. By hand:
 
     export WEBHOOK_SECRETS=whsec_$(head -c 24 /dev/urandom | base64)
     celery5 -A celery5.examples.webhooks controller start --development
@@ -26,12 +26,12 @@ line = app.health_check.add(HealthCheck("bank-line", states=("down", "up")))
 
 @app.task(source=bank, sinks=[payments])
 async def book(document: SourceDocument) -> dict[str, object]:
-    """Book a payment. What it returns goes into the file of payments."""
+    """Book a payment. Its return value goes into the file of payments."""
     payment = document.json()
     return {"order": payment["order"], "amount": payment["amount"]}
 
 
 @app.task(source=bank)
 async def note_the_line(_document: SourceDocument) -> None:
-    """Whatever the bank sends shows that it can: so says a health check (C29)."""
+    """Report by a health check that the bank is reachable, since it has sent something."""
     line.report("up", "the bank has sent something")

@@ -1,8 +1,8 @@
-"""Receiver: a Data Source that receives webhooks over HTTP, and answers 200 when they are published.
+"""Receive webhooks over HTTP, and answer 200 when they are published: a Data Source.
 
-Small and strict: one request for each connection, everything bounded in bytes and in time, few connections at once. It
-speaks HTTP; with a `tls` context HTTPS. Whoever is told anything but 200 sends again, and since documents are known by
-their ids, that is no harm.
+Small and strict: one request for each connection, limits to bytes and time, and few connections at once. With a `tls`
+context it speaks HTTPS. A sender that gets another answer than 200 sends the message again. That is safe, since
+documents are identified by their ids.
 """
 
 import ssl
@@ -20,19 +20,21 @@ from celery5.protocol.health.http import BadRequest, HttpRequest, HttpResponse, 
 from celery5.services.health.status_port import drain_request, read_body, read_head
 
 CONNECTIONS = 64
-"""Connections at once; others are told to come again."""
+"""Connections at once; others get status 503."""
 LIMIT = 10.0
 """Seconds that one connection may take, from the first byte to the last."""
 NO_SECRET = (
     "there is no secret, so the port stays closed: "
     "export WEBHOOK_SECRETS=whsec_$(head -c 24 /dev/urandom | base64) and start again"
 )
-"""What is told when no message could ever be believed."""
+"""The error when there is no secret, so that no message could be verified."""
 
 
 class Receiver:
-    """Listens on `host` and `port` for messages to `path` that are signed with one of `secrets`. A body has at most
-    `largest` bytes. `now` is the time in seconds since 1970."""
+    """Listens on `host` and `port` for messages to `path` that are signed with one of `secrets`.
+
+    A body has at most `largest` bytes. `now` returns the seconds since 1970.
+    """
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Receiver:
         tls: ssl.SSLContext | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._keys = [key_of(each) for each in secrets]
+        self._keys = [key_of(secret) for secret in secrets]
         self._host = host
         self._port = port
         self._path = path
@@ -56,25 +58,28 @@ class Receiver:
         self.port: int | None = None
 
     async def run(self, emit: Emit) -> None:
-        """Receive until cancelled. Raises OSError when the port is taken: then it is tried again; and Misconfigured,
-        which the log tells, when there is no secret: nobody could be believed."""
+        """Receive until cancelled.
+
+        Raises OSError when the port is in use: then the source is tried again. Raises Misconfigured, which is logged,
+        when there is no secret, since no message could be verified.
+        """
         if not self._keys:
             raise Misconfigured(NO_SECRET)
         listener, *others = await trio.open_tcp_listeners(self._port, host=self._host, backlog=CONNECTIONS)
-        for each in others:
-            await each.aclose()
+        for other in others:
+            await other.aclose()
         self.port = listener.socket.getsockname()[1]
         async with listener, trio.open_nursery() as nursery:
             while True:
                 try:
                     stream = await listener.accept()
-                except OSError:  # no room for one more, or the network's own trouble: that passes
+                except OSError:  # too many open files, or an error of the network: both are temporary
                     await trio.sleep(0.1)
                     continue
                 nursery.start_soon(self._serve, stream, emit)
 
     async def _serve(self, bare: trio.SocketStream, emit: Emit) -> None:
-        """One connection, whatever comes on it."""
+        """Serve one connection."""
         self._open += 1
         stream = (
             trio.SSLStream(bare, self._tls, server_side=True, https_compatible=True) if self._tls else bare
@@ -104,18 +109,18 @@ class Receiver:
         return await self._taken(request, body, emit)
 
     async def _taken(self, request: HttpRequest, body: bytes, emit: Emit) -> HttpResponse:
-        """Publish a message that is signed."""
+        """Verify and publish a message, and return the response."""
         try:
             name = verified(request.headers, body, self._keys, now=self._now())
         except Unsigned:
             return _refused(401, "it is not signed as it must be")
-        kind = request.headers.get("content-type", "")
+        content_type = request.headers.get("content-type", "")
         try:
             with trio.fail_after(LIMIT / 4):
-                await emit(body, id=name, attributes={"content-type": kind} if kind else {})
+                await emit(body, id=name, attributes={"content-type": content_type} if content_type else {})
         except (BrokerError, trio.TooSlowError):
             return _refused(503, "it could not be published: send it again", ("Retry-After", "5"))
-        except CeleryError as error:  # it will never do
+        except CeleryError as error:  # sending it again would fail, too
             return _refused(400, str(error))
         return HttpResponse(200, msgspec.json.encode({"id": name}) + b"\n")
 

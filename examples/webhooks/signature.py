@@ -1,7 +1,7 @@
-"""Signature: whether a webhook is from whom it says, whole, and of now: as Standard Webhooks has it.
+"""Verify the sender, the content and the time of a webhook, as Standard Webhooks specifies.
 
-Signed are the id, the time and the body together, by HMAC with SHA-256 and a secret that both sides know. The time
-keeps old messages out; the id, under which a document is published once, those that come again before they are old.
+The signature covers the id, the time and the body, by HMAC with SHA-256 and a shared secret. The time rejects old
+messages. A document is published once under its id, so repetitions within that time have no effect.
 """
 
 import base64
@@ -12,15 +12,15 @@ import re
 from collections.abc import Mapping, Sequence
 
 TOLERANCE = 300.0
-"""Seconds by which the sender's clock may differ from ours, and a message be late."""
+"""Seconds by which the time of a message may differ from this clock."""
 
 
 class Unsigned(Exception):
-    """It is not signed as it must be. Who sent it is told no more than that."""
+    """A message is not signed as it must be. The sender gets no details."""
 
 
 def key_of(secret: str) -> bytes:
-    """The key in a secret, `whsec_` and base64. Raises ValueError."""
+    """Return the key in a secret, which is `whsec_` and base64. Raises ValueError."""
     try:
         key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     except binascii.Error:
@@ -31,22 +31,28 @@ def key_of(secret: str) -> bytes:
 
 
 def signed(key: bytes, name: str, timestamp: str, body: bytes) -> str:
-    """The signature of a message."""
+    """Return the signature of a message."""
     mac = hmac.new(key, f"{name}.{timestamp}.".encode("latin-1") + body, hashlib.sha256)
     return "v1," + base64.b64encode(mac.digest()).decode()
 
 
 def verified(fields: Mapping[str, str], body: bytes, keys: Sequence[bytes], *, now: float) -> str:
-    """The id of the message whose header has these fields. `now`: seconds since 1970. Several `keys` may be good at
-    once, while one takes the place of another. Raises Unsigned."""
+    """Return the id of a message whose header has these fields. Raises Unsigned.
+
+    `now` is seconds since 1970. Several `keys` may be valid at once, while a new one replaces an old one.
+    """
     name, timestamp = fields.get("webhook-id", ""), fields.get("webhook-timestamp", "")
-    given = fields.get("webhook-signature", "").split(" ")[:10]
+    signatures = fields.get("webhook-signature", "").split(" ")[:10]
     if not re.fullmatch(r"[!-~]{1,200}", name) or not re.fullmatch(r"\d{1,12}", timestamp, re.ASCII):
         raise Unsigned("there is no id, or no time")
-    wanted = [signed(key, name, timestamp, body) for key in keys]
-    # All are compared, each in constant time: how long it takes tells nothing.
-    found = [hmac.compare_digest(one.encode("latin-1"), other.encode()) for one in given for other in wanted]
-    if not any(found):
+    expected = [signed(key, name, timestamp, body) for key in keys]
+    # All are compared, each in constant time, so that the time gives no hint about a signature.
+    matches = [
+        hmac.compare_digest(signature.encode("latin-1"), expected_signature.encode())
+        for signature in signatures
+        for expected_signature in expected
+    ]
+    if not any(matches):
         raise Unsigned("no signature is right")
     if abs(now - int(timestamp)) > TOLERANCE:
         raise Unsigned("it is too old, or from the future")
