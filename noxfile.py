@@ -1,4 +1,4 @@
-"""Nox: every check of this house, as one command each; a bare `nox` runs all of them but the benchmarks."""
+"""Run every check of this project, one command each; a bare `nox` runs all of them but the benchmarks."""
 
 import json
 import os
@@ -23,47 +23,49 @@ HERE = Path(__file__).parent
 GROUPS = nox.project.load_toml(HERE / "pyproject.toml")
 SUPPORTED = ("3.11", "3.12", "3.13")
 
-# Interpreters are looked for, never fetched, by nox and by uv alike.
+# Neither nox nor uv downloads interpreters: they use those that are installed.
 os.environ["UV_PYTHON_DOWNLOADS"] = "never"
-# Behind a proxy with an authority of its own uv is to get through wherever pip does.
+# Use the system's certificates, so that uv works behind a proxy with its own authority, as pip does.
 os.environ.setdefault("UV_SYSTEM_CERTS", "true")
 
 
-def _says_its_version(python: str | Path, version: str) -> bool:
-    """Whether `python` runs and is of that version: a pyenv shim exists for every version and works for one."""
+def _has_version(python: str | Path, version: str) -> bool:
+    """Return whether `python` runs and has that version. A pyenv shim exists for versions that are not installed."""
     try:
-        said = subprocess.run([python, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        result = subprocess.run(
+            [python, "--version"], capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return said.returncode == 0 and said.stdout.startswith(f"Python {version}.")
+    return result.returncode == 0 and result.stdout.startswith(f"Python {version}.")
 
 
 def _others() -> list[str]:
-    """Return the supported versions beside the running one that have a working interpreter, which is put on PATH.
+    """Return the other supported versions that have a working interpreter, and put each on PATH.
 
-    They are looked for beside the running Python, on PATH, and among pyenv's.
+    Searches beside the running Python, on PATH, and among pyenv's versions.
     """
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found: list[str] = []
+    versions: list[str] = []
     for version in SUPPORTED:
         if version == running:
             continue
         name = f"python{version}"
         candidates = [Path(sys.executable).with_name(name), *map(Path, filter(None, [shutil.which(name)]))]
         for python in [*candidates, *sorted(pyenv.glob(f"{version}.*/bin/{name}"))]:
-            if _says_its_version(python, version):
+            if _has_version(python, version):
                 os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
-                found.append(version)
+                versions.append(version)
                 break
-    return found
+    return versions
 
 
 OTHERS = _others()
 
 
 def _install(session: nox.Session, *groups: str, project: bool = False) -> None:
-    """Install dependency groups and, when asked, the project itself, editable, with its embedded server."""
+    """Install dependency groups, and with `project` the project itself, editable, with its embedded server."""
     wanted = nox.project.dependency_groups(GROUPS, *groups)
     session.install(*(["-e", ".[demo]"] if project else []), *wanted)
 
@@ -78,40 +80,40 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Both type checkers, strict, and the completeness of the public types."""
+    """Run both type checkers, strict, and check that the public types are complete."""
     _install(session, "types", project=True)
-    # What the checkers tell a user, and whether the injector gives every part the type that it asks for. The session
-    # `tests` skips those, as it has no checkers.
-    told = ("tests/typing", "tests/pure/process/test_wiring.py")
+    # Tests of the checkers' messages for users, and of the types that the injector passes to every part. The session
+    # `tests` skips these, since it has no checkers.
+    typing_tests = ("tests/typing", "tests/pure/process/test_wiring.py")
     # The longest first, two at a time: each of them keeps one processor busy.
     checks = [
         partial(_passes, session, "basedpyright", "--pythonpath", _python_of(session)),
         partial(_passes, session, "mypy"),
         partial(_public_types, session),
-        partial(_passes, session, "python", "-m", "pytest", "-q", *told),
+        partial(_passes, session, "python", "-m", "pytest", "-q", *typing_tests),
     ]
     with ThreadPoolExecutor(2) as pool:
         passed = list(pool.map(lambda check: check(), checks))
-    if not all(passed):  # each has had its say, even after another had found faults
+    if not all(passed):  # all checks run, also after one has failed
         session.error("see above")
 
 
 def _python_of(session: nox.Session) -> str:
-    """The session's interpreter. Left to itself basedpyright takes a `.venv` beside it, where nothing is installed."""
+    """Return the session's interpreter. By default basedpyright takes a `.venv` beside it, which is empty."""
     return str(Path(session.bin) / "python")
 
 
 def _passes(session: nox.Session, *command: str) -> bool:
-    """Run a command, show what it says when it has ended, and return whether it succeeds."""
+    """Run a command, show its output when it has ended, and return whether it succeeded."""
     try:
         output = session.run(*command, silent=True)
-    except CommandFailed:  # nox has shown what it said
+    except CommandFailed:  # nox has shown the output
         return False
     session.log(output)
     return True
 
 
-# What an application imports. The layers below it are for the two checkers above.
+# The packages that an application imports. The others are checked by the two checkers above.
 PUBLIC = (
     "app",
     "application",
@@ -134,26 +136,26 @@ PUBLIC = (
 
 
 def _public_types(session: nox.Session) -> bool:
-    """Every type that an application can see is complete, and the same for all checkers."""
+    """Check that every type that an application can see is complete, and the same for all type checkers."""
     # An editable install is an import hook, which a static checker cannot follow: show it the checkout.
-    said = session.run(
+    output = session.run(
         *("basedpyright", "--verifytypes", "celery5", "--ignoreexternal", "--outputjson"),
         env={"PYTHONPATH": str(HERE)},
         silent=True,
         stderr=None,
         success_codes=[0, 1],
     )
-    symbols = json.loads(str(said))["typeCompleteness"]["symbols"]
+    symbols = json.loads(str(output))["typeCompleteness"]["symbols"]
     public = [
-        each
-        for each in symbols
-        if re.fullmatch(rf"celery5\.({'|'.join(PUBLIC)}|[A-Za-z_]+$)(\..*)?", each["name"])
+        symbol
+        for symbol in symbols
+        if re.fullmatch(rf"celery5\.({'|'.join(PUBLIC)}|[A-Za-z_]+$)(\..*)?", symbol["name"])
     ]
     faults = [
-        f"{each['name']}: {fault['message']}"
-        for each in public
-        if not each["isTypeKnown"] or each["isTypeAmbiguous"]
-        for fault in each["diagnostics"]
+        f"{symbol['name']}: {fault['message']}"
+        for symbol in public
+        if not symbol["isTypeKnown"] or symbol["isTypeAmbiguous"]
+        for fault in symbol["diagnostics"]
     ]
     session.log(f"{len(public)} public names")
     for fault in faults:
@@ -163,26 +165,26 @@ def _public_types(session: nox.Session) -> bool:
 
 @nox.session
 def imports(session: nox.Session) -> None:
-    """Who may import whom."""
+    """Check which module may import which."""
     _install(session, "imports", project=True)
     session.run("lint-imports")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The tests, on a real server of their own. Further arguments go to pytest: `nox -s tests -- -k story`."""
+    """Run the tests, on a real server of their own. Further arguments go to pytest: `nox -s tests -- -k story`."""
     _test(session, *session.posargs)
 
 
 @nox.session(python=OTHERS)
 def compatibility(session: nox.Session) -> None:
-    """The tests on another Python: all that need no server, and of the others each version has a share of the files.
+    """Run the tests on another Python: all that need no server, and for each version a share of the others.
 
-    What looks at the source, or at whole processes from outside, is the same on every Python.
+    Tests of the source, or of whole processes from outside, have the same result on every Python.
     """
-    files = sorted(str(each.relative_to(HERE)) for each in (HERE / "tests").glob("*/**/test_*.py"))
-    served = [each for each in files if each.startswith(("tests/redis/", "tests/faults/"))]
-    share = served[OTHERS.index(str(session.python)) :: len(OTHERS)]
+    files = sorted(str(path.relative_to(HERE)) for path in (HERE / "tests").glob("*/**/test_*.py"))
+    with_server = [path for path in files if path.startswith(("tests/redis/", "tests/faults/"))]
+    share = with_server[OTHERS.index(str(session.python)) :: len(OTHERS)]
     _test(session, *(session.posargs or ("-m", "not nemesis", "tests/pure", "tests/trio", *share)))
 
 
@@ -190,22 +192,22 @@ def _test(session: nox.Session, *arguments: str) -> None:
     """Run pytest in this session's environment."""
     session.env["UV_COMPILE_BYTECODE"] = "1"  # as pip does by itself: see `_compile`
     _install(session, "test", project=True)
-    paths = [each for each in arguments if Path(each.partition("::")[0]).exists()]
+    paths = [argument for argument in arguments if Path(argument.partition("::")[0]).exists()]
     _compile(session, *(paths or ["tests"]))
     # Most tests wait for something, so four processes on two cores take a third of the time. Each has its own server.
     # No `create_tmp`: it moves the tests' own folders into the checkout, and a socket's path has 107 bytes.
     cache = Path(session.virtualenv.location).resolve() / "pytest"
     options = ("-n", "4", "--dist", "worksteal", "--durations", "25")
-    # What a test writes as a module and replaces within the same second must be read anew: no bytecode of that.
+    # A test may replace a module within the same second, which stale bytecode would hide: so none is written.
     environ = {"PYTHONDONTWRITEBYTECODE": "1"}
     session.run("python", "tests/house/twice.py", str(cache), *options, *arguments, env=environ)
 
 
 def _compile(session: nox.Session, *paths: str) -> None:
-    """Keep the bytecode of all that the tests import, and of the tests as pytest rewrites them.
+    """Store the bytecode of all that the tests import, and of the tests as pytest rewrites them.
 
-    The tests start thousands of processes, and where no bytecode is kept each of those compiles hundreds of modules:
-    1.5 s of CPU instead of 0.5 s for one worker. That happens wherever PYTHONDONTWRITEBYTECODE is set, as it is in many
+    The tests start thousands of processes, and without bytecode each of those compiles hundreds of modules: 1.5 s of
+    CPU instead of 0.5 s for one worker. That happens wherever PYTHONDONTWRITEBYTECODE is set, as it is in many
     containers. compileall follows no links, so the linked folders are named.
     """
     folders = ("celery5", "celery5/services", "celery5/bootsteps", "celery5/examples", "tests")
@@ -217,31 +219,31 @@ def _compile(session: nox.Session, *paths: str) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """sdist, the wheel made from it, a fresh environment, and a job in it, away from the checkout."""
-    room = Path(session.create_tmp()).resolve()
-    source = room / "source"
-    shutil.rmtree(room)
+    """Build the sdist and the wheel from it, and run a job in a fresh environment outside of the checkout."""
+    folder = Path(session.create_tmp()).resolve()
+    source = folder / "source"
+    shutil.rmtree(folder)
     ignored = shutil.ignore_patterns(".*", "build", "dist", "site", "*.egg-info", "__pycache__")
     shutil.copytree(HERE, source, symlinks=True, ignore=ignored)
     session.install("build")
-    session.run("python", "-m", "build", "--outdir", str(room), str(source), silent=True)
-    (wheel,) = room.glob("*.whl")
+    session.run("python", "-m", "build", "--outdir", str(folder), str(source), silent=True)
+    (wheel,) = folder.glob("*.whl")
     session.install(f"celery5[demo,testing] @ {wheel.as_uri()}")
-    shutil.copy(HERE / "tests" / "house" / "installed.py", room / "installed.py")
-    session.chdir(room)
+    shutil.copy(HERE / "tests" / "house" / "installed.py", folder / "installed.py")
+    session.chdir(folder)
     session.run("python", "installed.py", str(source))
     session.run("celery5", "--version")
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The documentation, with every warning an error."""
+    """Build the documentation; every warning is an error."""
     _install(session, "docs")
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "true"})
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """The measurements behind every number in the README; peers get environments of their own."""
+    """Run the measurements behind every number in the README. Peers get environments of their own."""
     _install(session, project=True)
     session.run("python", "benchmarks/run.py", *session.posargs)

@@ -1,6 +1,6 @@
-"""Children: every process the benchmark starts, what it costs, and its certain end.
+"""Start the processes of the benchmark, measure them, and end them for certain.
 
-Each child leads a session of its own. Whoever is in that session, or descends from the child, ends with it, by pid.
+Each child leads a session of its own. All processes of that session, and all descendants of the child, end with it.
 """
 
 import atexit
@@ -17,7 +17,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Child:
-    """A running process and all that came from it."""
+    """A running process with its session and its descendants."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
         with log.open("wb") as out:
@@ -33,29 +33,29 @@ class Child:
         _alive.append(self)
 
     def members(self) -> list[int]:
-        """The pids of the child, its session and its descendants."""
-        found = {self._process.pid}
+        """Return the pids of the child, its session and its descendants."""
+        pids = {self._process.pid}
         for pid, parent, session in sorted(_processes()):
-            if session == self._process.pid or parent in found:
-                found.add(pid)
-        return sorted(found)
+            if session == self._process.pid or parent in pids:
+                pids.add(pid)
+        return sorted(pids)
 
     def failed(self) -> str | None:
-        """Why the child is no longer there, or None while it lives."""
+        """Return why the child has ended, or None while it runs."""
         code = self._process.poll()
         return None if code is None else f"exit code {code}: {self.last_words()}"
 
     def last_words(self) -> str:
-        """The last line that it wrote, frames of exception groups left out."""
+        """Return the last line of its output, without the frames of exception groups."""
         lines = (line.strip(" |+-") for line in self._log.read_text(errors="replace").splitlines())
         return ([line for line in lines if line] or ["no output"])[-1][:300]
 
     def said(self) -> str:
-        """All that it wrote."""
+        """Return all its output."""
         return self._log.read_text(errors="replace")
 
     def stop(self, limit: float) -> None:
-        """Ask it to end, as a service manager would, and insist after `limit` seconds."""
+        """Send SIGTERM, as a service manager does, and kill it after `limit` seconds."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -63,7 +63,7 @@ class Child:
         self.end()
 
     def end(self) -> None:
-        """Kill it and everything that came from it, now."""
+        """Kill it, its session and its descendants now."""
         for pid in self.members():
             if self._process.returncode is None or pid != self._process.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -79,13 +79,13 @@ _alive: list[Child] = []
 
 @atexit.register
 def end_all() -> None:
-    """End whatever still lives."""
+    """End all children that still run."""
     for child in _alive.copy():
         child.end()
 
 
 def memory(children: Sequence[Child]) -> float:
-    """Resident memory of the children and all that came from them, in MiB, shared pages counted in each process."""
+    """Return the resident memory of children and descendants in MiB. Shared pages count in each process."""
     total = 0
     for child in children:
         for pid in child.members():
@@ -95,7 +95,7 @@ def memory(children: Sequence[Child]) -> float:
 
 
 def processor(children: Sequence[Child]) -> float:
-    """Processor time used by the children and all that came from them, in seconds."""
+    """Return the processor time of children and descendants in seconds."""
     ticks = 0
     for child in children:
         for pid in child.members():
@@ -106,7 +106,7 @@ def processor(children: Sequence[Child]) -> float:
 
 
 def run(command: Sequence[str], environment: dict[str, str], log: Path, limit: float) -> str:
-    """Run a child to its end and give what it wrote. Raises RuntimeError when it fails or outlives `limit` seconds."""
+    """Run a child to its end and return its output. Raises RuntimeError if it fails or exceeds `limit` seconds."""
     child = Child(command, environment, log)
     try:
         deadline = time.monotonic() + limit
@@ -122,10 +122,10 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path, limit: f
 
 
 def _processes() -> list[tuple[int, int, int]]:
-    """pid, parent and session of every process; empty where there is no /proc."""
-    found = []
+    """Return pid, parent and session of every process; nothing without /proc."""
+    processes = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
-            found.append((int(stat.parent.name), int(fields[1]), int(fields[3])))
-    return found
+            processes.append((int(stat.parent.name), int(fields[1]), int(fields[3])))
+    return processes

@@ -1,6 +1,6 @@
-"""Contestants: who is measured, at which versions, with how many jobs, and what must be known to read their figures.
+"""Define the contestants: the systems that are measured, their versions, and their numbers of jobs.
 
-Versions are pinned, so that a table can be made again. `drain_at` is the concurrency at which a peer drained no-op jobs
+Versions are pinned, so that a table can be reproduced. `drain_at` is the concurrency at which a peer drained no-op jobs
 fastest when it was tried; every peer sleeps at a concurrency of 100.
 """
 
@@ -10,31 +10,30 @@ OURS = "celery5"
 SILENT = "celery5, log off"
 BARE = "bare redis-py XADD"
 PEERLESS = (OURS, SILENT, BARE)
-"""Rows that are no peers."""
+"""Rows that are not peers of celery5."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One row of the tables.
-
-    `enqueue` and `drain` are numbers of jobs, about one and two seconds' worth. `own_processes` says that
-    one command starts several workers; others are started several times. `skips` maps a measure to why it has none.
-    """
+    """One row of the tables."""
 
     name: str
     module: str
     packages: tuple[str, ...]
+    # Numbers of jobs, for about one and two seconds.
     enqueue: int
     drain: int
     drain_at: int = 100
+    # Whether one command starts several workers; otherwise the command is run several times.
     own_processes: bool = True
     variant: str = ""
     options: str = ""
+    # For each measure that is left out, the reason.
     skips: dict[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> str:
-        """The folder name of the virtual environment; variants of one peer share it."""
+        """The folder of the virtual environment, which variants of one peer share."""
         return self.module.removesuffix("_app")
 
 
@@ -43,7 +42,7 @@ SAQ = (
     "saq[redis,hiredis]==0.26.4",
     "typing_extensions",
     "uvloop==0.23.0",
-)  # it forgets to require the second
+)  # saq does not declare the second
 STREAQ = ("streaq==7.2.0", "hiredis==3.5.0", "uvloop==0.23.0")
 TASKIQ = ("taskiq==0.13.0", "taskiq-redis==1.2.4", "hiredis==3.5.0", "uvloop==0.23.0")
 NO_CONCURRENCY = "one job at a time in each process"

@@ -1,4 +1,4 @@
-"""Driver: what one trip to Redis costs through our Trio driver, beside redis-py's own clients.
+"""Measure what one trip to Redis costs by celery5's Trio driver and by redis-py's clients.
 
     python benchmarks/driver.py [--rounds 3] [--seconds 1.0]
 
@@ -31,7 +31,7 @@ Get = Callable[[], Awaitable[object]]
 
 
 class Meter:
-    """Counts trips in a window of time, with the processor time that they took."""
+    """Counts trips in a period of time, and the processor time that they take."""
 
     def __init__(self, seconds: float) -> None:
         self.trips = 0
@@ -40,24 +40,24 @@ class Meter:
         self.end = self._start + seconds
 
     def told(self) -> Figures:
-        """The figures of the window."""
+        """Return the figures of the period."""
         wall, cpu = time.perf_counter() - self._start, time.process_time() - self._cpu
-        told = {"per_second": self.trips / wall, "cpu_us": cpu / self.trips * 1e6}
+        figures = {"per_second": self.trips / wall, "cpu_us": cpu / self.trips * 1e6}
         if self.laps:
             laps = sorted(self.laps)
-            told |= {"p50_us": laps[len(laps) // 2] * 1e6, "p99_us": laps[int(len(laps) * 0.99)] * 1e6}
-        return told
+            figures |= {"p50_us": laps[len(laps) // 2] * 1e6, "p99_us": laps[int(len(laps) * 0.99)] * 1e6}
+        return figures
 
 
 async def one_task(get: Get, meter: Meter) -> None:
-    """GET until the window closes."""
+    """GET until the period ends."""
     while time.perf_counter() < meter.end:
         await get()
         meter.trips += 1
 
 
 async def one_by_one(get: Get, meter: Meter) -> None:
-    """GET until the window closes, each timed."""
+    """GET until the period ends, and time each."""
     while (start := time.perf_counter()) < meter.end:
         await get()
         meter.trips += 1
@@ -65,7 +65,7 @@ async def one_by_one(get: Get, meter: Meter) -> None:
 
 
 def ours(url: str, seconds: float, how: str) -> Figures:
-    """celery5 on Trio."""
+    """Measure celery5 on Trio."""
     from celery5.broker.call import Call
     from celery5.broker.drivers.on_trio import TrioRedis
     from celery5.broker.endpoint import Endpoint
@@ -87,15 +87,15 @@ def ours(url: str, seconds: float, how: str) -> Figures:
                     meter.trips += TASKS
             else:
                 await one_by_one(lambda: client.perform(call), meter)
-            told = meter.told()
+            figures = meter.told()
             nursery.cancel_scope.cancel()
-        return told
+        return figures
 
     return trio.run(run)
 
 
 def blocking(url: str, seconds: float, how: str) -> Figures:
-    """redis-py's blocking client."""
+    """Measure redis-py's blocking client."""
     client: Any = redis.Redis.from_url(url)
     client.ping()
     meter = Meter(seconds)
@@ -114,7 +114,7 @@ def blocking(url: str, seconds: float, how: str) -> Figures:
 
 
 def asynchronous(url: str, seconds: float, how: str) -> Figures:
-    """redis-py's asyncio client."""
+    """Measure redis-py's asyncio client."""
 
     async def run() -> Figures:
         client: Any = redis.asyncio.Redis.from_url(url)
@@ -131,9 +131,9 @@ def asynchronous(url: str, seconds: float, how: str) -> Figures:
                 meter.trips += TASKS
         else:
             await one_by_one(lambda: client.get("small"), meter)
-        told = meter.told()
+        figures = meter.told()
         await client.aclose()
-        return told
+        return figures
 
     return asyncio.run(run())
 
@@ -151,7 +151,7 @@ VARIANTS: dict[str, tuple[Callable[[str, float, str], Figures], str]] = {
 
 
 def measured(variant: str, url: str, seconds: float) -> Figures | str:
-    """One variant in a process of its own; a string says why it failed."""
+    """Measure one variant in a process of its own; return its figures, or a text with the reason of a failure."""
     command = [sys.executable, __file__, "--variant", variant, "--url", url, "--seconds", str(seconds)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT + seconds, check=True)
@@ -164,7 +164,7 @@ def measured(variant: str, url: str, seconds: float) -> Figures | str:
 
 
 def compare(rounds: int, seconds: float) -> None:
-    """All variants in turn, and the table of medians."""
+    """Measure all variants in turn, and print the table of medians."""
     from server import Server
 
     samples: dict[str, list[Figures]] = {variant: [] for variant in VARIANTS}
@@ -173,18 +173,18 @@ def compare(rounds: int, seconds: float) -> None:
         server.client.set("small", b"x" * 64)
         for _ in range(rounds):
             for variant in VARIANTS:
-                told = measured(variant, server.url, seconds)
-                if isinstance(told, str):
-                    failed[variant] = told
+                figures = measured(variant, server.url, seconds)
+                if isinstance(figures, str):
+                    failed[variant] = figures
                 else:
-                    samples[variant].append(told)
-        where = f"{server.version}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}"
-    print(f"Medians of {rounds} rounds of {seconds:g} s; {where}.\n")
+                    samples[variant].append(figures)
+        machine = f"{server.version}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}"
+    print(f"Medians of {rounds} rounds of {seconds:g} s; {machine}.\n")
     print("| GET of 64 bytes | per second | CPU µs each | p50 µs | p99 µs |\n|---|---:|---:|---:|---:|")
     for variant, kept in samples.items():
         cells = []
         for figure in ("per_second", "cpu_us", "p50_us", "p99_us"):
-            values = [told[figure] for told in kept if figure in told]
+            values = [figures[figure] for figures in kept if figure in figures]
             cells.append(f"{median(values):,.0f}" if figure == "per_second" and values else "")
             if values and figure != "per_second":
                 cells[-1] = f"{median(values):.1f}"
@@ -194,18 +194,18 @@ def compare(rounds: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """The whole comparison, or one variant of it."""
+    """Compare all variants, or measure one."""
     parser = argparse.ArgumentParser(description="Compare our Trio driver with redis-py's clients.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--variant", choices=list(VARIANTS), help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.variant:
-        run, how = VARIANTS[asked.variant]
-        print(json.dumps(run(asked.url, asked.seconds, how)))
+    options = parser.parse_args()
+    if options.variant:
+        run, how = VARIANTS[options.variant]
+        print(json.dumps(run(options.url, options.seconds, how)))
     else:
-        compare(asked.rounds, asked.seconds)
+        compare(options.rounds, options.seconds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Environments: a virtual environment for each peer, made when it is first needed and kept."""
+"""Make a virtual environment for each peer when it is first needed, and keep it."""
 
 import os
 import shutil
@@ -16,17 +16,17 @@ LEFT_OUT = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycach
 
 
 class CannotPrepare(Exception):
-    """An environment could not be made; the message is the last line of the tool that failed."""
+    """An environment could not be made. The message is the end of the output of the tool that failed."""
 
 
 def cache() -> Path:
-    """Where environments are kept."""
-    given = os.environ.get("CELERY5_BENCH_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "celery5-bench"
+    """Return the folder of the environments."""
+    folder = os.environ.get("CELERY5_BENCH_CACHE")
+    return Path(folder) if folder else Path.home() / ".cache" / "celery5-bench"
 
 
 def prepare(contestant: Contestant) -> Path:
-    """Give the Python of the contestant's environment, made or refreshed as needed. Raises CannotPrepare."""
+    """Return the Python of a contestant's environment, made or updated if necessary. Raises CannotPrepare."""
     folder = cache() / contestant.environment
     python = folder / "bin" / "python"
     wanted = f"{sys.version}\n{contestant.packages}\n"
@@ -42,7 +42,7 @@ def prepare(contestant: Contestant) -> Path:
 
 
 def _install_checkout(python: Path) -> None:
-    """Install a copy of the working tree, as a user would get it; the tree itself stays clean."""
+    """Install a copy of the working tree as a user would; the tree itself does not change."""
     with tempfile.TemporaryDirectory(prefix="celery5-bench-") as folder:
         copy = Path(folder) / "celery5"
         shutil.copytree(ROOT, copy, symlinks=True, ignore=LEFT_OUT)
@@ -50,8 +50,8 @@ def _install_checkout(python: Path) -> None:
 
 
 def _uv() -> str | None:
-    beside = Path(sys.executable).with_name("uv")
-    return shutil.which("uv") or (str(beside) if beside.exists() else None)
+    neighbour = Path(sys.executable).with_name("uv")
+    return shutil.which("uv") or (str(neighbour) if neighbour.exists() else None)
 
 
 def _make(folder: Path) -> None:
@@ -67,7 +67,7 @@ def _install(python: Path, packages: list[str], *, again: bool = False) -> None:
         return
     if uv := _uv():
         fresh = ["--reinstall-package", "celery5"] if again else []
-        # Else each start compiles anew, which takes memory, too: not what a worker is like.
+        # Otherwise each start would compile all modules, which also takes memory, unlike in production.
         compiled = ["--compile-bytecode", *fresh]
         _run([uv, "pip", "install", "--quiet", "--python", str(python), *compiled, *packages])
     else:
@@ -84,7 +84,7 @@ def _run(command: list[str]) -> None:
             command, check=True, capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL
         )
     except subprocess.CalledProcessError as error:
-        said = [line for line in (error.stderr or error.stdout).splitlines() if line.strip()]
-        raise CannotPrepare(" / ".join(said[-3:]) if said else f"exit code {error.returncode}") from None
+        lines = [line for line in (error.stderr or error.stdout).splitlines() if line.strip()]
+        raise CannotPrepare(" / ".join(lines[-3:]) if lines else f"exit code {error.returncode}") from None
     except subprocess.TimeoutExpired:
         raise CannotPrepare(f"{command[0]} took longer than {LIMIT:.0f} s") from None

@@ -1,8 +1,8 @@
-"""Measures: what is measured of one contestant, each in one function, all by the same method.
+"""Define what is measured of one contestant, a function for each measure, all by the same method.
 
 Drain: the queue is filled first, then workers start. Each job stamps the time at which it ran. The rate counts from the
-moment when the last of the processes had begun its first job to the last job of all, so that neither start-up nor
-the head start of one process counts. Filling the queue is the measurement of bulk enqueueing.
+time when the last process began its first job to the last job of all, so that neither start-up nor the head start of
+one process counts. Filling the queue is the measurement of bulk enqueueing.
 """
 
 import json
@@ -32,12 +32,12 @@ IDLE_AFTER = 2.0
 STARTED_AFTER = 1.5
 IDLE_FOR = 6.0
 PROGRAM_LIMIT = 240.0
-KEPT = 60  # seconds; documents are kept a minute at least
+KEPT = 60  # seconds; results are kept for at least a minute
 NOTHING: Mapping[str, str] = {}
 
 
 class Told(TypedDict):
-    """What a producer says."""
+    """The output of a producer."""
 
     queued: int
     seconds: float
@@ -46,12 +46,12 @@ class Told(TypedDict):
 
 
 class Failed(Exception):
-    """A contestant did not do what was asked; the message says how."""
+    """A contestant did not do what it should. The message says how."""
 
 
 @dataclass
 class Stand:
-    """One contestant at the server: how its producers and workers are started and watched."""
+    """One contestant at the server: starts its producers and workers, and watches them."""
 
     contestant: Contestant
     python: Path
@@ -62,11 +62,11 @@ class Stand:
     jobs: int | None = None
 
     def amount(self, usual: int) -> int:
-        """How many jobs to use where `usual` is the contestant's number for a full run."""
+        """Return how many jobs to use; `usual` is the contestant's number for a full run."""
         return self.jobs if self.jobs is not None else max(100, int(usual * self.scale))
 
     def environment(self, results: bool, concurrency: int, more: Mapping[str, str]) -> dict[str, str]:
-        """What a peer's module reads."""
+        """Return the environment of a peer's module."""
         foreign = ("BENCH_", "CELERY", "PYTHON")
         return {key: value for key, value in os.environ.items() if not key.startswith(foreign)} | {
             "BENCH_URL": self.server.url,
@@ -82,28 +82,28 @@ class Stand:
 
     @property
     def stamps(self) -> Path:
-        """Where the workers stamp."""
+        """The folder into which workers write stamps."""
         return self.folder / "stamps"
 
     def ask(self, verb: str, *numbers: int) -> list[str]:
-        """The command that asks something of this contestant."""
+        """Return the command line of a verb for this contestant."""
         return [str(self.python), str(PEERS / "ask.py"), self.contestant.module, verb, *map(str, numbers)]
 
     def produce(self, verb: str, n: int, *, results: bool = False) -> "Told":
-        """Run a producer to its end and give what it said."""
+        """Run a producer to its end and return its output."""
         environment = self.environment(results, NAPS_AT, {})
         try:
             out = children.run(self.ask(verb, n), environment, self.folder / "producer.log", self.limit)
-            told: Told = json.loads(out.strip().splitlines()[-1])
+            output: Told = json.loads(out.strip().splitlines()[-1])
         except (RuntimeError, ValueError, IndexError) as error:
             raise Failed(f"{verb}: {error}") from None
-        return told
+        return output
 
     @contextmanager
     def workers(
         self, processes: int, concurrency: int, *, results: bool = False, more: Mapping[str, str] = NOTHING
     ) -> Iterator[list[Child]]:
-        """Workers that run while the block does, `more` in their environment."""
+        """Run workers during the block, with `more` in their environment."""
         shutil.rmtree(self.stamps, ignore_errors=True)
         self.stamps.mkdir(parents=True)
         own = self.contestant.own_processes
@@ -118,43 +118,47 @@ class Stand:
                 child.end()
 
     def drained(self, queued: int, workers: list[Child]) -> "Drained":
-        """Wait until all jobs ran, a limited time, while the workers live."""
+        """Wait for a limited time until all jobs ran and while the workers live. Raises Failed."""
         reader = Reader(self.stamps)
         _until(reader, 1, workers, START_LIMIT)
-        seen, used, served = reader.total(), children.processor(workers), self.server.processor()
+        ran_before, worker_time, server_time = (
+            reader.total(),
+            children.processor(workers),
+            self.server.processor(),
+        )
         _until(reader, queued, workers, self.limit)
-        jobs = max(reader.total() - seen, 1)
+        jobs = max(reader.total() - ran_before, 1)
         return Drained(
             stamps=reader.by_process(),
-            worker_us=(children.processor(workers) - used) / jobs * 1e6,
-            server_us=(self.server.processor() - served) / jobs * 1e6,
+            worker_us=(children.processor(workers) - worker_time) / jobs * 1e6,
+            server_us=(self.server.processor() - server_time) / jobs * 1e6,
         )
 
 
 @dataclass
 class Drained:
-    """What a drained queue tells: when each job ran, by process, and processor time per job in microseconds."""
+    """The result of a drained queue: when each job ran, by process, and processor time per job in microseconds."""
 
     stamps: "list[array[int]]"
     worker_us: float
     server_us: float
 
     def first(self) -> int:
-        """When the first job ran, in nanoseconds of the monotonic clock."""
+        """Return when the first job ran, in nanoseconds of the monotonic clock."""
         return min(process[0] for process in self.stamps)
 
     def last(self) -> int:
-        """When the last job ran."""
+        """Return when the last job ran."""
         return max(process[-1] for process in self.stamps)
 
     def rate(self) -> float:
-        """Jobs per second from the last process's first job to the last job of all."""
+        """Return the jobs per second from the last process's first job to the last job of all."""
         start = max(process[0] for process in self.stamps)
         counted = sum(1 for process in self.stamps for stamp in process if stamp > start)
         return counted / max((self.last() - start) / 1e9, 1e-9)
 
 
-def _still_there(workers: list[Child]) -> None:
+def _check_alive(workers: list[Child]) -> None:
     for child in workers:
         if reason := child.failed():
             raise Failed(f"a worker ended, {reason}")
@@ -163,75 +167,77 @@ def _still_there(workers: list[Child]) -> None:
 def _until(reader: Reader, jobs: int, workers: list[Child], limit: float) -> None:
     deadline = time.monotonic() + limit
     while (ran := reader.total()) < jobs:
-        _still_there(workers)
+        _check_alive(workers)
         if time.monotonic() > deadline:
             raise Failed(f"{ran} of {jobs} jobs ran in {limit:.0f} s; worker: {workers[0].last_words()}")
         time.sleep(0.005)
 
 
 def enqueue(stand: Stand) -> Figures:
-    """One by one, and the memory that the queued jobs take: beyond what stays when a first job is forgotten, which is
-    scripts and buffers."""
+    """Send one by one, and measure the memory of the queued jobs.
+
+    What remains after a first job was deleted, scripts and buffers, does not count.
+    """
     stand.server.flush()
     stand.produce("enqueue", 1)
     stand.server.client.flushall()
     before = stand.server.memory()
-    told = stand.produce("enqueue", stand.amount(stand.contestant.enqueue))
-    taken = stand.server.memory() - before
-    jobs = told["queued"] - 1
+    output = stand.produce("enqueue", stand.amount(stand.contestant.enqueue))
+    growth = stand.server.memory() - before
+    jobs = output["queued"] - 1
     return {
-        "enqueue": jobs / told["seconds"],
-        "enqueue_cpu_us": told["cpu"] / jobs * 1e6,
-        "bytes": taken / told["queued"],
+        "enqueue": jobs / output["seconds"],
+        "enqueue_cpu_us": output["cpu"] / jobs * 1e6,
+        "bytes": growth / output["queued"],
     }
 
 
 def bulk(stand: Stand) -> Figures:
-    """Many at once."""
+    """Send many jobs at once."""
     stand.server.flush()
-    told = stand.produce("bulk", stand.amount(stand.contestant.drain))
-    return {"bulk": (told["queued"] - 1) / told["seconds"], "queued": told["queued"]}
+    output = stand.produce("bulk", stand.amount(stand.contestant.drain))
+    return {"bulk": (output["queued"] - 1) / output["seconds"], "queued": output["queued"]}
 
 
 def drain(stand: Stand, processes: int) -> Figures:
-    """Fill the queue, then let `processes` workers empty it."""
+    """Fill the queue, then empty it by `processes` workers."""
     filled = bulk(stand)
     queued = int(filled.pop("queued"))
-    began = time.monotonic_ns()
+    start = time.monotonic_ns()
     with stand.workers(processes, stand.contestant.drain_at) as workers:
-        told = stand.drained(queued, workers)
-        logged = _logged(workers, queued) if stand.contestant.name == OURS else {}
+        drained = stand.drained(queued, workers)
+        logged = _logged_share(workers, queued) if stand.contestant.name == OURS else {}
     return (
         filled
         | logged
         | {
-            f"drain{processes}": told.rate(),
-            f"startup{processes}": (told.first() - began) / 1e9,
-            f"worker_cpu_us{processes}": told.worker_us,
-            f"server_cpu_us{processes}": told.server_us,
-            f"ran{processes}": sum(map(len, told.stamps)) / queued,
+            f"drain{processes}": drained.rate(),
+            f"startup{processes}": (drained.first() - start) / 1e9,
+            f"worker_cpu_us{processes}": drained.worker_us,
+            f"server_cpu_us{processes}": drained.server_us,
+            f"ran{processes}": sum(map(len, drained.stamps)) / queued,
         }
     )
 
 
-def _logged(workers: list[Child], queued: int) -> Figures:
-    """The share of jobs that celery5 wrote a log line about; a full log buffer sheds, and counts what it shed."""
+def _logged_share(workers: list[Child], queued: int) -> Figures:
+    """Return the share of jobs with a log line of celery5's; a full log buffer drops lines."""
     for child in workers:
         child.stop(10)
     return {"logged": sum(child.said().count('"celery5:job"') for child in workers) / queued}
 
 
 def naps(stand: Stand) -> Figures:
-    """5,000 jobs of 50 ms at a concurrency of 100, from the start of the first nap to the end of the last."""
+    """Run 5,000 jobs of 50 ms at a concurrency of 100, from the start of the first to the end of the last."""
     stand.server.flush()
     queued = stand.produce("sleep", NAPS - 1)["queued"]
     with stand.workers(1, NAPS_AT) as workers:
-        told = stand.drained(queued, workers)
-    return {"naps": (told.last() - told.first()) / 1e9 + NAP}
+        drained = stand.drained(queued, workers)
+    return {"naps": (drained.last() - drained.first()) / 1e9 + NAP}
 
 
 def latency(stand: Stand) -> Figures:
-    """Round trips to an idle worker."""
+    """Measure round trips to an idle worker."""
     stand.server.flush()
     with stand.workers(1, stand.contestant.drain_at, results=True) as workers:
         laps = _trips(stand, stand.amount(400), workers)
@@ -239,11 +245,11 @@ def latency(stand: Stand) -> Figures:
 
 
 def _trips(stand: Stand, n: int, workers: list[Child]) -> list[float]:
-    time.sleep(STARTED_AFTER)  # saq's worker gives up jobs that it meets while it starts
+    time.sleep(STARTED_AFTER)  # saq's worker drops jobs that it reads while it starts
     try:
         laps = sorted(stand.produce("latency", n, results=True)["laps"])
     except Failed:
-        _still_there(workers)  # a worker that ended is the better reason
+        _check_alive(workers)  # if a worker has ended, that is the better message
         raise
     if not laps:
         raise Failed("no round trip was measured")
@@ -251,7 +257,7 @@ def _trips(stand: Stand, n: int, workers: list[Child]) -> list[float]:
 
 
 def idle(stand: Stand) -> Figures:
-    """What a worker that has run a few jobs costs while it waits."""
+    """Measure what an idle worker costs that has run a few jobs."""
     stand.server.flush()
     with stand.workers(1, stand.contestant.drain_at, results=True) as workers:
         _trips(stand, 10, workers)
@@ -259,17 +265,17 @@ def idle(stand: Stand) -> Figures:
         with Monitor(stand.server.port) as monitor:
             used, before = children.processor(workers), monitor.count
             time.sleep(IDLE_FOR)
-            seen, used = monitor.count - before, children.processor(workers) - used
-        _still_there(workers)
+            requests, used = monitor.count - before, children.processor(workers) - used
+        _check_alive(workers)
         return {
-            "idle_commands": seen / IDLE_FOR,
+            "idle_commands": requests / IDLE_FOR,
             "idle_cpu_ms": used / IDLE_FOR * 1000,
             "rss": children.memory(workers),
         }
 
 
 def commands(stand: Stand) -> Figures:
-    """Requests that one worker process sends for each job, its start-up included."""
+    """Count the requests of one worker process for each job, its start-up included."""
     stand.server.flush()
     queued = stand.produce("bulk", min(stand.contestant.drain, 5_000))["queued"]
     with Monitor(stand.server.port) as monitor, stand.workers(1, stand.contestant.drain_at) as workers:
@@ -279,8 +285,10 @@ def commands(stand: Stand) -> Figures:
 
 
 def left(stand: Stand) -> Figures:
-    """What stays in the server once workers have gone and all results have expired: bytes and keys beyond what ten
-    jobs leave, which is the queue itself, and that."""
+    """Measure what remains in the server after workers have stopped and all results have expired.
+
+    Returns bytes and keys beyond those of ten jobs, and as `fixed` the bytes of ten jobs, which is the queue itself.
+    """
     few, many = _remains(stand, 10), _remains(stand, 5_000)
     return {
         "left": float(max(sum(many.values()) - sum(few.values()), 0)),
@@ -301,35 +309,35 @@ def _remains(stand: Stand, jobs: int) -> dict[str, int]:
 
 
 def due(stand: Stand) -> Figures:
-    """What moving a due job costs while a thousand, and a million, others wait."""
-    return _of_a_program(stand, "due")
+    """Measure what promoting a due job costs while a thousand, and a million, other jobs wait."""
+    return _run_program(stand, "due")
 
 
 def gates(stand: Stand) -> Figures:
-    """What jobs with a concurrency key cost, with one key, a dozen and a thousand."""
-    return _of_a_program(stand, "gates")
+    """Measure what jobs with a concurrency key cost, with one key, a dozen and a thousand."""
+    return _run_program(stand, "gates")
 
 
-def _of_a_program(stand: Stand, name: str) -> Figures:
-    """Run a program of this folder beside the server, and return the figures that it prints."""
+def _run_program(stand: Stand, name: str) -> Figures:
+    """Run a program of this folder at the server, and return the figures that it prints."""
     command = [str(stand.python), str(PEERS.parent / f"{name}.py"), "--url", stand.server.url]
     try:
         out = children.run(
             command, stand.environment(False, 1, {}), stand.folder / f"{name}.log", PROGRAM_LIMIT
         )
-        told: Figures = json.loads(out.strip().splitlines()[-1])
+        figures: Figures = json.loads(out.strip().splitlines()[-1])
     except (RuntimeError, ValueError, IndexError) as error:
         raise Failed(f"{name}: {error}") from None
-    return told
+    return figures
 
 
 def drain1(stand: Stand) -> Figures:
-    """One worker process."""
+    """Drain with one worker process."""
     return drain(stand, 1)
 
 
 def drain2(stand: Stand) -> Figures:
-    """Two worker processes."""
+    """Drain with two worker processes."""
     return drain(stand, 2)
 
 

@@ -1,4 +1,4 @@
-"""Report: the tables, made from the samples; nothing in them is written by hand."""
+"""Make the tables from the samples; nothing in them is written by hand."""
 
 import os
 import platform
@@ -75,7 +75,7 @@ in an environment of its own. Rounds are interleaved, the order of the contestan
 
 
 def machine(server: str, rounds: int, quick: bool, load: float, seconds: float) -> dict[str, str]:
-    """Where and when it was measured."""
+    """Return where and when the measurement took place."""
     model = platform.processor() or "unknown processor"
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -94,12 +94,12 @@ def machine(server: str, rounds: int, quick: bool, load: float, seconds: float) 
 
 
 def medians(figures: Samples) -> dict[str, dict[str, float]]:
-    """The median of each figure."""
+    """Return the median of each figure."""
     return {name: {key: median(values) for key, values in kept.items()} for name, kept in figures.items()}
 
 
 def number(value: float | None) -> str:
-    """Three digits that mean something."""
+    """Return a number with three significant digits."""
     if value is None:
         return "-"
     if abs(value) >= 100:
@@ -108,33 +108,33 @@ def number(value: float | None) -> str:
 
 
 def best(told: dict[str, dict[str, float]], figure: str) -> float | None:
-    """The best that a peer reached."""
-    values = [kept[figure] for name, kept in told.items() if name not in PEERLESS and figure in kept]
+    """Return the best figure of all peers."""
+    values = [figures[figure] for name, figures in told.items() if name not in PEERLESS and figure in figures]
     if not values:
         return None
     return min(values) if figure in LESS_IS_BETTER else max(values)
 
 
 def table(told: dict[str, dict[str, float]], columns: dict[str, str]) -> str:
-    """One row for each contestant; the best peer of each column in bold."""
+    """Return a row for each contestant, with the best peer of each column in bold."""
     lines = ["| | " + " | ".join(columns.values()) + " |", "|---|" + "---:|" * len(columns)]
-    tops = {figure: best(told, figure) for figure in columns}
-    for one in CONTESTANTS:
-        if one.name not in told:
+    bests = {figure: best(told, figure) for figure in columns}
+    for contestant in CONTESTANTS:
+        if contestant.name not in told:
             continue
         cells = []
         for figure in columns:
-            value = told[one.name].get(figure)
+            value = told[contestant.name].get(figure)
             shown = number(value)
-            top = value is not None and value == tops[figure] and one.name not in PEERLESS
-            cells.append(f"**{shown}**" if top else shown)
-        name = f"**{one.name}**" if one.name == OURS else one.name
+            is_best = value is not None and value == bests[figure] and contestant.name not in PEERLESS
+            cells.append(f"**{shown}**" if is_best else shown)
+        name = f"**{contestant.name}**" if contestant.name == OURS else contestant.name
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def budgets(told: dict[str, dict[str, float]]) -> str:
-    """Our figures against what DESIGN part 8 asks."""
+    """Return a table of celery5's figures and the limits of part 8 of DESIGN."""
     ours = told.get(OURS, {})
     bare = told.get(BARE, {}).get("enqueue")
     rows = (
@@ -161,8 +161,8 @@ def budgets(told: dict[str, dict[str, float]]) -> str:
         ("idle worker, RSS MiB", ours.get("rss"), "<=", 60.0),
         ("idle worker, requests/s", ours.get("idle_commands"), "<=", 1.0),
         *(
-            (f"{what}, {keys} keys", ours.get(f"gated_{figure}_{keys}"), "<=", most)
-            for figure, what, most in GATED
+            (f"{label}, {keys} keys", ours.get(f"gated_{figure}_{keys}"), "<=", bound)
+            for figure, label, bound in GATED
             for keys in (("1", "12") if figure == "pause_ms" else ("1", "12", "1000"))
         ),
         ("moving a due job, a million waiting, times a thousand waiting", ours.get("due_flat"), "<=", 2.0),
@@ -174,12 +174,12 @@ def budgets(told: dict[str, dict[str, float]]) -> str:
         ),
     )
     lines = ["| budget | asked | measured | |", "|---|---:|---:|---|"]
-    for what, value, sign, limit in rows:
+    for label, value, sign, limit in rows:
         if value is None:
             verdict = "not measured"
         else:
             verdict = "met" if (value >= limit if sign == ">=" else value <= limit) else "**missed**"
-        lines.append(f"| {what} | {sign} {limit:g} | {number(value)} | {verdict} |")
+        lines.append(f"| {label} | {sign} {limit:g} | {number(value)} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -188,45 +188,52 @@ def _ratio(ours: float | None, theirs: float | None) -> float | None:
 
 
 def spread(figures: Samples) -> str:
-    """Lowest and highest sample of what varies most."""
+    """Return the lowest and the highest sample of the figures in SPEED."""
     lines = ["| | " + " | ".join(SPEED.values()) + " |", "|---|" + "---|" * len(SPEED)]
-    for one in CONTESTANTS:
-        if kept := figures.get(one.name):
+    for contestant in CONTESTANTS:
+        if samples := figures.get(contestant.name):
             cells = [
-                f"{number(min(kept[key]))} to {number(max(kept[key]))}" if key in kept else "-"
+                f"{number(min(samples[key]))} to {number(max(samples[key]))}" if key in samples else "-"
                 for key in SPEED
             ]
-            lines.append(f"| {one.name} | " + " | ".join(cells) + " |")
+            lines.append(f"| {contestant.name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def missing(failures: dict[str, dict[str, str]]) -> str:
-    """Why cells are empty."""
-    lines = [f"- {one.name}, {measure}: {why}" for one in CONTESTANTS for measure, why in one.skips.items()]
+    """Return why cells are empty."""
+    lines = [
+        f"- {contestant.name}, {measure}: {reason}"
+        for contestant in CONTESTANTS
+        for measure, reason in contestant.skips.items()
+    ]
     for name, measures in failures.items():
         lines += [
-            f"- **{name}, {measure} failed**: {' '.join(why.split())}" for measure, why in measures.items()
+            f"- **{name}, {measure} failed**: {' '.join(reason.split())}"
+            for measure, reason in measures.items()
         ]
     return "\n".join(lines)
 
 
 def described(facts: dict[str, str]) -> str:
-    """The machine in one line."""
+    """Return the machine in one line."""
     return "; ".join(f"{key}: {value}" for key, value in facts.items())
 
 
 def page(facts: dict[str, str], figures: Samples, failures: dict[str, dict[str, str]]) -> str:
-    """The whole of results.md."""
-    told = medians(figures)
-    versions = ", ".join(dict.fromkeys(one.packages[0] for one in CONTESTANTS if "==" in one.packages[0]))
+    """Return the whole text of results.md."""
+    medians_by_name = medians(figures)
+    versions = ", ".join(
+        dict.fromkeys(contestant.packages[0] for contestant in CONTESTANTS if "==" in contestant.packages[0])
+    )
     parts = [
         "# Measured",
         f"Made by `python benchmarks/run.py`; do not edit. {described(facts)}.",
         f"Versions: {versions}. The best peer of a column is bold.",
-        table(told, SPEED),
-        table(told, COST),
+        table(medians_by_name, SPEED),
+        table(medians_by_name, COST),
         "## Budgets",
-        budgets(told),
+        budgets(medians_by_name),
         "## Notes",
         NOTES.strip(),
         "## Empty cells",
@@ -238,16 +245,16 @@ def page(facts: dict[str, str], figures: Samples, failures: dict[str, dict[str, 
 
 
 def excerpt(facts: dict[str, str], figures: Samples) -> str:
-    """What the README shows."""
-    told = medians(figures)
-    shown = {key: SPEED[key] for key in ("enqueue", "bulk", "drain1", "drain2", "p50", "naps")}
-    where = f"{facts['CPU']}; {facts['Python']}; {facts['server']}; {facts['date']}"
-    how = f"Medians of {facts['rounds']} rounds, Redis on the same host; the best peer is bold"
-    return f"{table(told, shown)}\n\n{where}. {how}. How it was measured: `benchmarks/results.md`."
+    """Return the text for the README."""
+    medians_by_name = medians(figures)
+    columns = {key: SPEED[key] for key in ("enqueue", "bulk", "drain1", "drain2", "p50", "naps")}
+    setup = f"{facts['CPU']}; {facts['Python']}; {facts['server']}; {facts['date']}"
+    method = f"Medians of {facts['rounds']} rounds, Redis on the same host; the best peer is bold"
+    return f"{table(medians_by_name, columns)}\n\n{setup}. {method}. How it was measured: `benchmarks/results.md`."
 
 
 def fill(readme: Path, text: str) -> None:
-    """Put `text` between the marks of the README, when it has them."""
+    """Write `text` between the marks of the README, if it has them."""
     if not readme.exists():
         return
     old = readme.read_text()

