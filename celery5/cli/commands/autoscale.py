@@ -56,8 +56,8 @@ def format_scaling(found: "Scaling", schedulers: Collection[str]) -> dict[str, o
         fields["come later"] = ", ".join(f"{name} {weight:g}" for name, weight in first_last)
     if found.unseen:
         fields["not seen"] = f"broker {', '.join(found.unseen)}: nothing becomes less meanwhile"
-    by = found.by if schedulers else f"{found.by}; no Scheduler lives: nothing is scaled now"
-    return {**fields, "decided": f"{format_duration(max(0.0, time.time() - found.at))} ago by {by}"}
+    decided_by = found.by if schedulers else f"{found.by}; no Scheduler lives: nothing is scaled now"
+    return {**fields, "decided": f"{format_duration(max(0.0, time.time() - found.at))} ago by {decided_by}"}
 
 
 _NOTHING = "nothing is scaled: it takes the setting autoscale or prioritise, and a Scheduler: celery5 scheduler start"

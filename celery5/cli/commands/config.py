@@ -73,7 +73,7 @@ def check(target: Target, /, *, file: str, **said: Any) -> None:
     """Check all settings, wherever they were said, what the application declares, and the cluster description, if there
     is one; exits with 2 when one cannot be used, and says which.
 
-    What is allowed and hardly meant is told as a warning.
+    Settings that are allowed, but probably a mistake, are reported as warnings.
     """
     from celery5.config.configuration import check_usable
     from celery5.config.origins import find_warnings, get_origins
@@ -81,14 +81,14 @@ def check(target: Target, /, *, file: str, **said: Any) -> None:
 
     app = _configured(target, said)
     settings = check_usable(app.settings, app.name, app.settings.broker)
-    for each in find_warnings(settings, os.environ):
-        echo(f"Warning: {format_cell(each)}", err=True)
-    found = get_origins(app)
+    for warning in find_warnings(settings, os.environ):
+        echo(f"Warning: {format_cell(warning)}", err=True)
+    origins = get_origins(app)
     foreground.check(app)
     if file or os.path.exists(DEFAULT_FILE):
         _check_cluster(app, file)
-    chosen = sum(each.origin != "default" for each in found)
-    echo(f"{len(found)} settings, {chosen} of them said: all can be used")
+    chosen = sum(origin.origin != "default" for origin in origins)
+    echo(f"{len(origins)} settings, {chosen} of them said: all can be used")
 
 
 def _check_cluster(app: "App", file: str) -> None:
@@ -100,11 +100,11 @@ def _check_cluster(app: "App", file: str) -> None:
 
     cluster = load_cluster(app, ClusterOptions("", file))
     make_platform(cluster, app.name, os.environ)
-    environments = [cluster.environment, *(each.environment for each in cluster.groups)]
-    for variables in (*environments, *(each.environment for each in cluster.hosts.values())):
-        for each in find_unknown_variables(variables):
+    environments = [cluster.environment, *(part.environment for part in cluster.groups)]
+    for variables in (*environments, *(part.environment for part in cluster.hosts.values())):
+        for name in find_unknown_variables(variables):
             echo(
-                f"Warning: {format_cell(f'{each} is in {file or DEFAULT_FILE}, and is no setting')}", err=True
+                f"Warning: {format_cell(f'{name} is in {file or DEFAULT_FILE}, and is no setting')}", err=True
             )
     count = len(build_members(cluster))
     echo(f"{file or DEFAULT_FILE}: {count} member{'s' * (count != 1)} can be started")
@@ -112,7 +112,7 @@ def _check_cluster(app: "App", file: str) -> None:
 
 def _configured(target: Target, said: dict[str, Any]) -> "App":
     app = target.load(serves=True)
-    if where := said.pop("where"):
-        app.use_config(where)
+    if source := said.pop("where"):
+        app.use_config(source)
     app.configure(**said)
     return app

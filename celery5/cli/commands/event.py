@@ -132,12 +132,12 @@ def format_waiting(there: "QueueState") -> str:
     return ", ".join(f"{count} {words[name]}" for name, count in count_waiting(there).items() if count)
 
 
-def _routers(there: "QueueState") -> list[str]:
-    return [one.name for one in there.workers if one.alive]
+def _routers(state: "QueueState") -> list[str]:
+    return [worker.name for worker in state.workers if worker.alive]
 
 
-def _warn(app: str, there: "QueueState") -> None:
-    if not _routers(there):
+def _warn(app: str, state: "QueueState") -> None:
+    if not _routers(state):
         echo(f"no Router of {app} lives: events wait", err=True)
 
 
@@ -153,37 +153,35 @@ def _named(app: "App", name: str, version: int | None) -> "type[Event]":
 
 
 def _unknown(name: str, known: list[str]) -> UnknownEvent:
-    near = find_similar(name, known)
-    meant = (
-        f": did you mean {near!r}?"
-        if near
+    similar = find_similar(name, known)
+    hint = (
+        f": did you mean {similar!r}?"
+        if similar
         else f"; those that are: {', '.join(sorted(set(known))) or 'none'}"
     )
-    return UnknownEvent(f"no event {name!r} is known{meant}")
+    return UnknownEvent(f"no event {name!r} is known{hint}")
 
 
-def _meant(task: str, there: "list[Subscriber]") -> str:
+def _meant(task: str, subscribers: "list[Subscriber]") -> str:
     """Return the subscriber that was probably meant by `task`, or all subscribers, as the end of a message."""
-    if near := find_similar(task, [subscriber.task for subscriber in there]):
-        app = next(subscriber.app for subscriber in there if subscriber.task == near)
-        return f": did you mean {near!r} of {app}?"
-    return (
-        f"; those that are: {', '.join(sorted({f'{each.task} of {each.app}' for each in there})) or 'none'}"
-    )
+    if similar := find_similar(task, [subscriber.task for subscriber in subscribers]):
+        app = next(subscriber.app for subscriber in subscribers if subscriber.task == similar)
+        return f": did you mean {similar!r} of {app}?"
+    return f"; those that are: {', '.join(sorted({f'{each.task} of {each.app}' for each in subscribers})) or 'none'}"
 
 
 def _told(state: "EventState") -> str:
     fields = ", ".join(state.fields or ()) if state.fields is not None else "not declared here"
     rows: list[dict[str, object]] = [
         {
-            "subscriber": each.task,
-            "of": each.app,
-            "queue": each.queue,
-            "takes": "all" if each.takes is None else ", ".join(each.takes),
+            "subscriber": subscriber.task,
+            "of": subscriber.app,
+            "queue": subscriber.queue,
+            "takes": "all" if subscriber.takes is None else ", ".join(subscriber.takes),
         }
-        for each in state.subscribers
+        for subscriber in state.subscribers
     ]
     head = f"{state.event}, version {state.version}\nfields: {fields}\nkept: {state.kept}\nunclaimed: {state.unclaimed}"
     if state.taken_back:
-        head += f"\ntaken back: {', '.join(f'{each.task} of {each.app}' for each in state.taken_back)}"
+        head += f"\ntaken back: {', '.join(f'{task.task} of {task.app}' for task in state.taken_back)}"
     return f"{head}\n{format_table(rows, empty='nobody is subscribed')}"

@@ -128,7 +128,7 @@ def health(
 ) -> int:
     """Say whether workers do well; exit with 0 if they do, with 1 if not.
 
-    With a port the worker itself is asked. Without one Redis is: which workers of the application live.
+    With a port this probes the worker itself. Without one it reads from Redis which workers of the application live.
     """
     if url is not None:
         host, port = _place(url)
