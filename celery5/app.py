@@ -11,11 +11,10 @@ from weakref import WeakSet
 
 from celery5.boot_step import BootStep, check_boot_steps
 from celery5.broker.call import Call
-from celery5.broker.coroutines import BlockingDriverAdapter, run_blocking
+from celery5.broker.coroutines import run_in_event_loop, run_in_plain_python
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.commands.control import Control
 from celery5.commands.declaration import DeclareCommand
-from celery5.commands.queue_purge import empty_queue
 from celery5.config.include import check_includes, find_modules, import_modules, is_included
 from celery5.config.settings import (
     ExplicitSettings,
@@ -42,7 +41,7 @@ from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.scaling.budget import Budget, check_budgets
 from celery5.results.async_result import ANY_RESULT, AsyncResult
-from celery5.results.job_details import AppState, find_job, read_app_state
+from celery5.results.job_details import AppState, empty_queue, find_job, read_app_state
 from celery5.scheduling.schedules import Schedules
 from celery5.sending.memory_backlog import Backlog
 from celery5.sending.sender import (
@@ -343,22 +342,19 @@ class App:
 
     def find(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
         """Return all that Redis has on a job, on one queue or on any; None if it has nothing. For plain Python."""
-        redis = BlockingDriverAdapter(self.connections.get_blocking_driver())
-        return run_blocking(find_job(self, redis, check_job_id(job_id), queue))
+        return run_in_plain_python(find_job, self, check_job_id(job_id), queue)
 
     async def afind(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
         """`find`, from Trio or asyncio."""
-        return await find_job(self, await self.connections.get_async_driver(), check_job_id(job_id), queue)
+        return await run_in_event_loop(find_job, self, check_job_id(job_id), queue)
 
     def info(self, queue: str | None = None) -> AppState:
         """Return what is in the queues, or in one of them, and which workers read them. For plain Python."""
-        return run_blocking(
-            read_app_state(self, BlockingDriverAdapter(self.connections.get_blocking_driver()), queue)
-        )
+        return run_in_plain_python(read_app_state, self, queue)
 
     async def ainfo(self, queue: str | None = None) -> AppState:
         """`info`, from Trio or asyncio."""
-        return await read_app_state(self, await self.connections.get_async_driver(), queue)
+        return await run_in_event_loop(read_app_state, self, queue)
 
     def empty(self, queue: str) -> int:
         """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many. For plain Python.
@@ -368,13 +364,11 @@ class App:
         Raises:
             UnknownQueue: There is no such queue.
         """
-        return run_blocking(
-            empty_queue(self, BlockingDriverAdapter(self.connections.get_blocking_driver()), queue)
-        )
+        return run_in_plain_python(empty_queue, self, queue)
 
     async def aempty(self, queue: str) -> int:
         """`empty`, from Trio or asyncio."""
-        return await empty_queue(self, await self.connections.get_async_driver(), queue)
+        return await run_in_event_loop(empty_queue, self, queue)
 
     def check_message_size(self, message: bytes, what: str) -> bytes:
         """Return `message`. Raises MessageTooLarge when it exceeds the limit."""

@@ -4,8 +4,8 @@ In plain Python such a coroutine runs to its end without an event loop: each cal
 """
 
 import time
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from celery5.broker.call import Call
 from celery5.broker.colour import current_colour
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
     from celery5.broker.waiting.waits import StopCondition
 
+A = TypeVar("A", bound="ConnectedApplication")
+P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -86,6 +88,44 @@ class BlockingConnections:
     async def get_async_result_waiter(self) -> "AsyncResultWaiter":
         """Return the blocking waiter."""
         return BlockingWaiterAdapter(self._connections.get_result_waiter())
+
+
+class ConnectionsForEachColour(AwaitableConnections, ConnectionsInPlainPython, Protocol):
+    """The connections of an application, for a caller of any colour. `Connections` is an implementation."""
+
+
+class ConnectedApplication(Protocol):
+    """An application, for the two functions that finish an operation for each colour."""
+
+    @property
+    def connections(self) -> ConnectionsForEachColour:
+        """The connections to its broker, or to all of them."""
+        ...
+
+
+def run_in_plain_python(
+    operation: "Callable[Concatenate[A, AsyncDriver, P], Coroutine[Any, Any, R]]",
+    app: A,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R:
+    """Return what `operation(app, driver, ...)` returns, with the blocking driver of the application.
+
+    An operation is written once, as a coroutine. A method of the API runs it by this function, and the method with the
+    prefix `a` by `run_in_event_loop`. Raises BlockingInEventLoop inside an event loop.
+    """
+    driver = BlockingDriverAdapter(app.connections.get_blocking_driver())
+    return run_blocking(operation(app, driver, *args, **kwargs))
+
+
+async def run_in_event_loop(
+    operation: "Callable[Concatenate[A, AsyncDriver, P], Coroutine[Any, Any, R]]",
+    app: A,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R:
+    """Return what `operation(app, driver, ...)` returns, with the driver for the event loop of the caller."""
+    return await operation(app, await app.connections.get_async_driver(), *args, **kwargs)
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:

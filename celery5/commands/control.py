@@ -17,8 +17,9 @@ from celery5.broker.colour import run_in_thread
 from celery5.broker.coroutines import (
     AwaitableConnections,
     BlockingConnections,
-    BlockingDriverAdapter,
     run_blocking,
+    run_in_event_loop,
+    run_in_plain_python,
 )
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter
 from celery5.commands.keyring import Keyring, get_key_folder
@@ -107,11 +108,11 @@ class Control:
 
     def workers(self) -> tuple[str, ...]:
         """Return the names of the inboxes of all live workers. For plain Python."""
-        return run_blocking(_living(self._app, self._plain()))
+        return run_in_plain_python(_list_live_workers, self._app)
 
     async def aworkers(self) -> tuple[str, ...]:
         """`workers`, from Trio or asyncio."""
-        return await _living(self._app, await self._app.connections.get_async_driver())
+        return await run_in_event_loop(_list_live_workers, self._app)
 
     def send(
         self,
@@ -229,9 +230,6 @@ class Control:
         _, at, broker = inbox.rpartition("@")
         return f"@{broker}" if at and broker in self._app.brokers.names else ""
 
-    def _plain(self) -> AsyncDriver:
-        return BlockingDriverAdapter(self._app.connections.get_blocking_driver())
-
 
 class _Request(msgspec.Struct, frozen=True):
     """A command to be sent, with checked arguments."""
@@ -243,7 +241,7 @@ class _Request(msgspec.Struct, frozen=True):
     expires: float
 
 
-async def _living(app: "Application", redis: AsyncDriver) -> tuple[str, ...]:
+async def _list_live_workers(app: "Application", redis: AsyncDriver) -> tuple[str, ...]:
     state = await read_app_state(app, redis, None)
     return tuple(sorted({get_inbox_name(worker) for worker in state.workers}))
 
@@ -251,7 +249,7 @@ async def _living(app: "Application", redis: AsyncDriver) -> tuple[str, ...]:
 async def _inboxes(app: "Application", redis: AsyncDriver, request: "_Request") -> tuple[str, ...]:
     to = request.to
     if not to:
-        return await _living(app, redis) or await _set_paused(app, redis, request)
+        return await _list_live_workers(app, redis) or await _set_paused(app, redis, request)
     if not any(":" in name for name in to):
         return to  # none names an incarnation, so nothing need be read
     try:
@@ -281,7 +279,7 @@ async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Request
     if not isinstance(queue, str) or queue not in queues:
         raise UnknownQueue(str(queue), queues)
     await redis.perform(calls[request.command](app.keys, queue))
-    return await _living(app, redis)
+    return await _list_live_workers(app, redis)
 
 
 async def _sent(

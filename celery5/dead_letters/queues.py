@@ -14,7 +14,13 @@ import msgspec
 from celery5.broker.calls import dead_letters as graveyard
 from celery5.broker.calls.dead_letters import ALIVE, DONE, GONE, KEY_TAKEN
 from celery5.broker.calls.events import redeliver_documents
-from celery5.broker.coroutines import BlockingDriverAdapter, run_blocking, sleep
+from celery5.broker.coroutines import (
+    BlockingDriverAdapter,
+    run_blocking,
+    run_in_event_loop,
+    run_in_plain_python,
+    sleep,
+)
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader
@@ -78,8 +84,8 @@ class DeadLetters:
 
         Jobs that die while a queue is read are left out.
         """
-        reader = DeadJobReader(self._app, self._plain(), parse_filter(choice))
-        return _each(reader)
+        driver = BlockingDriverAdapter(self._app.connections.get_blocking_driver())
+        return _each(DeadJobReader(self._app, driver, parse_filter(choice)))
 
     def aread(self, **choice: Unpack[DeadJobFilter]) -> AsyncIterator[DeadJob]:
         """`read`, from Trio or asyncio: `async for job in app.dlq.aread(...)`."""
@@ -87,12 +93,11 @@ class DeadLetters:
 
     def count(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """Return how many dead jobs there are by `reason`, `task`, `error`, `queue` or `cause`, the largest first."""
-        return run_blocking(_counted(self._app, self._plain(), parse_filter(choice), check_group_by(by)))
+        return run_in_plain_python(_counted, self._app, parse_filter(choice), check_group_by(by))
 
     async def acount(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """`count`, from Trio or asyncio."""
-        query, by = parse_filter(choice), check_group_by(by)
-        return await _counted(self._app, await self._app.connections.get_async_driver(), query, by)
+        return await run_in_event_loop(_counted, self._app, parse_filter(choice), check_group_by(by))
 
     def replay(
         self,
@@ -112,8 +117,8 @@ class DeadLetters:
             dry_run: Count the jobs and do nothing else.
             progress: Called with the tally after each batch.
         """
-        redis, query = self._plain(), parse_filter(choice)
-        return run_blocking(_replay(self._app, redis, query, _check_rate(rate), dry_run, progress))
+        query, jobs_per_second = parse_filter(choice), _check_rate(rate)
+        return run_in_plain_python(_replay, self._app, query, jobs_per_second, dry_run, progress)
 
     async def areplay(
         self,
@@ -125,26 +130,19 @@ class DeadLetters:
     ) -> DeadLetterTally:
         """`replay`, from Trio or asyncio."""
         query, jobs_per_second = parse_filter(choice), _check_rate(rate)
-        redis = await self._app.connections.get_async_driver()
-        return await _replay(self._app, redis, query, jobs_per_second, dry_run, progress)
+        return await run_in_event_loop(_replay, self._app, query, jobs_per_second, dry_run, progress)
 
     def purge(
         self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
     ) -> DeadLetterTally:
         """Delete dead jobs. `dry_run` and `progress` are those of `replay`. For plain Python."""
-        return run_blocking(_purge(self._app, self._plain(), parse_filter(choice), dry_run, progress))
+        return run_in_plain_python(_purge, self._app, parse_filter(choice), dry_run, progress)
 
     async def apurge(
         self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
     ) -> DeadLetterTally:
         """`purge`, from Trio or asyncio."""
-        query = parse_filter(choice)
-        return await _purge(
-            self._app, await self._app.connections.get_async_driver(), query, dry_run, progress
-        )
-
-    def _plain(self) -> AsyncDriver:
-        return BlockingDriverAdapter(self._app.connections.get_blocking_driver())
+        return await run_in_event_loop(_purge, self._app, parse_filter(choice), dry_run, progress)
 
 
 def _each(reader: "DeadJobReader") -> Iterator[DeadJob]:

@@ -8,7 +8,7 @@ import msgspec
 from celery5.broker.call import Call
 from celery5.broker.calls import events as trips
 from celery5.broker.calls.jobs import QueueState, get_queue_state
-from celery5.broker.coroutines import BlockingDriverAdapter, run_blocking
+from celery5.broker.coroutines import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import EVENTS, Keys
 from celery5.errors import Misconfigured
@@ -163,11 +163,11 @@ class Events(Mapping[str, type[Event]]):
 
     def state(self) -> list[EventState]:
         """Return the state of the application's events. For plain Python."""
-        return run_blocking(self._state(BlockingDriverAdapter(self._app.connections.get_blocking_driver())))
+        return run_in_plain_python(_read_states, self._app, self._all)
 
     async def astate(self) -> list[EventState]:
         """`state`, from Trio or asyncio."""
-        return await self._state(await self._app.connections.get_async_driver())
+        return await run_in_event_loop(_read_states, self._app, self._all)
 
     def unsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """Withdraw the subscription of a task at once, whatever workers declare. For plain Python.
@@ -178,12 +178,11 @@ class Events(Mapping[str, type[Event]]):
         Returns:
             Whether there was a subscription in force.
         """
-        call = self._taking_back(event, task, app, back=True)
-        return self._app.perform(call)
+        return self._app.perform(self._set_withdrawn(event, task, app, withdrawn=True))
 
     async def aunsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """`unsubscribe`, from Trio or asyncio."""
-        return await self._app.aperform(self._taking_back(event, task, app, back=True))
+        return await self._app.aperform(self._set_withdrawn(event, task, app, withdrawn=True))
 
     def resubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """Allow a withdrawn subscription again: its workers declare it within a minute. For plain Python.
@@ -191,19 +190,19 @@ class Events(Mapping[str, type[Event]]):
         Returns:
             Whether it was withdrawn.
         """
-        call = self._taking_back(event, task, app, back=False)
-        return self._app.perform(call)
+        return self._app.perform(self._set_withdrawn(event, task, app, withdrawn=False))
 
     async def aresubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """`resubscribe`, from Trio or asyncio."""
-        return await self._app.aperform(self._taking_back(event, task, app, back=False))
+        return await self._app.aperform(self._set_withdrawn(event, task, app, withdrawn=False))
 
-    def _taking_back(self, event: str, task: str, app: str, *, back: bool) -> Call[bool]:
-        of = next((each.of for (name, _), each in self._all.items() if name == event), self._app.name)
-        name = subscription_name(event, app or self._app.name, task)
-        return trips.set_unsubscribed(
-            Keys(of), name, ttl=self._app.settings.subscription_ttl, unsubscribed=back
+    def _set_withdrawn(self, event: str, task: str, app: str, *, withdrawn: bool) -> Call[bool]:
+        owner = next(
+            (declaration.of for (name, _), declaration in self._all.items() if name == event), self._app.name
         )
+        name = subscription_name(event, app or self._app.name, task)
+        ttl = self._app.settings.subscription_ttl
+        return trips.set_unsubscribed(Keys(owner), name, ttl=ttl, unsubscribed=withdrawn)
 
     def _jobs(self, events: Sequence[Event]) -> list[Job]:
         if isinstance(events, Event) or not isinstance(cast("object", events), Iterable):
@@ -220,54 +219,82 @@ class Events(Mapping[str, type[Event]]):
             jobs.append(declared.make_job(event, self._app))
         return jobs
 
-    async def _state(self, redis: AsyncDriver) -> list[EventState]:
-        others = sorted({each.of for each in self._all.values()} - {self._app.name})
-        return [each for of in (self._app.name, *others) for each in await self._state_of(redis, of)]
 
-    async def _state_of(self, redis: AsyncDriver, of: str) -> list[EventState]:
-        """Return the state of all known events of this application, or of the declared ones of a foreign one."""
-        keys = Keys(of)
-        registry = await redis.perform(trips.get_subscribers(keys, b""))
-        counts = await redis.perform(trips.count_unclaimed(keys))
-        back = [each.split("\n") for each in registry.unsubscribed]
-        read = [
-            parse_subscription(value, self._app.settings.message_limit)
-            for value in (registry.entries or {}).values()
-        ]
-        subscribed = group_by_subject(each for each in read if each is not None)
-        own = {key: each for key, each in self._all.items() if each.of == of}
-        declared = {format_subject(*key) for key in own}
-        subjects = sorted(declared if of != self._app.name else {*subscribed, *counts, *declared})
-        kept = (
-            await redis.perform_all([trips.count_kept_events(keys, each) for each in subjects])
-            if subjects
-            else []
+_Declarations = Mapping[tuple[str, int], EventDeclaration]
+
+
+async def _read_states(
+    app: "Application", redis: AsyncDriver, declarations: _Declarations
+) -> list[EventState]:
+    others = sorted({declaration.of for declaration in declarations.values()} - {app.name})
+    return [
+        state
+        for owner in (app.name, *others)
+        for state in await _read_states_of(app, redis, declarations, owner)
+    ]
+
+
+async def _read_states_of(
+    app: "Application", redis: AsyncDriver, declarations: _Declarations, owner: str
+) -> list[EventState]:
+    """Return the state of all known events of this application, or of the declared ones of a foreign `owner`."""
+    keys = Keys(owner)
+    registry = await redis.perform(trips.get_subscribers(keys, b""))
+    unclaimed = await redis.perform(trips.count_unclaimed(keys))
+    withdrawn = [name.split("\n") for name in registry.unsubscribed]
+    stored = [
+        parse_subscription(value, app.settings.message_limit) for value in (registry.entries or {}).values()
+    ]
+    subscriptions = group_by_subject(subscription for subscription in stored if subscription is not None)
+    own = {key: declaration for key, declaration in declarations.items() if declaration.of == owner}
+    declared = {format_subject(*key) for key in own}
+    subjects = sorted(declared if owner != app.name else {*subscriptions, *unclaimed, *declared})
+    calls = [trips.count_kept_events(keys, subject) for subject in subjects]
+    kept_counts = await redis.perform_all(calls) if calls else []
+    return [
+        _make_state(
+            subject,
+            subscriptions.get(subject, ()),
+            kept=kept,
+            unclaimed=unclaimed.get(subject, 0),
+            own=own,
+            owner=owner,
+            withdrawn=withdrawn,
         )
-        states = [
-            _state_of(subject, subscribed.get(subject, ()), many, counts.get(subject, 0), own, of)
-            for subject, many in zip(subjects, kept, strict=True)
-        ]
-        return [msgspec.structs.replace(each, taken_back=_taken_back(each.event, back)) for each in states]
+        for subject, kept in zip(subjects, kept_counts, strict=True)
+    ]
 
 
-def _state_of(
+def _make_state(
     subject: str,
-    subscribed: Sequence[Subscription],
+    subscriptions: Sequence[Subscription],
+    *,
     kept: int,
     unclaimed: int,
-    own: Mapping[tuple[str, int], EventDeclaration],
-    of: str,
+    own: _Declarations,
+    owner: str,
+    withdrawn: Iterable[list[str]],
 ) -> EventState:
     name, _, number = subject.rpartition(" ")
     version = int(number) if number.isdigit() else 0
-    declared = own.get((name, version))
-    subscribers = [Subscriber(each.job.app, each.job.task, each.job.queue, each.takes) for each in subscribed]
-    ordered = sorted(subscribers, key=lambda each: (each.app, each.task))
-    fields = None if declared is None else declared.fields
-    return EventState(name, version, tuple(ordered), kept, unclaimed, fields, of)
+    declaration = own.get((name, version))
+    subscribers = [
+        Subscriber(subscription.job.app, subscription.job.task, subscription.job.queue, subscription.takes)
+        for subscription in subscriptions
+    ]
+    return EventState(
+        name,
+        version,
+        tuple(sorted(subscribers, key=lambda subscriber: (subscriber.app, subscriber.task))),
+        kept,
+        unclaimed,
+        None if declaration is None else declaration.fields,
+        owner,
+        _get_withdrawn(name, withdrawn),
+    )
 
 
-def _taken_back(event: str, names: Iterable[list[str]]) -> tuple[WithdrawnSubscription, ...]:
+def _get_withdrawn(event: str, names: Iterable[list[str]]) -> tuple[WithdrawnSubscription, ...]:
     """Return the withdrawn subscriptions to one event."""
     return tuple(
         WithdrawnSubscription(*parts[1:]) for parts in sorted(names) if len(parts) == 3 and parts[0] == event

@@ -1,4 +1,4 @@
-"""Read what is known of a job, and what is in an application's queues."""
+"""Read what is known of a job and what is in an application's queues, and empty a queue."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from celery5.broker.calls import scaling as scaling_calls
 from celery5.broker.calls.jobs import JobInspection, QueueState
 from celery5.broker.calls.scaling import Scaling
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.keys import EVENTS
+from celery5.broker.keys import EVENTS, QueueKeys
 from celery5.broker.routing.unreachable import (
     UNREACHABLE,
     get_unreachable,
@@ -203,3 +203,35 @@ async def _refuse_unknown(app: "Application", redis: AsyncDriver, queue: str, kn
     """Raise UnknownQueue, unless the queue exists: a raw producer may have sent to a queue that is not listed."""
     if not await redis.perform(graveyard.queue_exists(app.queue(queue))):
         raise UnknownQueue(queue, known)
+
+
+WAITING_STATES = frozenset({JobState.SENT, JobState.SCHEDULED, JobState.HELD, JobState.RETRY})
+"""The states of jobs that are revoked: those that no worker has."""
+
+
+async def empty_queue(app: "Application", redis: AsyncDriver, queue: str) -> int:
+    """Revoke the jobs that wait on a queue; return how many. Raises UnknownQueue.
+
+    They are revoked rather than deleted: callers that wait for one get `TaskRevoked`, keys become free, and Data Sinks
+    get their documents.
+    """
+    queues = await redis.perform(jobs.list_queues(app.keys))
+    if queue not in queues:
+        raise UnknownQueue(queue, queues)
+    keys, cursor, count = app.queue(queue), "0", 0
+    while True:
+        cursor, ids = await redis.perform(jobs.scan_jobs(keys, cursor))
+        for start in range(0, len(ids), jobs.REVOCATION_BATCH):
+            count += await _revoke_waiting(app, redis, keys, ids[start : start + jobs.REVOCATION_BATCH])
+        if cursor == "0":
+            return count
+
+
+async def _revoke_waiting(app: "Application", redis: AsyncDriver, keys: QueueKeys, ids: list[str]) -> int:
+    calls: list[Call[Any]] = [jobs.locate_job(keys, job_id) for job_id in ids]
+    places = await redis.perform_all(calls)
+    waiting = [job_id for job_id, place in zip(ids, places, strict=True) if place.state in WAITING_STATES]
+    if not waiting:
+        return 0
+    states = await redis.perform(jobs.revoke(keys, waiting, ttl=app.settings.results_ttl))
+    return states.count(JobState.REVOKED)

@@ -13,7 +13,7 @@ from celery5.broker.calls import cluster
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.scheduling import JobToSend
-from celery5.broker.coroutines import BlockingDriverAdapter, run_blocking
+from celery5.broker.coroutines import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
 from celery5.errors import Misconfigured
@@ -430,81 +430,69 @@ class Schedules:
 
     def list(self) -> builtins.list[ScheduleState]:
         """Return all schedules, by name. For plain Python."""
-        return run_blocking(list_states(self._app, self._plain()))
+        return run_in_plain_python(list_states, self._app)
 
     async def alist(self) -> builtins.list[ScheduleState]:
         """`list`, from Trio or asyncio."""
-        return await list_states(self._app, await self._app.connections.get_async_driver())
+        return await run_in_event_loop(list_states, self._app)
 
     def show(self, name: str) -> ScheduleState:
         """Return one schedule. For plain Python."""
-        return run_blocking(get_schedule_state(self._app, self._plain(), name))
+        return run_in_plain_python(get_schedule_state, self._app, name)
 
     async def ashow(self, name: str) -> ScheduleState:
         """`show`, from Trio or asyncio."""
-        return await get_schedule_state(self._app, await self._app.connections.get_async_driver(), name)
+        return await run_in_event_loop(get_schedule_state, self._app, name)
 
     def add(self, call: Signature[Any], when: When, *, name: str = "", **how: Any) -> ScheduleState:
         """Add a schedule to those in Redis, from now on. `how` takes the options of a declaration. For plain Python."""
         of = make_checked_definition(self._app, call, when, name, how)
-        return run_blocking(add_schedule(self._app, self._plain(), name or call.task.name, of))
+        return run_in_plain_python(add_schedule, self._app, name or call.task.name, of)
 
     async def aadd(self, call: Signature[Any], when: When, *, name: str = "", **how: Any) -> ScheduleState:
         """`add`, from Trio or asyncio."""
         of = make_checked_definition(self._app, call, when, name, how)
-        return await add_schedule(
-            self._app, await self._app.connections.get_async_driver(), name or call.task.name, of
-        )
+        return await run_in_event_loop(add_schedule, self._app, name or call.task.name, of)
 
     def pause(self, name: str) -> ScheduleState:
         """Pause a schedule. Fire times in the pause count neither as fired nor as missed. For plain Python."""
-        return run_blocking(change_schedule(self._app, self._plain(), name, paused_schedule))
+        return run_in_plain_python(change_schedule, self._app, name, paused_schedule)
 
     async def apause(self, name: str) -> ScheduleState:
         """`pause`, from Trio or asyncio."""
-        return await change_schedule(
-            self._app, await self._app.connections.get_async_driver(), name, paused_schedule
-        )
+        return await run_in_event_loop(change_schedule, self._app, name, paused_schedule)
 
     def resume(self, name: str) -> ScheduleState:
         """Resume a schedule, at its next fire time in the future. For plain Python."""
-        return run_blocking(change_schedule(self._app, self._plain(), name, resumed_schedule))
+        return run_in_plain_python(change_schedule, self._app, name, resumed_schedule)
 
     async def aresume(self, name: str) -> ScheduleState:
         """`resume`, from Trio or asyncio."""
-        return await change_schedule(
-            self._app, await self._app.connections.get_async_driver(), name, resumed_schedule
-        )
+        return await run_in_event_loop(change_schedule, self._app, name, resumed_schedule)
 
     def remove(self, name: str) -> ScheduleState:
         """Remove a schedule; return it as it was. Jobs that it has sent stay. For plain Python."""
-        return run_blocking(change_schedule(self._app, self._plain(), name, removed_schedule))
+        return run_in_plain_python(change_schedule, self._app, name, removed_schedule)
 
     async def aremove(self, name: str) -> ScheduleState:
         """`remove`, from Trio or asyncio."""
-        return await change_schedule(
-            self._app, await self._app.connections.get_async_driver(), name, removed_schedule
-        )
+        return await run_in_event_loop(change_schedule, self._app, name, removed_schedule)
 
     def trigger(self, name: str) -> AsyncResult[Any]:
         """Send a job of a schedule now; return its handle. For plain Python.
 
         The overlap policy is ignored, and the fire times stay as they are.
         """
-        return run_blocking(trigger_schedule(self._app, self._plain(), name))
+        return run_in_plain_python(trigger_schedule, self._app, name)
 
     async def atrigger(self, name: str) -> AsyncResult[Any]:
         """`trigger`, from Trio or asyncio."""
-        return await trigger_schedule(self._app, await self._app.connections.get_async_driver(), name)
+        return await run_in_event_loop(trigger_schedule, self._app, name)
 
     def schedulers(self) -> tuple[str, ...]:
         """Return the live Schedulers, by name. For plain Python."""
-        call = cluster.list_live_processes(self._app.keys, "scheduler")
-        return self._app.perform(call)
+        return self._app.perform(cluster.list_live_processes(self._app.keys, "scheduler"))
 
     async def aschedulers(self) -> tuple[str, ...]:
         """`schedulers`, from Trio or asyncio."""
         return await self._app.aperform(cluster.list_live_processes(self._app.keys, "scheduler"))
-
-    def _plain(self) -> AsyncDriver:
-        return BlockingDriverAdapter(self._app.connections.get_blocking_driver())

@@ -1,6 +1,7 @@
 """The error of a blocking call inside an event loop names the coroutine to await."""
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,12 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (APP.dlq.replay, "app.dlq.areplay"),
     (APP.limits.list, "app.limits.alist"),
     (APP.control.ping, "app.control.aping"),
+    (APP.control.workers, "app.control.aworkers"),
+    (APP.dlq.count, "app.dlq.acount"),
+    (APP.dlq.purge, "app.dlq.apurge"),
+    (lambda: APP.schedule.pause("daily"), "app.schedule.apause"),
+    (lambda: APP.schedule.trigger("daily"), "app.schedule.atrigger"),
+    (APP.events.state, "app.events.astate"),
     (APP.schedule.schedulers, "app.schedule.aschedulers"),
     (APP.events.waiting, "app.events.awaiting"),
     (APP.backlog.flush, "aflush"),
@@ -67,3 +74,21 @@ def test_code_of_the_user_between_the_call_and_the_loop_is_not_mistaken_for_a_ca
             send()
 
     asyncio.run(asend())
+
+
+PARTS = (APP, APP.dlq, APP.limits, APP.control, APP.schedule, APP.events)
+TWINS = [
+    (type(part), name)
+    for part in PARTS
+    for name, _ in inspect.getmembers(type(part), inspect.isfunction)
+    if hasattr(type(part), f"a{name}") and inspect.iscoroutinefunction(getattr(type(part), f"a{name}"))
+]
+
+
+def test_there_are_twins() -> None:
+    assert len(TWINS) > 25
+
+
+@pytest.mark.parametrize(("kind", "name"), TWINS, ids=[f"{kind.__name__}.{name}" for kind, name in TWINS])
+def test_a_coroutine_takes_and_returns_what_the_function_beside_it_does(kind: type[Any], name: str) -> None:
+    assert inspect.signature(getattr(kind, f"a{name}")) == inspect.signature(getattr(kind, name))
