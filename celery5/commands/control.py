@@ -27,21 +27,17 @@ from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused, Misco
 from celery5.hints import make_attribute_error
 from celery5.protocol.commands.definitions import (
     COMMAND_DEFINITIONS,
+    MAX_COMMAND_LIFETIME,
     PAUSE_QUEUE,
     PING,
     RESUME_QUEUE,
     RUN_TASK,
     CommandReply,
+    describe_unknown_worker,
     find_inbox,
-    format_living_workers,
     get_inbox_name,
 )
-from celery5.protocol.commands.signing import (
-    MAX_COMMAND_LIFETIME,
-    ControlCommand,
-    format_audience,
-    sign_command,
-)
+from celery5.protocol.commands.signing import ControlCommand, format_audience, sign_command
 from celery5.protocol.job.job import new_id
 from celery5.results.async_result import AsyncResult
 from celery5.results.job_details import read_app_state
@@ -328,7 +324,7 @@ async def _add_suggestions(app: "Application", redis: AsyncDriver, unanswered: l
         "Publishers": state.publishers,
     }
     suggestions = [
-        format_living_workers(reply.worker, state.workers, other_processes) for reply in unanswered
+        describe_unknown_worker(reply.worker, state.workers, other_processes) for reply in unanswered
     ]
     return [
         msgspec.structs.replace(reply, why=f"{suggestion} ({reply.why})" if suggestion else reply.why)

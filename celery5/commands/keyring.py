@@ -24,11 +24,7 @@ import msgspec
 
 from celery5.broker.servers.kept_folder import make_private
 from celery5.errors import Misconfigured
-from celery5.protocol.commands.signing import (
-    CommandNotAccepted,
-    ControlCommand,
-    RefusalReason,
-    Signer,
+from celery5.protocol.commands.certificates import (
     TrustStore,
     describe_certificate,
     fingerprint,
@@ -36,18 +32,18 @@ from celery5.protocol.commands.signing import (
     get_fingerprints,
     key_fingerprint,
     parse_certificates,
-    sign_command,
-    verify_command,
 )
+from celery5.protocol.commands.definitions import CommandNotAccepted, RefusalReason
+from celery5.protocol.commands.signing import ControlCommand, Signer, sign_command, verify_command
 
 if TYPE_CHECKING:
     import trustme
 
 _PRIVATE = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\n?", re.DOTALL)
 _FINGERPRINT = re.compile(r"^[0-9a-f]{64}\Z")
-MOST_DONE = 10_000
+MAX_EXECUTED = 10_000
 """The most commands that are remembered at once; more are refused meanwhile. A worker executes fewer in two minutes."""
-KEPT_DONE = 60.0
+EXECUTED_KEPT = 60.0
 """Seconds that a command is remembered after it has expired: this host's clock may be set back meanwhile."""
 
 
@@ -66,7 +62,7 @@ class Certificate(msgspec.Struct, frozen=True):
     revoked: bool
 
 
-class _Done(msgspec.Struct, frozen=True):
+class _ExecutedCommands(msgspec.Struct, frozen=True):
     """The commands that were executed on this host."""
 
     # The record is complete from this time on.
@@ -110,13 +106,13 @@ class Keyring:
         self.folder = folder
         self._owner = owner
         self._usage = usage
-        self._own_memory = _Done(time.time())
+        self._own_record = _ExecutedCommands(time.time())
         self._seen: object = None
         self._trust = TrustStore()
 
     def get_signer(self) -> Signer:
         """Return the signer of this host; create a key and an authority in a new folder. Raises Misconfigured."""
-        file = self._entered() / "mine.pem"
+        file = self._ensure_folder() / "mine.pem"
         if not file.exists():
             with self._locked():
                 if not file.exists():
@@ -129,9 +125,9 @@ class Keyring:
         Raises:
             Misconfigured: The folder cannot be used.
         """
-        self._entered()
+        self._ensure_folder()
         with self._locked():
-            if self._is_touched():
+            if self._has_keys():
                 return False
             self._make_first()
         return True
@@ -140,31 +136,31 @@ class Keyring:
         """Return the trusted certificates, as of now. Raises Misconfigured when other users may enter the folder."""
         if not self.folder.exists():
             return TrustStore()
-        self._entered()
+        self._ensure_folder()
         versions = [_version(file) for file in (*self._trusted_files(), self._denylist)]
         if versions != self._seen:
             self._trust = TrustStore(self._anchors(), self._revoked(), self._usage)
             self._seen = versions
         return self._trust
 
-    def record_command(self, order: ControlCommand, now: float) -> RefusalReason | None:
+    def record_command(self, command: ControlCommand, now: float) -> RefusalReason | None:
         """Record that a command is about to be executed on this host; return the reason if it must not be.
 
         Anyone who can write to Redis may delete a nonce there, and the memory of a process ends with it. So the
         nonce is written to a file, which all processes with this folder share, before the command is executed. A
         command from before that file was created may have been executed by a process that could not record it, so it
-        is refused. Where no file can be written, as in a read-only folder, the process uses its own memory, and the
+        is refused. Where no file can be written, as in a read-only folder, the process uses a record in memory, and the
         time of its own start.
         """
         try:
             with self._locked():
-                record = self._done()
-                new_record, refusal = _noted(record, order, now)
+                record = self._read_executed()
+                new_record, refusal = _add_command(record, command, now)
                 if refusal is not RefusalReason.REPLAYED:  # a record that could not be read begins now
                     self._write("done", msgspec.json.encode(new_record), safely=True)
                 return refusal
         except OSError:
-            self._own_memory, refusal = _noted(self._own_memory, order, now)
+            self._own_record, refusal = _add_command(self._own_record, command, now)
             return refusal
 
     def check(self) -> None:
@@ -191,9 +187,9 @@ class Keyring:
         Raises:
             Misconfigured: The authority was not made in this folder.
         """
-        self._entered()
+        self._ensure_folder()
         with self._locked():
-            if authority or not self._is_touched():
+            if authority or not self._has_keys():
                 self._make_authority()
             if not (self.folder / "ca.pem").exists():
                 raise Misconfigured(
@@ -216,7 +212,7 @@ class Keyring:
             raise Misconfigured(f"{file} has no certificate: give a PEM file")
         for certificate in certificates:
             describe_certificate(certificate)
-        self._entered()
+        self._ensure_folder()
         with self._locked():
             revoked = self._revoked()
             for certificate in certificates:
@@ -239,21 +235,21 @@ class Keyring:
         """
         normalized = what.strip().lower().replace(":", "")
         if not _FINGERPRINT.match(normalized):
-            found = parse_certificates(_content(Path(what)))
-            if not found:
+            certificates = parse_certificates(_content(Path(what)))
+            if not certificates:
                 raise Misconfigured(f"{what!r} is no fingerprint (64 hex digits) and no file of certificates")
-            prints = [key_fingerprint(each) for each in found[:1]]
+            fingerprints = [key_fingerprint(certificates[0])]
         else:
-            key_fingerprints = {fingerprint(each): key_fingerprint(each) for _, each in self._all()}
-            prints = [key_fingerprints.get(normalized, normalized)]
-        self._entered()
+            key_fingerprints = {fingerprint(der): key_fingerprint(der) for _, der in self._list_all()}
+            fingerprints = [key_fingerprints.get(normalized, normalized)]
+        self._ensure_folder()
         with self._locked():
-            new = [each for each in prints if each not in self._revoked()]
+            new = [denied for denied in fingerprints if denied not in self._revoked()]
             before = _content(self._denylist).decode() if self._denylist.exists() else ""
             if before and not before.endswith("\n"):
                 before += "\n"  # an editor left it out
-            self._write("revoked", (before + "".join(f"{each}\n" for each in new)).encode())
-        return prints
+            self._write("revoked", (before + "".join(f"{denied}\n" for denied in new)).encode())
+        return fingerprints
 
     def find_refusal(self) -> RefusalReason | None:
         """Return why a command that is signed with these keys would be refused on this host.
@@ -293,7 +289,7 @@ class Keyring:
         """Return all certificates in the folder. Raises Misconfigured when other users may enter it."""
         if not self.folder.exists():
             return []
-        self._entered()
+        self._ensure_folder()
         revoked = self._revoked()
         return [
             Certificate(
@@ -302,10 +298,10 @@ class Keyring:
                 *describe_certificate(der),
                 revoked=not revoked.isdisjoint(get_fingerprints(der)),
             )
-            for role, der in self._all()
+            for role, der in self._list_all()
         ]
 
-    def _all(self) -> list[tuple[str, bytes]]:
+    def _list_all(self) -> list[tuple[str, bytes]]:
         """Return all certificates in the folder, each with its role."""
         places = [("mine", self.folder / "mine.pem"), ("authority", self.folder / "ca.pem")]
         places += [("trusted", file) for file in self._trusted_files()]
@@ -338,19 +334,19 @@ class Keyring:
         except UnicodeDecodeError as error:
             raise Misconfigured(f"{self._denylist} is no text: {error}") from None
         lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-        prints = [line.lower().replace(":", "") for line in lines if line]
-        invalid = [each for each in prints if not _FINGERPRINT.match(each)]
+        fingerprints = [line.lower().replace(":", "") for line in lines if line]
+        invalid = [text for text in fingerprints if not _FINGERPRINT.match(text)]
         if invalid:
             raise Misconfigured(f"{self._denylist}: {invalid[0]!r} is no fingerprint (64 hex digits)")
-        return frozenset(prints)
+        return frozenset(fingerprints)
 
-    def _is_touched(self) -> bool:
+    def _has_keys(self) -> bool:
         """Return whether the folder has keys already: then none are created except by an explicit command."""
         return any((self.folder / name).exists() for name in ("mine.pem", "ca.pem")) or bool(
             self._trusted_files()
         )
 
-    def _entered(self) -> Path:
+    def _ensure_folder(self) -> Path:
         """Return the folder, after making it and checking that it is private and this user's. Raises Misconfigured."""
         try:
             status = make_private(self.folder)
@@ -371,16 +367,15 @@ class Keyring:
         return self.folder
 
     def _begin_record(self) -> None:
-        """Begin the record of commands."""
         if not (self.folder / "done").exists():
-            self._write("done", msgspec.json.encode(_Done(time.time())))
+            self._write("done", msgspec.json.encode(_ExecutedCommands(time.time())))
 
-    def _done(self) -> _Done:
+    def _read_executed(self) -> _ExecutedCommands:
         """Return the record of commands. One that cannot be read is replaced by a new one, which begins now."""
         try:
-            return msgspec.json.decode((self.folder / "done").read_bytes(), type=_Done)
+            return msgspec.json.decode((self.folder / "done").read_bytes(), type=_ExecutedCommands)
         except (FileNotFoundError, msgspec.DecodeError, ValueError):
-            return _Done(time.time())
+            return _ExecutedCommands(time.time())
 
     @contextmanager
     def _locked(self) -> Generator[None, None, None]:
@@ -398,7 +393,7 @@ class Keyring:
         return Signer(key[0], chain)
 
     def _make_first(self) -> None:
-        if self._is_touched():
+        if self._has_keys():
             raise Misconfigured(
                 f"{self.folder} has no mine.pem to sign with: celery5 keys new makes one, or have yours signed"
             )
@@ -449,15 +444,17 @@ class Keyring:
             raise
 
 
-def _noted(record: _Done, order: ControlCommand, now: float) -> tuple[_Done, RefusalReason | None]:
+def _add_command(
+    record: _ExecutedCommands, command: ControlCommand, now: float
+) -> tuple[_ExecutedCommands, RefusalReason | None]:
     """Return the record with that command in it, and the reason if the command must not be done."""
     done = {name: until for name, until in record.done.items() if until > now}
-    nonce = f"{order.audience} {order.id}"
+    nonce = f"{command.audience} {command.id}"
     if nonce in done:
         return record, RefusalReason.REPLAYED
-    if order.issued < record.since or len(done) >= MOST_DONE:
+    if command.issued < record.since or len(done) >= MAX_EXECUTED:
         return record, RefusalReason.UNREMEMBERED
-    return _Done(record.since, {**done, nonce: order.expires + KEPT_DONE}), None
+    return _ExecutedCommands(record.since, {**done, nonce: command.expires + EXECUTED_KEPT}), None
 
 
 def _without(denylist: str, lifted: Container[str]) -> str:

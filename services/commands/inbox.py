@@ -20,15 +20,20 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, CommandRefused, Misconfigured
 from celery5.logs.log import Level, Log
-from celery5.protocol.commands.definitions import COMMAND_DEFINITIONS, MAX_REPLY_SIZE, WORKERS, CommandReply
-from celery5.protocol.commands.signing import (
+from celery5.protocol.commands.certificates import TrustStore
+from celery5.protocol.commands.definitions import (
+    COMMAND_DEFINITIONS,
     MAX_COMMAND_LIFETIME,
     MAX_COMMAND_SIZE,
+    MAX_REPLY_SIZE,
+    WORKERS,
     CommandNotAccepted,
-    ControlCommand,
+    CommandReply,
     RefusalReason,
+)
+from celery5.protocol.commands.signing import (
+    ControlCommand,
     Signer,
-    TrustStore,
     format_audience,
     is_command_id,
     sign_command,

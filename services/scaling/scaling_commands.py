@@ -16,14 +16,14 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, CommandRefused, Misconfigured
 from celery5.logs.log import Log
-from celery5.protocol.commands.definitions import PREFER, PREFETCH, SCALE, get_inbox_name
-from celery5.protocol.commands.signing import (
+from celery5.protocol.commands.definitions import (
     MAX_COMMAND_LIFETIME,
-    ControlCommand,
-    Signer,
-    format_audience,
-    sign_command,
+    PREFER,
+    PREFETCH,
+    SCALE,
+    get_inbox_name,
 )
+from celery5.protocol.commands.signing import ControlCommand, Signer, format_audience, sign_command
 from celery5.protocol.job.job import new_id
 from celery5.protocol.scaling.autoscale import AutoscaleState
 from celery5.protocol.scaling.prioritisation import Preference

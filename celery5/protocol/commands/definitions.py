@@ -1,7 +1,11 @@
-"""Define each control command once, and its reply: the inbox, `app.control`, the CLI and the guide all read it here."""
+"""Define each control command once, with its reply and the reasons to refuse it.
+
+The inbox, `app.control`, the command line and the guide all read it here.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
@@ -265,47 +269,96 @@ class CommandReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     why: str = ""
 
 
+MAX_COMMAND_LIFETIME = 60.0
+"""Seconds between issue and expiry, at most."""
+MAX_COMMAND_SIZE = 64 * 1024
+"""Bytes of a signed command, at most."""
+
+
+class RefusalReason(StrEnum):
+    """Why a command is not accepted."""
+
+    OVERSIZED = "oversized"
+    MALFORMED = "malformed"
+    UNSIGNED = "unsigned"
+    UNKNOWN_ISSUER = "unknown-issuer"
+    REVOKED = "revoked"
+    BAD_SIGNATURE = "bad-signature"
+    WRONG_AUDIENCE = "wrong-audience"
+    EXPIRED = "expired"
+    TOO_LONG_LIVED = "too-long-lived"
+    NOT_YET = "not-yet"
+    REPLAYED = "replayed"
+    UNREMEMBERED = "unremembered"
+    WRONG_USAGE = "wrong-usage"
+    NO_KEYS = "no-keys"
+
+
+REFUSAL_MESSAGES: dict[RefusalReason, str] = {
+    RefusalReason.OVERSIZED: f"it is larger than {MAX_COMMAND_SIZE} bytes",
+    RefusalReason.MALFORMED: "it is no command of ours",
+    RefusalReason.UNSIGNED: "it is not signed, and this worker takes signed commands only",
+    RefusalReason.UNKNOWN_ISSUER: "no authority that this worker trusts has signed the certificate of the sender: "
+    "celery5 keys trust, on the worker's host",
+    RefusalReason.REVOKED: "the sender's key, or that of an authority in its certificate chain, is "
+    "on this worker's denylist",
+    RefusalReason.BAD_SIGNATURE: "the signature does not fit: it was changed on the way, or signed with another key",
+    RefusalReason.WRONG_AUDIENCE: "it was signed for another inbox",
+    RefusalReason.EXPIRED: "its time is over",
+    RefusalReason.TOO_LONG_LIVED: f"it is good for longer than {MAX_COMMAND_LIFETIME:g} s",
+    RefusalReason.NOT_YET: "it is from the future: the clocks of sender and worker differ",
+    RefusalReason.REPLAYED: "it came before: a command is done once",
+    RefusalReason.UNREMEMBERED: "it is not known here whether it was done before: send it again",
+    RefusalReason.WRONG_USAGE: "the sender's certificate is not for signing commands",
+    RefusalReason.NO_KEYS: "this worker cannot read its keys",
+}
+"""The message that the sender of a refused command gets."""
+
+
+class CommandNotAccepted(CommandRefused):
+    """A command was not accepted. `reason` is why."""
+
+    def __init__(self, reason: RefusalReason, detail: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"{REFUSAL_MESSAGES[reason]}{f' ({detail})' if detail else ''}")
+
+
 def get_inbox_name(worker: str) -> str:
     """Return the name of a worker's inbox: its own without the word that each of its incarnations adds.
 
-    So a process that begins again, or another one of the same name, is commanded at the same place.
+    So a process that starts again, or a different one of the same name, has the same inbox.
     """
     return worker.rpartition(":")[0] or worker
 
 
-def find_inbox(name: str, living: Collection[str]) -> str:
-    """Return the inbox that somebody means by `name`: that of a living worker named in full, else `name` itself.
+def find_inbox(name: str, live_workers: Collection[str]) -> str:
+    """Return the inbox that `name` stands for: that of a live worker whose full name it is, else `name` itself.
 
-    A name that only looks like a worker's in full is left alone: `host:4711` is no incarnation of `host`.
+    A name that only looks like the full name of a worker stays: `host:4711` is no incarnation of `host`.
     """
-    inboxes = {get_inbox_name(each) for each in living}
-    return get_inbox_name(name) if name in living and name not in inboxes else name
+    inboxes = {get_inbox_name(worker) for worker in live_workers}
+    return get_inbox_name(name) if name in live_workers and name not in inboxes else name
 
 
-def format_living_workers(
-    name: str, living: Collection[str], beside: Mapping[str, Collection[str]] | None = None
+def describe_unknown_worker(
+    name: str, live_workers: Collection[str], other_processes: Mapping[str, Collection[str]]
 ) -> str:
-    """Return the error for a name that no process answers to, with the name that may be meant; '' when it lives.
+    """Return the error for a name that no process has, with the name that may be meant; '' when a process has it.
 
     Args:
-        name: The name of a worker.
-        living: The workers that live.
-        beside: The other processes that live, by what they are.
+        other_processes: The names of other live processes, by their kind.
     """
-    others = {get_inbox_name(each): what for what, names in (beside or {}).items() for each in names}
-    if name in others:
+    kinds = {get_inbox_name(process): kind for kind, names in other_processes.items() for process in names}
+    inboxes = sorted({get_inbox_name(worker) for worker in live_workers})
+    if name in kinds or name in inboxes:
         return ""
-    inboxes = sorted({get_inbox_name(each) for each in living})
-    if name in inboxes:
-        return ""
-    former = [inbox for inbox in inboxes if inbox == get_inbox_name(name)]
-    if near := next(iter(former), "") or find_similar(name, [*inboxes, *others]):
-        return f"no worker {name!r} lives: did you mean {near!r}?"
+    same_inbox = [inbox for inbox in inboxes if inbox == get_inbox_name(name)]
+    if similar := next(iter(same_inbox), "") or find_similar(name, [*inboxes, *kinds]):
+        return f"no worker {name!r} lives: did you mean {similar!r}?"
     more = f" and {len(inboxes) - 10} more" if len(inboxes) > 10 else ""
-    return f"no worker {name!r} lives; those that do: {', '.join(inboxes[:10]) or 'none'}{more}{_list_others(beside)}"
-
-
-def _list_others(beside: Mapping[str, Collection[str]] | None) -> str:
-    """Return the other processes that live, as text."""
-    found = {what: sorted(set(map(get_inbox_name, names))) for what, names in (beside or {}).items() if names}
-    return "".join(f"; {what}: {', '.join(names[:10])}" for what, names in found.items())
+    others = "".join(
+        f"; {kind}: {', '.join(sorted(set(map(get_inbox_name, names)))[:10])}"
+        for kind, names in other_processes.items()
+        if names
+    )
+    return f"no worker {name!r} lives; those that do: {', '.join(inboxes[:10]) or 'none'}{more}{others}"

@@ -23,19 +23,23 @@ from hypothesis import strategies as st
 from celery5 import App
 from celery5.commands.keyring import Keyring, get_key_folder
 from celery5.errors import Misconfigured
-from celery5.protocol.commands.signing import (
-    MAX_COMMAND_SIZE,
-    REFUSAL_MESSAGES,
-    CommandNotAccepted,
-    ControlCommand,
-    RefusalReason,
-    Signer,
+from celery5.protocol.commands.certificates import (
     TrustStore,
     fingerprint,
-    format_audience,
     get_fingerprints,
     key_fingerprint,
     parse_certificates,
+)
+from celery5.protocol.commands.definitions import (
+    MAX_COMMAND_SIZE,
+    REFUSAL_MESSAGES,
+    CommandNotAccepted,
+    RefusalReason,
+)
+from celery5.protocol.commands.signing import (
+    ControlCommand,
+    Signer,
+    format_audience,
     sign_command,
     verify_command,
 )
@@ -514,7 +518,7 @@ def test_without_a_writable_folder_a_process_does_what_was_sent_since_it_began(
 
 
 def test_there_is_a_bound_on_what_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery5.commands.keyring.MOST_DONE", 3)
+    monkeypatch.setattr("celery5.commands.keyring.MAX_EXECUTED", 3)
     ring, now = Keyring(tmp_path / "none", owner="shop"), time.time() + 1
     said = [done(ring, order(id=str(n) * 22, issued=now, expires=now + 60), now) for n in range(4)]
     assert said == ["", "", "", "unremembered"]

@@ -15,16 +15,9 @@ import trio
 
 from celery5 import App
 from celery5.commands.keyring import Keyring
-from celery5.protocol.commands.definitions import CommandReply
-from celery5.protocol.commands.signing import (
-    MAX_COMMAND_SIZE,
-    ControlCommand,
-    Signer,
-    fingerprint,
-    format_audience,
-    parse_certificates,
-    sign_command,
-)
+from celery5.protocol.commands.certificates import fingerprint, parse_certificates
+from celery5.protocol.commands.definitions import MAX_COMMAND_SIZE, CommandReply
+from celery5.protocol.commands.signing import ControlCommand, Signer, format_audience, sign_command
 from tests.pure.commands.test_signing import flipped
 from tests.redis.commands import forging
 from tests.redis.commands.forging import INBOX, order, put, signed
