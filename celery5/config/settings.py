@@ -234,10 +234,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "broker"
     log_format: Annotated[
         Literal["auto", "json", "console", "journal"],
-        Meta(
-            description="how the log is written without --log-format; auto: detected",
-            extra=_IN_HASH,
-        ),
+        Meta(description="how the log is written without --log-format; auto: detected", extra=_IN_HASH),
     ] = "auto"
     retry_tracebacks: Annotated[
         bool,
@@ -255,8 +252,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0.5
     own_checks: Annotated[
-        bool,
-        Meta(description="workers check themselves: broker, event loop, memory, disk", extra=_IN_HASH),
+        bool, Meta(description="workers check themselves: broker, event loop, memory, disk", extra=_IN_HASH)
     ] = True
     inbox: Annotated[bool, Meta(description="whether worker processes take commands")] = True
     inbox_signatures: Annotated[

@@ -29,13 +29,7 @@ from celery5.application import Application
 from celery5.broker.keys import EVENTS
 from celery5.errors import BadArguments, Misconfigured
 from celery5.logs.trace import get_current_trace
-from celery5.protocol.events.messages import (
-    VERSION,
-    EventMessage,
-    Subscription,
-    encode,
-    make_job_template,
-)
+from celery5.protocol.events.messages import VERSION, EventMessage, Subscription, encode, make_job_template
 from celery5.protocol.job.arguments import Parameters, encode_value
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.names import get_module_name

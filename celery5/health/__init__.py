@@ -13,8 +13,5 @@ __all__ = ["BreakerPolicy", "HealthCheck"]
 if not TYPE_CHECKING:
     __getattr__, __dir__ = exports(
         __name__,
-        {
-            "BreakerPolicy": "celery5.protocol.health.breaker",
-            "HealthCheck": "celery5.health.health_check",
-        },
+        {"BreakerPolicy": "celery5.protocol.health.breaker", "HealthCheck": "celery5.health.health_check"},
     )

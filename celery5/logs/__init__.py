@@ -10,9 +10,4 @@ if TYPE_CHECKING:
 __all__ = ["tracing"]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = exports(
-        __name__,
-        {
-            "tracing": "celery5.logs.trace",
-        },
-    )
+    __getattr__, __dir__ = exports(__name__, {"tracing": "celery5.logs.trace"})

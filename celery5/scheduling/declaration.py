@@ -12,11 +12,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.job.job import to_seconds
-from celery5.protocol.scheduling.periodic import (
-    Misfire,
-    MisfirePolicy,
-    OverlapPolicy,
-)
+from celery5.protocol.scheduling.periodic import Misfire, MisfirePolicy, OverlapPolicy
 from celery5.protocol.scheduling.triggers import AnyTrigger, validate_cron_fields
 from celery5.scheduling.triggers import parse_trigger
 

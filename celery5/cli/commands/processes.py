@@ -90,10 +90,7 @@ def publisher() -> None:
     help="What to keep messages in: sqlite, memory, a folder, or module:name; default: sqlite.",
 )
 @click.option(
-    "--connections",
-    "publisher_connections",
-    metavar="N..M",
-    help="Connections to a broker; default: 1.",
+    "--connections", "publisher_connections", metavar="N..M", help="Connections to a broker; default: 1."
 )
 @auxiliary_process_flags
 @click.pass_obj

@@ -138,10 +138,7 @@ SHUTDOWN = CommandDefinition(
     cli_usage="shutdown [--cold]",
 )
 RELOAD = CommandDefinition(
-    name="reload",
-    help="Read the configuration again.",
-    recipients=ALL_PROCESSES,
-    cli_usage="reload",
+    name="reload", help="Read the configuration again.", recipients=ALL_PROCESSES, cli_usage="reload"
 )
 RETRY_BOOT_STEP = CommandDefinition(
     name="retry-boot-step",
