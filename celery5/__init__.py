@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from celery5.protocol.job.states import JobState
     from celery5.results.async_result import AsyncResult, agather, arevoke, gather, revoke, wait, wait_async
     from celery5.runners.context import current_job
-    from celery5.scheduling.triggers import at, cron, every
+    from celery5.scheduling.declaration import at, cron, every
     from celery5.tasks.sections import optional, poisonous, retry
 
 __version__ = "0.1.0"
@@ -93,12 +93,12 @@ _MODULES = {
     "TimeLimitExceeded": "celery5.errors",
     "agather": "celery5.results.async_result",
     "arevoke": "celery5.results.async_result",
-    "at": "celery5.scheduling.triggers",
-    "cron": "celery5.scheduling.triggers",
+    "at": "celery5.scheduling.declaration",
+    "cron": "celery5.scheduling.declaration",
     "current_job": "celery5.runners.context",
     "default_app": "celery5.app",
     "event": "celery5.app",
-    "every": "celery5.scheduling.triggers",
+    "every": "celery5.scheduling.declaration",
     "gather": "celery5.results.async_result",
     "optional": "celery5.tasks.sections",
     "poisonous": "celery5.tasks.sections",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import celery5
-from celery5.config.origins import find_warnings, get_origins
+from celery5.config.settings import find_warnings, get_origins
 from celery5.errors import Corrupt
 from celery5.protocol.health import host_diagnosis as diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding

@@ -6,8 +6,7 @@ from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.protocol.scheduling.periodic import Misfire
-    from celery5.scheduling.declaration import Periodic
-    from celery5.scheduling.triggers import at, calendar, cron, every
+    from celery5.scheduling.declaration import Periodic, at, calendar, cron, every
 
 __all__ = ["Misfire", "Periodic", "at", "calendar", "cron", "every"]
 
@@ -17,9 +16,9 @@ if not TYPE_CHECKING:
         {
             "Misfire": "celery5.protocol.scheduling.periodic",
             "Periodic": "celery5.scheduling.declaration",
-            "at": "celery5.scheduling.triggers",
-            "calendar": "celery5.scheduling.triggers",
-            "cron": "celery5.scheduling.triggers",
-            "every": "celery5.scheduling.triggers",
+            "at": "celery5.scheduling.declaration",
+            "calendar": "celery5.scheduling.declaration",
+            "cron": "celery5.scheduling.declaration",
+            "every": "celery5.scheduling.declaration",
         },
     )

@@ -30,9 +30,8 @@ from celery5.protocol.scheduling.periodic import (
 )
 from celery5.protocol.scheduling.triggers import describe_trigger, with_zone
 from celery5.results.async_result import AsyncResult
-from celery5.scheduling.declaration import Periodic, resolve_parts
+from celery5.scheduling.declaration import Periodic, When, resolve_parts
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
-from celery5.scheduling.triggers import When
 from celery5.tasks.task import Signature, Task, TaskApplication
 
 TRIES = 20

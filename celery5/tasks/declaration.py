@@ -45,7 +45,7 @@ from celery5.tasks.task import (
 )
 
 if TYPE_CHECKING:
-    from celery5.scheduling.triggers import When
+    from celery5.scheduling.declaration import When
 
 
 def find_tasks(app: Application) -> Iterator[Task[Any, Any]]:

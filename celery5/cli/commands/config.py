@@ -46,7 +46,7 @@ def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **said: Any
 
     With the flags of `celery5 worker start` it shows what a worker with them would have.
     """
-    from celery5.config.origins import get_origins
+    from celery5.config.settings import get_origins
 
     origins = get_origins(_configured(target, said))
     if wants_json:
@@ -76,7 +76,7 @@ def check(target: Target, /, *, file: str, **said: Any) -> None:
     Settings that are allowed, but probably a mistake, are reported as warnings.
     """
     from celery5.config.configuration import check_usable
-    from celery5.config.origins import find_warnings, get_origins
+    from celery5.config.settings import find_warnings, get_origins
     from celery5.processes.lifecycle import foreground
 
     app = _configured(target, said)
@@ -93,7 +93,7 @@ def check(target: Target, /, *, file: str, **said: Any) -> None:
 
 def _check_cluster(app: "App", file: str) -> None:
     """Check the cluster description as a Controller would. Raises Misconfigured."""
-    from celery5.config.origins import find_unknown_variables
+    from celery5.config.settings import find_unknown_variables
     from celery5.processes.controller import ClusterOptions, load_cluster
     from celery5.processes.platforms import make_platform
     from celery5.protocol.cluster.description import build_members

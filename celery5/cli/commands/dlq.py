@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery5.cli.terminal.errors import ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import is_narrowed, parse_selection, queue_names, selection_flags
 from celery5.cli.terminal.flags import parse_rate_flag as rate_of
 from celery5.cli.terminal.output import (
@@ -19,7 +20,6 @@ from celery5.cli.terminal.output import (
     format_time,
     to_json,
 )
-from celery5.cli.terminal.partial import ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError, Misconfigured
 from celery5.protocol.job.dead_letters import format_position

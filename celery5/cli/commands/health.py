@@ -18,7 +18,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.masking import collapse_whitespace
 
 if TYPE_CHECKING:
-    from celery5.cli.terminal.partial import ReachedBrokers
+    from celery5.cli.terminal.errors import ReachedBrokers
     from celery5.results.job_details import AppState
 
 MAX_RESPONSE_BYTES = 1024 * 1024
@@ -199,7 +199,7 @@ def _from_redis(target: Target, *, wants_json: bool) -> int:
             "whose health? write celery5 health --port N for a worker with a --status-port, "
             "or celery5 -A module[:app] health for all that Redis knows of"
         )
-    from celery5.cli.terminal.partial import skip_unreachable
+    from celery5.cli.terminal.errors import skip_unreachable
 
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json) as reached:
@@ -211,8 +211,8 @@ def _told(state: "AppState", reached: "ReachedBrokers", *, wants_json: bool) -> 
     other_processes = {"routers": state.routers, "schedulers": state.schedulers}
     ok = any(workers.values()) and not reached.errors
     if wants_json:
-        unreachable = [{"broker": broker.broker, "error": broker.error} for broker in reached.unreachable()]
-        echo(json.dumps({"ok": ok, "workers": workers, **other_processes, "unreachable": unreachable}))
+        unreachable = {"unreachable": reached.unreachable()}
+        echo(json.dumps({"ok": ok, "workers": workers, **other_processes, **unreachable}))
     else:
         for name, alive in sorted(workers.items()):
             echo(f"{to_one_line(name)} {'lives' if alive else 'is gone: its lease has lapsed'}")

@@ -9,7 +9,7 @@ from celery5.cli.commands.autoscale import format_scaling
 from celery5.cli.commands.event import count_waiting, format_waiting
 from celery5.cli.commands.limit import format_suspensions
 from celery5.cli.commands.queue import format_unread_warning
-from celery5.cli.terminal.errors import EXIT_FAILED
+from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import (
     echo,
@@ -19,7 +19,6 @@ from celery5.cli.terminal.output import (
     format_table,
     to_json,
 )
-from celery5.cli.terminal.partial import ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
 from celery5.protocol.masking import get_error_text

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.cli.commands.limit import format_suspensions
+from celery5.cli.terminal.errors import skip_unreachable
 from celery5.cli.terminal.output import echo, format_cell, format_table, to_json, to_one_line
-from celery5.cli.terminal.partial import skip_unreachable
 from celery5.cli.terminal.target import Target
 from celery5.connections.brokers import SIMILARITY_CUTOFF
 from celery5.errors import Misconfigured

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from celery5.cli.terminal.errors import skip_unreachable
 from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import echo, format_fields, format_table, format_time, to_json, to_one_line
-from celery5.cli.terminal.partial import skip_unreachable
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -150,7 +150,7 @@ def trigger(target: Target, name: str, *, wants_json: bool) -> None:
 
 
 def _when(line: str | None, seconds: float | None, moment: str | None, zone: str | None) -> "AnyTrigger":
-    from celery5.scheduling.triggers import at, cron, every
+    from celery5.scheduling.declaration import at, cron, every
 
     if sum(option is not None for option in (line, seconds, moment)) != 1:
         raise Misconfigured("say when: --cron, --every or --at, one of them")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from celery5.cli.terminal.errors import skip_unreachable
 from celery5.cli.terminal.flags import Duration, broker_flag, configure, processes_flag, serving_flags
 from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_duration, format_table, to_json
-from celery5.cli.terminal.partial import skip_unreachable
 from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError
 from celery5.protocol.commands.definitions import (

@@ -1,28 +1,36 @@
-"""Report the error that ended a command as one line for people and an exit code for scripts.
+"""Report errors: the one that ended a command, as one line and an exit code, and the brokers that are unreachable.
 
 Exit codes: 0 success; 1 failure; 2 wrong usage or configuration; 73 another process has what is for one only;
 130 interrupted. An error that celery5 raises on purpose shows no traceback; an unexpected one always does.
+
+While some brokers are unreachable, the result lacks what those have: a line on stderr, a field for programs and the
+exit code report that.
 """
 
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
-from celery5.cli.terminal.output import echo
+from celery5.cli.terminal.output import echo, format_cell, to_json
 from celery5.errors import (
     EXIT_ALREADY_IN_USE,
     AlreadyInUse,
     BadArguments,
     BadBrokerURL,
+    BrokerError,
     CeleryError,
     Misconfigured,
     UnknownTask,
 )
-from celery5.protocol.masking import collapse_whitespace, describe_error
+from celery5.protocol.masking import collapse_whitespace, describe_error, get_error_text
+
+if TYPE_CHECKING:
+    from celery5.app import App
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -59,7 +67,7 @@ def run_reporting_errors(
         explanation = explain_error(error)
         if explanation is None:
             if not isinstance(error, SystemExit):
-                on_failure(_named(next(_leaves(error))))
+                on_failure(describe_error(next(_leaves(error))))
             raise
         on_failure(explanation[0].removeprefix("Error: "))
         if _is_unwritable(error):
@@ -111,10 +119,6 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _named(error: BaseException) -> str:
-    return describe_error(error)
-
-
 def _hint(error: click.ClickException) -> str:
     """Return what to write instead, or how to show the usage, for an error that click raised."""
     if isinstance(error, click.NoSuchOption) and error.option_name in CELERY_FLAG_HINTS:
@@ -122,3 +126,59 @@ def _hint(error: click.ClickException) -> str:
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"; try '{error.ctx.command_path} --help'"
     return ""
+
+
+class ReachedBrokers(NamedTuple):
+    """The brokers that a command did not reach; `errors` grows while the command runs."""
+
+    errors: Mapping[str, BrokerError]
+    relevant: Collection[str]
+
+    @property
+    def relevant_errors(self) -> dict[str, BrokerError]:
+        """Return the errors of relevant brokers."""
+        return {name: error for name, error in self.errors.items() if name in self.relevant}
+
+    def unreachable(self) -> list[dict[str, str]]:
+        """Return the field `unreachable` for programs."""
+        return [
+            {"broker": name, "error": get_error_text(error)} for name, error in self.relevant_errors.items()
+        ]
+
+
+@contextmanager
+def skip_unreachable(
+    app: "App", *, wants_json: bool = False, queues: Collection[str] = ()
+) -> Generator[ReachedBrokers, None, None]:
+    """Leave out unreachable brokers inside the block, and report them at its end.
+
+    The report goes to stderr, as JSON with `wants_json`, and the command exits with EXIT_FAILED. With `queues` only
+    the brokers of these queues are relevant.
+    """
+    relevant = {app.brokers.broker_of_queue(queue) for queue in queues} if queues else app.brokers.names
+    with app.brokers.reachable() as errors:
+        reached = ReachedBrokers(errors, relevant)
+        try:
+            yield reached
+        except Exception as error:
+            # An error of a broker reports it already.
+            if all(error is not broker_error for broker_error in errors.values()):
+                _warn_of_unreachable(reached, wants_json=wants_json)
+            raise
+        if reached.relevant_errors:
+            _warn_of_unreachable(reached, wants_json=wants_json)
+            click.get_current_context().exit(EXIT_FAILED)
+
+
+def _warn_of_unreachable(reached: ReachedBrokers, *, wants_json: bool) -> None:
+    brokers = reached.unreachable()
+    if not brokers:
+        return
+    if wants_json:
+        echo(to_json({"unreachable": brokers}), err=True)
+        return
+    descriptions = "; ".join(
+        f"broker {format_cell(broker['broker'])} cannot be reached ({format_cell(broker['error'])})"
+        for broker in brokers
+    )
+    echo(f"Warning: what is there is left out: {descriptions}", err=True)

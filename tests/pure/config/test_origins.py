@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from celery5 import App
-from celery5.config.origins import SettingOrigin, find_warnings, get_origins
-from celery5.config.settings import Settings
+from celery5.config.settings import SettingOrigin, Settings, find_warnings, get_origins
 
 
 def of(app: App, name: str) -> SettingOrigin:

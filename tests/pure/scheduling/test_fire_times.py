@@ -24,8 +24,8 @@ from celery5.protocol.scheduling.triggers import (
     with_zone,
 )
 from celery5.scheduling import Periodic
+from celery5.scheduling.declaration import at, calendar, cron, every, parse_trigger
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
-from celery5.scheduling.triggers import at, calendar, cron, every, parse_trigger
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
 SPRING = {BERLIN: "2026-03-29", NEW_YORK: "2026-03-08"}

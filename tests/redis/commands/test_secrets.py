@@ -13,12 +13,12 @@ import trio
 
 import celery5
 from celery5 import App, CeleryError
-from celery5.config.origins import get_origins
 from celery5.config.settings import (
     ExplicitSettings,
     LoadedConfiguration,
     Settings,
     SettingSource,
+    get_origins,
     read_settings,
 )
 from celery5.logs.log import Log, LogWriter
