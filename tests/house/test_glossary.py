@@ -1,0 +1,64 @@
+"""The glossary and the map of AMQP: what they name is there."""
+
+import re
+from importlib import import_module
+
+import pytest
+
+from tests.house.sources import HERE
+
+DOCS = HERE / "docs"
+GLOSSARY = (DOCS / "reference" / "glossary.md").read_text()
+AMQP = (DOCS / "internals" / "amqp.md").read_text()
+PROPOSALS_NAMES = [
+    "Concurrency Token",
+    "Maximal Concurrency Budget",
+    "Resource Saturation",
+    "Internal Tasks Queue",
+    "Internal Results Queue",
+    "`<check>_expired`",
+    "Messages Backlog",
+    "Inbox Queue",
+    "Boxed Task",
+]
+
+
+def resolve(dotted: str) -> object:
+    """Import the module that a dotted name begins with, and return what the rest of the name means in it."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[length:]:
+            found = getattr(found, name)
+        return found
+    raise ModuleNotFoundError(dotted)
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(celery5\.[\w.]+)`", GLOSSARY))))
+def test_each_name_in_the_code_that_the_glossary_gives_is_there(name: str) -> None:
+    assert resolve(name) is not None
+
+
+@pytest.mark.parametrize("name", PROPOSALS_NAMES)
+def test_the_glossary_says_what_the_proposals_names_are_here(name: str) -> None:
+    assert f"\n| {name}" in GLOSSARY
+
+
+@pytest.mark.parametrize("word", ["Command", "Document", "Event"])
+def test_the_three_messages_are_words_of_glossary_code_and_wire(word: str) -> None:
+    protocol = (DOCS / "reference" / "protocol.md").read_text()
+    assert f"\n| **{word}** |" in GLOSSARY
+    assert re.search(rf"(?im)^## the {word}", protocol), f"the protocol page has no section on the {word}"
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:\w+/)+[\w.]*)`", AMQP))))
+def test_each_file_that_the_map_of_amqp_names_is_there(path: str) -> None:
+    assert (HERE / "celery5" / path).exists()
+
+
+@pytest.mark.parametrize("term", ["node", "link, receiving", "session", "connection", "terminus", "link credit"])
+def test_the_map_of_amqp_has_its_terms(term: str) -> None:
+    assert f"\n| {term}" in AMQP
