@@ -71,7 +71,7 @@ class BlockingInEventLoop(CeleryError):
 
 
 class Corrupt(CeleryError, ValueError):
-    """Bytes on a stream are no valid envelope."""
+    """Bytes on a stream are no valid Command."""
 
 
 # Raised inside tasks

@@ -48,9 +48,9 @@ class Queue:
     def faults(self, now: float) -> list[str]:
         """What of it has no owner. `now` is the server's time in ms."""
         found = [self._misplaced(job, place) for job, place in self.jobs.items()]
-        found += [f"{each!r} is due without an envelope" for each in self.due - self.waiting]
+        found += [f"{each!r} is due without a Command" for each in self.due - self.waiting]
         gated = {job for job, place in self.jobs.items() if place[:1] == b"G"}
-        found += [f"{each!r} has an envelope and is never due" for each in self.waiting - self.due - gated]
+        found += [f"{each!r} has a Command and is never due" for each in self.waiting - self.due - gated]
         placed = {job for job, place in self.jobs.items() if place[:1] in b"DRHG"}
         found += [f"{each!r} is due and has no such place" for each in self.due - placed]
         found += [self._elsewhere(entry, fields) for entry, fields in self.stream.items()]

@@ -266,7 +266,7 @@ class Keys:
             handed=f"{tag}:handed",  # STREAM  those that a gate has handed to a worker
             jobs=f"{tag}:jobs",  # HASH    where each unfinished or dead job is
             due=f"{tag}:due",  # ZSET    scheduled jobs, retries and held jobs, by their time in ms
-            waiting=f"{tag}:waiting",  # HASH    their envelopes
+            waiting=f"{tag}:waiting",  # HASH    their Commands
             dead=f"{tag}:dead",  # STREAM  dead-letter queue
             leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
             unique=f"{tag}:unique",  # HASH    the live job of each task and key

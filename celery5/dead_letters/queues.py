@@ -35,7 +35,7 @@ from celery5.protocol.job.dead_letters import (
     parse_filter,
     sort_counts,
 )
-from celery5.protocol.job.envelope import make_replay, read_envelope
+from celery5.protocol.job.messages import make_replay, read_command
 from celery5.protocol.job.states import get_lane
 from celery5.protocol.text_values import RATE
 from celery5.sending.publisher import split_into_trips
@@ -248,7 +248,7 @@ def _group_by_lane(replays: Sequence[tuple[DeadJob, bytes]]) -> dict[str, list[t
     """Return jobs with their messages, by the lane of their priority."""
     groups: dict[str, list[tuple[DeadJob, bytes]]] = {}
     for job, message in replays:
-        groups.setdefault(get_lane(read_envelope(message).priority), []).append((job, message))
+        groups.setdefault(get_lane(read_command(message).priority), []).append((job, message))
     return groups
 
 

@@ -35,7 +35,7 @@ from celery5.protocol.boxes.frames import (
     encode_frame,
     to_box_reply,
 )
-from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.verdict import Outcome, PermanentFailure, Reason
 from celery5.runners.boxes.in_box import BoxMainThread
 from celery5.runners.boxes.launcher import die_with_parent

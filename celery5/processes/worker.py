@@ -31,7 +31,7 @@ from celery5.scaling.strategies import is_scaled
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import NextIncarnation, ReloadSignal
-from celery5.services.worker.internal_queues import SharedSlots, TasksQueue
+from celery5.services.worker.internal_queues import SharedSlots, InternalTasksQueue
 from celery5.services.worker.lease import Lease
 from celery5.wiring import build
 
@@ -250,7 +250,9 @@ def make_incarnation_values(
         lease=lease,
         sidecar=sidecar,
         sidecar_memory=sidecar_memory,
-        queues=options.slots.make_queues() if options.slots else {kind: TasksQueue() for kind in KINDS},
+        queues=options.slots.make_queues()
+        if options.slots
+        else {kind: InternalTasksQueue() for kind in KINDS},
         process=options.slots.process if options.slots else "",
         duration_estimates={kind: DurationEstimate() for kind in KINDS},
         budgets=resolve_budgets(app),

@@ -84,12 +84,12 @@ from celery5.services.scaling.preferences import Preferences
 from celery5.services.scaling.reporter import ReportedLoad, ReportedWorker, Reporter
 from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
-from celery5.services.worker.concurrency_budget import ConcurrencyBudget
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.intake import JobIntake, ReceivedJobs, UnstartedJobs
-from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
 from celery5.services.worker.lease import Heartbeat, Lease, Recoverer, WorkerIdentity
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, QueueReads, ReadingState, ReadOrder
@@ -130,7 +130,7 @@ class WorkerValues:
     sidecar_memory: SidecarMemory | None
     # Where jobs of each kind wait for an executor. Workers on several brokers in one process share the slots; `process`
     # names that process then.
-    queues: Mapping[str, TasksQueue]
+    queues: Mapping[str, InternalTasksQueue]
     process: str
     # How long jobs of each kind take.
     duration_estimates: Mapping[str, DurationEstimate]
@@ -188,8 +188,8 @@ def make_sources(
     circuit_breakers: CircuitBreakers,
     lease: Lease,
     in_flight: InFlightJobs,
-    queues: Mapping[str, TasksQueue],
-    budget: ConcurrencyBudget,
+    queues: Mapping[str, InternalTasksQueue],
+    budget: MaximalConcurrencyBudget,
     task_execution: TaskExecution,
     command_counts: Mapping[str, int],
     log: Log,
@@ -241,7 +241,7 @@ def make_reconnect_observers(
 
 
 def make_boxes(
-    app: App, budget: ConcurrencyBudget, log: Log, worker: str, sidecar_memory: SidecarMemory | None
+    app: App, budget: MaximalConcurrencyBudget, log: Log, worker: str, sidecar_memory: SidecarMemory | None
 ) -> BoxedRunner:
     """Return the runner of boxed tasks."""
     settings = app.settings
@@ -257,7 +257,7 @@ def make_boxes(
 
 
 def make_runners(
-    asyncio_runner: AsyncioRunner, boxes: BoxedRunner, budget: ConcurrencyBudget
+    asyncio_runner: AsyncioRunner, boxes: BoxedRunner, budget: MaximalConcurrencyBudget
 ) -> dict[str, Runner]:
     """Return the runner of each kind of task."""
     threads = ThreadRunner(slots=budget.get_slots("thread"))
@@ -289,7 +289,7 @@ def make_handlers(
     worker_commands: WorkerCommands,
     reloader: Reloader,
     step_status: StepStatus,
-    budget: ConcurrencyBudget,
+    budget: MaximalConcurrencyBudget,
     preferences: Preferences,
     health: HealthMonitor,
     prefetch_factor: PrefetchFactor,
@@ -365,7 +365,7 @@ class WorkerBootTable(BootTable):
     inbox: Inbox = step("inbox", requires=("listen",))
     pauses: PausedQueues = step("pauses", requires=("listen",))
     limit_overrides: LimitOverrides = step("limits", requires=("listen",))
-    budget: ConcurrencyBudget = step("budget")
+    budget: MaximalConcurrencyBudget = step("budget")
     asyncio_runner: AsyncioRunner = step("asyncio")
     boxes: BoxedRunner = step("boxes")
     deadlines: Deadlines = step("deadlines")
@@ -439,7 +439,7 @@ class WorkerParts(ProcessParts):
     resources = TaskResources
     safeguards = JobSafeguards
     stop_policy = StopPolicy
-    budget = ConcurrencyBudget
+    budget = MaximalConcurrencyBudget
     runners = made_by(make_runners)
     asyncio_runner = AsyncioRunner
     boxes = made_by(make_boxes)
@@ -448,7 +448,7 @@ class WorkerParts(ProcessParts):
     outcome_handler = OutcomeHandler
     outcome_settings = OutcomeSettings
     # from the worker into the broker
-    results = ResultsQueue
+    results = InternalResultsQueue
     result_publisher = ResultPublisher
     unpublishable_retries = UnpublishableRetries
     # commands

@@ -25,7 +25,7 @@ from celery5.errors import (
 )
 from celery5.hints import make_attribute_error
 from celery5.protocol.job.arguments import ResultType
-from celery5.protocol.job.envelope import RESULT_IGNORED, Document, Failure, read_document
+from celery5.protocol.job.messages import RESULT_IGNORED, Document, Failure, read_document
 from celery5.protocol.job.states import JobState
 from celery5.results.job_location import (
     locate_jobs,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen, Reject, Retry
 from celery5.protocol.job.arguments import encode_value
-from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.retry_policy import LONGEST, RetryPolicy
 from celery5.protocol.job.section_rulings import find_strictest, get_leaf_errors
 from celery5.protocol.job.verdict import (

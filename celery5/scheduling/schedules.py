@@ -17,8 +17,8 @@ from celery5.broker.coroutines import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
 from celery5.errors import Misconfigured
-from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.job.job import new_id, to_seconds
+from celery5.protocol.job.messages import read_command
 from celery5.protocol.scheduling import periodic
 from celery5.protocol.scheduling.periodic import (
     Misfire,
@@ -89,8 +89,8 @@ def make_definition(app: TaskApplication, call: Signature[Any], how: Periodic) -
     job = call.job()
     if job.at:
         raise Misconfigured(f"schedule of {job.task}: a countdown or an eta has no place beside a schedule")
-    envelope = read_envelope(job.message)
-    template = msgspec.structs.replace(envelope, id="-", sent=0.0, expires=None, trace="")
+    command = read_command(job.message)
+    template = msgspec.structs.replace(command, id="-", sent=0.0, expires=None, trace="")
     expires = call.task.send_options.expires
     lasts = (
         to_seconds(cast("float | timedelta | None", expires)) if not hasattr(expires, "utcoffset") else None
@@ -185,9 +185,9 @@ def make_checked_definition(
 
 def make_fired_job(of: ScheduleDefinition, job_id: str, now: float) -> JobToSend:
     """Return the job of one fire time, as it is sent at `now`, in seconds since 1970."""
-    envelope = read_envelope(of.message.encode())
+    command = read_command(of.message.encode())
     expires = None if of.expires is None else now + of.expires
-    message = msgspec.structs.replace(envelope, id=job_id, sent=now, expires=expires)
+    message = msgspec.structs.replace(command, id=job_id, sent=now, expires=expires)
     return job_id, msgspec.json.encode(message), of.lock, of.unique_for
 
 

@@ -31,8 +31,8 @@ from celery5.protocol.boxes.box import Box, parse_box
 from celery5.protocol.events.documents import group_recipients
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.arguments import Parameters, ResultType
-from celery5.protocol.job.envelope import VERSION, Envelope, encode
 from celery5.protocol.job.job import Job, Options, SendOptions, SharedFields, hash_call, new_id
+from celery5.protocol.job.messages import VERSION, Command, encode
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import format_expiry
@@ -271,20 +271,20 @@ class Task(Generic[P, R_co]):
         if trace := get_current_trace():
             fields["trace"] = trace
         job_id = options.id or new_id()
-        envelope = Envelope(VERSION, job_id, self.name, raw_args, raw_kwargs, now, **fields)
+        command = Command(VERSION, job_id, self.name, raw_args, raw_kwargs, now, **fields)
         return Job(
             job_id,
             self.name,
             terms.queue,
-            app.check_message_size(encode(envelope), self.name),
+            app.check_message_size(encode(command), self.name),
             options.format_start() if terms.is_delayed else "",
-            envelope.ignore_result,
-            envelope.lock,
+            command.ignore_result,
+            command.lock,
             terms.unique_for,
             app.name,
             terms.lane,
             waiting_list,
-            format_expiry(envelope.expires) if waiting_list else "",
+            format_expiry(command.expires) if waiting_list else "",
         )
 
     def _compute_shared_fields(self, settings: Settings) -> SharedFields:

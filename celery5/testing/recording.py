@@ -16,8 +16,8 @@ from celery5.errors import Misconfigured
 from celery5.events.event import Event, get_event_declaration
 from celery5.protocol.events.messages import EventMessage, make_event_job, parse_event
 from celery5.protocol.job.arguments import encode_value
-from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.job.job import Job
+from celery5.protocol.job.messages import read_command
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.tasks.task import Task
 
@@ -111,22 +111,22 @@ class Recorded:
 
 
 def _sent(app: App, job: Job) -> SentJob:
-    envelope, task = read_envelope(job.message), app.tasks[job.task]
-    args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
+    command, task = read_command(job.message), app.tasks[job.task]
+    args, kwargs = task.parameters.decode(command.args, command.kwargs)
     arguments = dict(signature(task.function).bind(*args, **kwargs).arguments)
     due = None
     if job.at:
-        due = int(job.at) / 1000 - (0.0 if job.at.startswith("+") else envelope.sent)
-    return SentJob(job.id, job.task, job.queue, arguments, due, envelope.priority, envelope.key, job)
+        due = int(job.at) / 1000 - (0.0 if job.at.startswith("+") else command.sent)
+    return SentJob(job.id, job.task, job.queue, arguments, due, command.priority, command.key, job)
 
 
 def _run(app: App, sent: SentJob) -> Any:
     """Run one job as a worker would, and return its result as `get` would return it."""
-    task, envelope = app.tasks[sent.task], read_envelope(sent.job.message)
-    args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
+    task, command = app.tasks[sent.task], read_command(sent.job.message)
+    args, kwargs = task.parameters.decode(command.args, command.kwargs)
 
     def call() -> Any:
-        CURRENT_JOB.set(CurrentJob(sent.id, sent.task, sent.queue, 1, "test", None, envelope.trace))
+        CURRENT_JOB.set(CurrentJob(sent.id, sent.task, sent.queue, 1, "test", None, command.trace))
         if task.loop == "thread":
             return task.function(*args, **kwargs)
         return asyncio.run(awaited()) if task.loop == "asyncio" else trio.run(awaited)
@@ -135,4 +135,4 @@ def _run(app: App, sent: SentJob) -> Any:
         return await task.function(*args, **kwargs)
 
     value = contextvars.copy_context().run(call)
-    return None if envelope.ignore_result else task.result_type.decode(encode_value(value))
+    return None if command.ignore_result else task.result_type.decode(encode_value(value))

@@ -15,7 +15,7 @@ from celery5 import App, AsyncResult, CeleryError
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.examples.index_files import tasks
 from celery5.examples.index_files.folder import Folder, Totals, digest_of_all
-from celery5.protocol.job.envelope import Document, read_document
+from celery5.protocol.job.messages import Document, read_document
 from celery5.results.waiting import wait_for_results
 from celery5.tasks import Signature, Task
 

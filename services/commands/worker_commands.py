@@ -26,14 +26,14 @@ from celery5.protocol.commands.definitions import (
     STATS,
 )
 from celery5.protocol.job.arguments import format_call
-from celery5.protocol.job.envelope import Envelope, read_envelope
+from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.job.states import get_lane
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.paused_queues import PausedQueues
 from celery5.services.commands.process_commands import ProcessCommands
 from celery5.services.process.recycling import Recycling
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.worker.concurrency_budget import ConcurrencyBudget
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.in_flight import InFlightJobs
 from celery5.services.worker.intake import JobIntake
@@ -72,7 +72,7 @@ class CommandedJobs:
     # The jobs that run.
     task_execution: TaskExecution
     # The slots of each kind.
-    budget: ConcurrencyBudget
+    budget: MaximalConcurrencyBudget
     # The queues that are read more often.
     preferences: Preferences
     # The tasks by name.
@@ -143,27 +143,27 @@ class WorkerCommands:
         now = time.time()
         return [
             {
-                "id": each.envelope.id,
-                "task": each.envelope.task,
+                "id": each.command.id,
+                "task": each.command.task,
                 "queue": each.queue,
-                "attempt": each.envelope.attempt,
+                "attempt": each.command.attempt,
                 "started": each.started,
                 "seconds": round(now - each.started, 3),
-                "arguments": self._arguments(each.envelope),
+                "arguments": self._arguments(each.command),
             }
             for each in self._execution.running_deliveries[:SHOWN]
-            if each.envelope is not None and each.started
+            if each.command is not None and each.started
         ]
 
-    def _arguments(self, envelope: Envelope) -> str:
-        names = self._tasks[envelope.task].parameters.positional_names
-        return format_call(names, envelope.args, envelope.kwargs)
+    def _arguments(self, command: Command) -> str:
+        names = self._tasks[command.task].parameters.positional_names
+        return format_call(names, command.args, command.kwargs)
 
     async def _revoke(self, parameters: Mapping[str, Any]) -> object:
         REVOKE.check_parameters(parameters)
         job_id = _text(parameters, "id")
         for each in self._ledger:
-            if each.envelope is not None and each.envelope.id == job_id:
+            if each.command is not None and each.command.id == job_id:
                 call = jobs_calls.revoke(self._queues[each.queue], [job_id], ttl=self._ttl)
                 (state,) = await self._redis.perform(call)
                 return {"id": job_id, "state": state}
@@ -175,32 +175,30 @@ class WorkerCommands:
         RUN_TASK.check_parameters(parameters)
         message = _text(parameters, "job").encode()
         try:
-            envelope = read_envelope(message)
+            command = read_command(message)
         except Corrupt as error:
             raise CommandRefused(f"its job is none: {error}") from None
-        if envelope.task not in self._tasks:
-            raise CommandRefused(f"no task {envelope.task!r} on this worker")
-        return await self._run_here(envelope, message, str(parameters.get("queue") or self._default_queue))
+        if command.task not in self._tasks:
+            raise CommandRefused(f"no task {command.task!r} on this worker")
+        return await self._run_here(command, message, str(parameters.get("queue") or self._default_queue))
 
-    async def _run_here(self, envelope: Envelope, message: bytes, queue: str) -> object:
+    async def _run_here(self, command: Command, message: bytes, queue: str) -> object:
         keys = self._queues.get(queue)
         if keys is None or queue in self._consumer.paused_queues or self._consumer.is_stopping:
             known = ", ".join(self._queues)
             raise CommandRefused(f"this worker does not read queue {queue!r} now; its queues: {known}")
-        kind = self._tasks[envelope.task].kind
+        kind = self._tasks[command.task].kind
         if self._ledger.count(kind) >= self._budget.get_slots(kind):
             raise CommandRefused(f"all slots of this worker for tasks of the kind {kind!r} are taken")
-        lane = keys.on_lane(get_lane(envelope.priority))
-        call = jobs_calls.deliver_to_worker(
-            lane, envelope.id, message, worker=self._worker, max_before=BEFORE
-        )
+        lane = keys.on_lane(get_lane(command.priority))
+        call = jobs_calls.deliver_to_worker(lane, command.id, message, worker=self._worker, max_before=BEFORE)
         entries = await self._taken(call)
         if entries is None:
             raise CommandRefused(f"more than {BEFORE} jobs wait before it on queue {queue!r}: send it there")
         mine = any(each.message == message for each in entries)
         if not mine:
-            raise CommandRefused(f"job {envelope.id!r} was sent before: it is elsewhere, or has ended")
-        return {"id": envelope.id, "queue": queue}
+            raise CommandRefused(f"job {command.id!r} was sent before: it is elsewhere, or has ended")
+        return {"id": command.id, "queue": queue}
 
     async def _taken(self, call: Call[list[Entry] | None]) -> list[Entry] | None:
         entries: list[Entry] | None = None

@@ -32,8 +32,8 @@ from celery5.protocol.events.messages import (
     parse_event,
     parse_subscription,
 )
-from celery5.protocol.job.envelope import read_job_id
 from celery5.protocol.job.job import DEDUPLICATION_GRACE, Job
+from celery5.protocol.job.messages import read_job_id
 from celery5.sending.publisher import PublishPlanner
 from celery5.services.events.event_actions import EventActions
 from celery5.services.process.broker_outages import OutageLog, is_outage, retry_until_available

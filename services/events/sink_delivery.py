@@ -25,7 +25,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, Corrupt
 from celery5.logs.log import Log
 from celery5.protocol.events.documents import DeliveryPacing, ResultDocument, parse_result_document
-from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.names import get_class_names
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text
 from celery5.results.sinks import SinkOptions

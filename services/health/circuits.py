@@ -19,7 +19,7 @@ from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
 from celery5.protocol.health.breaker import Breaker, BreakerPolicy, BreakerState
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.names import get_class_names
 from celery5.protocol.job.verdict import CircuitBlocked, Outcome, Raised, is_task_healthy
 from celery5.tasks.task import Task
@@ -277,10 +277,10 @@ class CircuitBreakers:
         failure = Failure(type="CircuitOpen", message=text)
         if circuit.policy.mode != "delay":
             return CircuitBlocked(failure, _KINDS)
-        envelope = delivery.envelope
-        if envelope is not None and envelope.expires is not None:
+        command = delivery.command
+        if command is not None and command.expires is not None:
             # Who waits for it hears of that in time.
-            wait = min(wait, max(envelope.expires - time.time(), 0.0))
+            wait = min(wait, max(command.expires - time.time(), 0.0))
         return CircuitBlocked(failure, _KINDS, wait)
 
     def record_outcome(self, delivery: Delivery, task: str, outcome: Outcome) -> None:

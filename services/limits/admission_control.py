@@ -234,8 +234,8 @@ class AdmissionControl:
 
     def _take_slot(self, delivery: Delivery, rule: AdmissionRule, asked: float) -> None:
         self._in_flight.change_kind(delivery, self._tasks[rule.task].kind)
-        if delivery.envelope is not None:
-            self._recent.check_and_add(delivery, delivery.envelope)
+        if delivery.command is not None:
+            self._recent.check_and_add(delivery, delivery.command)
         delivery.take_slot(rule, 0.0 if rule.rate is None else asked + rule.rate.slack)
 
     def _end(self, delivery: Delivery, outcome: JobExpired | JobRevoked) -> None:
@@ -306,28 +306,28 @@ class AdmissionControl:
 
 
 def _get_task(delivery: Delivery) -> str:
-    assert delivery.envelope is not None
-    return delivery.envelope.task
+    assert delivery.command is not None
+    return delivery.command.task
 
 
 def _make_request(
     delivery: Delivery, rule: AdmissionRule, action: str, task: Task[..., Any]
 ) -> AdmissionRequest:
-    envelope = delivery.envelope
-    assert envelope is not None
-    slot, turn = envelope.concurrency_key, envelope.fair_key
+    command = delivery.command
+    assert command is not None
+    slot, turn = command.concurrency_key, command.fair_key
     if task.limits is not None:
 
         def arguments() -> tuple[Any, Any]:
-            return task.parameters.decode(envelope.args, envelope.kwargs)
+            return task.parameters.decode(command.args, command.kwargs)
 
         slot, turn = task.limits.complete_keys(slot, turn, arguments)
     waiting_list = get_waiting_list(rule, slot, turn)
     return AdmissionRequest(
         delivery.entry,
-        envelope.id,
+        command.id,
         waiting_list,
         delivery.deliveries,
-        format_expiry(envelope.expires),
+        format_expiry(command.expires),
         action,
     )

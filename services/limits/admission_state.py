@@ -290,7 +290,7 @@ class AdmissionState:
 
 
 def _task_of(delivery: Delivery) -> str:
-    return delivery.envelope.task if delivery.envelope else ""
+    return delivery.command.task if delivery.command else ""
 
 
 def _has_slot(delivery: Delivery) -> bool:
@@ -299,5 +299,5 @@ def _has_slot(delivery: Delivery) -> bool:
 
 def is_expired(delivery: Delivery) -> bool:
     """Return whether a job must not be started any more."""
-    envelope = delivery.envelope
-    return envelope is not None and envelope.expires is not None and envelope.expires <= time.time()
+    command = delivery.command
+    return command is not None and command.expires is not None and command.expires <= time.time()

@@ -13,13 +13,13 @@ from celery5.errors import CommandRefused, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.scaling.prioritisation import MAX_WEIGHT, Preference
-from celery5.services.worker.internal_queues import TasksQueue
+from celery5.services.worker.internal_queues import InternalTasksQueue
 
 
 class Preferences:
     """The weights of queues and tasks; neutral without a recent command."""
 
-    def __init__(self, *, queues: Mapping[str, TasksQueue], log: Log) -> None:
+    def __init__(self, *, queues: Mapping[str, InternalTasksQueue], log: Log) -> None:
         self._log = log
         self._now = Preference()
         self._until = -math.inf
@@ -67,7 +67,7 @@ class Preferences:
         now = self._current()
         return min(now.tasks.get(_task_of(job), MAX_WEIGHT), now.queues.get(job.queue, MAX_WEIGHT))
 
-    def sort_queue(self, queue: TasksQueue) -> None:
+    def sort_queue(self, queue: InternalTasksQueue) -> None:
         """Sort the jobs that wait in `queue` by when they should start: tasks take turns by their weights, and
         none starves.
 
@@ -101,4 +101,4 @@ def _turn_of(delivery: Delivery) -> float:
 
 
 def _task_of(delivery: Delivery) -> str:
-    return delivery.envelope.task if delivery.envelope else ""
+    return delivery.command.task if delivery.command else ""

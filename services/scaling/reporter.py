@@ -17,7 +17,7 @@ from celery5.protocol.scaling.snapshot import WorkerReport
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.capacity import PrefetchFactor
-from celery5.services.worker.concurrency_budget import ConcurrencyBudget
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.in_flight import InFlightJobs
 
 REPORT_INTERVAL = 3.0
@@ -45,7 +45,7 @@ class ReportedLoad:
     """What a report reads the load of a worker from."""
 
     # The slots of each kind, and how many are taken.
-    budget: ConcurrencyBudget
+    budget: MaximalConcurrencyBudget
     # The jobs that the worker holds.
     in_flight: InFlightJobs
     # How long jobs took.
@@ -115,9 +115,9 @@ class Reporter:
     def _held(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for each in self._ledger:
-            if each.envelope is not None and each.kind:
+            if each.command is not None and each.kind:
                 tasks = found.setdefault(each.queue, {})
-                tasks[each.envelope.task] = tasks.get(each.envelope.task, 0) + 1
+                tasks[each.command.task] = tasks.get(each.command.task, 0) + 1
         return found
 
     def _lately(self) -> dict[str, float]:

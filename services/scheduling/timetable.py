@@ -20,7 +20,7 @@ from celery5.broker.keys import Keys
 from celery5.errors import BrokerReplied, Corrupt, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.health.metrics import MetricFamily, make_counter
-from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.messages import read_command
 from celery5.protocol.scheduling import periodic
 from celery5.protocol.scheduling.periodic import Schedule, ScheduleStep
 from celery5.scheduling.fire_times import get_next_fire_time
@@ -183,7 +183,7 @@ class Timetable:
                 schedule, now, is_busy=busy, find_next=get_next_fire_time, app=self._app.name, by=self._name
             )
             if step is not None and step.fires:
-                read_envelope(schedule.of.message.encode())  # raises when there is nothing valid to send
+                read_command(schedule.of.message.encode())  # raises when there is nothing valid to send
         except (Misconfigured, Corrupt, ValueError, OverflowError) as error:
             return str(error)
         return step

@@ -24,7 +24,7 @@ from celery5.protocol.scaling.prefetch import (
     count_to_read,
 )
 from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
-from celery5.services.worker.concurrency_budget import ConcurrencyBudget
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.in_flight import InFlightJobs
 from celery5.tasks.task import Task
 
@@ -36,7 +36,7 @@ class Lookahead:
         self,
         *,
         duration_estimates: Mapping[str, DurationEstimate],
-        budget: ConcurrencyBudget,
+        budget: MaximalConcurrencyBudget,
         in_flight: InFlightJobs,
         kinds: Mapping[str, AbstractSet[str]],
     ) -> None:
@@ -96,7 +96,7 @@ class QueueCapacity:
         consumed: Sequence[QueueKeys],
         tasks: Mapping[str, Task[..., Any]],
         duration_estimates: Mapping[str, DurationEstimate],
-        budget: ConcurrencyBudget,
+        budget: MaximalConcurrencyBudget,
         in_flight: InFlightJobs,
         admission: AdmissionState,
     ) -> None:

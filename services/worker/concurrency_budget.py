@@ -27,7 +27,7 @@ from celery5.protocol.scaling.budget import (
     next_budget_state,
 )
 from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
-from celery5.services.worker.internal_queues import TasksQueue
+from celery5.services.worker.internal_queues import InternalTasksQueue
 
 UPDATE_INTERVAL = 0.1
 """Seconds between updates of variable budgets."""
@@ -64,14 +64,14 @@ class _Meter:
             self.maximum = budget.max_slots
 
 
-class ConcurrencyBudget:
+class MaximalConcurrencyBudget:
     """The slots of each kind of task."""
 
     def __init__(
         self,
         *,
         budgets: Mapping[str, Budget],
-        queues: Mapping[str, TasksQueue],
+        queues: Mapping[str, InternalTasksQueue],
         in_flight: InFlightJobs,
         running_jobs: RunningJobs,
         log: Log,

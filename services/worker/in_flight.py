@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import trio
 
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.envelope import Envelope
+from celery5.protocol.job.messages import Command
 from celery5.runners.running_job import RunningJob
-from celery5.services.worker.internal_queues import TasksQueue
+from celery5.services.worker.internal_queues import InternalTasksQueue
 
 
 class InFlightJobs:
@@ -99,12 +99,12 @@ class RecentJobs:
     def __len__(self) -> int:
         return len(self._new) + len(self._old)
 
-    def check_and_add(self, delivery: Delivery, envelope: Envelope) -> bool:
+    def check_and_add(self, delivery: Delivery, command: Command) -> bool:
         """Remember a message, and return whether it came before.
 
         One that was recovered from a dead worker always counts as new: its first run did not finish.
         """
-        key = (delivery.queue, envelope.id, envelope.attempt, envelope.replays)
+        key = (delivery.queue, command.id, command.attempt, command.replays)
         if key in self._new or key in self._old:
             return not delivery.deliveries
         if self._limit:
@@ -115,9 +115,9 @@ class RecentJobs:
 
     def forget(self, delivery: Delivery) -> None:
         """Forget a message that goes back to its queue unchanged: when it comes again, it is to be run."""
-        envelope = delivery.envelope
-        if envelope is not None:
-            key = (delivery.queue, envelope.id, envelope.attempt, envelope.replays)
+        command = delivery.command
+        if command is not None:
+            key = (delivery.queue, command.id, command.attempt, command.replays)
             self._new.discard(key)
             self._old.discard(key)
 
@@ -141,7 +141,7 @@ class IsolatedJobs:
     """Runs the jobs that may kill workers one at a time, so that the death of a worker is blamed on the right one."""
 
     def __init__(
-        self, *, queues: Mapping[str, TasksQueue], in_flight: InFlightJobs, max_deliveries: int
+        self, *, queues: Mapping[str, InternalTasksQueue], in_flight: InFlightJobs, max_deliveries: int
     ) -> None:
         self.min_deaths = min(SUSPECT_DEATHS, max_deliveries)
         self._queues = queues

@@ -9,14 +9,14 @@ from celery5.broker.calls.jobs import Entry
 from celery5.errors import Corrupt
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery, make_drop, make_settlement
-from celery5.protocol.job.envelope import Envelope, Failure, read_envelope, read_job_id
+from celery5.protocol.job.messages import Command, Failure, read_command, read_job_id
 from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.job.verdict import Bury, Reason, Release
 from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.in_flight import HeldJobs
-from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.tasks.task import Task
 
 
@@ -24,7 +24,7 @@ from celery5.tasks.task import Task
 class UnstartedJobs:
     """Ends jobs that no executor has taken."""
 
-    results: ResultsQueue
+    results: InternalResultsQueue
     log: Log
     # The name of this worker, which stands in the documents.
     worker: str
@@ -40,17 +40,17 @@ class UnstartedJobs:
         """Dead-letter a job that cannot run here, and log it."""
         delivery.finish(delivery.read)
         self.settle(delivery, Bury(reason, Failure(type=error, message=text)))
-        job = delivery.envelope.id if delivery.envelope else read_job_id(delivery.message)
+        job = delivery.command.id if delivery.command else read_job_id(delivery.message)
         entry = delivery.entry.decode()
         self.log.log_job(
             "error", job=job, queue=delivery.queue, entry=entry, state="DEAD", reason=reason.value, error=text
         )
 
-    def drop_duplicate(self, delivery: Delivery, envelope: Envelope) -> None:
+    def drop_duplicate(self, delivery: Delivery, command: Command) -> None:
         """Remove an entry whose message came before. The job stays as it was."""
         self.results.put((delivery, make_drop(delivery)))
         self.log.event(
-            "consumer:duplicate-dropped", "warning", job=envelope.id, task=envelope.task, attempt=envelope.attempt,
+            "consumer:duplicate-dropped", "warning", job=command.id, task=command.task, attempt=command.attempt,
             queue=delivery.queue, entry=delivery.entry.decode(),
         )  # fmt: skip
 
@@ -62,7 +62,7 @@ class JobIntake:
         self,
         *,
         tasks: Mapping[str, Task[..., Any]],
-        queues: Mapping[str, TasksQueue],
+        queues: Mapping[str, InternalTasksQueue],
         queue_capacity: QueueCapacity,
         held: HeldJobs,
         admission: AdmissionState,
@@ -100,26 +100,26 @@ class JobIntake:
                 entry.queue, entry.id, entry.message, entry.deliveries, read=now, lane=entry.lane
             )
             try:
-                envelope = read_envelope(entry.message, self._message_limit)
+                command = read_command(entry.message, self._message_limit)
             except Corrupt as error:
                 self._refuse(delivery, Reason.CORRUPT, "Corrupt", str(error))
                 continue
-            if self._recent.check_and_add(delivery, envelope):
-                delivery.set_envelope(envelope)
+            if self._recent.check_and_add(delivery, command):
+                delivery.set_command(command)
                 self._in_flight.add(delivery)
-                self._unstarted.drop_duplicate(delivery, envelope)
+                self._unstarted.drop_duplicate(delivery, command)
                 continue
-            if envelope.task not in self._tasks:
-                delivery.set_envelope(envelope)
-                text = f"no task {envelope.task!r} on this worker: does it load the module that declares it?"
+            if command.task not in self._tasks:
+                delivery.set_command(command)
+                text = f"no task {command.task!r} on this worker: does it load the module that declares it?"
                 self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
                 continue
-            task = self._tasks[envelope.task]
+            task = self._tasks[command.task]
             kind = task.kind
-            delivery.set_task(envelope, kind, task.recipients)
+            delivery.set_task(command, kind, task.recipients)
             counts = counts_by_queue.setdefault(entry.queue, {})
-            if entry.lane == ADMITTED or envelope.task in self._admission.rules:
-                self._to_admission(delivery, envelope.task, counts)
+            if entry.lane == ADMITTED or command.task in self._admission.rules:
+                self._to_admission(delivery, command.task, counts)
                 continue
             counts[kind] = counts.get(kind, 0) + 1
             self._in_flight.add(delivery)

@@ -86,7 +86,7 @@ class HandoffQueue(Generic[T]):
         return [self.items.popleft() for _ in range(count)]
 
 
-class TasksQueue(HandoffQueue[Delivery]):
+class InternalTasksQueue(HandoffQueue[Delivery]):
     """Jobs of one kind that wait in this worker for an executor."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class TasksQueue(HandoffQueue[Delivery]):
         return count - kept
 
 
-class ResultsQueue(HandoffQueue[tuple[Delivery, Settlement]]):
+class InternalResultsQueue(HandoffQueue[tuple[Delivery, Settlement]]):
     """Outcomes that wait to be settled."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class _Pool:
             self._refused.remove(queue)
 
 
-class SharedTasksQueue(TasksQueue):
+class SharedTasksQueue(InternalTasksQueue):
     """Jobs of one kind that wait in one incarnation for an executor and a slot of the process."""
 
     def __init__(self, pool: _Pool) -> None:
@@ -301,6 +301,6 @@ class SharedSlots:
         self.process = new_id()
         self._pools = {kind: _Pool() for kind in kinds}
 
-    def make_queues(self) -> dict[str, TasksQueue]:
+    def make_queues(self) -> dict[str, InternalTasksQueue]:
         """Return the queues of another incarnation."""
         return {kind: SharedTasksQueue(pool) for kind, pool in self._pools.items()}

@@ -10,7 +10,7 @@ from celery5.errors import BadResult
 from celery5.logs.log import Level, Log
 from celery5.protocol.health.metrics import HISTOGRAM_BUCKETS, JobTally
 from celery5.protocol.job.delivery import Delivery, make_settlement, make_sink_document
-from celery5.protocol.job.envelope import Envelope, Failure
+from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import (
     Bury,
     Complete,
@@ -30,7 +30,7 @@ from celery5.protocol.job.verdict import (
     judge,
 )
 from celery5.services.health.circuits import CircuitBreakers
-from celery5.services.worker.internal_queues import ResultsQueue
+from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.tasks.task import Task
 
 CHECKED_RESULTS = 20
@@ -59,7 +59,7 @@ class OutcomeHandler:
         self,
         *,
         tasks: Mapping[str, Task[..., Any]],
-        results: ResultsQueue,
+        results: InternalResultsQueue,
         circuit_breakers: CircuitBreakers,
         log: Log,
         worker: str,
@@ -92,21 +92,21 @@ class OutcomeHandler:
 
     def handle_outcome(self, delivery: Delivery, outcome: Outcome) -> None:
         """Handle the end of `delivery` with `outcome`."""
-        envelope = delivery.envelope
-        assert envelope is not None
+        command = delivery.command
+        assert command is not None
         if type(outcome) is Returned and len(outcome.value) > self._message_limit:
             outcome = _too_large(len(outcome.value), self._message_limit)
-        if envelope.task in self._checks_left and type(outcome) is Returned:
-            self._check_result(outcome.value, envelope)
-        if type(outcome) is not Returned or envelope.task in self._circuit_breakers.needing_success:
-            self._circuit_breakers.record_outcome(delivery, envelope.task, outcome)
-        task = self._tasks[envelope.task]
+        if command.task in self._checks_left and type(outcome) is Returned:
+            self._check_result(outcome.value, command)
+        if type(outcome) is not Returned or command.task in self._circuit_breakers.needing_success:
+            self._circuit_breakers.record_outcome(delivery, command.task, outcome)
+        task = self._tasks[command.task]
         verdict = judge(
             outcome,
-            attempt=envelope.attempt,
-            policy=envelope.retry or task.policy,
+            attempt=command.attempt,
+            policy=command.retry or task.policy,
             random=random.random,
-            sections=envelope.sections,
+            sections=command.sections,
             backoff=None if type(outcome) is Returned else task.backoff,
         )
         if delivery.recipients is not None:
@@ -115,13 +115,13 @@ class OutcomeHandler:
             (delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._results_ttl))
         )
         if type(outcome) is StartMissed:  # no attempt has ended: nothing to count or to log as an end
-            self._log.event("job:rate-limited", "debug", job=envelope.id, task=envelope.task)
+            self._log.event("job:rate-limited", "debug", job=command.id, task=command.task)
         else:
-            self._count_and_log(delivery, envelope, verdict)
+            self._count_and_log(delivery, command, verdict)
 
-    def _check_result(self, value: bytes, envelope: Envelope) -> None:
+    def _check_result(self, value: bytes, command: Command) -> None:
         """Warn, once for each task, of a result that does not fit its annotation: `get` would raise BadResult."""
-        task, why = envelope.task, ""
+        task, why = command.task, ""
         try:
             if len(value) <= MAX_CHECKED_BYTES:
                 self._tasks[task].result_type.decode(value)
@@ -132,27 +132,27 @@ class OutcomeHandler:
         self._checks_left[task] -= 1
         if why:
             self._log.event(
-                "job:result-mismatched", "warning", job=envelope.id, task=task, why=why, hint=_WRONG
+                "job:result-mismatched", "warning", job=command.id, task=task, why=why, hint=_WRONG
             )
         if why or not self._checks_left[task]:
             del self._checks_left[task]
 
-    def _count_and_log(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
+    def _count_and_log(self, delivery: Delivery, command: Command, verdict: Verdict) -> None:
         level, state, extra_fields, tallies = self._log_rules[type(verdict)]
         duration = delivery.finished - (delivery.started or delivery.finished)
         seconds = int(duration * 1e6 + 0.5) / 1e6  # round() takes five times as long
-        tally = tallies[envelope.task]
+        tally = tallies[command.task]
         tally[bisect_left(HISTOGRAM_BUCKETS, seconds)] += 1
         tally[0] += seconds
         self._log.log_job_end(
             level,
-            job=envelope.id,
-            task=envelope.task,
+            job=command.id,
+            task=command.task,
             queue=delivery.queue,
             state=state,
-            attempt=envelope.attempt,
+            attempt=command.attempt,
             seconds=seconds,
-            trace=envelope.trace,
+            trace=command.trace,
             extra=_details(verdict, extra_fields, traced=type(verdict) not in self._without_traceback)
             if extra_fields
             else None,

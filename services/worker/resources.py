@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from celery5.protocol.job.verdict import Outcome
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.runners.running_job import RunningJob
-from celery5.services.worker.concurrency_budget import ConcurrencyBudget
-from celery5.services.worker.internal_queues import TasksQueue
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.tasks.task import Task
 
 
@@ -27,9 +27,9 @@ class TaskResources:
     # The tasks, by name.
     tasks: Mapping[str, Task[..., Any]]
     # Where jobs wait for an executor.
-    queues: Mapping[str, TasksQueue]
+    queues: Mapping[str, InternalTasksQueue]
     runners: Mapping[str, Runner]
     # How long the jobs take.
     duration_estimates: Mapping[str, DurationEstimate]
     # How many jobs may run at once.
-    budget: ConcurrencyBudget
+    budget: MaximalConcurrencyBudget

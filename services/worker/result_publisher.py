@@ -28,14 +28,14 @@ from celery5.protocol.job.delivery import (
     is_requeue,
     make_settlement,
 )
-from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.messages import read_command
 from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.job.verdict import Bury, Reason, Release
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import is_recoverable
 from celery5.services.worker.in_flight import HeldJobs
-from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.lease import WorkerIdentity
 
 Outcome = tuple[Delivery, Settlement]
@@ -48,8 +48,8 @@ class UnpublishableRetries:
         self,
         *,
         when_unpublishable: str,
-        queues: Mapping[str, TasksQueue],
-        results: ResultsQueue,
+        queues: Mapping[str, InternalTasksQueue],
+        results: InternalResultsQueue,
         log: Log,
         worker: str,
         results_ttl: float,
@@ -118,7 +118,7 @@ class UnpublishableRetries:
                 self._results.put((delivery, settlement))
 
     def _abandon(self, delivery: Delivery, settlement: Settlement) -> Outcome:
-        failure = read_envelope(settlement.payload).failures[-1]
+        failure = read_command(settlement.payload).failures[-1]
         verdict = Bury(Reason.ABANDONED, failure)
         return delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
 
@@ -146,7 +146,7 @@ class ResultPublisher:
         *,
         identity: WorkerIdentity,
         redis: TrioRedis,
-        results: ResultsQueue,
+        results: InternalResultsQueue,
         held: HeldJobs,
         unpublishable_retries: UnpublishableRetries,
         admission: AdmissionState,
@@ -271,7 +271,7 @@ class ResultPublisher:
         )
         if not leaving:
             return await self._redis.perform(settle)
-        tasks = {delivery.envelope.task for delivery in leaving if delivery.envelope}
+        tasks = {delivery.command.task for delivery in leaving if delivery.command}
         rules, requested_at = self._admission.plan_requests(keys.queue, tasks, settled=leaving), time.time()
         with self._admission.reserving_slots(rules):
             reply = await self._redis.perform(limits.settle_limited(keys, settle, leaving, rules))

@@ -103,11 +103,11 @@ class Revocations:
         is_selected, self._pending_filter = self._pending_filter, None
         by_queue: dict[str, list[Delivery]] = {keys.queue: [] for keys in self._queues.values()}
         for delivery in self._in_flight:
-            if delivery.envelope is not None and is_selected is not None and is_selected(delivery):
+            if delivery.command is not None and is_selected is not None and is_selected(delivery):
                 by_queue[delivery.queue].append(delivery)
         for keys in self._queues.values():
             pages = list(_split_in_pages(by_queue[keys.queue]))
-            ids = [[delivery.envelope.id for delivery in page if delivery.envelope] for page in pages]
+            ids = [[delivery.command.id for delivery in page if delivery.command] for page in pages]
             try:
                 replies = await self._redis.perform_all([jobs_calls.get_places(keys, page) for page in ids])
             except BrokerError as error:

@@ -17,7 +17,7 @@ from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.errors import BadArguments, BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery, check_start_deadline
-from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.verdict import (
     INTERRUPTED,
     JOB_REVOKED,
@@ -34,7 +34,7 @@ from celery5.runners.running_job import RunningJob
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.shared_memory import SidecarMemory, number_queues
 from celery5.services.worker.in_flight import HeldJobs
-from celery5.services.worker.internal_queues import TasksQueue
+from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import MARGIN_FRACTION, WorkerIdentity, now
 from celery5.services.worker.resources import Runner, TaskResources
@@ -234,14 +234,14 @@ class TaskExecution:
 
     async def _wait_for_thread(self, end: trio.Event, delivery: Delivery | None) -> None:
         """Wait for a thread that ignores its cancellation: it keeps the slot until it ends."""
-        job = delivery.envelope.id if delivery and delivery.envelope else ""
+        job = delivery.command.id if delivery and delivery.command else ""
         self._log.event("job:abandoned", "warning", job=job)
         await end.wait()
 
     async def _run_jobs(
         self,
         running_job: RunningJob,
-        queue: TasksQueue,
+        queue: InternalTasksQueue,
         runner: Runner,
         estimate: DurationEstimate,
         record: "_Recorder",
@@ -280,35 +280,35 @@ class TaskExecution:
         return True
 
     async def _run_job(self, delivery: Delivery, runner: Runner, running_job: RunningJob) -> Outcome:
-        envelope = delivery.envelope
-        assert envelope is not None, "the Consumer passes on only what it could read"
-        if (envelope.expires is not None or delivery.start_before) and (
-            verdict := check_start_deadline(delivery, envelope)
+        command = delivery.command
+        assert command is not None, "the Consumer passes on only what it could read"
+        if (command.expires is not None or delivery.start_before) and (
+            verdict := check_start_deadline(delivery, command)
         ):
             return verdict
-        if envelope.task in self._circuit_breakers.not_closed and (
-            rejection := self._circuit_breakers.try_bar(delivery, envelope.task)
+        if command.task in self._circuit_breakers.not_closed and (
+            rejection := self._circuit_breakers.try_bar(delivery, command.task)
         ):
             return rejection
-        task = self._tasks[envelope.task]
+        task = self._tasks[command.task]
         try:
-            args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
+            args, kwargs = task.parameters.decode(command.args, command.kwargs)
         except BadArguments as error:
             return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
         except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
             return PermanentFailure(Reason.BAD_ARGUMENTS, make_failure(error))
         CURRENT_JOB.set(
             CurrentJob(
-                envelope.id,
-                envelope.task,
+                command.id,
+                command.task,
                 delivery.queue,
-                envelope.attempt,
+                command.attempt,
                 self._worker,
-                envelope.sections,
-                envelope.trace,
+                command.sections,
+                command.trace,
             )
         )
-        limits = self._deadlines.get_limits(envelope)
+        limits = self._deadlines.get_limits(command)
         if limits is not None:
             self._deadlines.start(running_job, limits)
         try:
@@ -353,8 +353,8 @@ class TaskExecution:
         """
         running_job = self._running.get(delivery)
         queue = self._queues.get(delivery.kind)
-        if running_job is not None and delivery.envelope is not None:
-            task = self._tasks[delivery.envelope.task]
+        if running_job is not None and delivery.command is not None:
+            task = self._tasks[delivery.command.task]
             running_job.cancel(JOB_REVOKED, 0.0 if task.abandon_on_cancel else math.inf)
         elif self._isolated_jobs.remove(delivery) or (queue is not None and queue.remove(delivery)):
             delivery.finish(time.time())
@@ -382,7 +382,7 @@ class TaskExecution:
 
     def _interrupt_all(self, *, timeout: float | None) -> None:
         for delivery, running_job in list(self._running.items()):
-            self._log.event("job:interrupted", "warning", job=delivery.envelope and delivery.envelope.id)
+            self._log.event("job:interrupted", "warning", job=delivery.command and delivery.command.id)
             running_job.cancel(INTERRUPTED, timeout)
 
     async def _watch_lease(self) -> None:
@@ -405,18 +405,18 @@ class TaskExecution:
     def _interrupt_limited(self) -> None:
         for delivery, running_job in list(self._running.items()):
             if running_job.cancel_outcome is None and self._must_end_with_lease(delivery):
-                job = delivery.envelope and delivery.envelope.id
+                job = delivery.command and delivery.command.id
                 self._log.event("job:interrupted", "warning", job=job, why="the lease of this worker is over")
                 running_job.cancel(INTERRUPTED)
 
     def _must_end_with_lease(self, delivery: Delivery) -> bool:
-        rule, envelope = delivery.rule, delivery.envelope
-        if rule is None or envelope is None or rule.max_running is None or rule.per != "all":
+        rule, command = delivery.rule, delivery.command
+        if rule is None or command is None or rule.max_running is None or rule.per != "all":
             return False
-        return delivery.kind in ("trio", "asyncio") and not self._tasks[envelope.task].continue_without_lease
+        return delivery.kind in ("trio", "asyncio") and not self._tasks[command.task].continue_without_lease
 
     def _list_running_ids(self) -> list[str]:
-        return [each.envelope.id for each in self._running if each.envelope][:20]
+        return [each.command.id for each in self._running if each.command][:20]
 
     async def _wait_until_idle(self) -> None:
         while self._running:

@@ -14,8 +14,8 @@ import msgspec
 import trio
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
-from celery5.protocol.job.envelope import Envelope
 from celery5.protocol.job.job import to_seconds
+from celery5.protocol.job.messages import Command
 from celery5.runners.running_job import RunningJob, TimeLimits
 from celery5.tasks.task import Task
 
@@ -37,17 +37,17 @@ class Deadlines:
         self._next = math.inf
         self._changed = trio.Event()
 
-    def get_limits(self, envelope: Envelope) -> TimeLimits | None:
+    def get_limits(self, command: Command) -> TimeLimits | None:
         """Return how long an attempt of a job may run; None when it may run for ever."""
-        name = envelope.task
+        name = command.task
         try:
             task_limits = self._task_limits[name]
         except KeyError:
             task_limits = self._task_limits[name] = self._find_task_limits(name)
-        if envelope.time_limit is None and envelope.soft_time_limit is None:
+        if command.time_limit is None and command.soft_time_limit is None:
             return task_limits
         hard, soft = (None, None) if task_limits is None else (task_limits.hard, task_limits.soft)
-        return TimeLimits(envelope.time_limit or hard, envelope.soft_time_limit or soft)
+        return TimeLimits(command.time_limit or hard, command.soft_time_limit or soft)
 
     def _find_task_limits(self, name: str) -> TimeLimits | None:
         options = self._tasks[name].send_options

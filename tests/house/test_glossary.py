@@ -59,6 +59,8 @@ def test_each_file_that_the_map_of_amqp_names_is_there(path: str) -> None:
     assert (HERE / "celery5" / path).exists()
 
 
-@pytest.mark.parametrize("term", ["node", "link, receiving", "session", "connection", "terminus", "link credit"])
+@pytest.mark.parametrize(
+    "term", ["node", "link, receiving", "session", "connection", "terminus", "link credit"]
+)
 def test_the_map_of_amqp_has_its_terms(term: str) -> None:
     assert f"\n| {term}" in AMQP

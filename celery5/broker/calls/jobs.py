@@ -10,7 +10,7 @@ import msgspec
 from celery5.broker.call import Call, Script, Word, decode_text, merge_names, parse_int, script_call
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL, Settlement, SinkDocument
-from celery5.protocol.job.envelope import SIZE_MARGIN
+from celery5.protocol.job.messages import SIZE_MARGIN
 from celery5.protocol.job.states import get_state, get_stream_id
 
 PUBLISH = Script.load("job/publish")
@@ -116,14 +116,14 @@ class QueueSize(msgspec.Struct, frozen=True):
 
 
 def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
-    """Put jobs (id, envelope) on their queue; return how many were new. Safe to repeat: a known id is left alone."""
+    """Put jobs (id, Command) on their queue; return how many were new. Safe to repeat: a known id is left alone."""
     results = tuple([keys.result(job_id) for job_id, _ in jobs])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     return script_call(PUBLISH, (keys.stream, keys.jobs, *results), args, int, repeatable=True)
 
 
 def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[int]:
-    """Keep jobs (id, envelope, time) until their time: ms since 1970, or `+` and ms from now. Safe to repeat."""
+    """Keep jobs (id, Command, time) until their time: ms since 1970, or `+` and ms from now. Safe to repeat."""
     results = tuple([keys.result(job[0]) for job in jobs])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.due, keys.waiting, keys.jobs, *results)
@@ -131,7 +131,7 @@ def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[in
 
 
 def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | None]]) -> Call[dict[str, str]]:
-    """Publish or schedule jobs (id, envelope, time or '', lock or '', `unique_for` in seconds) on the lane of `keys`,
+    """Publish or schedule jobs (id, Command, time or '', lock or '', `unique_for` in seconds) on the lane of `keys`,
     unless another job has the lock. Return the id of that job for each job that was not sent. Safe to repeat."""
     places = tuple([key for job in jobs for key in (keys.result(job[0]), keys.unique_window(job[3]))])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:4], _ms(job[4] or 0))])
@@ -356,7 +356,7 @@ def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
 
 
 def list_dead_jobs(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]:
-    """Return the oldest dead jobs: entry, envelope and document of each."""
+    """Return the oldest dead jobs: entry, Command and document of each."""
     return Call(("XRANGE", keys.dead, "-", "+", "COUNT", count), _dead_entries, repeatable=True)
 
 

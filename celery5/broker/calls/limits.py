@@ -71,7 +71,7 @@ def admit(
 
 
 def add_to_waiting_list(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str]]) -> Call[int]:
-    """Put jobs (id, envelope, waiting list, expiry) of one lane on their waiting lists. Return how many were new.
+    """Put jobs (id, Command, waiting list, expiry) of one lane on their waiting lists. Return how many were new.
 
     Safe to repeat: a known id is left alone.
     """

@@ -25,7 +25,7 @@ class DueSchedules(msgspec.Struct, frozen=True):
 
 
 JobToSend = tuple[str, bytes, str, float | None]
-"""A job: its id, its envelope, what its key is remembered under, its `unique_for` in seconds."""
+"""A job: its id, its Command, what its key is remembered under, its `unique_for` in seconds."""
 
 
 def get_due_schedules(keys: Keys, queue: QueueKeys, *, limit: int) -> Call[DueSchedules]:

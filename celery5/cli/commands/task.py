@@ -25,7 +25,7 @@ from celery5.protocol.text_values import parse_json_array, parse_json_object
 
 if TYPE_CHECKING:
     from celery5.app import App
-    from celery5.protocol.job.envelope import Failure
+    from celery5.protocol.job.messages import Failure
     from celery5.protocol.job.story import JobDetails
     from celery5.results.async_result import AsyncResult
 

@@ -198,8 +198,8 @@ def find_job(frame: FrameType | None) -> tuple[str, str]:
     """Return the task and the id of the job that runs in a stack of the loop's thread; '' for both if none does."""
     for each in _outwards(frame):
         if each.f_code is TaskExecution.EXECUTOR_CODE:
-            envelope = each.f_locals["delivery"].envelope
-            return envelope.task, envelope.id
+            command = each.f_locals["delivery"].command
+            return command.task, command.id
         if each.f_code.co_name == _STEPS and (task := each.f_locals.get("task")) is not None:
             job = task.context.get(CURRENT_JOB)  # a task that the job has started
             return _NOBODY if job is None else (job.task, job.id)

@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.job.delivery import Delivery, Settlement, SinkDocument
-from celery5.protocol.job.envelope import Failure, read_document
 from celery5.protocol.job.job import hash_call
+from celery5.protocol.job.messages import Failure, read_document
 from celery5.protocol.job.retry_policy import full_jitter
 
 FIRST_DELIVERY_DELAY = 0.2

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta, Raw
 
 from celery5.errors import Corrupt
-from celery5.protocol.job.envelope import MAX_DEPTH, format_lock, is_nested_deeper, refuse_oversized
 from celery5.protocol.job.job import DEDUPLICATION_WINDOW, Job, derive_job_id
+from celery5.protocol.job.messages import MAX_DEPTH, format_lock, is_nested_deeper, refuse_oversized
 
 VERSION = 1
 

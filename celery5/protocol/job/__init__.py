@@ -1,1 +1,1 @@
-"""A job as it travels and what may become of it: envelope, states, verdicts, dead letters."""
+"""A job as it travels and what may become of it: Command, states, verdicts, dead letters."""

@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Raw
 
 from celery5.errors import BadArguments, BadResult, Misconfigured
-from celery5.protocol.job.envelope import MAX_DEPTH, NO_KWARGS, is_nested_deeper, try_decode_value
+from celery5.protocol.job.messages import MAX_DEPTH, NO_KWARGS, is_nested_deeper, try_decode_value
 from celery5.protocol.masking import get_error_text, mask_passwords
 from celery5.protocol.similar_names import did_you_mean
 

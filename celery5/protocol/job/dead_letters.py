@@ -12,14 +12,14 @@ from typing import Any, Literal, TypedDict, cast, get_args
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.job.envelope import (
+from celery5.protocol.job.job import to_seconds
+from celery5.protocol.job.messages import (
     Failure,
     try_decode_value,
+    try_read_command,
     try_read_document,
-    try_read_envelope,
     try_read_failure,
 )
-from celery5.protocol.job.job import to_seconds
 from celery5.protocol.job.verdict import Reason
 from celery5.protocol.similar_names import did_you_mean
 
@@ -157,22 +157,22 @@ def make_dead_job(
 
     `limit` is the setting `message_limit`: a larger message is not decoded.
     """
-    envelope, why = try_read_envelope(message, limit)
+    command, why = try_read_command(message, limit)
     record = try_read_document(document, limit)
     failure = (record.failure if record else None) or Failure("Corrupt" if why else "", why)
-    history = envelope.failures if envelope else ()
+    history = command.failures if command else ()
     if record and record.failure and record.failure not in history:
         history = (*history, record.failure)  # only the document records a worker's death
     return DeadJob(
         queue=queue,
         entry=entry,
-        id=envelope.id if envelope else record.id if record else "",
-        task=envelope.task if envelope else record.task if record else "",
-        args=try_decode_value(envelope.args) if envelope else None,
-        kwargs=try_decode_value(envelope.kwargs) if envelope else None,
-        attempt=record.attempt if record else envelope.attempt if envelope else 1,
-        replays=envelope.replays if envelope else 0,
-        key=envelope.key if envelope else "",
+        id=command.id if command else record.id if record else "",
+        task=command.task if command else record.task if record else "",
+        args=try_decode_value(command.args) if command else None,
+        kwargs=try_decode_value(command.kwargs) if command else None,
+        attempt=record.attempt if record else command.attempt if command else 1,
+        replays=command.replays if command else 0,
+        key=command.key if command else "",
         reason=record.reason if record and record.reason else Reason.CORRUPT.value if why else UNKNOWN_REASON,
         type=failure.type,
         message=failure.message,
@@ -180,7 +180,7 @@ def make_dead_job(
         traceback=failure.traceback,
         worker=(record.worker if record else "") or failure.worker,
         died=get_death_time(entry),
-        sent=envelope.sent if envelope else record.sent if record else 0.0,
+        sent=command.sent if command else record.sent if record else 0.0,
         failures=history,
         raw=message,
     )

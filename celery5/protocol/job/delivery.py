@@ -7,16 +7,16 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
-from celery5.protocol.job.envelope import (
+from celery5.protocol.job.messages import (
     RESULT_IGNORED,
     VERSION,
+    Command,
     Document,
-    Envelope,
     Failure,
     add_failure,
     encode,
     make_next_attempt,
-    read_envelope,
+    read_command,
     read_job_id,
 )
 from celery5.protocol.job.states import JobState
@@ -54,7 +54,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     entry: bytes
     message: bytes
     deliveries: int = 0
-    envelope: Envelope | None = None
+    command: Command | None = None
     kind: str = ""
     read: float = 0.0
     started: float = 0.0
@@ -70,13 +70,13 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
     # Services change a delivery by these methods only.
 
-    def set_task(self, envelope: Envelope, kind: str, recipients: Mapping[str, str] | None) -> None:
+    def set_task(self, command: Command, kind: str, recipients: Mapping[str, str] | None) -> None:
         """Set the decoded message, and the kind and the document recipients of its task."""
-        self.envelope, self.kind, self.recipients = envelope, kind, recipients
+        self.command, self.kind, self.recipients = command, kind, recipients
 
-    def set_envelope(self, envelope: Envelope) -> None:
+    def set_command(self, command: Command) -> None:
         """Set the decoded message."""
-        self.envelope = envelope
+        self.command = command
 
     def set_kind(self, kind: str) -> None:
         """Set the kind for which the job is counted."""
@@ -110,7 +110,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
     def begin_attempt(self, message: bytes, at: float) -> None:
         """Begin the next attempt in this worker, with this message."""
-        self.message, self.envelope, self.read = message, read_envelope(message), at
+        self.message, self.command, self.read = message, read_command(message), at
 
 
 class Settlement(NamedTuple):
@@ -153,12 +153,12 @@ class SinkDocument(NamedTuple):
 
 def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float) -> Settlement:
     """Return the settlement of `delivery`. `ttl`: seconds to keep the document, at least MIN_DOCUMENT_TTL."""
-    envelope, entry = delivery.envelope, delivery.entry
-    job_id, lock, ttl = _terms(envelope, delivery.message, ttl)
+    command, entry = delivery.command, delivery.entry
+    job_id, lock, ttl = _terms(command, delivery.message, ttl)
     if isinstance(verdict, Complete):  # the most frequent, and `match` is slower
-        assert envelope is not None
-        kept_seconds = MIN_DOCUMENT_TTL if envelope.ignore_result else ttl
-        content, reason = (b"null", RESULT_IGNORED) if envelope.ignore_result else (verdict.value, "")
+        assert command is not None
+        kept_seconds = MIN_DOCUMENT_TTL if command.ignore_result else ttl
+        content, reason = (b"null", RESULT_IGNORED) if command.ignore_result else (verdict.value, "")
         document = _document(delivery, worker, _SUCCESS, content, reason=reason)
         return Settlement("complete", entry, job_id, document, int(kept_seconds * 1000), lock)
     match verdict:
@@ -183,7 +183,7 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
             return Settlement("complete", entry, job_id, document, int(ttl * 1000), lock)
         case Bury(reason, failure):
             signed = _signed(failure, delivery, worker)
-            message = add_failure(delivery.message, signed) if envelope else delivery.message
+            message = add_failure(delivery.message, signed) if command else delivery.message
             document = _document(delivery, worker, _DEAD, b"null", signed, reason.value)
             return Settlement("bury", entry, job_id, message, int(ttl * 1000), document)
 
@@ -193,7 +193,7 @@ def make_sink_document(verdict: Verdict, delivery: Delivery, *, worker: str) -> 
 
     b"" when Data Sinks get the same document as clients.
     """
-    if type(verdict) is not Complete or delivery.envelope is None or not delivery.envelope.ignore_result:
+    if type(verdict) is not Complete or delivery.command is None or not delivery.command.ignore_result:
         return b""
     return _document(delivery, worker, _SUCCESS, verdict.value)
 
@@ -207,17 +207,17 @@ _DROPPED: Mapping[type, str] = {
 }
 
 
-def _terms(envelope: Envelope | None, message: bytes, ttl: float) -> tuple[str, bytes, float]:
+def _terms(command: Command | None, message: bytes, ttl: float) -> tuple[str, bytes, float]:
     """Return the job's id, its deduplication key, and how long its document is kept, in seconds."""
-    if envelope is None:  # the job still ends, if its place in Redis is this entry
+    if command is None:  # the job still ends, if its place in Redis is this entry
         return read_job_id(message), b"", max(ttl, MIN_DOCUMENT_TTL)
-    lock = envelope.lock.encode() if envelope.key else b""
-    kept_seconds = ttl if envelope.results_ttl is None else min(envelope.results_ttl, MAX_DOCUMENT_TTL)
-    return envelope.id, lock, max(kept_seconds, MIN_DOCUMENT_TTL)
+    lock = command.lock.encode() if command.key else b""
+    kept_seconds = ttl if command.results_ttl is None else min(command.results_ttl, MAX_DOCUMENT_TTL)
+    return command.id, lock, max(kept_seconds, MIN_DOCUMENT_TTL)
 
 
 def _signed(failure: Failure, delivery: Delivery, worker: str) -> Failure:
-    attempt = delivery.envelope.attempt if delivery.envelope else 1
+    attempt = delivery.command.attempt if delivery.command else 1
     return msgspec.structs.replace(failure, attempt=attempt, worker=worker, at=round(delivery.finished, 3))
 
 
@@ -229,29 +229,29 @@ def _document(
     failure: Failure | None = None,
     reason: str = "",
 ) -> bytes:
-    envelope = delivery.envelope
+    command = delivery.command
     return encode(
         Document(
             v=VERSION,
-            id=envelope.id if envelope else read_job_id(delivery.message),
-            task=envelope.task if envelope else "",
+            id=command.id if command else read_job_id(delivery.message),
+            task=command.task if command else "",
             state=state,
             value=Raw(value),
             failure=failure,
             reason=reason,
-            attempt=envelope.attempt if envelope else 1,
+            attempt=command.attempt if command else 1,
             worker=worker,
-            sent=envelope.sent if envelope else 0.0,
+            sent=command.sent if command else 0.0,
             started=delivery.started,
             finished=delivery.finished,
-            replays=envelope.replays if envelope else 0,
+            replays=command.replays if command else 0,
         )
     )
 
 
-def check_start_deadline(delivery: Delivery, envelope: Envelope) -> JobExpired | StartMissed | None:
+def check_start_deadline(delivery: Delivery, command: Command) -> JobExpired | StartMissed | None:
     """Return why a job may not begin any more: it has expired, or its start by the rate limit was missed. Else None."""
-    if envelope.expires is not None and envelope.expires <= delivery.started:
+    if command.expires is not None and command.expires <= delivery.started:
         return JOB_EXPIRED
     return START_MISSED if delivery.start_before and delivery.started > delivery.start_before else None
 
@@ -262,7 +262,7 @@ def make_drop(delivery: Delivery) -> Settlement:
     If the job's place in Redis is this entry, Redis has no record of its first run (the data was lost, or the id was
     published again much later). Then the job goes back, with one more delivery.
     """
-    job_id = delivery.envelope.id if delivery.envelope else ""
+    job_id = delivery.command.id if delivery.command else ""
     return Settlement(
         "drop",
         delivery.entry,
@@ -282,9 +282,9 @@ def is_requeue(settlement: Settlement, delivery: Delivery) -> bool:
 
 def is_next_attempt(settlement: Settlement, delivery: Delivery) -> bool:
     """Return whether `settlement` is a retry that counts. A postponed job repeats the same attempt."""
-    envelope = delivery.envelope
+    command = delivery.command
     return (
         settlement.verb == "retry"
-        and envelope is not None
-        and read_envelope(settlement.payload).attempt > envelope.attempt
+        and command is not None
+        and read_command(settlement.payload).attempt > command.attempt
     )

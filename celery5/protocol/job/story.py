@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 
-from celery5.protocol.job.envelope import (
+from celery5.protocol.job.messages import (
+    Command,
     Document,
-    Envelope,
     Failure,
     try_decode_value,
+    try_read_command,
     try_read_document,
-    try_read_envelope,
 )
 from celery5.protocol.job.states import FINISHED, LANES, JobState, Place, get_state
 from celery5.protocol.limits import unescape_word
@@ -82,7 +82,7 @@ def make_job_details(
     `place` is its place as its queue has it; '' when it has ended or is unknown. Data larger than `limit` (the setting
     `message_limit`) is not decoded.
     """
-    envelope, _ = try_read_envelope(message, limit)
+    command, _ = try_read_command(message, limit)
     end = try_read_document(document, limit)
     letter = place[:1]
     # A job that lives has no end yet, whatever lies there.
@@ -103,7 +103,7 @@ def make_job_details(
         gate=_gate(place) if letter == Place.LIMITED else "",
         before=before if letter == Place.LIMITED else None,
     )
-    story = _with_message(story, envelope) if envelope else story
+    story = _with_message(story, command) if command else story
     return _with_end(story, ended) if ended else story
 
 
@@ -112,21 +112,21 @@ def _gate(place: str) -> str:
     return ", ".join(filter(None, (task, fair and f"line of {fair}", token and f"key {token}")))
 
 
-def _with_message(story: JobDetails, envelope: Envelope) -> JobDetails:
+def _with_message(story: JobDetails, command: Command) -> JobDetails:
     return msgspec.structs.replace(
         story,
-        task=envelope.task,
-        attempt=envelope.attempt,
-        max_retries=envelope.retry.max_retries if envelope.retry else None,
-        sections=envelope.sections,
-        replays=envelope.replays,
-        key=envelope.key,
-        priority=envelope.priority if envelope.priority in LANES else "normal",
-        args=try_decode_value(envelope.args),
-        kwargs=try_decode_value(envelope.kwargs),
-        sent=envelope.sent,
-        expires=envelope.expires or 0.0,
-        failures=envelope.failures,
+        task=command.task,
+        attempt=command.attempt,
+        max_retries=command.retry.max_retries if command.retry else None,
+        sections=command.sections,
+        replays=command.replays,
+        key=command.key,
+        priority=command.priority if command.priority in LANES else "normal",
+        args=try_decode_value(command.args),
+        kwargs=try_decode_value(command.kwargs),
+        sent=command.sent,
+        expires=command.expires or 0.0,
+        failures=command.failures,
     )
 
 

@@ -6,7 +6,7 @@ from typing import assert_never
 
 import msgspec
 
-from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.retry_policy import RetryPolicy
 
 

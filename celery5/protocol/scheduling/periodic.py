@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from celery5.errors import Misconfigured
-from celery5.protocol.job.envelope import refuse_oversized
+from celery5.protocol.job.messages import refuse_oversized
 from celery5.protocol.scheduling.triggers import AnyTrigger
 
 MAX_FIRES_PER_STEP = 100

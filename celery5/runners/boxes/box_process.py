@@ -27,7 +27,7 @@ from celery5.protocol.boxes.frames import (
     make_too_long,
     to_outcome,
 )
-from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.verdict import Outcome, PermanentFailure, Raised, Reason
 from celery5.runners.context import CURRENT_JOB, CurrentJob, LogEvent
 from celery5.runners.outcome import get_error_outcome

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from celery5.errors import BoxCrashed, SoftTimeLimitExceeded
 from celery5.protocol.boxes.box import PYTHON_BOX, Box
 from celery5.protocol.job.arguments import Parameters
-from celery5.protocol.job.envelope import Envelope
+from celery5.protocol.job.messages import Command
 from celery5.protocol.job.verdict import Outcome, Raised
 from celery5.runners.context import CURRENT_JOB, LogEvent
 from celery5.runners.outcome import get_error_outcome
@@ -139,10 +139,10 @@ class BoxedRunner:
 
         Cancellation ends the job, and the box if need be. Cancelled is raised unless the job has ended with an outcome.
         """
-        envelope = None if running_job.delivery is None else running_job.delivery.envelope
-        assert envelope is not None, "an executor has it"
-        task = self._tasks[envelope.task]
-        run = self._make_run(task, envelope, args, kwargs, running_job, policy=function is task.deduplicate)
+        command = None if running_job.delivery is None else running_job.delivery.command
+        assert command is not None, "an executor has it"
+        task = self._tasks[command.task]
+        run = self._make_run(task, command, args, kwargs, running_job, policy=function is task.deduplicate)
         early: list[SoftTimeLimitExceeded] = []
         running_job.allow_interrupts(early.append)
         try:
@@ -155,7 +155,7 @@ class BoxedRunner:
     def _make_run(
         self,
         task: BoxedTask,
-        envelope: Envelope,
+        command: Command,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         running_job: RunningJob,
@@ -167,18 +167,18 @@ class BoxedRunner:
 
         job, limits = CURRENT_JOB.get(), running_job.limits
         run = RunJob(
-            id=envelope.id,
-            task=envelope.task,
+            id=command.id,
+            task=command.task,
             queue="" if job is None else job.queue,
-            attempt=envelope.attempt,
+            attempt=command.attempt,
             worker=self._worker,
-            sections=envelope.sections,
+            sections=command.sections,
             time_limit=None if limits is None else limits.hard,
             soft_time_limit=None if limits is None else limits.soft,
             policy=policy,
         )
         if task.box is None or task.box.is_python:
-            return replace(run, args=envelope.args, kwargs=envelope.kwargs)
+            return replace(run, args=command.args, kwargs=command.kwargs)
         return replace(run, arguments=Raw(task.parameters.encode_by_name(args, kwargs)))
 
     async def _run_in_box(

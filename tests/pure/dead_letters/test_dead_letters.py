@@ -19,12 +19,12 @@ from celery5.protocol.job.dead_letters import (
     parse_filter,
     sort_counts,
 )
-from celery5.protocol.job.envelope import Document, Envelope, Failure, encode, make_replay, read_envelope
+from celery5.protocol.job.messages import Command, Document, Failure, encode, make_replay, read_command
 from tests.pure.job.names import steady
 
 LAST = Failure(type="ValueError", message="no such order 7", args=("7",), traceback="Traceback", attempt=2)
 FIRST = Failure(type="OSError", message="away")
-ENVELOPE = Envelope(
+ENVELOPE = Command(
     v=1,
     id="a",
     task="shop.charge",
@@ -44,9 +44,9 @@ DOCUMENT = Document(
 ENTRY = "1763713000500-0"
 
 
-def grave(envelope: Envelope = ENVELOPE, document: Document = DOCUMENT) -> DeadJob:
+def grave(command: Command = ENVELOPE, document: Document = DOCUMENT) -> DeadJob:
     """A dead job, read."""
-    return make_dead_job("mail", ENTRY, encode(envelope), encode(document))
+    return make_dead_job("mail", ENTRY, encode(command), encode(document))
 
 
 def test_a_grave_tells_everything() -> None:
@@ -198,16 +198,16 @@ def test_the_id_of_an_entry(text: str, is_one: bool) -> None:
 
 
 def test_a_replayed_message_is_fresh_but_for_the_number_of_its_replays() -> None:
-    envelope = read_envelope(make_replay(encode(ENVELOPE)))
+    command = read_command(make_replay(encode(ENVELOPE)))
     fresh = {"attempt": 1, "failures": (), "sections": None, "expires": None, "replays": 2}
-    assert envelope == msgspec.structs.replace(ENVELOPE, **fresh)
+    assert command == msgspec.structs.replace(ENVELOPE, **fresh)
 
 
 def test_a_replayed_message_keeps_everything_else_to_the_last_digit() -> None:
     args = '[12345678901234567890.123456789012345678, 1.10, "\\u00e9"]'
     raw = f'{{"v":1,"id":"a","task":"t","attempt":3,"args":{args},"later":{{"price":0.10}}}}'.encode()
     again = make_replay(make_replay(raw))
-    assert bytes(read_envelope(again).args).decode() == args
+    assert bytes(read_command(again).args).decode() == args
     assert b'"price":0.10' in again
     assert json.loads(again)["replays"] == 2
 

@@ -24,7 +24,7 @@ from msgspec import Raw
 from celery5 import App
 from celery5.errors import BadArguments, Corrupt, Misconfigured
 from celery5.protocol.job.arguments import Parameters, encode_value
-from celery5.protocol.job.envelope import MAX_DEPTH, Envelope, encode, read_envelope
+from celery5.protocol.job.messages import MAX_DEPTH, Command, encode, read_command
 from tests.pure.tasks.shop_types import Address, Colour, Customer, Line, Point, Size, taking, there_and_back
 
 WRONG: list[tuple[Any, Any, str]] = [
@@ -376,8 +376,8 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_an_annotation_that_names_a_later_class_is_read_when_the_first_job_is_made(late: Any) -> None:
     order = late.Order(7)
     job = late.good.options(queue="other").job(order, {"any": "thing"})
-    envelope = read_envelope(job.message)
-    args, kwargs = late.good.parameters.decode(envelope.args, envelope.kwargs)
+    command = read_command(job.message)
+    args, kwargs = late.good.parameters.decode(command.args, command.kwargs)
     assert ([*args], kwargs) == ([order, {"any": "thing"}], {})
     assert late.good.result_type.decode(b'{"id":7}') == order
     with pytest.raises(BadArguments, match="parameter 'x' takes Order, got int"):
@@ -443,9 +443,9 @@ def test_what_is_nested_too_deep_for_the_scripts_is_refused_here_and_by_the_work
                     parameters.encode([deep], {})
                 with pytest.raises(BadArguments, match="deeper than 900"):
                     parameters.encode([], {"p0": deep})
-        read_envelope(encode(Envelope(v=1, id="a", task="t", args=kept)))
+        read_command(encode(Command(v=1, id="a", task="t", args=kept)))
         with pytest.raises(Corrupt, match="deeper than 950"):
-            read_envelope(encode(Envelope(v=1, id="a", task="t", args=Raw(msgspec.json.encode([deep])))))
+            read_command(encode(Command(v=1, id="a", task="t", args=Raw(msgspec.json.encode([deep])))))
         parameters.encode([[[{"[": n}] for n in range(10_000)]], {})
     finally:
         sys.setrecursionlimit(limit)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from celery5 import App, Misconfigured
-from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.verdict import JobRejected, Raised
 from celery5.runners.outcome import get_result_outcome
 from celery5.tasks.deduplication import DEFAULT_REASON, get_rejection, prepare_policy

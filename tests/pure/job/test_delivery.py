@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 
 from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL, Delivery, is_requeue, make_settlement
-from celery5.protocol.job.envelope import Document, Envelope, Failure, encode, read_document, read_envelope
+from celery5.protocol.job.messages import Command, Document, Failure, encode, read_command, read_document
 from celery5.protocol.job.verdict import (
     Bury,
     Complete,
@@ -24,9 +24,9 @@ FAILURE = Failure(type="ValueError", message="no", args=("no",), traceback="..."
 
 def delivery(**more: Any) -> Delivery:
     """A job in its second attempt that has run from 20 to 21.5."""
-    envelope = Envelope(v=1, id="a", task="shop.t", args=Raw(b"[1]"), sent=10.0, attempt=2, **more)
-    message = encode(envelope)[:-1] + b',"later":true}'
-    return Delivery("mail", b"5-1", message, 1, envelope, "trio", 15.0, 20.0, 21.5)
+    command = Command(v=1, id="a", task="shop.t", args=Raw(b"[1]"), sent=10.0, attempt=2, **more)
+    message = encode(command)[:-1] + b',"later":true}'
+    return Delivery("mail", b"5-1", message, 1, command, "trio", 15.0, 20.0, 21.5)
 
 
 DOCUMENT = Document(
@@ -67,9 +67,9 @@ def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
         RetryVerdict(1.25, FAILURE), delivery(), worker="w", ttl=60
     )
     assert (verb, entry, job, number, extra) == ("retry", b"5-1", "a", 1250, 60_000)
-    envelope = read_envelope(message)
-    assert envelope.attempt == 3
-    (failure,) = envelope.failures
+    command = read_command(message)
+    assert command.attempt == 3
+    (failure,) = command.failures
     assert (failure.type, failure.attempt, failure.worker, failure.at) == ("ValueError", 2, "w", 21.5)
     assert json.loads(message)["later"] is True
 
@@ -120,7 +120,7 @@ def test_an_attempt_that_is_postponed_again_and_again_pushes_no_other_failure_ou
         away = Failure(type="BrokerUnavailable", message=f"away for {count} s")
         held.message = make_settlement(Postpone(1.0, away), held, worker="w", ttl=60)[3]
     words = make_settlement(RetryVerdict(0, FAILURE), held, worker="w", ttl=60)
-    kept = [(each.attempt, each.message) for each in read_envelope(words[3]).failures]
+    kept = [(each.attempt, each.message) for each in read_command(words[3]).failures]
     assert kept == [(1, "old"), (2, "away for 19 s"), (2, "no")]
 
 
@@ -136,8 +136,8 @@ def test_a_buried_job_keeps_its_message_its_failures_and_the_reason(reason: Reas
         Bury(reason, FAILURE), delivery(), worker="w", ttl=60
     )
     assert (verb, entry, job, number) == ("bury", b"5-1", "a", 60_000)
-    envelope = read_envelope(message)
-    assert (envelope.attempt, envelope.failures[-1].message) == (2, "no")
+    command = read_command(message)
+    assert (command.attempt, command.failures[-1].message) == (2, "no")
     assert json.loads(message)["later"] is True
     assert isinstance(extra, bytes)
     document = read_document(extra)
@@ -146,7 +146,7 @@ def test_a_buried_job_keeps_its_message_its_failures_and_the_reason(reason: Reas
     assert document.failure.worker == "w"
 
 
-def test_bytes_that_are_no_envelope_are_buried_as_they_are() -> None:
+def test_bytes_that_are_no_command_are_buried_as_they_are() -> None:
     corrupt = Delivery("mail", b"5-1", b"\xff{", finished=3.0)
     verb, entry, job, message, _, extra = make_settlement(
         Bury(Reason.CORRUPT, FAILURE), corrupt, worker="w", ttl=60

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured, RetryPolicy
-from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.job.job import Options, new_id
+from celery5.protocol.job.messages import read_command
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -145,9 +145,9 @@ def test_whatever_is_said_of_retries_for_one_call_goes_with_the_job(
 
     options: dict[str, Any] = {"retry_policy": said} if whole else said
     assert sends_policy(Options(**options))
-    message = read_envelope(task.options(**options).s().job().message)
+    message = read_command(task.options(**options).s().job().message)
     assert message.retry == RetryPolicy(**said) != RetryPolicy()
-    assert read_envelope(task.s().job().message).retry is None
+    assert read_command(task.s().job().message).retry is None
 
 
 def test_what_is_said_about_retries_goes_over_the_fallback() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import RetryPolicy
-from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.verdict import (
     MAX_SECTIONS,
     POSTPONE_DELAY,

@@ -7,7 +7,7 @@ import pytest
 from celery5 import App, Misconfigured
 from celery5.errors import BadArguments
 from celery5.limits import Limit, Range, Rate
-from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.messages import read_command
 from celery5.protocol.limits import (
     AdmissionRule,
     DeclaredLimits,
@@ -127,9 +127,9 @@ def test_keys_are_made_of_the_arguments_and_travel_with_the_job() -> None:
     @app.task(limit=1, concurrency_key="customer", fair_key=lambda customer, order=1: f"{customer}-{order}")
     def charge(customer: str, order: int = 1) -> None: ...
 
-    envelope = read_envelope(charge.job("ann", order=7).message)
-    assert (envelope.concurrency_key, envelope.fair_key) == ("ann", "ann-7")
-    assert len(read_envelope(charge.job("x" * 500).message).concurrency_key) == 32
+    command = read_command(charge.job("ann", order=7).message)
+    assert (command.concurrency_key, command.fair_key) == ("ann", "ann-7")
+    assert len(read_command(charge.job("x" * 500).message).concurrency_key) == 32
     with pytest.raises(BadArguments):
         charge.job()  # type: ignore[call-arg]
 

@@ -8,7 +8,7 @@ import pytest
 
 from celery5 import App, Misconfigured
 from celery5.logs.trace import get_current_trace, tracing
-from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.messages import read_command
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -23,7 +23,7 @@ async def noop() -> None: ...
 
 def sent() -> str:
     """The trace in the message that would be sent."""
-    return read_envelope(noop.job().message).trace
+    return read_command(noop.job().message).trace
 
 
 def test_a_job_carries_the_traceparent_of_its_block_and_none_outside() -> None:

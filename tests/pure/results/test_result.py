@@ -11,7 +11,7 @@ from celery5.broker.calls.jobs import LocatedJob
 from celery5.broker.coroutines import BlockingConnections, run_blocking
 from celery5.errors import BadResult, Corrupt
 from celery5.protocol.job.arguments import ResultType
-from celery5.protocol.job.envelope import Document, Failure, encode
+from celery5.protocol.job.messages import Document, Failure, encode
 from celery5.results import job_location
 from celery5.results.async_result import (
     _enough,

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery5.cli.commands.task import format_story as people
-from celery5.protocol.job.envelope import Document, Envelope, Failure, encode
+from celery5.protocol.job.messages import Command, Document, Failure, encode
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, make_job_details
 
 MESSAGE = encode(
-    Envelope(
+    Command(
         v=1,
         id="a",
         task="shop.t",
@@ -119,10 +119,10 @@ def test_any_bytes_have_a_story(message: bytes, document: bytes, place: str) -> 
 
 
 def test_the_attempts_of_sections_are_told_of_beside_those_of_the_task() -> None:
-    envelope = Envelope(
+    command = Command(
         v=1, id="a", task="shop.t", attempt=6, retry=RetryPolicy(max_retries=2), sections={"b": 3, "c": 1}
     )
-    story = make_job_details("a", "mail", place="R", message=encode(envelope), document=b"")
+    story = make_job_details("a", "mail", place="R", message=encode(command), document=b"")
     assert story.sections == {"b": 3, "c": 1}
     shown = "\n".join(people(story, 0.0))
     assert re.search(r"(?m)^attempt +6 of 7$", shown)

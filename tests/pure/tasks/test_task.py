@@ -20,8 +20,8 @@ import celery5
 from celery5 import App, Misconfigured, Retry, RetryPolicy, default_app
 from celery5.config.settings import SettingOptions, Settings
 from celery5.errors import BadArguments, DuplicateTask, MessageTooLarge, UnknownTask
-from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.job.job import Options, SendOptions
+from celery5.protocol.job.messages import read_command
 from celery5.runners.context import CURRENT_JOB
 from celery5.tasks import CurrentJob, Signature, Task
 from celery5.tasks.task import CoroutineTask, FunctionTask
@@ -117,7 +117,7 @@ def test_a_declaration_that_makes_no_sense_is_refused_at_once(
 def test_a_partial_with_a_name_is_a_task(app: App) -> None:
     task = app.task(name="add one")(functools.partial(add, 1))
     assert task.kind == "trio"
-    assert bytes(read_envelope(task.job(b=5).message).kwargs) == b'{"b":5}'
+    assert bytes(read_command(task.job(b=5).message).kwargs) == b'{"b":5}'
 
 
 def test_two_functions_under_one_name_are_refused_and_one_function_twice_is_not(app: App) -> None:
@@ -135,9 +135,9 @@ def test_options_give_a_copy_and_leave_the_task_alone(app: App) -> None:
     assert (task.send_options.queue, task.job(1).queue, task.job(1).at) == (None, "default", "")
     job = copy.job(1)
     assert (job.queue, job.at, job.ignore_result) == ("slow", "+5000", True)
-    envelope = read_envelope(job.message)
-    assert envelope.retry == RetryPolicy(max_retries=1, backoff=2)
-    assert envelope.expires == pytest.approx(envelope.sent + 60)
+    command = read_command(job.message)
+    assert command.retry == RetryPolicy(max_retries=1, backoff=2)
+    assert command.expires == pytest.approx(command.sent + 60)
     assert task.policy == RetryPolicy(max_retries=1)
     with pytest.raises(Misconfigured, match="not both"):
         copy.options(eta=NOON)
@@ -150,9 +150,9 @@ def test_a_job_needs_no_broker_and_is_new_each_time(app: App) -> None:
     task = app.task(add)
     first, second = task.job(1, b=2), task.s(1, b=2).job()
     assert first.id != second.id
-    envelope = read_envelope(first.message)
-    assert (envelope.id, envelope.task, envelope.attempt) == (first.id, task.name, 1)
-    assert (bytes(envelope.args), bytes(envelope.kwargs)) == (b"[1]", b'{"b":2}')
+    command = read_command(first.message)
+    assert (command.id, command.task, command.attempt) == (first.id, task.name, 1)
+    assert (bytes(command.args), bytes(command.kwargs)) == (b"[1]", b'{"b":2}')
     assert first.queue == "default"
     with pytest.raises(BadArguments, match=r"add: parameter 'a' takes int, got str"):
         task.job("1")  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_the_policy_of_a_task_is_that_of_its_application_unless_it_says_more() -
     app = App("shop", retry_policy=RetryPolicy(max_retries=7, jitter=False))
     assert app.task(add).policy.max_retries == 7
     assert app.task(backoff=3)(double).policy == RetryPolicy(max_retries=7, backoff=3, jitter=False)
-    assert read_envelope(app.tasks[f"{__name__}.add"].job(1).message).retry is None
+    assert read_command(app.tasks[f"{__name__}.add"].job(1).message).retry is None
     with pytest.raises(Misconfigured, match="max_retries is -1"):
         App("shop", retry_policy=RetryPolicy(max_retries=-1))
 

@@ -10,7 +10,7 @@ import pytest
 
 from celery5 import App, Misconfigured
 from celery5.errors import Corrupt
-from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.messages import read_command
 from celery5.tasks import Job
 
 ORDER = UUID("12345678-1234-5678-1234-567812345678")
@@ -32,7 +32,7 @@ def app() -> App:
 
 def key(task: Any, *args: Any, **kwargs: Any) -> str:
     """The key of a call that is unique for a minute and was given none."""
-    return read_envelope(task.options(unique_for=60).job(*args, **kwargs).message).key
+    return read_command(task.options(unique_for=60).job(*args, **kwargs).message).key
 
 
 def test_calls_that_mean_the_same_have_one_key(app: App) -> None:
@@ -77,12 +77,12 @@ def test_a_key_and_an_id_that_are_given_are_the_jobs(app: App) -> None:
     def pack(order: int) -> None: ...
 
     job = pack.options(key="order-7", id="pack-7").job(7)
-    envelope = read_envelope(job.message)
-    assert (job.id, envelope.id, envelope.key) == ("pack-7", "pack-7", "order-7")
+    command = read_command(job.message)
+    assert (job.id, command.id, command.key) == ("pack-7", "pack-7", "order-7")
     assert (job.lock, job.unique_for) == (f"{pack.name} order-7", 60.0)
     assert pack.options(key="order-7").s(7).job().id != pack.options(key="order-7").s(7).job().id
     plain = app.task(name="plain")(lambda: None).job()
-    assert (plain.lock, plain.unique_for, read_envelope(plain.message).key) == ("", None, "")
+    assert (plain.lock, plain.unique_for, read_command(plain.message).key) == ("", None, "")
 
 
 @pytest.mark.parametrize("name", ["key", "id"])
@@ -106,7 +106,7 @@ def test_a_result_is_kept_for_as_long_as_others_are_given_its_handle(
     app: App, said: dict[str, Any], kept: float | None
 ) -> None:
     task = app.task(name="kept", **said)(lambda: None)
-    assert read_envelope(task.job().message).results_ttl == kept
+    assert read_command(task.job().message).results_ttl == kept
 
 
 def test_a_job_can_be_kept_as_bytes_and_comes_back_the_same(app: App) -> None:

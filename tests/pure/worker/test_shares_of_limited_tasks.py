@@ -11,9 +11,9 @@ from celery5.protocol.limits import AdmissionRule
 from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.services.limits.admission_state import MAX_REQUESTED_JOBS, AdmissionState
-from celery5.services.worker.concurrency_budget import ConcurrencyBudget
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
-from celery5.services.worker.internal_queues import TasksQueue
+from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.reading import ReadingState
 from celery5.services.worker.resources import TaskResources
 
@@ -30,14 +30,14 @@ class Asking(AdmissionState):
             async def run() -> None: ...
 
             app.task(name=name, limit=limit)(run)
-        queues = {"trio": TasksQueue()}
+        queues = {"trio": InternalTasksQueue()}
         held = HeldJobs(
             in_flight=in_flight,
             recent=RecentJobs(recent_jobs=10),
             isolated_jobs=IsolatedJobs(queues=queues, in_flight=in_flight, max_deliveries=3),
             running_jobs=RunningJobs(),
         )
-        budget = ConcurrencyBudget(
+        budget = MaximalConcurrencyBudget(
             budgets={"trio": Budget(minimum=slots, maximum=slots)},
             queues=queues,
             in_flight=in_flight,

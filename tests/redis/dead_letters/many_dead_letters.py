@@ -4,7 +4,7 @@ from typing import Any
 
 from celery5 import App, JobState
 from celery5.broker.calls import jobs
-from celery5.protocol.job.envelope import Document, Envelope, Failure, encode, read_envelope
+from celery5.protocol.job.messages import Command, Document, Failure, encode, read_command
 from tests.redis.worker.workers import entries
 
 QUEUE = "default"
@@ -27,7 +27,7 @@ def bury(
     pipe = client.pipeline(transaction=False)
     failure = Failure(type=error, message=f"{error} of {task}", attempt=4)
     for each in ids:
-        message = encode(Envelope(v=1, id=each, task=task, attempt=4, failures=(failure,), **more))
+        message = encode(Command(v=1, id=each, task=task, attempt=4, failures=(failure,), **more))
         document = encode(
             Document(v=1, id=each, task=task, state="DEAD", reason=reason, attempt=4, failure=failure)
         )
@@ -42,7 +42,7 @@ def bury(
 
 def sent(client: Any, app: App, queue: str = QUEUE) -> list[str]:
     """The ids of the jobs on the stream, in order."""
-    return [read_envelope(fields[b"job"]).id for fields in entries(client, app.queue(queue).stream)]
+    return [read_command(fields[b"job"]).id for fields in entries(client, app.queue(queue).stream)]
 
 
 def state(app: App, job_id: str, queue: str = QUEUE) -> JobState:

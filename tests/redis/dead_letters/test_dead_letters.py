@@ -17,7 +17,7 @@ from celery5.broker.calls import jobs as jobs_calls
 from celery5.dead_letters.queues import DeadLetterTally
 from celery5.errors import BlockingInEventLoop, UnknownQueue
 from celery5.protocol.job.dead_letters import DeadJob, DeadJobFilter, format_position
-from celery5.protocol.job.envelope import Envelope, encode
+from celery5.protocol.job.messages import Command, encode
 from tests.redis.dead_letters.many_dead_letters import QUEUE, bury, numbered, sent, state
 from tests.redis.worker.workers import entries, leftovers, working
 
@@ -156,7 +156,7 @@ def test_a_key_is_taken_again_unless_another_live_job_has_it(app: App, redis_cli
     keys = app.queue(QUEUE)
     bury(app, redis_client, "a", "b", "c", key="order-7")
     bury(app, redis_client, "d", key="order-8")
-    message = encode(Envelope(v=1, id="alive", task="shop.t", key="order-8"))
+    message = encode(Command(v=1, id="alive", task="shop.t", key="order-8"))
     app.perform(jobs_calls.claim(keys, [("alive", message, "", "shop.t order-8", None)]))
     tally = app.dlq.replay()
     assert (tally.matched, tally.done, tally.left) == (4, 1, {"key-taken": 3})

@@ -8,7 +8,7 @@ from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import jobs
 from celery5.broker.calls.dead_letters import DONE, GONE
 from celery5.protocol.job.delivery import Settlement, SinkDocument
-from tests.redis.worker.one_queue import Queue, buried, done, envelope, failed
+from tests.redis.worker.one_queue import Queue, buried, command, done, failed
 
 SINK = "table"
 
@@ -173,7 +173,7 @@ def test_a_dead_job_is_no_document_that_could_be_given_again(queue: Queue) -> No
     ((grave, _),) = queue.client.xrange(queue.keys.dead)
     assert queue(events_calls.redeliver_documents(queue.keys, [grave.decode()])) == [GONE]
     assert queue.where("a") == "DEAD"
-    assert envelope("a")
+    assert command("a")
 
 
 def test_what_one_holds_no_other_does(queue: Queue) -> None:

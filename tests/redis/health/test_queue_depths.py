@@ -20,7 +20,7 @@ from celery5.services.health.queue_depths import QueueDepths
 from celery5.services.health.vitals import ProcessStatus
 from tests.redis.commands.staff import Staff, wait_until
 from tests.redis.health.test_probes import numbers, start
-from tests.redis.worker.one_queue import Queue, envelope
+from tests.redis.worker.one_queue import Queue, command
 
 
 def test_a_queue_is_as_deep_as_its_jobs_that_nobody_has_and_as_old_as_the_oldest_of_them(
@@ -33,7 +33,7 @@ def test_a_queue_is_as_deep_as_its_jobs_that_nobody_has_and_as_old_as_the_oldest
     queue.join("w")
     time.sleep(0.05)
     queue.publish("b")
-    queue(jobs.claim(queue.keys.on_lane("l"), [("c", envelope("c"), "", "", None)]))
+    queue(jobs.claim(queue.keys.on_lane("l"), [("c", command("c"), "", "", None)]))
     queue(jobs.renew_lease(queue.keys, "w", lease=30))  # now the lane can be read
     old = queue(jobs.get_queue_depth(queue.keys))
     assert (old.waiting, old.dead) == (3, 0)

@@ -8,7 +8,7 @@ from celery5.broker.calls import limits
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.calls.limits import AdmissionRequest, AdmittedJobs
 from celery5.protocol.job.delivery import Delivery, Settlement
-from celery5.protocol.job.envelope import Envelope, encode, read_envelope
+from celery5.protocol.job.messages import Command, encode, read_command
 from celery5.protocol.limits import AdmissionRule, format_expiry, get_waiting_list
 from celery5.sending.publisher import JOBS_PER_TRIP
 from tests.redis.worker.one_queue import Queue, done
@@ -20,7 +20,7 @@ _NOT_COUNTED = ("cmdstat_info", "cmdstat_config|resetstat", "cmdstat_evalsha", "
 
 def message(job_id: str, token: str = "", fair: str = "", expires: float | None = None) -> bytes:
     """The message of a job at a gate."""
-    return encode(Envelope(v=1, id=job_id, task=TASK, concurrency_key=token, fair_key=fair, expires=expires))
+    return encode(Command(v=1, id=job_id, task=TASK, concurrency_key=token, fair_key=fair, expires=expires))
 
 
 class Gated(Queue):
@@ -47,10 +47,10 @@ class Gated(Queue):
         return sum(each["calls"] for name, each in made.items() if name not in _NOT_COUNTED)
 
     def asked(self, entry: Entry, how: str = "run") -> AdmissionRequest:
-        envelope = read_envelope(entry.message)
-        line = get_waiting_list(self.rule, envelope.concurrency_key, envelope.fair_key)
+        command = read_command(entry.message)
+        line = get_waiting_list(self.rule, command.concurrency_key, command.fair_key)
         return AdmissionRequest(
-            entry.id, envelope.id, line, entry.deliveries, format_expiry(envelope.expires), how
+            entry.id, command.id, line, entry.deliveries, format_expiry(command.expires), how
         )
 
     def ask(self, worker: str, entries: Sequence[Entry], how: str = "run") -> list[int]:
@@ -73,7 +73,7 @@ class Gated(Queue):
 
     def done(self, worker: str, *entries: Entry, want: int = 100) -> list[Entry]:
         """Settle jobs well; gives what the worker is handed for it."""
-        words = [done(each, read_envelope(each.message).id) for each in entries]
+        words = [done(each, read_command(each.message).id) for each in entries]
         return self.settled(worker, entries, words, want=want).entries
 
     def settled(
@@ -93,7 +93,7 @@ class Gated(Queue):
 
     def ids(self, entries: Sequence[Entry]) -> str:
         """The ids of jobs, one word."""
-        return "".join(read_envelope(each.message).id for each in entries)
+        return "".join(read_command(each.message).id for each in entries)
 
     def slots(self) -> dict[str, str]:
         return _texts(self.client.hgetall(self.keys.slots))

@@ -18,7 +18,7 @@ from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.protocol.job.delivery import Settlement
-from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.messages import read_command
 from celery5.protocol.limits import AdmissionRule, Rate
 from tests.gate_leaks import gate_leaks
 from tests.redis.limits.limited_jobs import TASK, Gated
@@ -101,7 +101,7 @@ class Walk:
     def settle_one(self, entry_id: bytes, verb: Any) -> None:
         """One job ends; who waits may be handed over. Sometimes the call is made twice."""
         worker, entry = self.inside.pop(entry_id)
-        words = verb(entry, read_envelope(entry.message).id)
+        words = verb(entry, read_command(entry.message).id)
         if verb is failed:
             words = Settlement("retry", entry.id, words[2], entry.message, 0, 60_000)
         if verb is released:
@@ -146,9 +146,9 @@ class Walk:
         """How many are in, by what the rule counts."""
         rule, found = self.gate.rule, Counter[str]()
         for worker, entry in self.inside.values():
-            envelope = read_envelope(entry.message)
+            command = read_command(entry.message)
             found[
-                f"{envelope.concurrency_key if rule.keyed else ''} {worker if rule.per == 'worker' else ''}"
+                f"{command.concurrency_key if rule.keyed else ''} {worker if rule.per == 'worker' else ''}"
             ] += 1
         return found
 

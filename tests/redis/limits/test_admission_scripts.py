@@ -14,8 +14,8 @@ from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import GROUP, Keys
-from celery5.protocol.job.envelope import SIZE_MARGIN, read_document
 from celery5.protocol.job.job import Job
+from celery5.protocol.job.messages import SIZE_MARGIN, read_document
 from celery5.protocol.limits import AdmissionRule, Rate, get_waiting_list
 from celery5.sending.publisher import JOBS_PER_TRIP, PublishPlanner
 from celery5.services.limits.admission_control import ADMISSION_BATCH

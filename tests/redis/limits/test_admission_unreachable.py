@@ -24,7 +24,7 @@ from celery5.services.process.reloader import NextIncarnation
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.in_flight import InFlightJobs, RecentJobs
 from celery5.services.worker.intake import JobIntake
-from celery5.services.worker.internal_queues import ResultsQueue
+from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.reading import QueueLanes
 from celery5.services.worker.result_publisher import ResultPublisher
 from celery5.wiring import build
@@ -69,7 +69,7 @@ class Desk:
         admission_control: AdmissionControl,
         admission: AdmissionState,
         result_publisher: ResultPublisher,
-        results: ResultsQueue,
+        results: InternalResultsQueue,
         recent: RecentJobs,
         in_flight: InFlightJobs,
         lanes: QueueLanes,
@@ -143,8 +143,8 @@ async def test_a_job_that_is_revoked_before_it_is_asked_for_again(
     async with desk(app) as (one, deaf):
         await asked_in_vain(one, deaf, app, redis_client)
         (job,) = one.turnstile.awaiting_admission
-        assert job.envelope is not None
-        await app.aperform(jobs.revoke(keys, [job.envelope.id], ttl=60))
+        assert job.command is not None
+        await app.aperform(jobs.revoke(keys, [job.command.id], ttl=60))
         await one.gates.request_admission()
         await until(lambda: redis_client.xlen(keys.stream) == 0)
         assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.slot_counts) == {}
@@ -155,8 +155,8 @@ async def test_a_job_that_expires_before_it_is_asked_for_again(app: App, redis_c
     async with desk(app) as (one, deaf):
         await asked_in_vain(one, deaf, app, redis_client)
         (job,) = one.turnstile.awaiting_admission
-        assert job.envelope is not None
-        job.envelope = msgspec.structs.replace(job.envelope, expires=1.0)
+        assert job.command is not None
+        job.command = msgspec.structs.replace(job.command, expires=1.0)
         await one.gates.request_admission()
         await until(lambda: redis_client.xlen(keys.stream) == 0)
         assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.slot_counts) == {}
@@ -166,8 +166,8 @@ async def test_a_job_that_was_handed_over_but_had_come_before(app: App, redis_cl
     keys, handed = app.queue("default"), app.queue("default").on_lane("g")
     async with desk(app) as (one, _):
         (job,) = one.turnstile.awaiting_admission
-        assert job.envelope is not None
-        words = limits.AdmissionRequest(job.entry, job.envelope.id, "one  ", 0, "", "wait")
+        assert job.command is not None
+        words = limits.AdmissionRequest(job.entry, job.command.id, "one  ", 0, "", "wait")
         await app.aperform(limits.admit(keys, "w", [words], [(one.turnstile.get_rule("one"), 0)]))
         one.turnstile.awaiting_admission.clear()
         pulled = await app.aperform(limits.admit_waiting(keys, "w", [(one.turnstile.get_rule("one"), 1)]))
@@ -181,8 +181,8 @@ async def handed_over(one: Desk, app: App) -> list[jobs.Entry]:
     """The job waited in Redis, and was handed to this worker, which has not heard of it."""
     keys = app.queue("default")
     (job,) = one.turnstile.awaiting_admission
-    assert job.envelope is not None
-    words = limits.AdmissionRequest(job.entry, job.envelope.id, "one  ", 0, "", "wait")
+    assert job.command is not None
+    words = limits.AdmissionRequest(job.entry, job.command.id, "one  ", 0, "", "wait")
     await app.aperform(limits.admit(keys, "w", [words], [(one.turnstile.get_rule("one"), 0)]))
     one.turnstile.awaiting_admission.clear()
     one.recent.forget(job)

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from celery5 import App
-from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.messages import read_command
 from tests.redis.commands.staff import logged, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -113,4 +113,4 @@ def numbers(app: App, queue: str = "default") -> list[int]:
     """What lies on a queue, in its order."""
     with redis.Redis.from_url(app.settings.broker) as client:
         found: Any = client.xrange(app.queue(queue).stream)
-    return [int(bytes(read_envelope(fields[b"job"]).args).strip(b"[]")) for _, fields in found]
+    return [int(bytes(read_command(fields[b"job"]).args).strip(b"[]")) for _, fields in found]

@@ -5,7 +5,7 @@ import pytest
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
 from celery5.protocol.job.delivery import Settlement
-from tests.redis.worker.one_queue import Queue, envelope
+from tests.redis.worker.one_queue import Queue, command
 
 KEPT = 60_000
 
@@ -35,7 +35,7 @@ def test_a_held_job_waits_for_its_time_and_is_the_same_message_then(queue: Queue
     queue.fall_due("a")
     assert queue(jobs.promote_due_jobs(queue.keys, limit=10))[0] == 1
     (again,) = queue.read("w")
-    assert (again.message, again.deliveries) == (envelope("a"), 0)
+    assert (again.message, again.deliveries) == (command("a"), 0)
     assert not queue.client.exists(queue.keys.waiting)
     assert not queue.client.exists(queue.keys.due)
 

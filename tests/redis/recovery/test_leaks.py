@@ -30,8 +30,8 @@ PLANTED: dict[str, Plant] = {
     "a retry that is never due": lambda c, k: c.hset(k.jobs, "a", "R"),
     "a dead job without a grave": lambda c, k: c.hset(k.jobs, "a", "X1-1"),
     "a place that means nothing": lambda c, k: c.hset(k.jobs, "a", "?"),
-    "a due job without an envelope": lambda c, k: (c.zadd(k.due, {"a": 1}), c.hset(k.jobs, "a", "D")),
-    "an envelope that is never due": lambda c, k: c.hset(k.waiting, "a", "{}"),
+    "a due job without a Command": lambda c, k: (c.zadd(k.due, {"a": 1}), c.hset(k.jobs, "a", "D")),
+    "a Command that is never due": lambda c, k: c.hset(k.waiting, "a", "{}"),
     "a due job without a place": lambda c, k: (c.zadd(k.due, {"a": 1}), c.hset(k.waiting, "a", "{}")),
     "a second entry of one job": lambda c, k: [
         c.hset(k.jobs, "a", b"S" + c.xadd(k.stream, {"job": '{"id": "a"}'})) for _ in range(2)

@@ -11,7 +11,7 @@ import trio
 from celery5 import App, JobState, Retry, current_job
 from celery5.errors import BrokerUnavailable
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.envelope import Envelope, encode, read_envelope
+from celery5.protocol.job.messages import Command, encode, read_command
 from celery5.services.worker.in_flight import RecentJobs
 from tests.redis.worker.workers import LEASE, Lines, until, until_async, working
 
@@ -193,10 +193,10 @@ async def test_a_worker_that_remembers_nothing_runs_what_it_gets(
 
 def delivery(
     job_id: str, *, queue: str = "mail", deliveries: int = 0, **fields: Any
-) -> tuple[Delivery, Envelope]:
+) -> tuple[Delivery, Command]:
     """A message as it was read."""
-    envelope = Envelope(v=1, id=job_id, task="t", **fields)
-    return Delivery(queue, b"1-1", encode(envelope), deliveries, envelope), read_envelope(encode(envelope))
+    command = Command(v=1, id=job_id, task="t", **fields)
+    return Delivery(queue, b"1-1", encode(command), deliveries, command), read_command(encode(command))
 
 
 def test_what_is_the_same_message() -> None:
@@ -209,7 +209,7 @@ def test_what_is_the_same_message() -> None:
     assert not recent.check_and_add(*delivery("a", deliveries=1)), "its worker died"
     recent.forget(delivery("a")[0])
     assert not recent.check_and_add(*delivery("a"))
-    recent.forget(Delivery("mail", b"1-1", b"no envelope"))
+    recent.forget(Delivery("mail", b"1-1", b"no Command"))
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7, 100])

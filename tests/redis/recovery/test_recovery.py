@@ -14,7 +14,7 @@ import redis
 from celery5 import App, AsyncResult, JobState, TaskFailed, gather
 from celery5.broker.calls import jobs
 from celery5.broker.keys import GROUP
-from celery5.protocol.job.envelope import read_document
+from celery5.protocol.job.messages import read_document
 from tests.redis.commands.staff import Staff, is_alive, wait_until
 from tests.redis.worker.workers import entries, held, leftovers, working
 

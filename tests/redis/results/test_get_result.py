@@ -7,7 +7,7 @@ import trio
 
 from celery5 import App, AsyncResult, JobState, ResultTimeout, TaskFailed, agather
 from celery5.errors import ResultsDisabled
-from celery5.protocol.job.envelope import Document, encode
+from celery5.protocol.job.messages import Document, encode
 from tests.redis.worker.workers import working
 
 

@@ -27,7 +27,7 @@ from celery5 import (
 from celery5.broker.calls import jobs
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import TaskExpired, TaskRejected
-from celery5.protocol.job.envelope import Document, encode
+from celery5.protocol.job.messages import Document, encode
 from celery5.results.async_result import arevoke, revoke
 from tests.redis.worker.workers import until_async, working
 

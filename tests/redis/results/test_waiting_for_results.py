@@ -12,7 +12,7 @@ import trio
 
 from celery5 import App, AsyncResult, BrokerUnavailable, ResultTimeout, gather
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.protocol.job.envelope import Document, encode
+from celery5.protocol.job.messages import Document, encode
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from celery5.protocol.scaling.budget import DEFAULT_MAXIMUM, Maximum
 from celery5.scaling import Budget, Demand
 from celery5.services.commands.dispatcher import CommandRegistry
 from celery5.services.process.reloader import NextIncarnation
-from celery5.services.worker.concurrency_budget import ConcurrencyBudget
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.wiring import build
 from tests.redis.worker.workers import Lines, held, until, working
 
@@ -34,7 +34,7 @@ class Parts:
     """The parts of a worker that are looked at here."""
 
     def __init__(
-        self, *, steps: tuple[Step, ...], commands: CommandRegistry, budget: ConcurrencyBudget
+        self, *, steps: tuple[Step, ...], commands: CommandRegistry, budget: MaximalConcurrencyBudget
     ) -> None:
         self.boot = BootGraph(steps=steps)
         self.commands = commands

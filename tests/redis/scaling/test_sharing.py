@@ -18,10 +18,10 @@ from celery5.broker.calls.jobs import Entry
 from celery5.errors import CommandRefused
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.envelope import Envelope, read_envelope
+from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.job.states import Priority
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.worker.internal_queues import SharedSlots, SharedTasksQueue, TasksQueue
+from celery5.services.worker.internal_queues import SharedSlots, SharedTasksQueue, InternalTasksQueue
 from celery5.services.worker.reading import PassCapacity, QueueLanes, ReadingState, ReadOrder
 from tests.redis.commands.staff import Staff, wait_until
 from tests.redis.worker.workers import until, working
@@ -96,7 +96,7 @@ class Reader:
 
     async def _receive(self, call: Call[list[Entry]]) -> Sequence[Entry]:
         entries = await self._app.aperform(call)
-        self.came += [json.loads(bytes(read_envelope(each.message).args))[0] for each in entries]
+        self.came += [json.loads(bytes(read_command(each.message).args))[0] for each in entries]
         return entries
 
 
@@ -292,25 +292,25 @@ async def test_of_what_a_worker_holds_preferred_tasks_begin_first_and_the_others
 
 def job(task: str, queue: str = "q") -> Delivery:
     """A job as a worker holds it."""
-    return Delivery(queue=queue, entry=b"1-0", message=b"", envelope=Envelope(v=1, id="x", task=task))
+    return Delivery(queue=queue, entry=b"1-0", message=b"", command=Command(v=1, id="x", task=task))
 
 
 async def test_held_jobs_are_put_into_the_order_of_their_weights() -> None:
-    queue = TasksQueue()
+    queue = InternalTasksQueue()
     preferences = Preferences(queues={"trio": queue}, log=Log(worker="w", app="shop"))
     await preferences.handle_command({"tasks": {"other": 0.1}, "seconds": 60})
     for _ in range(40):
         queue.put(job("other"))
         queue.put(job("note"))
     preferences.sort_queue(queue)
-    order = [each.envelope.task for each in queue.items if each.envelope]
+    order = [each.command.task for each in queue.items if each.command]
     assert order[:9] == ["note"] * 9
     assert order[:44].count("note") == 40  # one in ten is another one
     assert order.index("other") < 12
     queue.drain(20)
     queue.put(job("note"))
     preferences.sort_queue(queue)  # who comes later takes its turn behind those that were there
-    assert [each.envelope.task for each in queue.items if each.envelope][:5].count("note") >= 4
+    assert [each.command.task for each in queue.items if each.command][:5].count("note") >= 4
 
 
 async def test_among_lives_that_share_slots_a_job_weighs_what_its_task_or_its_queue_does() -> None:

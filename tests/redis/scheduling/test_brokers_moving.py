@@ -14,7 +14,7 @@ from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.processes.lifecycle.multi_broker import RemoteRedis
 from celery5.processes.scheduler import SCHEDULER
-from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.messages import read_command
 from celery5.protocol.scheduling import periodic
 from celery5.protocol.scheduling.periodic import Schedule
 from celery5.scheduling.declaration import Periodic
@@ -323,7 +323,7 @@ async def test_schedulers_of_old_and_new_code_fire_each_time_once(
         for client, queue in streams:
             entries: Any = client.xrange(app.queue(queue).stream)
             found += entries
-        return [read_envelope(fields[b"job"]).id for _, fields in found]
+        return [read_command(fields[b"job"]).id for _, fields in found]
 
     def there() -> int:
         return int(second.xlen(app.queue("post").stream))

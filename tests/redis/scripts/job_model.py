@@ -17,7 +17,7 @@ from celery5.broker.calls.limits import AdmissionRequest
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import Delivery, Settlement
-from celery5.protocol.job.envelope import Document, Envelope, encode, format_lock, read_envelope
+from celery5.protocol.job.messages import Command, Document, encode, format_lock, read_command
 from celery5.protocol.job.states import (
     ADMITTED,
     FINISHED,
@@ -37,10 +37,10 @@ from celery5.results.async_result import get_job_state
 
 T = TypeVar("T")
 
-JOBS = {"a": Envelope(v=1, id="a", task="t"), "b": Envelope(v=1, id="b", task="t", key="k"),
-        "c": Envelope(v=1, id="c", task="t", key="k"), "d": Envelope(v=1, id="d", task="t", expires=1.0)}  # fmt: skip
+JOBS = {"a": Command(v=1, id="a", task="t"), "b": Command(v=1, id="b", task="t", key="k"),
+        "c": Command(v=1, id="c", task="t", key="k"), "d": Command(v=1, id="d", task="t", expires=1.0)}  # fmt: skip
 """`b` and `c` have the same key, so that only one of them is alive at any time. `d` expires."""
-LOCKS = {job: format_lock("t", "k") if envelope.key else "" for job, envelope in JOBS.items()}
+LOCKS = {job: format_lock("t", "k") if command.key else "" for job, command in JOBS.items()}
 RULE = AdmissionRule("t", max_running=1000)
 WAITING_LIST = "t  "
 """The waiting list of all these jobs, by that rule."""
@@ -137,7 +137,7 @@ class QueueModel:
         self.keys: QueueKeys = self.app.for_queue("mail").on_lane(self.lane)
         priority = {NORMAL: "", HIGH: "high", LOW: "low"}[self.lane]
         self.messages = {
-            job: encode(Envelope(v=1, id=job, task="t", key=one.key, expires=one.expires, priority=priority))
+            job: encode(Command(v=1, id=job, task="t", key=one.key, expires=one.expires, priority=priority))
             for job, one in JOBS.items()
         }
         self.join()
@@ -266,13 +266,13 @@ class QueueModel:
         reply = self.perform(limits_calls.admit_waiting(self.keys, self.worker, [(RULE, 1)]))
         assert len(reply.entries) == any(model.is_limited for model in self.jobs.values())
         for entry in reply.entries:
-            self.jobs[read_envelope(entry.message).id].make(Move.RELEASE)
+            self.jobs[read_command(entry.message).id].make(Move.RELEASE)
         self.note_started(reply.entries)
 
     def note_started(self, entries: list[Entry]) -> None:
         """The worker was given these entries."""
         for entry in entries:
-            job = read_envelope(entry.message).id
+            job = read_command(entry.message).id
             self.entries[job] = entry
             self.jobs[job].lane = entry.lane
             self.jobs[job].make(Move.START)

@@ -7,7 +7,7 @@ import pytest
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls.jobs import Entry
 from celery5.protocol.job.delivery import Settlement
-from celery5.protocol.job.envelope import Envelope, encode
+from celery5.protocol.job.messages import Command, encode
 from tests.redis.worker.one_queue import Queue, done, released
 
 LOCK = "shop.t k"
@@ -15,7 +15,7 @@ LOCK = "shop.t k"
 
 def message(job_id: str, key: str = "k") -> bytes:
     """The message of a job that has a key."""
-    return encode(Envelope(v=1, id=job_id, task="shop.t", key=key))
+    return encode(Command(v=1, id=job_id, task="shop.t", key=key))
 
 
 def claim(

@@ -17,7 +17,7 @@ from celery5.broker.calls.jobs import get_queue_state
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.job.job import Job
 from tests.redis.commands.staff import Staff, wait_until
-from tests.redis.worker.one_queue import Queue, done, envelope
+from tests.redis.worker.one_queue import Queue, command, done
 from tests.redis.worker.workers import working
 
 
@@ -209,7 +209,7 @@ async def test_a_job_on_a_lane_is_revoked_while_it_runs_at_once(app: App) -> Non
 
 def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
     for lane, ids in (("h", "ab"), ("l", "cde")):
-        jobs = [(each, envelope(each), "", "", None) for each in ids]
+        jobs = [(each, command(each), "", "", None) for each in ids]
         queue(jobs_calls.claim(queue.keys.on_lane(lane), jobs))
     queue.publish("f")
     queue.join("w")
@@ -230,7 +230,7 @@ def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
 def test_lanes_share_what_is_read_and_leave_no_room_unused(queue: Queue) -> None:
     lanes = [queue.keys.on_lane(lane) for lane in ("h", "", "l")]
     for lane, ids in zip(lanes, ("abcd", "efg", "ijkl"), strict=True):
-        queue(jobs_calls.claim(lane, [(each, envelope(each), "", "", None) for each in ids]))
+        queue(jobs_calls.claim(lane, [(each, command(each), "", "", None) for each in ids]))
     queue.join("w")
     queue(jobs_calls.renew_lease(queue.keys, "w", lease=5))
 

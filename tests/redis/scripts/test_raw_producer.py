@@ -24,7 +24,7 @@ def commands(app_name: str, part: int = 0) -> list[list[str]]:
     lines = [
         line
         for block in re.findall(
-            r"```redis\n(.*?)```", PAGE.read_text().split("\n## Events\n")[part], re.DOTALL
+            r"```redis\n(.*?)```", PAGE.read_text().split("\n## The Event\n")[part], re.DOTALL
         )
         for line in block.splitlines()
     ]
@@ -89,14 +89,14 @@ async def test_a_job_in_plain_json_fails_retries_and_dies_as_any_other(
         raise ValueError("no")
 
     keys = app.queue("default")
-    envelope = {
+    command = {
         "v": 1,
         "id": "x",
         "task": "shop.fail",
         "retry": {"max_retries": 1, "backoff": 0},
         "ours": [1.10],
     }
-    redis_client.xadd(keys.stream, {"job": json.dumps(envelope)})
+    redis_client.xadd(keys.stream, {"job": json.dumps(command)})
     redis_client.xadd(keys.stream, {"job": json.dumps({"v": 1, "id": "y", "task": "shop.unheard"})})
     redis_client.xadd(keys.stream, {"job": json.dumps({"v": 1, "id": "z", "task": "shop.fail", "args": {}})})
     redis_client.xadd(keys.stream, {"job": "[" * 100_000})

@@ -9,9 +9,9 @@ from celery5 import App, TaskFailed
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry, revoke
 from celery5.protocol.job.delivery import Settlement
-from celery5.protocol.job.envelope import Envelope, encode
+from celery5.protocol.job.messages import Command, encode
 from celery5.protocol.job.states import ADMITTED, HIGH, NORMAL
-from tests.redis.worker.one_queue import Queue, done, envelope
+from tests.redis.worker.one_queue import Queue, command, done
 from tests.redis.worker.workers import until, working
 
 
@@ -31,7 +31,7 @@ def copied(queue: Queue) -> tuple[Entry, Entry]:
     queue.join("w1")
     queue.join("w2")
     (first,) = queue.read("w1")
-    queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
+    queue.client.xadd(queue.keys.stream, {"job": command("a")})
     (copy,) = queue.read("w2")
     return first, copy
 
@@ -109,11 +109,11 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
         )
     else:
         extra = b"{}" if verb == "bury" else 60_000
-        assert queue.settle("w2", Settlement(verb, copy.id, "a", envelope("a"), 60_000, extra)) == 1
+        assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 60_000, extra)) == 1
     assert place(queue) == "V" + first.id.decode()
     assert document(queue) == {}
     assert queue.size() == jobs.QueueSize(stream=1, in_workers=1, due=0, dead=0)
-    assert queue.settle("w1", Settlement("retry", first.id, "a", envelope("a"), 0, 60_000)) == 1
+    assert queue.settle("w1", Settlement("retry", first.id, "a", command("a"), 0, 60_000)) == 1
     assert document(queue)["state"] == "REVOKED"
 
 
@@ -124,7 +124,7 @@ def test_of_two_raw_entries_with_one_id_one_ends_the_job_and_the_other_changes_n
 ) -> None:
     queue.keys = queue.keys.on_lane(lane)
     for _ in range(2):
-        queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
+        queue.client.xadd(queue.keys.stream, {"job": command("a")})
     queue.join("w")
     first, second = queue.read("w")
     other = done(second, "a")._replace(payload=b'{"v":1,"id":"a","task":"t","state":"REJECTED"}')
@@ -150,7 +150,7 @@ def test_of_two_entries_with_one_id_only_the_one_that_is_the_job_can_end_it(queu
 @pytest.mark.parametrize("verb", ["retry", "release", "hold"])
 def test_a_copy_does_not_come_back_and_its_job_goes_on(queue: Queue, verb: str) -> None:
     first, copy = copied(queue)
-    assert queue.settle("w2", Settlement(verb, copy.id, "a", envelope("a"), 0, 60_000)) == 1
+    assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 0, 60_000)) == 1
     assert place(queue) == "S" + first.id.decode()
     assert queue.size() == jobs.QueueSize(stream=1, in_workers=1, due=0, dead=0)
     assert queue.settle("w1", done(first, "a")) == 1
@@ -205,7 +205,7 @@ async def test_a_job_that_no_worker_here_can_read_ends_as_dead_and_frees_its_key
 def test_revoking_a_job_whose_message_is_gone_frees_its_key(queue: Queue) -> None:
     keys = queue.keys
     for job_id, lock in (("a", "t k"), ("b", "t other")):
-        message = encode(Envelope(v=1, id=job_id, task="t", key=lock[2:]))
+        message = encode(Command(v=1, id=job_id, task="t", key=lock[2:]))
         assert queue(jobs.claim(keys, [(job_id, message, "", lock, None)])) == {}
     entry = place(queue)[1:]
     queue.client.xdel(keys.stream, entry)

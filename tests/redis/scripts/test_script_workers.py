@@ -8,7 +8,7 @@ import pytest
 from celery5.broker.calls import jobs
 from celery5.broker.keys import GROUP
 from celery5.errors import BrokerReplied
-from tests.redis.worker.one_queue import Queue, done, envelope, held, released
+from tests.redis.worker.one_queue import Queue, command, done, held, released
 
 
 @pytest.mark.plants
@@ -89,8 +89,8 @@ def test_only_what_a_dead_worker_had_begun_is_counted_where_that_is_known(queue:
     assert queue.recover("w1", begun=[first.id, b"0-1"]).requeued == 3
     queue.join("w2")
     read = {each.message: each for each in queue.read("w2")}
-    assert [read[envelope(each)].deliveries for each in "abc"] == [1, 0, 0]
-    assert queue.recover("w2", begun=[read[envelope("b")].id], deliveries=0).dead_lettered == 1
+    assert [read[command(each)].deliveries for each in "abc"] == [1, 0, 0]
+    assert queue.recover("w2", begun=[read[command("b")].id], deliveries=0).dead_lettered == 1
     queue.join("w3")
     assert sorted(each.deliveries for each in queue.read("w3")) == [
         0,
@@ -285,7 +285,7 @@ def test_a_job_that_takes_down_too_many_workers_is_buried_as_poisoned(queue: Que
     assert "3 times" in document["failure"]["message"]
     assert abs(document["finished"] - time.time()) < 60
     ((_, message, grave),) = queue(jobs.list_dead_jobs(queue.keys, count=9))
-    assert (message, json.loads(grave)) == (envelope("a"), document)
+    assert (message, json.loads(grave)) == (command("a"), document)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_an_entry_that_was_deleted_while_it_was_pending_is_only_acknowledged(que
     queue.join("w")
     first, _ = queue.read("w")
     queue.client.xdel(queue.keys.stream, first.id)
-    assert [each.message for each in queue.mine("w")] == [b"", envelope("b")]
+    assert [each.message for each in queue.mine("w")] == [b"", command("b")]
     assert queue.recover("w").requeued == 1
     assert queue.size() == jobs.QueueSize(stream=1, in_workers=0, due=0, dead=0)
 

@@ -10,7 +10,7 @@ import redis
 from celery5 import App
 from celery5.broker.calls import jobs
 from celery5.protocol.job.delivery import Settlement
-from tests.redis.worker.one_queue import VERBS, Queue, buried, done, envelope, failed, released
+from tests.redis.worker.one_queue import VERBS, Queue, buried, command, done, failed, released
 
 # Publishing
 
@@ -20,7 +20,7 @@ def test_a_job_is_published_once_however_often_the_trip_is_made(queue: Queue) ->
     assert queue.publish("a", "b", "c") == 1
     assert queue.size() == jobs.QueueSize(stream=3, in_workers=0, due=0, dead=0)
     queue.join("w")
-    assert [(each.message, each.deliveries) for each in queue.read("w")] == [(envelope(i), 0) for i in "abc"]
+    assert [(each.message, each.deliveries) for each in queue.read("w")] == [(command(i), 0) for i in "abc"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -61,7 +61,7 @@ def test_nothing_scheduled_is_nothing_to_wait_for(queue: Queue) -> None:
     assert queue(jobs.promote_due_jobs(queue.keys, limit=10)) == (0, None)
 
 
-def test_a_scheduled_job_whose_envelope_is_gone_is_forgotten(queue: Queue) -> None:
+def test_a_scheduled_job_whose_command_is_gone_is_forgotten(queue: Queue) -> None:
     queue.schedule("a", "+0")
     queue.client.hdel(queue.keys.waiting, "a")
     assert queue(jobs.promote_due_jobs(queue.keys, limit=10))[0] == 1

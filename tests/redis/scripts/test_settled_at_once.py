@@ -19,12 +19,12 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerUnavailable
 from celery5.logs.log import NullLog
 from celery5.protocol.job.delivery import Delivery, make_settlement
-from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.messages import read_command
 from celery5.protocol.job.verdict import Complete, Release
 from celery5.protocol.limits import AdmissionRule
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
-from celery5.services.worker.internal_queues import ResultsQueue
+from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.lease import Lease, WorkerIdentity
 from celery5.services.worker.reading import ReadingState
 from celery5.services.worker.resources import TaskResources
@@ -41,7 +41,7 @@ class Desk:
     app: App
     keys: QueueKeys
     publisher: ResultPublisher
-    results: ResultsQueue
+    results: InternalResultsQueue
     ledger: InFlightJobs
     read: list[Delivery]
 
@@ -64,7 +64,7 @@ class Desk:
         """What waits under their keys once the ledger has none of them."""
         await until(lambda: self.ledger.settled_count == len(deliveries))
         await trio.testing.wait_all_tasks_blocked()
-        ids = [each.envelope.id for each in deliveries if each.envelope]
+        ids = [each.command.id for each in deliveries if each.command]
         return {each: (await self.app.aperform(jobs.locate_job(self.keys, each))).document for each in ids}
 
 
@@ -72,7 +72,7 @@ class Desk:
 async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[Desk]:
     """Three jobs were read, and the publisher waits."""
     app, log = App(app_name, broker=url), NullLog()
-    keys, ledger, results = app.queue("default"), InFlightJobs(), ResultsQueue()
+    keys, ledger, results = app.queue("default"), InFlightJobs(), InternalResultsQueue()
     link = TrioRedis(endpoint=Endpoint.from_url(url))
     await nursery.start(link.run)
     unpublishable = UnpublishableRetries(
@@ -106,7 +106,7 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
     await app.asend_many([one.s(number) for number in range(3)])
     entries = await app.aperform(jobs.read_jobs([keys], WORKER, count=3, block_seconds=0))
     read = [
-        Delivery(each.queue, each.id, each.message, envelope=read_envelope(each.message)) for each in entries
+        Delivery(each.queue, each.id, each.message, command=read_command(each.message)) for each in entries
     ]
     await nursery.start(publisher.run)
     await trio.testing.wait_all_tasks_blocked()

@@ -20,7 +20,7 @@ from celery5 import App, BrokerUnavailable, JobState
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.broker.timing import Timing
 from celery5.errors import BacklogFull, NotReplicated
-from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.messages import read_command
 from tests.redis.commands.staff import wait_until
 from tests.redis.sending.test_producers import COLOURS, Api, in_every_colour, tell
 
@@ -42,7 +42,7 @@ def numbers(app: App, queue: str = "default") -> list[int]:
     """What lies on a queue, in its order."""
     with redis.Redis.from_url(app.settings.broker) as client:
         found: Any = client.xrange(app.queue(queue).stream)
-    return [int(bytes(read_envelope(fields[b"job"]).args).strip(b"[]")) for _, fields in found]
+    return [int(bytes(read_command(fields[b"job"]).args).strip(b"[]")) for _, fields in found]
 
 
 @in_every_colour

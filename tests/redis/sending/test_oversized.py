@@ -12,7 +12,7 @@ from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.keys import EVENTS
 from celery5.errors import Corrupt
 from celery5.processes.router import ROUTER
-from celery5.protocol.job.envelope import SIZE_MARGIN
+from celery5.protocol.job.messages import SIZE_MARGIN
 from tests.redis.events.sinking import Kept, delivering
 from tests.redis.worker.workers import entries, start, until, working
 

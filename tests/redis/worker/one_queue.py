@@ -9,12 +9,12 @@ from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.job.delivery import Settlement
-from celery5.protocol.job.envelope import Envelope, encode
+from celery5.protocol.job.messages import Command, encode
 
 
-def envelope(job_id: str) -> bytes:
+def command(job_id: str) -> bytes:
     """The message of a job."""
-    return encode(Envelope(v=1, id=job_id, task="shop.t"))
+    return encode(Command(v=1, id=job_id, task="shop.t"))
 
 
 class Queue:
@@ -29,10 +29,10 @@ class Queue:
         return self.driver.perform(call)
 
     def publish(self, *ids: str) -> int:
-        return int(self(jobs.publish(self.keys, [(each, envelope(each)) for each in ids])))
+        return int(self(jobs.publish(self.keys, [(each, command(each)) for each in ids])))
 
     def schedule(self, job_id: str, when: str) -> int:
-        return int(self(jobs.schedule(self.keys, [(job_id, envelope(job_id), when)])))
+        return int(self(jobs.schedule(self.keys, [(job_id, command(job_id), when)])))
 
     def join(self, worker: str, lease: float = 30.0) -> None:
         assert self(jobs.join_queue(self.keys, worker, lease=lease)) == 1
@@ -110,7 +110,7 @@ def done(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
 
 def failed(entry: Entry, job_id: str, delay: int = 60_000) -> Settlement:
     """The job is tried again."""
-    return Settlement("retry", entry.id, job_id, envelope(job_id), delay, 60_000)
+    return Settlement("retry", entry.id, job_id, command(job_id), delay, 60_000)
 
 
 def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
@@ -122,12 +122,12 @@ def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
 
 def released(entry: Entry, job_id: str) -> Settlement:
     """The job goes back."""
-    return Settlement("release", entry.id, job_id, envelope(job_id), entry.deliveries, 60_000)
+    return Settlement("release", entry.id, job_id, command(job_id), entry.deliveries, 60_000)
 
 
 def held(entry: Entry, job_id: str, delay: int = 0) -> Settlement:
     """The job waits as it is."""
-    return Settlement("hold", entry.id, job_id, envelope(job_id), delay, 60_000)
+    return Settlement("hold", entry.id, job_id, command(job_id), delay, 60_000)
 
 
 VERBS: dict[str, tuple[Callable[[Entry, str], Settlement], str]] = {

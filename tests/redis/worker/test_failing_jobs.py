@@ -112,8 +112,8 @@ async def test_what_cannot_be_run_is_buried_with_the_reason_and_the_worker_lives
     keys = app.queue("default")
 
     def inject(job_id: str, **fields: Any) -> None:
-        envelope = {"v": 1, "id": job_id, "task": double.name, "args": [], "sent": 0.0, **fields}
-        redis_client.xadd(keys.stream, {"job": json.dumps(envelope)})
+        command = {"v": 1, "id": job_id, "task": double.name, "args": [], "sent": 0.0, **fields}
+        redis_client.xadd(keys.stream, {"job": json.dumps(command)})
 
     async with working(app) as one:
         inject("unknown", task="no.such.task")

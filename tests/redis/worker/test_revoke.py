@@ -15,7 +15,7 @@ from msgspec import Raw
 from celery5 import App, AsyncResult, TaskFailed, TaskRevoked
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.errors import UnknownQueue
-from celery5.protocol.job.envelope import Envelope, encode
+from celery5.protocol.job.messages import Command, encode
 from celery5.protocol.job.states import JobState
 from celery5.protocol.scaling import prefetch
 from celery5.results.async_result import arevoke, revoke
@@ -223,7 +223,7 @@ async def test_a_revocation_that_is_quicker_than_its_job_is_remembered(
     async with working(app):
         entry = "99999999999999-1"
         assert client.publish(keys.revoke, entry) == 1
-        message = encode(Envelope(v=1, id="early", task="work", args=Raw(b'["early"]')))
+        message = encode(Command(v=1, id="early", task="work", args=Raw(b'["early"]')))
         client.hset(keys.jobs, "early", "V" + entry)
         client.xadd(keys.stream, {"job": message}, id=entry)
         await has_been_revoked(app.result("early"))
@@ -336,7 +336,7 @@ def test_a_held_job_is_revoked(app: App, redis_client: "redis.Redis") -> None:
 
     client, keys, held = cast("Any", redis_client), app.queue("default"), nothing.options(key="k").delay()
     ((entry, fields),) = client.xrange(keys.stream)
-    client.xdel(keys.stream, entry)  # as whoever holds jobs will have them: no entry, the envelope kept
+    client.xdel(keys.stream, entry)  # as whoever holds jobs will have them: no entry, the Command kept
     client.hset(keys.waiting, held.id, fields[b"job"])
     client.hset(keys.jobs, held.id, "H")
     assert held.status() is JobState.HELD

@@ -13,7 +13,7 @@ import trio
 import trio.lowlevel
 
 from celery5 import App, SoftTimeLimitExceeded, TaskFailed, TimeLimitExceeded, current_job
-from celery5.protocol.job.envelope import Envelope, encode, read_envelope
+from celery5.protocol.job.messages import Command, encode, read_command
 from tests.redis.worker.workers import Lines, until, working
 
 KINDS = ("trio", "asyncio", "thread")
@@ -162,8 +162,8 @@ async def test_a_limit_of_the_call_goes_before_the_tasks_and_that_before_the_set
         assert await said(await own.options(soft_time_limit=0.05).adelay()) == "soft_time_limit of 0.05 s"
         # Whoever writes to the stream need not know the task's options.
         for job, hard, soft in (("raw", None, None), ("limited", 0.1, None), ("told", None, 30)):
-            envelope = Envelope(v=1, id=job, task="own", time_limit=hard, soft_time_limit=soft)
-            client.xadd(app.queue("default").stream, {"job": encode(envelope)})
+            command = Command(v=1, id=job, task="own", time_limit=hard, soft_time_limit=soft)
+            client.xadd(app.queue("default").stream, {"job": encode(command)})
         assert await said(app.result("told")) == "time_limit of 0.2 s"
         assert await said(app.result("raw")) == "time_limit of 0.2 s"
         assert await said(app.result("limited")) == "time_limit of 0.1 s"
@@ -250,8 +250,8 @@ async def test_a_job_that_a_stop_interrupts_has_not_failed_by_its_limit(
         await long.adelay()
         await until(lambda: bool(began))
     [(_entry, fields)] = client.xrange(app.queue("default").stream)
-    envelope = read_envelope(fields[b"job"])
-    assert (envelope.attempt, envelope.failures, envelope.time_limit) == (1, (), 30)
+    command = read_command(fields[b"job"])
+    assert (command.attempt, command.failures, command.time_limit) == (1, (), 30)
     app.close()
 
 

@@ -17,7 +17,7 @@ from celery5 import App, TaskFailed
 from celery5.broker.calls import jobs
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BadArguments, BlockingInEventLoop, MessageTooLarge, UnknownTask
-from celery5.protocol.job.envelope import Document, read_document
+from celery5.protocol.job.messages import Document, read_document
 from tests.story.cli.commands import Serving, until
 from tests.watched import watched
 
@@ -255,7 +255,7 @@ def test_arguments_that_do_not_fit_the_workers_version_of_the_task(shop: Shop) -
     ],
     ids=["bytes", "nothing", "list", "half", "version", "empty", "no UTF-8", "no job"],
 )
-def test_a_corrupt_envelope_on_the_stream(shop: Shop, fields: dict[Any, Any]) -> None:
+def test_a_corrupt_command_on_the_stream(shop: Shop, fields: dict[Any, Any]) -> None:
     document = buried(shop, lambda: shop.client.xadd(shop.stream, fields))
     assert (document.state, document.reason) == ("DEAD", "corrupt")
     assert document.failure is not None

@@ -11,7 +11,7 @@ from celery5 import App, Misconfigured
 from celery5.health import BreakerPolicy, HealthCheck
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.envelope import Envelope, Failure
+from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import CircuitBlocked, Interrupted, Outcome, Raised, Returned
 from celery5.services.health.circuits import AFTER_PROBE_DELAY, MIN_HOLD, CircuitBreakers
 from celery5.services.health.vital_sources import BreakerMetrics
@@ -37,8 +37,8 @@ class Ward:
         self.circuits = CircuitBreakers(tasks=self.app.tasks, log=Log(worker="w1", app="clinic"))
 
     def job(self, **more: Any) -> Delivery:
-        envelope = Envelope(v=1, id="a", task="treat", **more)
-        return Delivery(queue="q", entry=b"1-0", message=b"", envelope=envelope, kind="trio")
+        command = Command(v=1, id="a", task="treat", **more)
+        return Delivery(queue="q", entry=b"1-0", message=b"", command=command, kind="trio")
 
     def comes(self, **more: Any) -> tuple[Delivery, CircuitBlocked | None]:
         """A job comes: it, and what bars its way, if anything does."""

@@ -8,7 +8,7 @@ from celery5.errors import LeaseLost
 from celery5.protocol.job.delivery import Delivery
 from celery5.services.process.shared_memory import SidecarMemory, number_queues
 from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs
-from celery5.services.worker.internal_queues import TasksQueue
+from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.lease import Lease, now
 
 
@@ -115,7 +115,7 @@ def test_a_black_box_tells_which_boxes_there_are_and_since_when() -> None:
 
 
 async def test_suspects_are_let_out_one_at_a_time() -> None:
-    ledger, queue = InFlightJobs(), TasksQueue()
+    ledger, queue = InFlightJobs(), InternalTasksQueue()
     suspects = IsolatedJobs(queues={"trio": queue}, in_flight=ledger, max_deliveries=3)
     held = [Delivery("q", b"%d-0" % number, b"", 2, kind="trio", read=number) for number in range(1, 6)]
     for each in held:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from celery5.protocol.job.delivery import Delivery
-from celery5.services.worker.internal_queues import HandoffQueue, TasksQueue
+from celery5.services.worker.internal_queues import HandoffQueue, InternalTasksQueue
 
 
 async def test_an_item_that_is_there_is_taken_at_once_in_order() -> None:
@@ -94,7 +94,7 @@ def delivery(number: int) -> Delivery:
 async def test_takers_that_are_too_many_go_at_once_if_they_wait_and_others_when_they_ask_again(
     nursery: trio.Nursery,
 ) -> None:
-    queue, busy, here = TasksQueue(), trio.Event(), 0
+    queue, busy, here = InternalTasksQueue(), trio.Event(), 0
 
     async def work() -> None:
         nonlocal here
@@ -132,7 +132,7 @@ def test_every_job_is_taken_and_the_right_number_of_takers_is_left_while_their_n
     chance = random.Random(seed)
 
     async def story() -> None:
-        queue = TasksQueue()
+        queue = InternalTasksQueue()
         taken: list[bytes] = []
         here = wanted = put = 0
 

@@ -7,14 +7,14 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from celery5.services.worker.internal_queues import SharedSlots, TasksQueue
+from celery5.services.worker.internal_queues import SharedSlots, InternalTasksQueue
 
 
 class Crew:
     """Executors of one life, who note what they run."""
 
     def __init__(self, slots: SharedSlots, ran: list[str], running: list[str]) -> None:
-        self.queue: TasksQueue = slots.make_queues()["trio"]
+        self.queue: InternalTasksQueue = slots.make_queues()["trio"]
         self._ran = ran
         self._running = running
 

@@ -7,9 +7,9 @@ from trio.testing import MockClock
 
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery, Settlement, make_settlement
-from celery5.protocol.job.envelope import Envelope, Failure, encode, read_envelope
+from celery5.protocol.job.messages import Command, Failure, encode, read_command
 from celery5.protocol.job.verdict import Complete, RetryVerdict
-from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.result_publisher import UnpublishableRetries
 
 
@@ -17,8 +17,8 @@ class Worker:
     """The queues of a worker, and what sorts its retries out."""
 
     def __init__(self, how: str, log: Log) -> None:
-        self.tasks = TasksQueue()
-        self.results = ResultsQueue()
+        self.tasks = InternalTasksQueue()
+        self.results = InternalResultsQueue()
         self.unpublishable = UnpublishableRetries(
             when_unpublishable=how,
             queues={"trio": self.tasks},
@@ -30,14 +30,14 @@ class Worker:
 
     def retry(self, delay: float, job: str = "a") -> tuple[Delivery, Settlement]:
         """The outcome of a job's first attempt, to be tried again."""
-        envelope = Envelope(v=1, id=job, task="t")
-        delivery = Delivery("q", job.encode(), encode(envelope), envelope=envelope, kind="trio")
+        command = Command(v=1, id=job, task="t")
+        delivery = Delivery("q", job.encode(), encode(command), command=command, kind="trio")
         verdict = RetryVerdict(delay, Failure(type="ValueError", message="no"))
         return delivery, make_settlement(verdict, delivery, worker="w", ttl=60.0)
 
     def verbs(self) -> list[tuple[str, str, int]]:
         """What is to be settled now: verb, job, and the attempt that its message is for."""
-        return [(words[0], words[2], read_envelope(words[3]).attempt) for _, words in self.results.drain()]
+        return [(words[0], words[2], read_command(words[3]).attempt) for _, words in self.results.drain()]
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def test_what_waits_for_an_executor_and_what_sleeps_goes_back_when_the_wor
     assert not worker.tasks
     mock_clock.jump(2.0)
     worker.unpublishable.run_due_attempts()
-    assert [each.envelope and each.envelope.attempt for each in worker.tasks.items] == [2]
+    assert [each.command and each.command.attempt for each in worker.tasks.items] == [2]
     worker.unpublishable.close()
     assert (len(worker.tasks), worker.verbs()) == (0, [("retry", "late", 2), ("release", "soon", 2)])
     assert worker.unpublishable.filter_outcomes([soon, late], sent=False) == [soon, late]

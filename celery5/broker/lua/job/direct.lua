@@ -5,7 +5,7 @@
 -- ARGV  1 consumer group
 --       2 the worker
 --       3 the job's id
---       4 its envelope
+--       4 its Command
 --       5 the most jobs that may wait before it
 --       6 letter of the lane, '' for the normal one
 --       7 channel that wakes workers

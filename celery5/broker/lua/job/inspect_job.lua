@@ -3,7 +3,7 @@
 --       2 where its jobs are
 --       3 result key of the job
 --       4 scheduled jobs by time
---       5 their envelopes
+--       5 their Commands
 --       6 dead-letter queue
 --       7 prefix of the waiting lists
 --       8.. streams of its other lanes: high, low, handed

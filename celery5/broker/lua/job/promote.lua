@@ -1,6 +1,6 @@
 -- Move scheduled jobs, retries and held jobs whose time has come to their queue.
 -- KEYS  1 scheduled jobs by time
---       2 their envelopes
+--       2 their Commands
 --       3 stream of the queue
 --       4 where its jobs are
 --       5 stream of its lane `high`
@@ -18,7 +18,7 @@ local streams = {[''] = KEYS[3], h = KEYS[5], l = KEYS[6]}
 local now = now_ms()
 local ids = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[1])
 for _, id in ipairs(ids) do -- bound: ARGV 1
-  local envelope, place = redis.call('HGET', waiting, id), redis.call('HGET', jobs, id) or ''
+  local command, place = redis.call('HGET', waiting, id), redis.call('HGET', jobs, id) or ''
   local list = string.match(place, '^G%d* (.*)$')
   if list then
     leave_list(at, id, list)
@@ -27,15 +27,15 @@ for _, id in ipairs(ids) do -- bound: ARGV 1
     redis.call('ZREM', due, id)
   end
   redis.call('HDEL', waiting, id)
-  if envelope then
+  if command then
     local deaths, lane = string.match(place, '^[HG](%d+)'), string.match(place, '^%u%d*([hl])$') or ''
     local stream, entry = streams[lane], nil
     -- No worker reads a lane before its first job.
     if lane ~= '' and redis.call('EXISTS', stream) == 0 then redis.call('PUBLISH', ARGV[2], 'lane') end
     if deaths then
-      entry = redis.call('XADD', stream, '*', 'job', envelope, 'deliveries', deaths)
+      entry = redis.call('XADD', stream, '*', 'job', command, 'deliveries', deaths)
     else
-      entry = redis.call('XADD', stream, '*', 'job', envelope)
+      entry = redis.call('XADD', stream, '*', 'job', command)
     end
     redis.call('HSET', jobs, id, 'S' .. entry .. lane)
   else

@@ -2,7 +2,7 @@
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3.. result key of each job, in order
--- ARGV  1.. for each job: its id, its envelope
+-- ARGV  1.. for each job: its id, its Command
 -- Returns how many were new: a job that is known already, or has ended already, is left alone.
 -- One command for all jobs where possible: that takes half of the time.
 local stream, jobs = KEYS[1], KEYS[2]

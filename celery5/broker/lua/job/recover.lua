@@ -52,7 +52,7 @@ local function stray()
   end
 end
 -- Of what is too large to be decoded only the id is read, where producers write it: at the beginning (`id_of` in
--- protocol/job/envelope.py).
+-- protocol/job/messages.py).
 local function read_message(message)
   if #message >= tonumber(ARGV[11]) then
     local start = string.gsub(string.sub(message, 1, 1000), '^%s*{%s*"v"%s*:%s*%d+%s*,', '{')
@@ -86,15 +86,15 @@ local function undo(one, lane)
   local stream = streams[lane]
   local entry = redis.call('XRANGE', stream, one[1], one[1])[1]
   local fields = fields_of(entry)
-  local envelope = read_message(fields.job or '')
-  local id, task, lock = as_text(envelope.id), as_text(envelope.task), lock_of(envelope)
+  local command = read_message(fields.job or '')
+  local id, task, lock = as_text(command.id), as_text(command.task), lock_of(command)
   local blamed = fence == -1 and (ARGV[6] == '*' or begun[one[1] .. lane])
   local deliveries = as_whole(tonumber(fields.deliveries), 0) + (blamed and 1 or 0)
   local place = id ~= '' and redis.call('HGET', jobs, id) or ''
   local revoked, here = string.sub(place, 1, 1) == 'V', string.sub(place, 2) == one[1] .. lane
   local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
-  local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = as_whole(envelope.attempt, 1),
-    replays = as_whole(envelope.replays, 0)}
+  local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = as_whole(command.attempt, 1),
+    replays = as_whole(command.replays, 0)}
   if not entry or over or (revoked and not here) then -- nothing is left to be run
   elseif revoked then
     document.state = 'REVOKED'
@@ -112,7 +112,7 @@ local function undo(one, lane)
     dead_lettered = dead_lettered + 1
   else
     -- What was given to the dead worker goes to the lane of its priority.
-    if lane == 'g' then lane = lane_of(envelope) end
+    if lane == 'g' then lane = lane_of(command) end
     local again = redis.call('XADD', streams[lane], '*', 'job', fields.job or '', 'deliveries', deliveries)
     if id ~= '' and (here or place == '') then redis.call('HSET', jobs, id, 'S' .. again .. lane) end
     back = back + 1

@@ -2,7 +2,7 @@
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3 scheduled jobs by time
---       4 their envelopes
+--       4 their Commands
 --       5 the live job of each key
 --       6 stream of its lane `high`
 --       7 stream of its lane `low`
@@ -42,17 +42,17 @@ local function unlock_all(id)
   for _, lock in ipairs(owners[id] or {}) do unlock(unique, lock, id) end -- bound: as above
 end
 local function withdraw(id, message, result)
-  local envelope = decode_message(message)
-  local task = as_text(envelope.task)
-  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', sent = as_number(envelope.sent, 0),
-    attempt = as_whole(envelope.attempt, 1), replays = as_whole(envelope.replays, 0),
+  local command = decode_message(message)
+  local task = as_text(command.task)
+  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', sent = as_number(command.sent, 0),
+    attempt = as_whole(command.attempt, 1), replays = as_whole(command.replays, 0),
     finished = now / 1000})
-  local own = as_number(envelope.results_ttl, 0)
+  local own = as_number(command.results_ttl, 0)
   local ttl = math.max(own > 0 and own * 1000 or ARGV[3], ARGV[4])
   store_document(result, document, string.format('%.0f', ttl))
   look_up_sinks(KEYS[9], 'REVOKED', task, document)
   redis.call('HDEL', jobs, id)
-  if message then unlock(unique, lock_of(envelope), id) else unlock_all(id) end
+  if message then unlock(unique, lock_of(command), id) else unlock_all(id) end
   return 'REVOKED'
 end
 -- The final state of a job without a place.

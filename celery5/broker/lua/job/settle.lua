@@ -3,7 +3,7 @@
 --       2 where its jobs are
 --       3 leases of its workers
 --       4 scheduled jobs by time
---       5 their envelopes
+--       5 their Commands
 --       6 dead-letter queue
 --       7 the live job of each key
 --       8 which sinks take which documents; a sink's stream is named after it
@@ -14,11 +14,11 @@
 --       4 letter of the lane, '' for the normal one; the entries have it at their end
 --       5.. for each outcome: verb, stream entry, job id, message, and three more words:
 --           complete: document, ttl in ms, what its key is remembered under or ''
---           retry:    envelope, delay in ms, ttl of a document in ms
---           bury:     envelope, ttl in ms, document
---           release:  envelope, deliveries so far, ttl of a document in ms
---           hold:     envelope, delay in ms, ttl of a document in ms: waits as it is, with the deliveries that it had
---           drop:     envelope, deliveries and this one, ttl of a document in ms: takes the entry off the stream and
+--           retry:    Command, delay in ms, ttl of a document in ms
+--           bury:     Command, ttl in ms, document
+--           release:  Command, deliveries so far, ttl of a document in ms
+--           hold:     Command, delay in ms, ttl of a document in ms: waits as it is, with the deliveries that it had
+--           drop:     Command, deliveries and this one, ttl of a document in ms: takes the entry off the stream and
 --                     touches nothing else; but if the job's place is this very entry, it is a release
 --           and after all of them, for each document that sinks get: its stream entry, the names of the sinks, the
 --           document, or '' for the outcome's own
@@ -107,14 +107,14 @@ if others[1] then
       redis.call('HSET', jobs, id, place)
     end
     local function end_as_revoked(id, message, result, ttl)
-      local envelope = decode_message(message)
-      local task = as_text(envelope.task)
+      local command = decode_message(message)
+      local task = as_text(command.task)
       local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', worker = me,
-        finished = clock / 1000, attempt = as_whole(envelope.attempt, 1), replays = as_whole(envelope.replays, 0)})
+        finished = clock / 1000, attempt = as_whole(command.attempt, 1), replays = as_whole(command.replays, 0)})
       store_document(result, document, ttl)
       look_up_sinks(documents, 'REVOKED', task, document)
       places[id], ended[#ended + 1] = false, id
-      unlock(unique, lock_of(envelope), id)
+      unlock(unique, lock_of(command), id)
     end
     local function is_revoked(id) return string.sub(places[id] or '', 1, 1) == 'V' end
     -- Return whether a job goes on: no copy does, and one that was revoked ends here. What has no id has only its entry.

@@ -2,20 +2,20 @@
 -- Return the fields of a message. It may say anything, and what fails in the middle of a script would take jobs with it:
 -- what is not readable has no fields, and each field is checked where it is used.
 local function decode_message(message)
-  local readable, envelope = pcall(cjson.decode, message or '')
-  return readable and type(envelope) == 'table' and envelope or {}
+  local readable, command = pcall(cjson.decode, message or '')
+  return readable and type(command) == 'table' and command or {}
 end
 local function as_text(value) return type(value) == 'string' and value or '' end
 local function as_whole(value, least)
   return type(value) == 'number' and value >= least and value < 1e15 and math.floor(value) or least
 end
 -- Return what the key of a job is remembered under, '' when it has none.
-local function lock_of(envelope)
-  local key = as_text(envelope.key)
-  return key ~= '' and as_text(envelope.task) .. ' ' .. key or ''
+local function lock_of(command)
+  local key = as_text(command.key)
+  return key ~= '' and as_text(command.task) .. ' ' .. key or ''
 end
 -- Return the lane of a job by its priority.
-local function lane_of(envelope) return ({high = 'h', low = 'l'})[as_text(envelope.priority)] or '' end
+local function lane_of(command) return ({high = 'h', low = 'l'})[as_text(command.priority)] or '' end
 -- Free the key of a job, unless another job has it by now.
 local function unlock(unique, lock, id)
   if lock ~= '' and redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end

@@ -5,7 +5,7 @@
 --       4 stream of its lane `handed`
 --       5 leases of its workers
 --       6 where its jobs are
---       7 envelopes of waiting jobs
+--       7 Commands of waiting jobs
 --       8 scheduled jobs by time
 --       9 slots
 --       10 how many are taken

@@ -2,7 +2,7 @@
 -- KEYS  1 stream of the lane `handed`
 --       2 leases of the queue's workers
 --       3 where its jobs are
---       4 envelopes of waiting jobs
+--       4 Commands of waiting jobs
 --       5 scheduled jobs by time
 --       6 slots
 --       7 how many are taken

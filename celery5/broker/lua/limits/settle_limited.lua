@@ -2,7 +2,7 @@
 -- whoever waits for them is given to this worker, as far as it has capacity.
 -- KEYS  1 stream of the lane `handed`
 --       2 where the queue's jobs are
---       3 envelopes of waiting jobs
+--       3 Commands of waiting jobs
 --       4 scheduled jobs by time
 --       5 slots
 --       6 how many are taken

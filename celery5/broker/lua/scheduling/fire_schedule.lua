@@ -13,7 +13,7 @@
 --       5 channel on which Schedulers are notified ('' for none)
 --       6 channel that wakes workers
 --       7 letter of the lane, '' for the normal one
---       8.. for each job: its id, its envelope, what its key is remembered under ('' for none), its `unique_for` in ms
+--       8.. for each job: its id, its Command, what its key is remembered under ('' for none), its `unique_for` in ms
 --           (0 for none)
 -- Returns 1 when it was done, now or at an earlier try of the same, and 0 when the state was another. A job that is known
 -- already is left alone, and one whose key another job holds is not sent.
@@ -29,11 +29,11 @@ local lane = ARGV[7]
 local is_new = is_new_lane(stream, lane)
 for n = 6, #KEYS, 2 do -- bound: the jobs of one schedule
   local at = 8 + 4 * (n - 6) / 2
-  local id, envelope, lock, span = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local id, command, lock, span = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local known = redis.call('HEXISTS', jobs, id) == 1 or redis.call('EXISTS', KEYS[n]) == 1
   local is_taken = lock ~= '' and (redis.call('EXISTS', KEYS[n + 1]) == 1 or find_holder(unique, jobs, lock))
   if not known and not is_taken then
-    send(stream, jobs, lane, id, envelope)
+    send(stream, jobs, lane, id, command)
     if is_new then redis.call('PUBLISH', ARGV[6], 'lane') end
     is_new = false
     if lock ~= '' then redis.call('HSET', unique, lock, id) end

@@ -1,6 +1,6 @@
-"""Read and write envelopes (Command messages) and documents, which record how jobs ended.
+"""Read and write Commands and Documents, which record how jobs ended.
 
-The wire format is JSON, versioned and language neutral; `celery5/protocol/envelope.schema.json` publishes it.
+The wire format is JSON, versioned and language neutral; `celery5/protocol/command.schema.json` publishes it.
 Fields that this version does not know survive every hop. Never pickle.
 """
 
@@ -41,7 +41,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     at: float = 0.0  # seconds since 1970
 
 
-class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Command(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A Command message: run `task` with `args` and `kwargs`. Times are seconds since 1970.
 
     The bounds are those of the published schema.
@@ -106,7 +106,7 @@ class _Id(msgspec.Struct, frozen=True):
     id: Annotated[str, Meta(min_length=1, max_length=200)]
 
 
-_ENVELOPE = msgspec.json.Decoder(Envelope)
+_ENVELOPE = msgspec.json.Decoder(Command)
 _ID = msgspec.json.Decoder(_Id)
 _VERSION = msgspec.json.Decoder(_Version)
 _DOCUMENT = msgspec.json.Decoder(Document)
@@ -129,22 +129,22 @@ _BLOCK = 512
 encode = _ENCODER.encode
 
 
-def read_envelope(raw: bytes, limit: int | None = None) -> Envelope:
+def read_command(raw: bytes, limit: int | None = None) -> Command:
     """Decode a Command message. `limit` is the setting `message_limit`, for a message that comes from Redis.
 
     Raises Corrupt with the reason, and nothing else, whatever the bytes are.
     """
     if len(raw) > SIZE_MARGIN:  # for most messages this comparison is the only cost
-        refuse_oversized(raw, limit, "an envelope")
+        refuse_oversized(raw, limit, "a Command")
     try:
-        envelope = _ENVELOPE.decode(raw)
+        command = _ENVELOPE.decode(raw)
     except _FAULTS as error:
         _refuse_version(_version_of(raw))
-        raise Corrupt(f"not an envelope: {error}") from None
-    _refuse_version(envelope.v)
+        raise Corrupt(f"not a Command: {error}") from None
+    _refuse_version(command.v)
     if len(raw) > 2 * MAX_DEPTH and is_nested_deeper(raw, MAX_DEPTH + 50):
-        raise Corrupt(f"not an envelope: nested deeper than {MAX_DEPTH + 50}")
-    return envelope
+        raise Corrupt(f"not a Command: nested deeper than {MAX_DEPTH + 50}")
+    return command
 
 
 def is_nested_deeper(raw: bytes, max_depth: int) -> bool:
@@ -216,12 +216,12 @@ def _version_of(raw: bytes) -> int:
 def _refuse_version(version: int) -> None:
     if version != VERSION:
         raise Corrupt(
-            f"envelope of version {version}; this worker reads version {VERSION}: upgrade the workers first"
+            f"Command of version {version}; this worker reads version {VERSION}: upgrade the workers first"
         )
 
 
 def read_document(raw: bytes, limit: int | None = None) -> Document:
-    """Decode a Document message. `limit` as for `read_envelope`. Raises Corrupt with the reason."""
+    """Decode a Document message. `limit` as for `read_command`. Raises Corrupt with the reason."""
     refuse_oversized(raw, limit, "a document")
     try:
         return _DOCUMENT.decode(raw)
@@ -250,9 +250,9 @@ def add_failure(raw: bytes, failure: Failure) -> bytes:
 def make_replay(raw: bytes, limit: int | None = None) -> bytes:
     """Return the message as if it had just been sent, with one more replay, all retries left and no failures.
 
-    All other fields are passed on byte for byte. `limit` as for `read_envelope`. Raises Corrupt.
+    All other fields are passed on byte for byte. `limit` as for `read_command`. Raises Corrupt.
     """
-    read_envelope(raw, limit)
+    read_command(raw, limit)
     fields: dict[str, Any] = _FIELDS.decode(raw)
     for name in ("attempt", "failures", "sections", "expires"):
         fields.pop(name, None)
@@ -281,10 +281,10 @@ def _is_like(raw: Raw, failure: Failure) -> bool:
     return (other_failure.attempt, other_failure.type) == (failure.attempt, failure.type)
 
 
-def try_read_envelope(message: bytes, limit: int | None = None) -> tuple[Envelope | None, str]:
-    """Return the envelope in a message, or None and the error. `limit` is the setting `message_limit`."""
+def try_read_command(message: bytes, limit: int | None = None) -> tuple[Command | None, str]:
+    """Return the Command in a message, or None and the error. `limit` is the setting `message_limit`."""
     try:
-        return read_envelope(message, limit), ""
+        return read_command(message, limit), ""
     except Corrupt as error:
         return None, str(error)
 

@@ -1,4 +1,4 @@
-"""Envelope: what travels comes back, what is unknown survives, and no bytes at all can do harm."""
+"""Command: what travels comes back, what is unknown survives, and no bytes at all can do harm."""
 
 import json
 import sys
@@ -15,25 +15,25 @@ from msgspec import Raw
 
 from celery5 import App, RetryPolicy
 from celery5.errors import Corrupt
-from celery5.protocol.job import envelope as envelopes_module
-from celery5.protocol.job.envelope import (
+from celery5.protocol.job import messages as messages_module
+from celery5.protocol.job.messages import (
     MAX_DEPTH,
     MAX_FAILURES,
     SIZE_MARGIN,
     VERSION,
+    Command,
     Document,
-    Envelope,
     Failure,
     add_failure,
     encode,
     is_nested_deeper,
     make_next_attempt,
+    read_command,
     read_document,
-    read_envelope,
     read_job_id,
 )
 
-SCHEMA: dict[str, Any] = json.loads(files("celery5.protocol").joinpath("envelope.schema.json").read_text())
+SCHEMA: dict[str, Any] = json.loads(files("celery5.protocol").joinpath("command.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -42,7 +42,7 @@ json_values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**80), 2**80)
-    # JSON Schema takes 1.0 for a whole number; readers of the envelope do not, and the protocol's page says so.
+    # JSON Schema takes 1.0 for a whole number; readers of the Command do not, and the protocol's page says so.
     | st.floats(allow_nan=False, allow_infinity=False).filter(lambda number: not number.is_integer())
     | text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
@@ -65,8 +65,8 @@ policies = st.builds(
     cap=st.floats(0, 1e6),
     jitter=st.booleans(),
 )
-envelopes = st.builds(
-    Envelope,
+commands = st.builds(
+    Command,
     v=st.just(VERSION),
     id=text.filter(bool),
     task=text.filter(bool),
@@ -80,21 +80,21 @@ envelopes = st.builds(
     trace=text,
     failures=st.lists(failures, max_size=3).map(tuple),
 )
-FIELDS = st.sampled_from([name for name in Envelope.__struct_fields__ if name not in ("args", "kwargs")])
+FIELDS = st.sampled_from([name for name in Command.__struct_fields__ if name not in ("args", "kwargs")])
 """The arguments are read later, and refused as bad arguments."""
 FAILURE = Failure(type="ValueError", message="no", attempt=1, worker="w", at=5.0)
 
 
-@given(envelopes)
+@given(commands)
 @settings(max_examples=100, deadline=None)
-def test_an_envelope_comes_back_as_it_was_sent(envelope: Envelope) -> None:
-    assert read_envelope(encode(envelope)) == envelope
+def test_a_command_comes_back_as_it_was_sent(command: Command) -> None:
+    assert read_command(encode(command)) == command
 
 
-@given(envelopes)
+@given(commands)
 @settings(max_examples=100, deadline=None)
-def test_whatever_is_sent_fits_the_published_schema(envelope: Envelope) -> None:
-    VALIDATOR.validate(json.loads(encode(envelope)))
+def test_whatever_is_sent_fits_the_published_schema(command: Command) -> None:
+    VALIDATOR.validate(json.loads(encode(command)))
 
 
 @given(json_values, st.dictionaries(FIELDS | text, json_values, max_size=4))
@@ -107,7 +107,7 @@ def test_what_can_be_read_fits_the_schema_and_what_fits_can_be_read(value: Any, 
 
 def readable(raw: bytes) -> bool:
     try:
-        read_envelope(raw)
+        read_command(raw)
     except Corrupt:
         return False
     return True
@@ -138,11 +138,11 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_envelope_is_corrupt_and_breaks_the_schema(what: str) -> None:
+def test_a_bad_command_is_corrupt_and_breaks_the_schema(what: str) -> None:
     with pytest.raises(
-        Corrupt, match=r"^(not an envelope: .+|envelope of version 2; .*upgrade the workers first)$"
+        Corrupt, match=r"^(not a Command: .+|Command of version 2; .*upgrade the workers first)$"
     ):
-        read_envelope(msgspec.json.encode(BAD[what]))
+        read_command(msgspec.json.encode(BAD[what]))
     assert not VALIDATOR.is_valid(BAD[what])
 
 
@@ -168,24 +168,24 @@ def test_the_schema_knows_what_arguments_look_like(bad: dict[str, Any]) -> None:
     ],
     ids=lambda raw: repr(raw[:40]),
 )
-def test_bytes_that_are_no_envelope_are_corrupt_and_nothing_worse(raw: bytes) -> None:
-    with pytest.raises(Corrupt, match="not an envelope: "):
-        read_envelope(raw)
+def test_bytes_that_are_no_command_are_corrupt_and_nothing_worse(raw: bytes) -> None:
+    with pytest.raises(Corrupt, match="not a Command: "):
+        read_command(raw)
     with pytest.raises(Corrupt, match="not a document: "):
         read_document(raw)
 
 
 @given(st.binary(max_size=60))
 @settings(max_examples=200, deadline=None)
-def test_any_bytes_are_an_envelope_or_corrupt(raw: bytes) -> None:
+def test_any_bytes_are_a_command_or_corrupt(raw: bytes) -> None:
     readable(raw)
 
 
 def test_a_later_version_is_told_as_such_even_when_its_fields_differ() -> None:
     with pytest.raises(
-        Corrupt, match="envelope of version 7; this worker reads version 1: upgrade the workers first"
+        Corrupt, match="Command of version 7; this worker reads version 1: upgrade the workers first"
     ):
-        read_envelope(b'{"v":7,"id":{"of":"another kind"}}')
+        read_command(b'{"v":7,"id":{"of":"another kind"}}')
 
 
 @given(st.dictionaries(text, json_values, max_size=4), failures)
@@ -198,24 +198,24 @@ def test_unknown_fields_survive_every_hop(unknown: dict[str, Any], failure: Fail
     for hop in (make_next_attempt, add_failure):
         after = msgspec.json.decode(hop(raw, failure))
         assert {name: after[name] for name in expected} == expected
-        assert read_envelope(hop(raw, failure)).failures == (failure,)
+        assert read_command(hop(raw, failure)).failures == (failure,)
 
 
 def test_the_arguments_of_a_retry_are_those_that_were_sent_to_the_last_digit() -> None:
     args = '[12345678901234567890.123456789012345678, 1.10, 123456789012345678901234567890, "\\u00e9"]'
     raw = f'{{"v":1,"id":"a","task":"t","args":{args},"later":{{"price":0.1000000000000000055}}}}'.encode()
     after = make_next_attempt(make_next_attempt(raw, FAILURE), FAILURE)
-    assert bytes(read_envelope(after).args).decode() == args
+    assert bytes(read_command(after).args).decode() == args
     assert json.loads(after, parse_float=Decimal)["later"]["price"] == Decimal("0.1000000000000000055")
 
 
 def test_each_attempt_counts_and_the_last_failures_are_remembered() -> None:
-    raw = encode(Envelope(v=1, id="a", task="t"))
+    raw = encode(Command(v=1, id="a", task="t"))
     for attempt in range(1, MAX_FAILURES + 4):
-        assert read_envelope(raw).attempt == attempt
+        assert read_command(raw).attempt == attempt
         raw = make_next_attempt(raw, Failure(type="E", message=str(attempt), attempt=attempt))
-    assert [each.message for each in read_envelope(raw).failures] == ["4", "5", "6", "7", "8"]
-    buried = read_envelope(add_failure(raw, FAILURE))
+    assert [each.message for each in read_command(raw).failures] == ["4", "5", "6", "7", "8"]
+    buried = read_command(add_failure(raw, FAILURE))
     assert buried.attempt == MAX_FAILURES + 4
     assert buried.failures[-1] == FAILURE
 
@@ -228,7 +228,7 @@ def test_a_document_comes_back_as_it_was_written(document: Document) -> None:
     assert read_document(encode(document)) == document
 
 
-def test_every_envelope_that_a_task_makes_fits_the_schema() -> None:
+def test_every_command_that_a_task_makes_fits_the_schema() -> None:
     app = App("schema")
 
     @app.task(max_retries=2, ignore_result=True, expires=30)
@@ -236,16 +236,16 @@ def test_every_envelope_that_a_task_makes_fits_the_schema() -> None:
 
     jobs = [work.job(1), work.job(1, "a", flag=True), work.options(backoff=0.5, jitter=False).job(x=3)]
     for job in jobs:
-        envelope = json.loads(job.message)
-        VALIDATOR.validate(envelope)
-        assert envelope["id"] == job.id
-        assert envelope["task"] == job.task == work.name
+        command = json.loads(job.message)
+        VALIDATOR.validate(command)
+        assert command["id"] == job.id
+        assert command["task"] == job.task == work.name
 
 
 def test_the_schema_is_itself_a_schema_and_names_every_field() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     properties = SCHEMA["properties"]
-    assert set(properties) == set(Envelope.__struct_fields__)
+    assert set(properties) == set(Command.__struct_fields__)
     assert set(properties["retry"]["properties"]) == set(RetryPolicy.__struct_fields__)
     assert set(properties["failures"]["items"]["properties"]) == set(Failure.__struct_fields__)
 
@@ -331,14 +331,12 @@ def test_a_message_above_the_limit_is_refused_before_anything_of_it_is_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     raw = b'{"v": 1, "id": "large", "task": "t", "args": ["' + b"x" * (SIZE_MARGIN + 2000) + b'"]}'
-    assert read_envelope(raw).id == "large"
-    assert read_envelope(raw, len(raw) - SIZE_MARGIN).id == "large"
+    assert read_command(raw).id == "large"
+    assert read_command(raw, len(raw) - SIZE_MARGIN).id == "large"
     for name in ("_ENVELOPE", "_VERSION", "_ID", "_DOCUMENT"):
-        monkeypatch.setattr(envelopes_module, name, None)
-    with pytest.raises(
-        Corrupt, match=r"not an envelope: \d+ bytes, and message_limit is 1024 here: raise it"
-    ):
-        read_envelope(raw, 1024)
+        monkeypatch.setattr(messages_module, name, None)
+    with pytest.raises(Corrupt, match=r"not a Command: \d+ bytes, and message_limit is 1024 here: raise it"):
+        read_command(raw, 1024)
     with pytest.raises(Corrupt, match=r"not a document: \d+ bytes, and message_limit is 1024 here"):
         read_document(raw, 1024)
 
@@ -349,14 +347,14 @@ def test_the_id_of_a_huge_message_is_found_without_decoding_it(
 ) -> None:
     raw = start + b'"x":"' + b"x" * SIZE_MARGIN + b'"}'
     decoded = list[int]()
-    real = envelopes_module._ID
+    real = messages_module._ID
 
     class Watched:
         def decode(self, given: bytes) -> Any:
             decoded.append(len(given))
             return real.decode(given)
 
-    monkeypatch.setattr(envelopes_module, "_ID", Watched())
+    monkeypatch.setattr(messages_module, "_ID", Watched())
     assert read_job_id(raw) == "a-1"
     assert read_job_id(b'{"x":"' + b"x" * SIZE_MARGIN + b'","id":"late"}') == ""
     assert max(decoded) < 1000
