@@ -31,7 +31,7 @@ from celery5.scaling.strategies import is_scaled
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import NextIncarnation, ReloadSignal
-from celery5.services.worker.internal_queues import SharedSlots, InternalTasksQueue
+from celery5.services.worker.internal_queues import InternalTasksQueue, SharedSlots
 from celery5.services.worker.lease import Lease
 from celery5.wiring import build
 

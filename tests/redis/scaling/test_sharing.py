@@ -21,7 +21,7 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.job.states import Priority
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.worker.internal_queues import SharedSlots, SharedTasksQueue, InternalTasksQueue
+from celery5.services.worker.internal_queues import InternalTasksQueue, SharedSlots, SharedTasksQueue
 from celery5.services.worker.reading import PassCapacity, QueueLanes, ReadingState, ReadOrder
 from tests.redis.commands.staff import Staff, wait_until
 from tests.redis.worker.workers import until, working

@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from celery5.services.worker.internal_queues import SharedSlots, InternalTasksQueue
+from celery5.services.worker.internal_queues import InternalTasksQueue, SharedSlots
 
 
 class Crew:
