@@ -1,1 +1,1 @@
-"""Doctor: all checks of an application and of where it runs."""
+"""Check an application, its broker and the host that it runs on: `celery5 doctor`."""

@@ -1,5 +1,4 @@
-"""Broker checks: what `celery5 doctor` looks at in the broker; `protocol/health/broker_diagnosis.py` says what it
-means."""
+"""Read what `celery5 doctor` checks of a broker. `protocol/health/broker_diagnosis.py` judges it."""
 
 import time
 from typing import TypeVar
@@ -20,13 +19,14 @@ T = TypeVar("T")
 
 CHECK_TIMING = Timing(connect=3.0, reply=5.0)
 PINGS = 20
-TRIPS = 5
-"""Looks at the clock; the quickest counts, since it is the surest."""
-MOST_KEYS = 2000
-SCANNED = 1000
-"""Keys that the server goes through for one trip."""
-SCANS = 50
-"""Trips at most: of a large keyspace a part is looked at."""
+CLOCK_READS = 5
+"""How often the clock is read; the quickest reply counts, since it is the most exact."""
+MAX_KEYS = 2000
+"""The most keys of the application that are examined."""
+KEYS_PER_SCAN = 1000
+"""Keys that the server scans in one round trip."""
+MAX_SCANS = 50
+"""The most round trips: of a large keyspace only a part is scanned."""
 
 
 class BrokerChecks:
@@ -39,102 +39,102 @@ class BrokerChecks:
         self._redis = BlockingRedis(endpoint, timing=CHECK_TIMING, max_connections=4)
         self._info: dict[str, str] | None = None
         self._config: dict[str, str] | None = None
-        self.is_away = False
+        self.is_unreachable = False
 
     def check_server(self) -> Finding:
-        """Whether it answers, and what it is. When it does not, nothing else is looked at there."""
+        """Check that the server answers, and its version. If it does not, its other checks are left out."""
         try:
             self._redis.perform(jobs.PING)
         except BrokerError:
-            self.is_away = True
+            self.is_unreachable = True
             raise
-        return broker_diagnosis.diagnose_server(self._said())
+        return broker_diagnosis.diagnose_server(self._get_info())
 
     def check_persistence(self) -> Finding:
-        """Whether jobs outlive it."""
-        return broker_diagnosis.diagnose_persistence(self._said(), self._set())
+        """Check that jobs outlive the server."""
+        return broker_diagnosis.diagnose_persistence(self._get_info(), self._get_config())
 
     def check_memory(self) -> Finding:
-        """What it does when its memory is full."""
-        return broker_diagnosis.diagnose_eviction(self._said(), self._set())
+        """Check what the server does when its memory is full."""
+        return broker_diagnosis.diagnose_eviction(self._get_info(), self._get_config())
 
     def check_clock(self) -> Finding:
-        """How far its clock and ours are apart."""
-        best = (float("inf"), 0.0)
-        for _ in range(TRIPS):
-            begun = time.time()
-            theirs = self._redis.perform(health_calls.get_server_time())
-            took = time.time() - begun
-            best = min(best, (took, theirs - (begun + took / 2)))
-        took, ahead = best
-        return broker_diagnosis.diagnose_clock(ahead, took / 2)
+        """Check how far the clocks of the server and of this host are apart."""
+        duration, server_ahead = float("inf"), 0.0
+        for _ in range(CLOCK_READS):
+            start = time.time()
+            server_time = self._redis.perform(health_calls.get_server_time())
+            elapsed = time.time() - start
+            if elapsed < duration:
+                duration, server_ahead = elapsed, server_time - (start + elapsed / 2)
+        return broker_diagnosis.diagnose_clock(server_ahead, duration / 2)
 
     def check_latency(self) -> Finding:
-        """How long it takes to answer."""
+        """Check how long the server takes to answer."""
         pings: list[float] = []
         for _ in range(PINGS):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             self._redis.perform(jobs.PING)
-            pings.append(time.perf_counter() - begun)
+            pings.append(time.perf_counter() - start)
         return broker_diagnosis.diagnose_latency(pings)
 
     def check_permissions(self) -> Finding:
-        """Whether we may do there what we do."""
-        user, own = self._endpoint.username or "", new_id()
-        places = (self._keys.reply(own), self._keys.for_queue(self._queue).result(own))
+        """Check that this user may run the commands that celery5 uses."""
+        user, probe_id = self._endpoint.username or "", new_id()
+        keys = (self._keys.reply(probe_id), self._keys.for_queue(self._queue).result(probe_id))
         try:
-            here, there = self._redis.perform_all(
-                [health_calls.probe_permissions(each, each) for each in places]
+            first, second = self._redis.perform_all(
+                [health_calls.probe_permissions(key, key) for key in keys]
             )
         except BrokerDenied as error:
             return broker_diagnosis.diagnose_permissions(user, 1, {"EVALSHA": str(error)})
-        refused = {**here.refused, **there.refused}
+        refused = {**first.refused, **second.refused}
         try:
             self._redis.perform(health_calls.probe_unblock())
         except BrokerDenied as error:
             refused["CLIENT|UNBLOCK"] = str(error)
-        if listening := health_calls.probe_subscribe(self._endpoint, places[0], CHECK_TIMING):
-            refused["SUBSCRIBE"] = listening
-        return broker_diagnosis.diagnose_permissions(user, here.tried + 3, refused)
+        if subscribe_error := health_calls.probe_subscribe(self._endpoint, keys[0], CHECK_TIMING):
+            refused["SUBSCRIBE"] = subscribe_error
+        return broker_diagnosis.diagnose_permissions(user, first.tried + 3, refused)
 
     def check_keys(self) -> Finding:
-        """Whether keys stay there that nobody owns: of some, if there are many."""
-        names, cursor, trips = list[str](), 0, 0
+        """Check for keys without an owner that never expire: of a part, if there are many keys."""
+        names, cursor, scans = set[str](), 0, 0
         while True:
-            cursor, some = self._redis.perform(
-                health_calls.scan_keys(cursor, self._keys.pattern, count=SCANNED)
+            cursor, batch = self._redis.perform(
+                health_calls.scan_keys(cursor, self._keys.pattern, count=KEYS_PER_SCAN)
             )
-            names += [each for each in some if self._keys.owns(each)]
-            trips += 1
-            if not cursor or len(names) >= MOST_KEYS or trips == SCANS:
+            names.update(name for name in batch if self._keys.owns(name))
+            scans += 1
+            if not cursor or len(names) >= MAX_KEYS or scans == MAX_SCANS:
                 break
-        looked = sorted(set(names))[:MOST_KEYS]
-        strange = [each for each in looked if not is_owned(each)]
-        lives = self._redis.perform_all([health_calls.get_ttl(each) for each in strange])
-        orphans = [name for name, life in zip(strange, lives, strict=True) if life == -1]
-        return broker_diagnosis.diagnose_keys(
-            len(looked), not cursor and len(looked) == len(set(names)), orphans
-        )
+        examined = sorted(names)[:MAX_KEYS]
+        unowned = [name for name in examined if not is_owned(name)]
+        ttls = self._redis.perform_all([health_calls.get_ttl(name) for name in unowned])
+        orphans = [name for name, ttl in zip(unowned, ttls, strict=True) if ttl == -1]
+        is_complete = not cursor and len(examined) == len(names)
+        return broker_diagnosis.diagnose_keys(len(examined), is_complete, orphans)
 
     def close(self) -> None:
         """Close the connections."""
         self._redis.close()
 
-    def _said(self) -> dict[str, str]:
+    def _get_info(self) -> dict[str, str]:
         if self._info is None:
-            self._info = self._permitted(health_calls.get_server_info()) or {}
+            self._info = self._perform_if_permitted(health_calls.get_server_info()) or {}
         return self._info
 
-    def _set(self) -> dict[str, str] | None:
-        """The parameters; None where they cannot be read, as at most of those who sell servers."""
+    def _get_config(self) -> dict[str, str] | None:
+        """Return the parameters; None where they cannot be read, as with most hosted servers."""
         if self._config is None:
-            found = {
-                name: self._permitted(health_calls.get_parameter(name)) for name in health_calls.PARAMETERS
+            values = {
+                name: self._perform_if_permitted(health_calls.get_parameter(name))
+                for name in health_calls.PARAMETERS
             }
-            self._config = {name: value for name, value in found.items() if value is not None}
+            self._config = {name: value for name, value in values.items() if value is not None}
         return self._config or None
 
-    def _permitted(self, call: Call[T]) -> T | None:
+    def _perform_if_permitted(self, call: Call[T]) -> T | None:
         try:
             return self._redis.perform(call)
         except (BrokerDenied, BrokerReplied):

@@ -1,4 +1,4 @@
-"""Doctor: all checks of an application and of where it runs, each by itself, each within its time."""
+"""Run all checks of `celery5 doctor`, each by itself and with a time limit."""
 
 import os
 import threading
@@ -25,7 +25,7 @@ LIMIT = 15.0
 
 
 class DoctorCheck(NamedTuple):
-    """One check: its name, what looks, and what is to be done when all checks have looked."""
+    """One check, with a function that is called when all checks have run."""
 
     name: str
     run: Callable[[], Finding]
@@ -33,29 +33,33 @@ class DoctorCheck(NamedTuple):
 
 
 def get_checks(app: "App", *, root: Path = Path("/")) -> list[DoctorCheck]:
-    """The checks of an application: of its broker, its keys, its workers. `root` is where systemd's folders begin."""
+    """Return the checks of an application, its brokers and this host. systemd's folders are below `root`."""
     host = HostChecks(os.environ, root=root)
-    first, *others = app.brokers.names
-    broker = _broker(app, first)
+    first_broker, *other_brokers = app.brokers.names
+    broker = _make_broker_checks(app, first_broker)
     return [
         DoctorCheck("application", lambda: host_diagnosis.diagnose_application(app.name, len(app.tasks))),
         DoctorCheck("settings", partial(host.check_settings, app)),
-        *_checks_of_broker(broker),
-        *(each for name in others for each in _checks_of_broker(_broker(app, name), f" {name}")),
+        *_list_broker_checks(broker),
+        *(
+            check
+            for name in other_brokers
+            for check in _list_broker_checks(_make_broker_checks(app, name), f" {name}")
+        ),
         *([DoctorCheck("publisher", partial(host.check_publisher, app))] if app.settings.publisher else []),
         DoctorCheck("keys folder", partial(host.check_key_folder, app)),
         DoctorCheck("certificates", partial(host.check_certificates, app)),
-        DoctorCheck("workers", partial(_unless_away, broker, partial(host.check_workers, app))),
+        DoctorCheck("workers", partial(_unless_unreachable, broker, partial(host.check_workers, app))),
         *get_host_checks(root=root),
     ]
 
 
-def _broker(app: "App", name: str) -> BrokerChecks:
+def _make_broker_checks(app: "App", name: str) -> BrokerChecks:
     return BrokerChecks(app.brokers.get(name).endpoint, Keys(app.name), app.settings.default_queue)
 
 
-def _checks_of_broker(broker: BrokerChecks, which: str = "") -> list[DoctorCheck]:
-    """The checks of one broker; `which` follows their names, where there are several."""
+def _list_broker_checks(broker: BrokerChecks, suffix: str = "") -> list[DoctorCheck]:
+    """Return the checks of one broker. `suffix` tells their names from those of another broker."""
     checks = {
         "persistence": broker.check_persistence,
         "memory": broker.check_memory,
@@ -65,16 +69,16 @@ def _checks_of_broker(broker: BrokerChecks, which: str = "") -> list[DoctorCheck
         "keys": broker.check_keys,
     }
     return [
-        DoctorCheck(f"server{which}", broker.check_server, broker.close),
+        DoctorCheck(f"server{suffix}", broker.check_server, broker.close),
         *(
-            DoctorCheck(f"{name}{which}", partial(_unless_away, broker, check))
+            DoctorCheck(f"{name}{suffix}", partial(_unless_unreachable, broker, check))
             for name, check in checks.items()
         ),
     ]
 
 
 def get_host_checks(*, root: Path = Path("/")) -> list[DoctorCheck]:
-    """The checks that need no application."""
+    """Return the checks that need no application."""
     host = HostChecks(os.environ, root=root)
     return [
         DoctorCheck("units", host.check_units),
@@ -84,51 +88,50 @@ def get_host_checks(*, root: Path = Path("/")) -> list[DoctorCheck]:
 
 
 def run_checks(checks: Sequence[DoctorCheck], *, limit: float = LIMIT) -> Iterator[Finding]:
-    """What each check finds, one after the other. One that fails, or takes longer than `limit` seconds, says that, and
-    the others go on. What they have opened is closed afterwards. For plain Python."""
+    """Yield what each check finds, one after the other. For plain Python.
+
+    A check that fails, or takes longer than `limit` seconds, has a finding that reports this. At the end all
+    connections are closed.
+    """
     try:
-        for each in checks:
-            yield _within(each, limit)
+        for check in checks:
+            yield _run_within(check, limit)
     finally:
-        for each in checks:
-            if each.cleanup is not None:
-                each.cleanup()
+        for check in checks:
+            if check.cleanup is not None:
+                check.cleanup()
 
 
-class _Away(CeleryError):
-    """The broker is not there to be looked at."""
+class _SkippedCheck(CeleryError):
+    """A check was left out, since the broker cannot be reached."""
 
 
-def _unless_away(broker: BrokerChecks, look: Callable[[], Finding]) -> Finding:
-    if broker.is_away:
-        raise _Away("not looked at: the broker does not let us in")
-    return look()
+def _unless_unreachable(broker: BrokerChecks, check: Callable[[], Finding]) -> Finding:
+    if broker.is_unreachable:
+        raise _SkippedCheck("not looked at: the broker does not let us in")
+    return check()
 
 
-def _within(check: DoctorCheck, limit: float) -> Finding:
-    """A daemon: one that hangs is left behind, and holds up neither the others nor the end."""
-    found: list[Finding] = []
+def _run_within(check: DoctorCheck, limit: float) -> Finding:
+    """Run a check in a daemon thread: one that hangs delays neither the other checks nor the end of the process."""
+    findings: list[Finding] = []
     thread = threading.Thread(
-        target=lambda: found.append(_looked(check)), daemon=True, name=f"doctor {check.name}"
+        target=lambda: findings.append(_run_safely(check)), daemon=True, name=f"doctor {check.name}"
     )
     thread.start()
     thread.join(limit)
-    if found:
-        return replace(found[0], check=check.name)
+    if findings:
+        return replace(findings[0], check=check.name)
     return Finding(check.name, "fail", f"no answer within {limit:g} s", "see why it hangs")
 
 
-def _looked(check: DoctorCheck) -> Finding:
+def _run_safely(check: DoctorCheck) -> Finding:
     try:
         return check.run()
-    except _Away as error:
+    except _SkippedCheck as error:
         return Finding(check.name, "warn", str(error), "see above")
     except CeleryError as error:
         return Finding(check.name, "fail", get_error_text(error), "see docs/guide/doctor.md")
-    except Exception as error:  # one check that is broken says so, and the others go on
-        return Finding(
-            check.name,
-            "fail",
-            f"the check itself failed: {type(error).__name__}: {error}",
-            "please report it",
-        )
+    except Exception as error:  # a defect of one check must not end the others
+        why = f"the check itself failed: {type(error).__name__}: {error}"
+        return Finding(check.name, "fail", why, "please report it")

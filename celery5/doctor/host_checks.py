@@ -1,5 +1,4 @@
-"""Host checks: what `celery5 doctor` looks at on this machine; `protocol/health/host_diagnosis.py` says what it
-means."""
+"""Read what `celery5 doctor` checks of an application on this host. `protocol/health/host_diagnosis.py` judges it."""
 
 import getpass
 import os
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
     from celery5.app import App
     from celery5.commands.control import Reply
 
-ANSWERS = 3.0
-"""Seconds that workers have to answer."""
-SYSTEMCTL = 3.0
-"""Seconds that it has to tell its version."""
-SUFFIXES = (".service", ".socket", ".target")
+REPLY_TIMEOUT = 3.0
+"""Seconds that workers and a Publisher have to answer."""
+SYSTEMCTL_TIMEOUT = 3.0
+UNIT_SUFFIXES = (".service", ".socket", ".target")
 
 
 class _Process(msgspec.Struct):
@@ -40,104 +38,110 @@ class _Process(msgspec.Struct):
 
 
 class _Stats(msgspec.Struct):
-    """What of an answer to `stats` is read here."""
+    """The part of a reply to `stats` that is read here."""
 
     process: _Process
 
 
 class HostChecks:
-    """The checks of this machine, by an application's view; `root` is where systemd's folders begin."""
+    """The checks of an application on this host. systemd's folders are below `root`."""
 
     def __init__(self, environ: Mapping[str, str], *, root: Path = Path("/")) -> None:
         self._environ = environ
         self._root = root
 
     def check_python(self) -> Finding:
-        """The interpreter."""
+        """Check the version of Python."""
         return diagnosis.diagnose_python(sys.version_info[:3], celery5.__version__)
 
     def check_libraries(self) -> Finding:
-        """The libraries, by what the package that is installed requires."""
+        """Check the installed libraries against those that the installed package requires."""
         try:
             required = metadata.requires("celery5") or []
         except metadata.PackageNotFoundError:
             required = []
-        names = {diagnosis.parse_requirement_name(each) for each in required if ";" not in each}
-        return diagnosis.diagnose_libraries(required, {name: _version_of(name) for name in sorted(names)})
+        names = {diagnosis.parse_requirement_name(line) for line in required if ";" not in line}
+        return diagnosis.diagnose_libraries(
+            required, {name: _get_installed_version(name) for name in sorted(names)}
+        )
 
     def check_units(self) -> Finding:
-        """The units of systemd that are installed for this user or for all."""
-        found = list(self._units())
-        user = _user()
-        lingers = (self._root / "var/lib/systemd/linger" / user).exists()
-        version = _systemd() if found else ""
-        return diagnosis.diagnose_units(found, version=version, is_lingering=lingers, user=user)
+        """Check the systemd units that are installed for this user or for all."""
+        units = list(self._find_units())
+        user = _get_user()
+        is_lingering = (self._root / "var/lib/systemd/linger" / user).exists()
+        version = _get_systemd_version() if units else ""
+        return diagnosis.diagnose_units(units, version=version, is_lingering=is_lingering, user=user)
 
     def check_settings(self, app: "App") -> Finding:
-        """The application's settings."""
-        said = sum(each.origin != "default" for each in get_origins(app))
-        return diagnosis.diagnose_settings(said, find_warnings(app.settings, self._environ))
+        """Check the application's settings."""
+        changed = sum(setting.origin != "default" for setting in get_origins(app))
+        return diagnosis.diagnose_settings(changed, find_warnings(app.settings, self._environ))
 
     def check_key_folder(self, app: "App") -> Finding:
-        """The folder of its keys."""
+        """Check who may read the folder of the keys."""
         keyring = app.control.keyring
-        place = keyring.folder
-        if not place.exists():
+        folder = keyring.folder
+        if not folder.exists():
             keyring.check()
-            return diagnosis.diagnose_key_folder(str(place), None)
-        modes = {".": place.stat().st_mode}
-        for each in (place / "mine.pem", place / "ca.pem"):
-            if each.exists():
-                modes[each.name] = each.stat().st_mode
-        return diagnosis.diagnose_key_folder(str(place), modes)
+            return diagnosis.diagnose_key_folder(str(folder), None)
+        modes = {".": folder.stat().st_mode}
+        for file in (folder / "mine.pem", folder / "ca.pem"):
+            if file.exists():
+                modes[file.name] = file.stat().st_mode
+        return diagnosis.diagnose_key_folder(str(folder), modes)
 
     def check_certificates(self, app: "App") -> Finding:
-        """The certificates in it."""
+        """Check the certificates in the folder of the keys."""
         keyring = app.control.keyring
-        found = [
-            Credential(each.role, each.fingerprint, each.until, each.revoked)
-            for each in keyring.list_certificates()
+        certificates = [
+            Credential(certificate.role, certificate.fingerprint, certificate.until, certificate.revoked)
+            for certificate in keyring.list_certificates()
         ]
         refusal = keyring.find_refusal()
         today = datetime.now(UTC).date()
-        return diagnosis.diagnose_certificates(found, "" if refusal is None else refusal.value, today)
+        return diagnosis.diagnose_certificates(certificates, "" if refusal is None else refusal.value, today)
 
     def check_publisher(self, app: "App") -> Finding:
-        """The Publisher daemon that takes this application's jobs here, asked as a producer asks it."""
+        """Check that the Publisher that gets this application's jobs accepts a connection, as a producer opens one."""
         address = parse_daemon_address(app.settings.publisher)
         try:
-            with connect_to_daemon(address, app.name) as line:
-                line.settimeout(ANSWERS)
-                answer = send_request(line, ClientHello(app.name))
+            with connect_to_daemon(address, app.name) as connection:
+                connection.settimeout(REPLY_TIMEOUT)
+                reply = send_request(connection, ClientHello(app.name))
         except (OSError, Corrupt) as error:
-            why = f"no answer within {ANSWERS:g} s" if isinstance(error, TimeoutError) else str(error)
+            why = f"no answer within {REPLY_TIMEOUT:g} s" if isinstance(error, TimeoutError) else str(error)
             return diagnosis.diagnose_unreachable_publisher(str(address), why)
-        if isinstance(answer, Welcome):
-            return diagnosis.diagnose_publisher(str(address), answer.waiting, answer.trouble)
-        why = answer.why if isinstance(answer, ConnectionRefusal) else "it answers with something else"
+        if isinstance(reply, Welcome):
+            return diagnosis.diagnose_publisher(str(address), reply.waiting, reply.trouble)
+        why = reply.why if isinstance(reply, ConnectionRefusal) else "it answers with something else"
         return diagnosis.diagnose_refusing_publisher(str(address), why)
 
     def check_workers(self, app: "App") -> Finding:
-        """The workers that live. They are asked for their version, if there is a key to ask with: none is made."""
+        """Check that live workers have this version, and that all queues and events are read.
+
+        Without a key that signs commands the versions are not requested: no key is made.
+        """
         state = app.info()
-        asked = not app.settings.inbox_signatures or (app.control.keyring.folder / "mine.pem").exists()
-        found = [WorkerVersion(each, "") for each in state.workers]
-        if found and asked:
-            replies = app.control.send("stats", timeout=ANSWERS)
-            found = [
-                WorkerVersion(each.worker, _told_version(each.answer), _refusal(each)) for each in replies
+        can_send = not app.settings.inbox_signatures or (app.control.keyring.folder / "mine.pem").exists()
+        workers = [WorkerVersion(name, "") for name in state.workers]
+        if workers and can_send:
+            replies = app.control.send("stats", timeout=REPLY_TIMEOUT)
+            workers = [
+                WorkerVersion(reply.worker, _read_version(reply.answer), _get_refusal(reply))
+                for reply in replies
             ]
         unrouted = app.events.has_own_events and not state.routers
         unread = [
             name
-            for name, each in state.queues.items()
-            if each.waiting and not any(one.alive for one in each.workers)
+            for name, queue in state.queues.items()
+            if queue.waiting and not any(worker.alive for worker in queue.workers)
         ]
         return diagnosis.diagnose_workers(
-            found, celery5.__version__, asked=asked, unrouted=unrouted, unread=unread
+            workers, celery5.__version__, asked=can_send, unrouted=unrouted, unread=unread
         )
 
-    def _units(self) -> Iterator[SystemdUnit]:
+    def _find_units(self) -> Iterator[SystemdUnit]:
         home = self._environ.get("XDG_CONFIG_HOME") or os.path.join(
             self._environ.get("HOME", "/root"), ".config"
         )
@@ -146,25 +150,24 @@ class HostChecks:
             (self._root / "etc/systemd/user", True),
             (self._root / "etc/systemd/system", False),
         ):
-            wanted = {each.name for each in folder.glob("*.wants/*")}
-            wanted |= {each.name for each in folder.glob("*.requires/*")}
+            wanted = {link.name for pattern in ("*.wants/*", "*.requires/*") for link in folder.glob(pattern)}
             for file in sorted(folder.glob("celery5*")):
-                if file.suffix in SUFFIXES and file.is_file():
+                if file.suffix in UNIT_SUFFIXES and file.is_file():
                     stem, at, _ = file.name.partition("@.")
-                    instances = [each for each in wanted if at and each.startswith(f"{stem}@")]
-                    enabled = bool(instances) or file.name in wanted
-                    yield SystemdUnit(file.name, is_users, enabled, _missing(file))
+                    has_instances = bool(at) and any(name.startswith(f"{stem}@") for name in wanted)
+                    enabled = has_instances or file.name in wanted
+                    yield SystemdUnit(file.name, is_users, enabled, _find_missing_program(file))
 
 
-def _version_of(name: str) -> str:
+def _get_installed_version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
 
 
-def _missing(file: Path) -> str:
-    """What an ExecStart names by its full path, and is not there."""
+def _find_missing_program(file: Path) -> str:
+    """Return the program that ExecStart names by a full path, if it does not exist; '' if it does."""
     for line in file.read_text(errors="replace").splitlines():
         key, _, words = line.partition("=")
         program = words.strip().lstrip("-@:+!").split(" ")[0]
@@ -173,34 +176,34 @@ def _missing(file: Path) -> str:
     return ""
 
 
-def _systemd() -> str:
-    """The version of systemd; '' when that cannot be found out."""
+def _get_systemd_version() -> str:
+    """Return the version of systemd; '' if it is unknown."""
     program = shutil.which("systemctl")
     if program is None:
         return ""
     try:
-        said = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=SYSTEMCTL, check=False
+        words = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=SYSTEMCTL_TIMEOUT, check=False
         ).stdout.split()
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return said[1] if said[:1] == ["systemd"] and len(said) > 1 else ""
+    return words[1] if words[:1] == ["systemd"] and len(words) > 1 else ""
 
 
-def _user() -> str:
+def _get_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
 
 
-def _refusal(reply: "Reply") -> str:
-    """Why a worker does not do what it was asked for; '' when it does, or has not answered."""
+def _get_refusal(reply: "Reply") -> str:
+    """Return why a worker refused the command; '' if it did not, or has not answered."""
     return "" if reply.ok or reply.reason == "no-answer" else reply.why or reply.reason
 
 
-def _told_version(answer: object) -> str:
-    """The version in an answer to `stats`."""
+def _read_version(answer: object) -> str:
+    """Return the version in a reply to `stats`; '' if it has none."""
     try:
         return msgspec.convert(answer, _Stats).process.celery5
     except msgspec.ValidationError:

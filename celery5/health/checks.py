@@ -1,4 +1,4 @@
-"""Checks: the health checks that celery5 brings along: broker, loop, memory, disk, queue, HTTP endpoint."""
+"""Define the built-in health checks: broker, event loop, memory, disk, queue, backlog, HTTP endpoint."""
 
 import http.client
 import os
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def request_options(url: str, limit: float, cafile: str | None) -> EndpointResponse:
-    """One request, in a thread; each step of it has what is left of `limit` seconds."""
-    began = time.monotonic()
+    """Send an OPTIONS request, in a thread. All its steps share `limit` seconds."""
+    start = time.monotonic()
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection: http.client.HTTPConnection | None = None
@@ -39,20 +39,20 @@ def request_options(url: str, limit: float, cafile: str | None) -> EndpointRespo
         connection = _connection(parts.scheme, parts.hostname or "", parts.port, limit, cafile)
         connection.request("OPTIONS", path, headers={"User-Agent": "celery5", "Connection": "close"})
         if connection.sock is not None:
-            connection.sock.settimeout(max(limit - (time.monotonic() - began), 0.001))
+            connection.sock.settimeout(max(limit - (time.monotonic() - start), 0.001))
         response = connection.getresponse()
         return EndpointResponse(
             status=response.status,
-            seconds=time.monotonic() - began,
+            seconds=time.monotonic() - start,
             allow=response.getheader("Allow"),
             accept=response.getheader("Accept"),
         )
     except (ssl.SSLError, ssl.CertificateError) as error:
         if isinstance(error, TimeoutError):
-            return EndpointResponse(seconds=time.monotonic() - began, why="no answer in time")
-        return EndpointResponse(seconds=time.monotonic() - began, is_insecure=True, why=f"TLS: {error}")
+            return EndpointResponse(seconds=time.monotonic() - start, why="no answer in time")
+        return EndpointResponse(seconds=time.monotonic() - start, is_insecure=True, why=f"TLS: {error}")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return EndpointResponse(seconds=time.monotonic() - began, why=f"{type(error).__name__}: {error}")
+        return EndpointResponse(seconds=time.monotonic() - start, why=f"{type(error).__name__}: {error}")
     finally:
         if connection is not None:
             connection.close()
@@ -70,69 +70,70 @@ def _connection(
 
 MiB = 2**20
 SLEEP = 0.1
-"""Seconds that a look at the event loop sleeps at a time."""
+"""Seconds of one sleep of a check of the event loop."""
 SLEEPS = 10
-"""How often it does: what blocks the loop in that second is seen."""
+"""Sleeps of one check: whatever blocks the loop in that second is seen."""
 
 
 class BrokerPing(HealthCheck):
-    """Whether Redis answers within `limit` seconds. Unhealthy: not in time, or not at all; degraded: almost too
-    late."""
+    """Check that Redis answers within `limit` seconds: degraded from 80 % of them, unhealthy after them."""
 
     def __init__(
         self, name: str = "broker", *, limit: float = 1.0, period: float = 30.0, **more: Any
     ) -> None:
         more.setdefault("timeout", max(2 * limit, 1.0))
         super().__init__(name, period=period, **more)
-        self._most = _above_zero(limit, name)
+        self._limit = _check_positive(limit, name)
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
-        """One ping."""
+        """Send one ping."""
         import trio
 
-        began = trio.current_time()
-        with trio.move_on_after(self._most):
+        start = trio.current_time()
+        with trio.move_on_after(self._limit):
             try:
                 await context.perform(jobs.PING)
             except BrokerError as error:
                 self.why: str = str(error)
                 return "unhealthy"
-        took = trio.current_time() - began
-        self.why = f"an answer of Redis took {took:.3g} s or longer; the limit is {self._most:g} s"
-        return grade_usage(took, self._most)
+        seconds = trio.current_time() - start
+        self.why = f"an answer of Redis took {seconds:.3g} s or longer; the limit is {self._limit:g} s"
+        return grade_usage(seconds, self._limit)
 
 
 class EventLoopLag(HealthCheck):
-    """Whether the worker's event loop comes round within `limit` seconds: jobs that block it show here."""
+    """Check that the worker's event loop is never late by `limit` seconds, which a job causes that blocks it."""
 
     def __init__(
         self, name: str = "event-loop", *, limit: float = 1.0, period: float = 10.0, **more: Any
     ) -> None:
-        # Its limit is not the look's: one that is cancelled has seen nothing.
+        # A check that times out would have seen nothing, so it has no timeout of its own.
         more.setdefault("timeout", 3600.0)
         super().__init__(name, period=period, **more)
-        self._most = _above_zero(limit, name)
+        self._limit = _check_positive(limit, name)
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
-        """How much later than asked for some short sleeps end, at worst."""
+        """Measure by how much short sleeps end late, at worst."""
         from celery5.health.event_loop import measure_lateness
 
         lag = 0.0
         for _ in range(SLEEPS):
             lag = max(lag, await measure_lateness(SLEEP))
-            if lag >= self._most:
+            if lag >= self._limit:
                 break
-        self.why: str = f"the event loop was {lag:.3g} s late; the limit is {self._most:g} s"
-        return grade_usage(lag, self._most)
+        self.why: str = f"the event loop was {lag:.3g} s late; the limit is {self._limit:g} s"
+        return grade_usage(lag, self._limit)
 
     def get_state_after(self, block: "LoopBlock") -> str:
         """Return the state that follows from a block of the loop."""
-        return grade_usage(block.seconds, self._most)
+        return grade_usage(block.seconds, self._limit)
 
 
 class Memory(HealthCheck):
-    """Whether the machine has `needed` bytes of memory available, to a container or unit with a limit within it,
-    and this process uses less than `limit` bytes, where that is given. Linux."""
+    """Check that `needed` bytes of memory are available, and that this process uses less than `limit`. Linux only.
+
+    A limit of the container or the systemd unit counts, too.
+    """
 
     def __init__(
         self,
@@ -145,21 +146,21 @@ class Memory(HealthCheck):
     ) -> None:
         super().__init__(name, period=period, **more)
         self._needed = needed
-        self._most = None if limit is None else _above_zero(limit, name)
+        self._limit = None if limit is None else _check_positive(limit, name)
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
-        """Some small files that the kernel writes."""
+        """Read some small files of the kernel."""
         available, used = available_memory(), used_memory()
         self.why: str = f"{_mib(available)} of memory are available, {_mib(self._needed)} are needed"
-        seen = [grade_free_space(available, self._needed)]
-        if self._most is None:
-            return seen
-        self.why += f"; this process has {_mib(used)}, its limit is {_mib(self._most)}"
-        return [*seen, grade_usage(used, self._most)]
+        states = [grade_free_space(available, self._needed)]
+        if self._limit is None:
+            return states
+        self.why += f"; this process has {_mib(used)}, its limit is {_mib(self._limit)}"
+        return [*states, grade_usage(used, self._limit)]
 
 
 class Disk(HealthCheck):
-    """Whether `needed` bytes are free where `path` is."""
+    """Check that `needed` bytes are free on the disk of `path`."""
 
     def __init__(
         self,
@@ -179,23 +180,23 @@ class Disk(HealthCheck):
 
 
 class QueueLength(HealthCheck):
-    """Whether fewer than `limit` jobs wait on the queue `queue` of the application."""
+    """Check that fewer than `limit` jobs wait on the queue `queue` of the application."""
 
     def __init__(self, queue: str, *, limit: int, name: str = "", **more: Any) -> None:
         super().__init__(name or f"queue:{queue}", **more)
         self._queue = queue
-        self._most = _above_zero(limit, self.name)
+        self._limit = _check_positive(limit, self.name)
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
-        """One short question."""
+        """Read the length of the queue."""
         size = await context.perform(jobs.measure_queue(context.get_queue_keys(self._queue)))
         waiting = max(size.stream - size.in_workers, 0)
-        self.why: str = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._most}"
-        return grade_usage(waiting, self._most)
+        self.why: str = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._limit}"
+        return grade_usage(waiting, self._limit)
 
 
 class BacklogSize(Protocol):
-    """A Messages Backlog: `app.backlog`, or one that the user wrote."""
+    """A Messages Backlog: `app.backlog`, or one that a user wrote."""
 
     @property
     def size(self) -> int:
@@ -204,36 +205,40 @@ class BacklogSize(Protocol):
 
 
 class UnpublishedMessages(HealthCheck):
-    """Check whether fewer than `limit` messages wait in a Messages Backlog: this process has sent them, and Redis has
-    not received them.
+    """Check that fewer than `limit` messages of this process wait in a Messages Backlog for Redis.
 
-    Args:
-        backlog: the backlog: `app.backlog`.
-        limit: number of messages from which the state is unhealthy; from 80 % of it, degraded.
+    From `limit` on it is unhealthy, from 80 % of it degraded. `backlog` is usually `app.backlog`.
     """
 
     def __init__(self, backlog: BacklogSize, *, limit: int, name: str = "backlog", **more: Any) -> None:
         super().__init__(name, **more)
         self._backlog = backlog
-        self._most = _above_zero(limit, name)
+        self._limit = _check_positive(limit, name)
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
-        """Compare one number of this process' memory."""
+        """Compare the size of the backlog with the limit."""
         size = self._backlog.size
-        self.why: str = f"{size} messages wait that Redis has not got; the limit is {self._most}"
-        return grade_usage(size, self._most)
+        self.why: str = f"{size} messages wait that Redis has not got; the limit is {self._limit}"
+        return grade_usage(size, self._limit)
 
 
 class HttpEndpoint(HealthCheck):
-    """Whether an HTTP endpoint is fit to be called: asks it with an OPTIONS request.
+    """Check by an OPTIONS request that an HTTP endpoint can be called.
 
-    `url`: http or https. `method` and `content_type`: those of the calls to come. `limit`: seconds that an answer may
-    take, the lookup of its name included. `is_secure`: a function that says whether the network is secure, an intrusion
-    detection system's word. `cafile`: a file of certificates to trust instead of the system's.
+    Its states are `insecure` (TLS failed, or `is_secure` returned False), `permanently-unavailable` (404, or the method
+    or the content type is not allowed), `unhealthy` (500, or no answer in time), `degraded` (not 2xx, or 80 % of the
+    limit) and `healthy`. The first of them that holds counts.
 
-    States: `insecure` (TLS, or `is_secure` says no), `permanently-unavailable` (404, or the method or the content
-    type is not allowed), `unhealthy` (500, or no answer in time), `degraded` (not 2xx, or 80 % of the limit),
-    `healthy`. The first of them that holds counts. Raises Misconfigured.
+    Args:
+        url: An http or https URL.
+        method: The method of the calls that tasks make.
+        content_type: The content type of these calls.
+        limit: Seconds that an answer may take, with the lookup of the host's name.
+        is_secure: Returns whether the network is secure, for example by an intrusion detection system.
+        cafile: A file of certificates to trust instead of the system's.
+
+    Raises:
+        Misconfigured: An argument makes no sense.
     """
 
     def __init__(
@@ -249,7 +254,7 @@ class HttpEndpoint(HealthCheck):
         **more: Any,
     ) -> None:
         scheme, _, rest = url.partition("://")
-        if scheme not in ("http", "https") or not rest or any(each.isspace() for each in url):
+        if scheme not in ("http", "https") or not rest or any(character.isspace() for character in url):
             raise Misconfigured(f"health check of {url!r}: give a URL that begins with http:// or https://")
         if "states" in more:
             raise Misconfigured(f"health check of {url!r}: an HttpEndpoint sets its states itself")
@@ -258,50 +263,57 @@ class HttpEndpoint(HealthCheck):
         self.url: str = url
         self.method: str = method
         self.content_type: str | None = content_type
-        self.limit: float = _above_zero(limit, self.name)
+        self.limit: float = _check_positive(limit, self.name)
         self._is_secure = is_secure
         self._cafile = None if cafile is None else str(cafile)
         self._is_compromised = False
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
-        """One OPTIONS request, in a thread."""
+        """Send one OPTIONS request, in a thread."""
         import trio
 
         answer = EndpointResponse(seconds=self.limit, why="no answer in time")
         with trio.move_on_after(self.limit):
             answer = await trio.to_thread.run_sync(
-                self._asked, abandon_on_cancel=True, limiter=self._limiter()
+                self._request, abandon_on_cancel=True, limiter=self._limiter()
             )
         states = self._states_of(answer, is_call=False)
-        said = f"the answer was {answer.status}, after {answer.seconds:.3g} s; the limit is {self.limit:g} s"
-        self.why: str = "the network is not secure" if self._is_compromised else answer.why or said
+        summary = (
+            f"the answer was {answer.status}, after {answer.seconds:.3g} s; the limit is {self.limit:g} s"
+        )
+        self.why: str = "the network is not secure" if self._is_compromised else answer.why or summary
         return states
 
-    def _asked(self) -> EndpointResponse:
-        """The request, and what the intrusion detection says, in a thread: both may take a while."""
-        # MOVED
-
+    def _request(self) -> EndpointResponse:
+        """Call `is_secure`, and send the request. In a thread, since both may take a while."""
         self._is_compromised = self._is_secure is not None and not self._is_secure()
         return request_options(self.url, self.limit, self._cafile)
 
     def saw(self, *, status: int = 0, seconds: float = 0.0, is_insecure: bool = False, why: str = "") -> str:
-        """Feed it with a call that a task has made itself: the status of the answer (0: none came), the seconds
-        that it took, and whether TLS failed. The call must stand in the same conditions; gives the state, which is
-        reported."""
+        """Report the outcome of a call that a task has made itself; return the state that follows from it.
+
+        The call must have the same URL, method and content type.
+
+        Args:
+            status: The status of the answer; 0 for none.
+            seconds: How long it took.
+            is_insecure: Whether TLS failed.
+            why: The error in words; by default the status.
+        """
         answer = EndpointResponse(status=status, seconds=seconds, is_insecure=is_insecure, why=why)
         state = get_worst_state(self._states_of(answer, is_call=True), self.states) or self.good_state
         self.report(state, why or (f"answered {status}" if status else "no answer"))
         return state
 
     def _states_of(self, answer: EndpointResponse, *, is_call: bool) -> list[str]:
-        found = get_endpoint_states(
+        states = get_endpoint_states(
             answer, method=self.method, content_type=self.content_type, limit=self.limit, is_call=is_call
         )
-        return ["insecure", *found] if self._is_compromised else found
+        return ["insecure", *states] if self._is_compromised else states
 
 
 def make_own_checks() -> list[HealthCheck]:
-    """What a worker looks at of itself, unless the setting `own_checks` says no."""
+    """Return the checks that a worker has of its own, unless the setting `own_checks` is False."""
     memory = [Memory()] if os.path.exists(MEMINFO) else []
     return [BrokerPing(), EventLoopLag(), *memory, Disk()]
 
@@ -342,20 +354,22 @@ class CheckedApplication(Protocol):
 
 
 def get_all_checks(app: CheckedApplication) -> dict[str, HealthCheck]:
-    """The checks of an application, of its tasks and services, and the worker's own, unless one of theirs has the name.
-    Raises Misconfigured when two of theirs have one name."""
-    found = dict(app.health_check.known)
+    """Return the checks of an application, of its tasks and services, and those of a worker, by name.
+
+    A worker's own check gives way to one of the same name. Raises Misconfigured when two others have the same name.
+    """
+    declared = dict(app.health_check.known)
     owners = [(f"task {task.name}", task.checks) for task in app.tasks.values()]
     owners += [(f"service {step.name}", tuple(step.checks)) for step in app.bootsteps]
     for owner, checks in owners:
         for check in checks:
-            if found.setdefault(check.name, check) is not check:
+            if declared.setdefault(check.name, check) is not check:
                 raise Misconfigured(f"two health checks are named {check.name!r}: one of them is {owner}'s")
     own = make_own_checks() if app.settings.own_checks else []
-    return {check.name: check for check in own} | found
+    return {check.name: check for check in own} | declared
 
 
-def _above_zero(limit: float, name: str) -> float:
+def _check_positive(limit: float, name: str) -> float:
     if not limit > 0:
         raise Misconfigured(f"health check {name}: limit is {limit!r}: give more than 0")
     return limit

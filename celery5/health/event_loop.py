@@ -1,4 +1,4 @@
-"""Loop: how late the event loop is, and what has blocked it."""
+"""Measure how late the event loop is, and record what has blocked it."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,9 +20,9 @@ class LoopBlock(msgspec.Struct, frozen=True):
     @property
     def why(self) -> str:
         """Return it as a phrase."""
-        who = f"job {self.job} of task {self.task}" if self.job else "code that belongs to no job"
+        cause = f"job {self.job} of task {self.task}" if self.job else "code that belongs to no job"
         others = f" and {self.others} others" if self.others else ""
-        return f"the event loop was blocked for {self.seconds:.3g} s by {who}{others}"
+        return f"the event loop was blocked for {self.seconds:.3g} s by {cause}{others}"
 
 
 class LoopBlocks:
@@ -32,36 +32,36 @@ class LoopBlocks:
         self.current: LoopBlock | None = None
         self.last: LoopBlock | None = None
         self._totals: dict[str, tuple[int, float]] = {}
-        self._followers: list[Callable[[LoopBlock], None]] = []
+        self._listeners: list[Callable[[LoopBlock], None]] = []
 
     def update_block(self, block: LoopBlock) -> None:
-        """Note that the loop is blocked."""
+        """Record that the loop is blocked."""
         self.current = block
 
     def end_block(self, block: LoopBlock) -> None:
-        """Record that the loop runs again, and call the followers. Called on the loop."""
+        """Record that the loop runs again, and call the listeners. Called on the loop."""
         count, seconds = self._totals.get(block.task, (0, 0.0))
         self._totals = {**self._totals, block.task: (count + 1, seconds + block.seconds)}
         self.current, self.last = None, block
-        for tell in list(self._followers):
-            tell(block)
+        for listener in list(self._listeners):
+            listener(block)
 
     @property
     def totals(self) -> Mapping[str, tuple[int, float]]:
         """Return how often each task has blocked the loop, and for how many seconds in all."""
         return self._totals
 
-    def add_listener(self, tell: Callable[[LoopBlock], None]) -> None:
-        """Call `tell`, on the loop, after each block."""
-        self._followers.append(tell)
+    def add_listener(self, listener: Callable[[LoopBlock], None]) -> None:
+        """Call `listener`, on the loop, after each block."""
+        self._listeners.append(listener)
 
-    def remove_listener(self, tell: Callable[[LoopBlock], None]) -> None:
-        """Stop calling `tell`."""
-        self._followers.remove(tell)
+    def remove_listener(self, listener: Callable[[LoopBlock], None]) -> None:
+        """Stop calling `listener`."""
+        self._listeners.remove(listener)
 
 
 async def measure_lateness(seconds: float) -> float:
-    """How much later than asked for a sleep of so many `seconds` ends, in seconds: what blocks the loop shows here."""
+    """Return by how many seconds a sleep of `seconds` ends late, which shows that the loop was blocked."""
     due = trio.current_time() + seconds
     await trio.sleep_until(due)
     return max(trio.current_time() - due, 0.0)

@@ -89,7 +89,7 @@ class HealthCheck:
             raise Misconfigured(f"health check name {name!r}: use 1 or more characters, no spaces, no braces")
         self.name: str = name
         self.states: tuple[str, ...] = validate_states(states, name)
-        self.functions: list[CheckFunction] = [] if look is None else [_check_function(look, name)]
+        self.functions: list[CheckFunction] = [] if look is None else [_get_check_function(look, name)]
         self.period: float = PERIOD if period is None else period
         self.timeout: float = min(TIMEOUT, self.period) if timeout is None else timeout
         self.window: float = 12 * self.period if window is None else window
@@ -128,7 +128,7 @@ class HealthCheck:
 
         The worst state that one of them returns counts. Raises Misconfigured for what cannot run without arguments.
         """
-        self.functions.append(_check_function(function, self.name))
+        self.functions.append(_get_check_function(function, self.name))
         return function
 
     def report(self, state: str, why: str = "") -> None:
@@ -198,7 +198,7 @@ class HealthCheck:
             raise Misconfigured(f"health check {self.name}: scope is {self.scope!r}; use 'local' or 'global'")
 
 
-def _check_function(look: Any, check: str) -> CheckFunction:
+def _get_check_function(look: Any, check: str) -> CheckFunction:
     """Return the function to run; for a task, its own. Raises Misconfigured."""
     kind = getattr(look, "kind", "")
     function: Any = look.function if kind in ("trio", "thread") else look

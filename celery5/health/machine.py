@@ -1,4 +1,4 @@
-"""Machine: what this machine has, and has left for this process: cores, load, memory."""
+"""Read the cores, the load and the memory that this machine has for this process."""
 
 import os
 from collections.abc import Iterator
@@ -6,20 +6,22 @@ from contextlib import suppress
 from typing import NamedTuple
 
 MEMINFO = "/proc/meminfo"
-"""Where Linux says how much memory there is. Elsewhere there is no such file."""
+"""The file in which Linux reports memory. Other systems do not have it."""
 _NO_LIMIT = 2**62
-"""The first version says no word for it, but a number of bytes that nobody has."""
+"""Version 1 of control groups states a huge number of bytes where there is no limit."""
 _PROC_CGROUP = "/proc/self/cgroup"
 
 
 class ControlGroups(NamedTuple):
-    """A tree of control groups: its `root`, what `/proc/self/cgroup` calls it, each group's files for its limit and
-    what is taken of it, and the line of `memory.stat` for what of that the kernel may drop."""
+    """A tree of control groups, and the names of its files."""
 
     root: str
-    called: str
-    limit: str
-    taken: str
+    # Its controller in `/proc/self/cgroup`.
+    controller: str
+    # The files of a group with its limit and its usage.
+    limit_file: str
+    usage_file: str
+    # The line of `memory.stat` with the bytes of the usage that the kernel may drop.
     droppable: bytes
 
 
@@ -33,34 +35,39 @@ CONTROL_GROUP_TREES = (
         b"total_inactive_file",
     ),
 )
-"""Of Linux' second version, and of its first."""
+"""Those of version 2 and of version 1."""
 
 
 class MachineReading(NamedTuple):
-    """`cores` that this process may use, the `load` average of the last minute, bytes of `memory` that are left."""
+    """The state of the machine. What the system does not report is 0."""
 
+    # Those that this process may use.
     cores: int
+    # The average of the last minute.
     load: float
+    # Bytes that are available.
     memory: int
 
 
 def read_machine() -> MachineReading:
-    """How things are now. It takes some 0.2 ms. What a system does not tell is 0."""
+    """Return the state of the machine now. It takes some 0.2 ms."""
     memory = 0
     with suppress(OSError):
         memory = available_memory()
-    return MachineReading(_cores(), _load(), memory)
+    return MachineReading(_count_cores(), _get_load(), memory)
 
 
 def available_memory() -> int:
-    """Bytes that this process could get without swapping: what the system has left, or what the limit of a container
-    or a unit leaves, whichever is least. Raises OSError where nobody says."""
-    limits = [left for tree in CONTROL_GROUP_TREES for left in iter_free_memory(tree, _own_group(tree))]
-    return max(min([_left_in_system(), *limits]), 0)
+    """Return the bytes that this process could get without swapping. Raises OSError where the system has no such file.
+
+    The least counts of what the system has available, and what the limits of its container and its unit leave.
+    """
+    limits = [free for tree in CONTROL_GROUP_TREES for free in iter_free_memory(tree, _get_own_group(tree))]
+    return max(min([_read_line(MEMINFO, b"MemAvailable:") * 1024, *limits]), 0)
 
 
 def used_memory() -> int:
-    """Bytes of this process that are in memory now; 0 where nobody says."""
+    """Return the bytes of this process that are in memory now; 0 if unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -69,57 +76,53 @@ def used_memory() -> int:
 
 
 def iter_free_memory(tree: ControlGroups, group: str) -> Iterator[int]:
-    """Bytes that a control group, and each above it that has a limit, leaves to its processes.
+    """Yield the bytes that a control group leaves to its processes, and each group above it that has a limit.
 
-    Files that were read and that nobody uses do not count as taken: the kernel drops them when memory is short.
+    Cached files that are not in use do not count: the kernel drops them when memory is short.
     """
-    parts = [each for each in group.split("/") if each]
+    parts = [name for name in group.split("/") if name]
     for depth in range(len(parts) + 1):
         folder = "/".join([tree.root, *parts[:depth]])
         with suppress(OSError, ValueError):  # the root has no such files, and one without a limit says `max`
-            limit = _number(f"{folder}/{tree.limit}")
+            limit = _read_number(f"{folder}/{tree.limit_file}")
             if limit < _NO_LIMIT:
-                taken = _number(f"{folder}/{tree.taken}") - _line(f"{folder}/memory.stat", tree.droppable)
-                yield limit - taken
+                usage = _read_number(f"{folder}/{tree.usage_file}")
+                yield limit - (usage - _read_line(f"{folder}/memory.stat", tree.droppable))
 
 
-def _own_group(tree: ControlGroups) -> str:
-    """The control group of this process in such a tree; '' where there is none."""
+def _get_own_group(tree: ControlGroups) -> str:
+    """Return the control group of this process in a tree; '' for none."""
     with suppress(OSError), open(_PROC_CGROUP) as lines:
         for line in lines:
-            _, called, group = line.rstrip("\n").split(":", 2)
-            if tree.called in called.split(","):
+            _, controllers, group = line.rstrip("\n").split(":", 2)
+            if tree.controller in controllers.split(","):
                 return group
     return ""
 
 
-def _left_in_system() -> int:
-    return _line(MEMINFO, b"MemAvailable:") * 1024
-
-
-def _cores() -> int:
+def _count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _load() -> float:
+def _get_load() -> float:
     try:
         return os.getloadavg()[0]
     except OSError:
         return 0.0
 
 
-def _number(path: str) -> int:
+def _read_number(path: str) -> int:
     with open(path, "rb") as file:
         return int(file.read())
 
 
-def _line(path: str, name: bytes) -> int:
-    """The number behind a name in a file of such lines. Raises OSError when it is not there."""
+def _read_line(path: str, name: bytes) -> int:
+    """Return the number that follows a name in a file with lines of these. Raises OSError if there is none."""
     with open(path, "rb") as lines:
         for line in lines:
-            found, _, number = line.partition(b" ")
-            if found == name:
+            field, _, number = line.partition(b" ")
+            if field == name:
                 return int(number.split()[0])
-    raise OSError(f"{path} does not say {name.decode()}")
+    raise OSError(f"{path} does not have {name.decode()}")

@@ -1,6 +1,6 @@
-"""Testing: helpers for tests of an application: recorded sends, a worker in this process, one attempt, boot steps.
+"""Test an application: record what it sends, run a worker in this process, run code as a job, run boot steps.
 
-`celery5.testing.pytest` has the same as fixtures. Nothing here imports pytest.
+`celery5.testing.pytest` offers the same as fixtures. Nothing here imports pytest.
 """
 
 import threading
@@ -44,12 +44,12 @@ def recorded(app: App) -> Generator[Recorded, None, None]:
 
     Arguments are checked and encoded as usual. Blocks may be nested: the inner one keeps what is sent in it.
     """
-    kept = Recorded(app)
-    before = app.redirect(kept.record)
+    recording = Recorded(app)
+    previous_receiver = app.redirect(recording.record)
     try:
-        yield kept
+        yield recording
     finally:
-        app.redirect(before)
+        app.redirect(previous_receiver)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def as_job(
     task: Task[..., Any] | None = None,
     *,
     attempt: int = 1,
-    id: str = "",  # noqa: A002  the field's own name
+    id: str = "",  # noqa: A002  the name of the field
     queue: str = "default",
     worker: str = "test",
     sections: Mapping[str, int] | None = None,
@@ -65,12 +65,10 @@ def as_job(
     """Let the code in the block run as a job: `current_job()` and the `self` of bound tasks have these values.
 
     Args:
-        task: the task of the job; only its name is used.
-        attempt: which attempt it is, from 1.
-        id: the job's id; a new one by default.
-        queue: the queue that it came from.
-        worker: the name of the worker.
-        sections: how often each `retry` section was tried again before, by name.
+        task: The task of the job; only its name is used.
+        attempt: Which attempt it is, from 1.
+        id: The job's id; a new one by default.
+        sections: How often each `retry` section was tried again before, by name.
     """
     job = CurrentJob(id or new_id(), task.name if task else "", queue, attempt, worker, sections)
     token = CURRENT_JOB.set(job)
@@ -91,16 +89,16 @@ def running_worker(app: App, *, broker: str = "", queues: tuple[str, ...] = ()) 
     """
     if app.brokers.is_multi_broker:
         raise Misconfigured("running_worker works with one broker, and this application has several")
-    before = app.settings.broker
-    with _server(broker) as url:
+    previous_url = app.settings.broker
+    with _provide_server(broker) as url:
         app.use_broker(url)
         try:
             app.load()
             with _in_thread(lambda: run_in_background(app, ServeOptions(queues=queues)), "worker"):
                 yield url
-            _clean(app)
+            _erase(app)
         finally:
-            app.use_broker(before)
+            app.use_broker(previous_url)
 
 
 @asynccontextmanager
@@ -110,27 +108,29 @@ async def arunning_steps(app: App) -> AsyncGenerator[Mapping[str, Any], None]:
     Yields the value of each mandatory step, by the step's name. Built-in steps that they require count as up.
     Raises the same errors as a worker: BootStepFailed, Misconfigured.
     """
-    found: dict[str, Any] = {}
-    log, board = Log(worker="test", app=app.name), StepStatus()
-    posts = ImmediateCommands(commands=CommandRegistry(handlers={RETRY_BOOT_STEP.name: board.handle_command}))
-    added = {step.name for step in app.bootsteps}
-    needed = {name for step in app.bootsteps for name in step.requires} - added | {EXECUTION_STEP}
+    values: dict[str, Any] = {}
+    log, step_status = Log(worker="test", app=app.name), StepStatus()
+    commands = ImmediateCommands(
+        commands=CommandRegistry(handlers={RETRY_BOOT_STEP.name: step_status.handle_command})
+    )
+    own_names = {step.name for step in app.bootsteps}
+    built_in_names = {name for step in app.bootsteps for name in step.requires} - own_names | {EXECUTION_STEP}
     boot = BootGraph(
-        steps=[BootStep(name, _Up()) for name in sorted(needed)],
-        added=[*app.bootsteps, _collecting(app, found)],
-        offered={"app": app, "settings": app.settings, "worker": "test", "inbox": posts},
-        step_status=board,
-        self_commands=posts,
+        steps=[BootStep(name, _IdleStep()) for name in sorted(built_in_names)],
+        added=[*app.bootsteps, _make_collector(app, values)],
+        offered={"app": app, "settings": app.settings, "worker": "test", "inbox": commands},
+        step_status=step_status,
+        self_commands=commands,
         log=log,
         circuit_breakers=CircuitBreakers(tasks=app.tasks, log=log),
     )
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(boot.run)
-            yield found
+            yield values
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise _only(group) from None
+        raise _unwrap(group) from None
     finally:
         log.finish()
 
@@ -142,27 +142,27 @@ def running_steps(app: App) -> Generator[Mapping[str, Any], None, None]:
         yield values
 
 
-class _Up:
-    """A replacement for a built-in step."""
+class _IdleStep:
+    """Stands in for a built-in step: it is up at once and does nothing."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         await trio.sleep_forever()
 
 
-def _collecting(app: App, found: dict[str, Any]) -> BootStep:
-    """A step that runs after all mandatory ones of the application and requires their values."""
+def _make_collector(app: App, collected: dict[str, Any]) -> BootStep:
+    """Return a step that requires all mandatory ones of the application, and stores their values in `collected`."""
     names = [step.name for step in app.bootsteps if not step.optional and EXECUTION_STEP not in step.requires]
 
     async def collect(**values: Any) -> None:
-        found.update({name: values[name.replace("-", "_")] for name in names})
+        collected.update({name: values[name.replace("-", "_")] for name in names})
 
-    asked = [Parameter(name.replace("-", "_"), Parameter.KEYWORD_ONLY) for name in names]
-    vars(collect)["__signature__"] = Signature(asked)
+    parameters = [Parameter(name.replace("-", "_"), Parameter.KEYWORD_ONLY) for name in names]
+    vars(collect)["__signature__"] = Signature(parameters)
     return BootStep("celery5-testing", collect, requires=names)
 
 
-def _only(error: BaseException) -> BaseException:
+def _unwrap(error: BaseException) -> BaseException:
     """Return the only error of nested groups that have one member each."""
     while isinstance(error, BaseExceptionGroup):
         inner = cast("tuple[BaseException, ...]", error.exceptions)
@@ -173,7 +173,7 @@ def _only(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def _server(broker: str) -> Generator[str, None, None]:
+def _provide_server(broker: str) -> Generator[str, None, None]:
     if broker:
         yield broker
         return
@@ -181,7 +181,7 @@ def _server(broker: str) -> Generator[str, None, None]:
         yield server.url
 
 
-def _clean(app: App) -> None:
+def _erase(app: App) -> None:
     """Remove the application's keys from the broker. Results expire by themselves."""
     queues = [app.queue(name) for name in app.perform(jobs.list_queues(app.keys))]
     for call in erase_app(app.keys, queues):
@@ -189,39 +189,41 @@ def _clean(app: App) -> None:
 
 
 @contextmanager
-def _in_thread(opened: Callable[[], AbstractAsyncContextManager[T]], what: str) -> Generator[T, None, None]:
+def _in_thread(
+    open_context: Callable[[], AbstractAsyncContextManager[T]], what: str
+) -> Generator[T, None, None]:
     """Hold an asynchronous context manager open in a Trio run in a thread. Raises the errors that it raises."""
-    ready, values, failed = threading.Event(), list[T](), list[BaseException]()
+    ready, values, errors = threading.Event(), list[T](), list[BaseException]()
     tokens: list[trio.lowlevel.TrioToken] = []
     stopping = trio.Event()
 
     async def hold() -> None:
-        async with opened() as value:
+        async with open_context() as value:
             values.append(value)
             tokens.append(trio.lowlevel.current_trio_token())
             ready.set()
             await stopping.wait()
 
-    def live() -> None:
+    def run() -> None:
         try:
             trio.run(hold)
-        except BaseException as error:  # raised again below, in the thread that asked for it
-            failed.append(_only(error))
+        except BaseException as error:  # raised again below, in the caller's thread
+            errors.append(_unwrap(error))
         finally:
             ready.set()
 
-    thread = threading.Thread(target=live, name=f"celery5 {what}", daemon=True)
+    thread = threading.Thread(target=run, name=f"celery5 {what}", daemon=True)
     thread.start()
     if not ready.wait(START_LIMIT):
         raise TimeoutError(f"the {what} did not come up within {START_LIMIT:g} s")
     if not values:
         thread.join()
-        raise failed[0]
+        raise errors[0]
     try:
         yield values[0]
     finally:
         with suppress(trio.RunFinishedError):
             tokens[0].run_sync_soon(stopping.set)
         thread.join()
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]

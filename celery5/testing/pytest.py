@@ -1,4 +1,4 @@
-"""Pytest: the fixtures of `celery5.testing`. Load them by `pytest_plugins = ["celery5.testing.pytest"]`.
+"""Offer `celery5.testing` as fixtures of pytest. Load them by `pytest_plugins = ["celery5.testing.pytest"]`.
 
 They are not registered as an entry point: every run of pytest in an environment with celery5 would load them, and with
 them Trio and eliot, also where no test uses celery5 (docs/decisions/0015-a-testing-kit.md).
@@ -16,14 +16,14 @@ from celery5.testing import Recorded, recorded, running_worker
 
 @pytest.fixture(scope="session")
 def celery5_broker() -> Generator[str, None, None]:
-    """The URL of a private server that lives as long as the test session. Override it to use another one."""
+    """Return the URL of a private server that ends with the test session. Override it to use a different server."""
     with EmbeddedServer.start() as server:
         yield server.url
 
 
 @pytest.fixture
 def celery5_worker(celery5_broker: str) -> Generator[Callable[[App], None], None, None]:
-    """Call it with an application: a worker for it runs in a thread until the test ends."""
+    """Return a function that runs a worker for an application, in a thread, until the test ends."""
     with ExitStack() as stack:
 
         def start(app: App) -> None:
@@ -34,7 +34,7 @@ def celery5_worker(celery5_broker: str) -> Generator[Callable[[App], None], None
 
 @pytest.fixture
 def celery5_recorded() -> Generator[Callable[[App], Recorded], None, None]:
-    """Call it with an application: until the test ends, what it sends is recorded and not published."""
+    """Return a function that records what an application sends until the test ends, instead of publishing it."""
     with ExitStack() as stack:
 
         def record(app: App) -> Recorded:

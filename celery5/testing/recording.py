@@ -1,4 +1,4 @@
-"""Recording: keeps jobs and events that are sent instead of publishing them, and runs them in the test."""
+"""Record jobs and events that are sent instead of publishing them, and run them in the test."""
 
 import asyncio
 import contextvars
@@ -51,16 +51,16 @@ class Recorded:
         self._app = app
         self.jobs: list[SentJob] = []
         self.events: list[EventMessage] = []
-        self._done = 0
-        self._routed = 0
+        self._run_count = 0
+        self._routed_count = 0
 
     def record(self, jobs: Sequence[Job]) -> None:
-        """Keep these."""
+        """Record these."""
         for job in jobs:
             if job.queue == EVENTS:
                 self.events.append(parse_event(job.message))
             else:
-                self.jobs.append(_sent(self._app, job))
+                self.jobs.append(_make_sent_job(self._app, job))
 
     def jobs_of(self, task: Task[..., Any]) -> list[SentJob]:
         """Return the jobs of one task."""
@@ -69,14 +69,13 @@ class Recorded:
     def events_of(self, kind: Any) -> list[Event]:
         """Return the events of one class, as instances of it."""
         declared = get_event_declaration(kind)
-        found = [each for each in self.events if each.event == declared.name]
-        return [declared.parse_event(each.fields) for each in found]
+        return [declared.parse_event(event.fields) for event in self.events if event.event == declared.name]
 
     def clear(self) -> None:
         """Remove all recorded jobs and events."""
         self.jobs.clear()
         self.events.clear()
-        self._done = self._routed = 0
+        self._run_count = self._routed_count = 0
 
     def run(self) -> list[Any]:
         """Run the jobs that have not run yet, and those that they send, one by one in order. Return their results.
@@ -91,26 +90,28 @@ class Recorded:
                 raise Misconfigured(
                     f"{MAX_JOBS} jobs have run, and more are recorded: do their tasks send each other without end?"
                 )
-            values.append(_run(self._app, job))
+            values.append(_run_job(self._app, job))
         return values
 
     def _next(self) -> SentJob | None:
         self._route()
-        if self._done == len(self.jobs):
+        if self._run_count == len(self.jobs):
             return None
-        self._done += 1
-        return self.jobs[self._done - 1]
+        self._run_count += 1
+        return self.jobs[self._run_count - 1]
 
     def _route(self) -> None:
         """Create the jobs of the subscribers of new events."""
-        fresh, self._routed = self.events[self._routed :], len(self.events)
-        for event in fresh:
+        new_events, self._routed_count = self.events[self._routed_count :], len(self.events)
+        for event in new_events:
             for subscription in self._app.events.group_subscriptions().get(self._app.name, []):
                 if event.subject in subscription.subjects:
-                    self.jobs.append(_sent(self._app, make_event_job(event, subscription, now=time.time())))
+                    self.jobs.append(
+                        _make_sent_job(self._app, make_event_job(event, subscription, now=time.time()))
+                    )
 
 
-def _sent(app: App, job: Job) -> SentJob:
+def _make_sent_job(app: App, job: Job) -> SentJob:
     command, task = read_command(job.message), app.tasks[job.task]
     args, kwargs = task.parameters.decode(command.args, command.kwargs)
     arguments = dict(signature(task.function).bind(*args, **kwargs).arguments)
@@ -120,7 +121,7 @@ def _sent(app: App, job: Job) -> SentJob:
     return SentJob(job.id, job.task, job.queue, arguments, due, command.priority, command.key, job)
 
 
-def _run(app: App, sent: SentJob) -> Any:
+def _run_job(app: App, sent: SentJob) -> Any:
     """Run one job as a worker would, and return its result as `get` would return it."""
     task, command = app.tasks[sent.task], read_command(sent.job.message)
     args, kwargs = task.parameters.decode(command.args, command.kwargs)
@@ -129,9 +130,9 @@ def _run(app: App, sent: SentJob) -> Any:
         CURRENT_JOB.set(CurrentJob(sent.id, sent.task, sent.queue, 1, "test", None, command.trace))
         if task.loop == "thread":
             return task.function(*args, **kwargs)
-        return asyncio.run(awaited()) if task.loop == "asyncio" else trio.run(awaited)
+        return asyncio.run(await_function()) if task.loop == "asyncio" else trio.run(await_function)
 
-    async def awaited() -> Any:
+    async def await_function() -> Any:
         return await task.function(*args, **kwargs)
 
     value = contextvars.copy_context().run(call)

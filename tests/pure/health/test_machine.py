@@ -51,8 +51,8 @@ def own_group() -> Iterator[Path]:
         with suppress(OSError):
             folder.mkdir()
             try:
-                if (folder / tree.limit).exists():
-                    (folder / tree.limit).write_text(str(256 * MiB))
+                if (folder / tree.limit_file).exists():
+                    (folder / tree.limit_file).write_text(str(256 * MiB))
                     yield folder
                     return
             finally:
