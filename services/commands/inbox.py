@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from celery5.broker.calls import commands as trips
 from celery5.broker.calls.commands import TAKEN_BY_OTHER, QueuedCommand
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, CommandRefused, Misconfigured
+from celery5.errors import BrokerError, BrokerReplied, CommandRefused, Misconfigured
 from celery5.logs.log import Level, Log
 from celery5.protocol.commands.certificates import TrustStore
 from celery5.protocol.commands.definitions import (
@@ -41,7 +42,7 @@ from celery5.protocol.commands.signing import (
 )
 from celery5.protocol.job.job import new_id
 from celery5.services.commands.dispatcher import CommandRegistry
-from celery5.services.process.broker_outages import is_recoverable
+from celery5.services.process.broker_outages import is_recoverable, retry_until_available
 
 AT_ONCE = 32
 """Commands read in one trip."""
@@ -109,7 +110,7 @@ class SelfCommandQueue:
         self._keyring = keyring
         self._address = address
         self._waiting: deque[tuple[str, Mapping[str, Any]]] = deque()
-        self._news = trio.Event()
+        self._added = trio.Event()
 
     async def send(self, command: str, parameters: Mapping[str, Any], /) -> None:
         """Have this process do it soon. Raises CommandRefused when too many wait already."""
@@ -120,20 +121,14 @@ class SelfCommandQueue:
                 f"{OWN} commands of this process to itself wait already: {command!r} is dropped"
             )
         self._waiting.append((command, dict(parameters)))
-        self._news.set()
+        self._added.set()
 
-    def take_next(self) -> tuple[str, Mapping[str, Any]] | None:
-        """The next one that was posted directly."""
-        return self._waiting.popleft() if self._waiting else None
-
-    async def wait_for_news(self) -> None:
-        """Wait until one was posted directly, or somebody has rung."""
-        await self._news.wait()
-        self._news = trio.Event()
-
-    def wake(self) -> None:
-        """There may be something to do."""
-        self._news.set()
+    async def take_next(self) -> tuple[str, Mapping[str, Any]]:
+        """Return the next command that did not go through the inbox; wait for one."""
+        while not self._waiting:
+            await self._added.wait()
+            self._added = trio.Event()
+        return self._waiting.popleft()
 
     async def _posted(self, command: str, parameters: Mapping[str, Any]) -> bool:
         try:
@@ -210,6 +205,7 @@ class Inbox:
         self._missed = on_expired
         self._held: set[trio.CancelScope] = set()
         self._leaves = math.inf
+        self._may_have_commands = trio.Event()
         self._second = (0, 0)
         self._counts = command_record.command_counts
 
@@ -219,36 +215,42 @@ class Inbox:
         return [self._keys.inbox(self._address.name)] if self._address.is_open else []
 
     def on_message(self, _channel: bytes, _payload: bytes) -> None:
-        """Something was posted."""
-        self._own.wake()
+        """Read commands: one was sent."""
+        self._may_have_commands.set()
 
     def recheck(self) -> None:
-        """The listening connection was made anew: something may have been missed."""
-        self._own.wake()
+        """Read commands: a message may have been missed while the connection was down."""
+        self._may_have_commands.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take commands until cancelled."""
         self._warn()
         task_status.started()
-        self._own.wake()  # what was posted while nobody listened
+        self._may_have_commands.set()  # some may have been sent while this process did not listen
         self._leaves = math.inf
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._check_keys)
+            nursery.start_soon(self._take_own_commands, nursery)
             try:
-                await self._take(nursery)
+                await self._take_commands(nursery)
             finally:  # what was begun is ended, and answered
                 self._leaves = trio.current_time() + STOP_LIMIT
                 for each in self._held:
                     each.deadline = min(each.deadline, self._leaves)
 
-    async def _take(self, nursery: trio.Nursery) -> None:
+    async def _take_own_commands(self, nursery: trio.Nursery) -> None:
         while True:
-            await self._own.wait_for_news()
-            while (own := self._own.take_next()) is not None:
-                await self._slots.acquire()
-                nursery.start_soon(self._do, *own, None)
-            if self._address.is_open and not await self._read(nursery):
-                nursery.start_soon(self._ring_later)
+            command, parameters = await self._own.take_next()
+            await self._slots.acquire()
+            nursery.start_soon(self._do, command, parameters, None)
+
+    async def _take_commands(self, nursery: trio.Nursery) -> None:
+        if not self._address.is_open:
+            await trio.sleep_forever()
+        while True:
+            await self._may_have_commands.wait()
+            self._may_have_commands = trio.Event()
+            await retry_until_available(partial(self._read, nursery), None, RETRY_DELAY)
 
     def _warn(self) -> None:
         if not self._address.is_open:
@@ -265,12 +267,8 @@ class Inbox:
         except (Misconfigured, OSError, ValueError) as error:
             self._log.event("inbox:keys-rejected", "warning", why=str(error), lost=_NO_KEYS)
 
-    async def _ring_later(self) -> None:
-        await trio.sleep(RETRY_DELAY)
-        self._own.wake()
-
-    async def _read(self, nursery: trio.Nursery) -> bool:
-        """Take what is there; False when Redis does not serve just now."""
+    async def _read(self, nursery: trio.Nursery) -> None:
+        """Start all commands in the inbox. Raises BrokerReplied or BrokerUnavailable where a later try may succeed."""
         call = trips.read_commands(self._keys, self._address.name, count=AT_ONCE, max_bytes=MAX_COMMAND_SIZE)
         try:
             while found := await self._redis.perform(call):
@@ -278,12 +276,10 @@ class Inbox:
                     await self._receive(letter, nursery)
                 if len(found) == AT_ONCE:
                     await trio.sleep(PAUSE)
-        except BrokerUnavailable:
-            return False
         except BrokerReplied as error:
             self._log.event("inbox:read-failed", "warning", why=str(error))
-            return not is_recoverable(error)
-        return True
+            if is_recoverable(error):
+                raise
 
     async def _receive(self, letter: QueuedCommand, nursery: trio.Nursery) -> None:
         try:

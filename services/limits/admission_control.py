@@ -63,7 +63,6 @@ class AdmissionControl:
         self._channels = {keys.slots_freed.encode(): keys.queue for keys in identity.consumed}
         self._tasks = tasks
         self._admission = admission
-        self._running_jobs = received.held.running_jobs
         self._in_flight = received.held.in_flight
         self._recent = received.held.recent
         self._intake = received.intake
@@ -77,7 +76,6 @@ class AdmissionControl:
         self._connects = 1
         self._wanted: set[QueueTask] = set()
         self._due: dict[QueueTask, float] = {}
-        admission.add_listener(self._on_rules_changed)
         self._in_flight.add_listener(self._on_settled)
 
     @property
@@ -113,6 +111,9 @@ class AdmissionControl:
 
     async def _request_and_admit(self) -> None:
         self._admission.changed = trio.Event()
+        # Where a rule has changed, jobs that wait may be admitted now.
+        changed_tasks = self._admission.take_changed_tasks()
+        self._wanted |= {(queue, task) for queue in self._consumed for task in changed_tasks}
         await self.request_admission()
         await self.admit_waiting()
 
@@ -280,11 +281,6 @@ class AdmissionControl:
         if name in self._tasks:
             self._wanted.add((queue, name))
             self._admission.changed.set()
-
-    def _on_rules_changed(self, tasks: set[str]) -> None:
-        """Request jobs of these tasks, whose rules have changed: waiting ones may be admitted now."""
-        self._wanted |= {(queue, task) for queue in self._consumed for task in tasks}
-        self._admission.apply_rule_changes(tasks, list(self._running_jobs))
 
     def _on_settled(self) -> None:
         """Look for waiting jobs: one was settled, so there may be capacity."""

@@ -6,7 +6,7 @@ For a job of a task without a rule all of this is one look-up.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from itertools import count, takewhile
 
@@ -61,7 +61,8 @@ class AdmissionState:
         self._suspended: Mapping[str, Suspension] = {}
         self._computed: dict[str, int] = {}
         self._failures: dict[str, str] = {}
-        self._listeners: list[Callable[[set[str]], None]] = []
+        self._running_jobs = held.running_jobs
+        self._changed_tasks: set[str] = set()
         # Only tasks that have a rule now, by name.
         self.rules: dict[str, AdmissionRule] = {}
         self.awaiting_admission: deque[Delivery] = deque()
@@ -73,6 +74,7 @@ class AdmissionState:
         """The turn in which each task was last requested; the larger, the later."""
         self._turns = count(1)
         self.compute_limits()
+        self._changed_tasks.clear()  # at the start, heartbeats report the tasks that have waiting jobs
 
     def get_queue(self, task: str) -> str:
         """Return the queue on which a task's limit is counted."""
@@ -104,9 +106,10 @@ class AdmissionState:
         self._overrides, self._suspended = overrides, suspended
         self._update_rules()
 
-    def add_listener(self, callback: Callable[[set[str]], None]) -> None:
-        """Call `callback` with the tasks whose rules have changed."""
-        self._listeners.append(callback)
+    def take_changed_tasks(self) -> set[str]:
+        """Return the tasks whose rules have changed since the last call."""
+        tasks, self._changed_tasks = self._changed_tasks, set()
+        return tasks
 
     def _update_rules(self) -> None:
         before, rules = dict(self.rules), dict[str, AdmissionRule]()
@@ -123,8 +126,9 @@ class AdmissionState:
         changed = {name for name in before.keys() | rules.keys() if before.get(name) != rules.get(name)}
         self.rules.clear()  # the dictionary stays: others hold it
         self.rules.update(rules)
-        for listener in self._listeners if changed else ():
-            listener(changed)
+        if changed:
+            self._changed_tasks |= changed
+            self._apply_rule_changes(changed)
 
     def get_rule(self, task: str) -> AdmissionRule:
         """Return the rule of a task, or an empty one."""
@@ -267,7 +271,7 @@ class AdmissionState:
             self.yielding_until = trio.current_time() + YIELD_SECONDS
         return self._has_yielded
 
-    def apply_rule_changes(self, tasks: set[str], active: Iterable[Delivery]) -> None:
+    def _apply_rule_changes(self, tasks: set[str]) -> None:
         """Apply changed rules of tasks: jobs that wait for an executor await admission, running ones take a slot."""
         for queue in self._queues.values():
             for delivery in [each for each in queue.items if _task_of(each) in tasks]:
@@ -279,7 +283,7 @@ class AdmissionState:
                 delivery.lose_slot()
                 self._in_flight.change_kind(delivery, AWAITING_ADMISSION)
                 self.awaiting_admission.append(delivery)
-        for delivery in active:
+        for delivery in list(self._running_jobs):
             rule = self.rules.get(_task_of(delivery)) if _task_of(delivery) in tasks else None
             if rule is not None and delivery.rule is None:
                 delivery.take_slot(rule)

@@ -20,13 +20,13 @@ from celery5.logs.log import Log
 from celery5.protocol.limits import LimitOverride, Suspension
 from celery5.services.health.circuits import BreakerTrip, CircuitBreakers
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.process.broker_outages import is_key_corrupt
+from celery5.services.process.broker_outages import is_key_corrupt, retry_until_available
 from celery5.services.worker.lease import WorkerIdentity
 from celery5.tasks.task import Task
 
 RETRY_DELAY = 1.0
 """Seconds between attempts while Redis is unreachable."""
-REPAIRED = 5.0
+CORRUPT_KEY_DELAY = 5.0
 """Seconds until a key is read again that another program has overwritten."""
 HEARTBEATS_PER_CHECK = 3
 BREAKER_NAME = "breaker"
@@ -109,18 +109,20 @@ class LimitOverrides:
             with trio.move_on_after(self._get_wait()):
                 await self._changed.wait()
             self._changed = trio.Event()
-            try:
-                await self._suspend_tasks()
-                await self._read_overrides()
-                await self._resume_tasks()
-            except BrokerUnavailable:
-                await trio.sleep(RETRY_DELAY)
+            await retry_until_available(self._apply_changes, None, RETRY_DELAY)
+
+    async def _apply_changes(self) -> None:
+        try:
+            await self._suspend_tasks()
+            await self._read_overrides()
+            await self._resume_tasks()
+        except BrokerUnavailable:
+            raise
+        except BrokerError as error:
+            self._log.event("limits:read-failed", "warning", why=str(error))
+            if is_key_corrupt(error):
+                await trio.sleep(CORRUPT_KEY_DELAY)
                 self._changed.set()
-            except BrokerError as error:
-                self._log.event("limits:read-failed", "warning", why=str(error))
-                if is_key_corrupt(error):
-                    await trio.sleep(REPAIRED)
-                    self._changed.set()
 
     async def _suspend_tasks(self) -> None:
         for task, suspension in list(self._tripped.items()):

@@ -80,7 +80,11 @@ class OutageLog:
 
 
 async def retry_until_available(
-    attempt: Callable[[], Awaitable[T]], outages: OutageLog, interval: float, *, even_refused: bool = False
+    attempt: Callable[[], Awaitable[T]],
+    outages: OutageLog | None,
+    interval: float,
+    *,
+    even_refused: bool = False,
 ) -> T:
     """Await `attempt()` until the broker serves it, and return its result.
 
@@ -88,7 +92,7 @@ async def retry_until_available(
 
     Args:
         attempt: One try. It is made again from the beginning, so what it did before the error must bear repeating.
-        outages: Logs the first error of an outage and the recovery.
+        outages: Logs the first error of an outage and the recovery; None where nothing is to be logged.
         interval: Seconds between two tries.
         even_refused: Try again also after an error reply that a later try does not cure.
 
@@ -101,8 +105,10 @@ async def retry_until_available(
         except (BrokerUnavailable, BrokerReplied) as error:
             if not (even_refused or is_recoverable(error)):
                 raise
-            outages.record_error(error)
+            if outages is not None:
+                outages.record_error(error)
             await trio.sleep(interval)
         else:
-            outages.record_recovery()
+            if outages is not None:
+                outages.record_recovery()
             return result

@@ -7,7 +7,7 @@ import pytest
 
 from celery5 import App
 from celery5.logs.log import Log
-from celery5.protocol.limits import AdmissionRule
+from celery5.protocol.limits import AdmissionRule, LimitOverride
 from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.services.limits.admission_state import MAX_REQUESTED_JOBS, AdmissionState
@@ -100,3 +100,13 @@ def test_a_task_that_ends_a_job_between_two_trips_keeps_no_other_from_its_turn()
         turns[turn] += 1
         asking.plan_requests("default", [turn])
     assert turns == {"a": 3, "b": 3, "c": 3}
+
+
+def test_tasks_whose_rules_have_changed_are_reported_once() -> None:
+    admission = Asking(slots=1)
+    assert admission.take_changed_tasks() == set()
+    admission.set_overrides({"a": LimitOverride(limit=3)}, {})
+    assert admission.take_changed_tasks() == {"a"}
+    assert admission.take_changed_tasks() == set()
+    admission.set_overrides({"a": LimitOverride(limit=3)}, {})
+    assert admission.take_changed_tasks() == set()

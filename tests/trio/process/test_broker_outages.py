@@ -48,3 +48,18 @@ async def test_an_error_that_time_does_not_cure_can_be_retried_as_well(
 
     await retry_until_available(attempt, make_outages(), 0.5, even_refused=True)
     assert len(tries) == 2
+
+
+async def test_outages_that_their_connection_logs_are_retried_without_another_log_line(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    tries = []
+
+    async def attempt() -> str:
+        tries.append(trio.current_time())
+        if len(tries) < 3:
+            raise BrokerUnavailable("refused")
+        return "served"
+
+    assert await retry_until_available(attempt, None, 1.0) == "served"
+    assert [moment - tries[0] for moment in tries] == pytest.approx([0, 1.0, 2.0])
