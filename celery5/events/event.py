@@ -43,18 +43,18 @@ def get_field_parameters(kind: Any, name: str) -> Parameters:
 
     def call(**_fields: Any) -> None: ...
 
-    call.__annotations__ = {each: hints[each] for each in kind.__struct_fields__}
+    call.__annotations__ = {field: hints[field] for field in kind.__struct_fields__}
     keyword_only = inspect.Parameter.KEYWORD_ONLY
     empty = inspect.Parameter.empty
     vars(call)["__signature__"] = inspect.Signature(
         [
             inspect.Parameter(
-                each.name,
+                field.name,
                 keyword_only,
-                annotation=hints[each.name],
-                default=empty if each.required else _default(each),
+                annotation=hints[field.name],
+                default=empty if field.required else _get_constant_default(field),
             )
-            for each in msgspec.structs.fields(kind)
+            for field in msgspec.structs.fields(kind)
         ]
     )
     try:
@@ -68,16 +68,16 @@ def get_field_defaults(kind: Any, takes: Sequence[str] | None) -> dict[str, msgs
     """Return the constant defaults of those fields that a task takes, as JSON."""
     defaults: dict[str, msgspec.Raw] = {}
     for field in msgspec.structs.fields(kind):
-        is_fixed = field.default is not msgspec.NODEFAULT or field.default_factory in _EMPTY
+        is_fixed = field.default is not msgspec.NODEFAULT or field.default_factory in _CONSTANT_FACTORIES
         if not field.required and is_fixed and (takes is None or field.name in takes):
-            with suppress(TypeError):  # one that has no JSON form is refused when the event is made
-                defaults[field.name] = msgspec.Raw(encode_value(_default(field)))
+            with suppress(TypeError):  # a default without a JSON form is refused when the event is made
+                defaults[field.name] = msgspec.Raw(encode_value(_get_constant_default(field)))
     return defaults
 
 
-def check_field_names(event: str, fields: Sequence[str], said: Iterable[str]) -> None:
+def check_field_names(event: str, fields: Sequence[str], names: Iterable[str]) -> None:
     """Raise BadArguments for a field that the event does not have."""
-    unknown = next((each for each in said if each not in fields), None)
+    unknown = next((name for name in names if name not in fields), None)
     if unknown is not None:
         similar = did_you_mean(unknown, fields)
         suggestion = f": {similar}" if similar else ";"
@@ -86,11 +86,11 @@ def check_field_names(event: str, fields: Sequence[str], said: Iterable[str]) ->
         )
 
 
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    """Return the default of a field; None where it is made anew each time."""
+def _get_constant_default(field: msgspec.structs.FieldInfo) -> Any:
+    """Return the default of a field; None where a function makes it for each event."""
     if field.default is not msgspec.NODEFAULT:
         return field.default
-    return cast("Any", field.default_factory)() if field.default_factory in _EMPTY else None
+    return cast("Any", field.default_factory)() if field.default_factory in _CONSTANT_FACTORIES else None
 
 
 def as_field_error(error: BadArguments) -> BadArguments:
@@ -123,10 +123,6 @@ def get_taken_fields(task: Task[Any, Any], event: str, fields: Sequence[str]) ->
     return None if inspect.Parameter.VAR_KEYWORD in kinds else tuple(parameter.name for parameter in by_name)
 
 
-_EMPTY = (list, dict, set)
-"""Factories of defaults that make the same each time."""
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 E = TypeVar("E", bound="Event")
@@ -147,7 +143,7 @@ if TYPE_CHECKING:
     class _Fields:
         __struct_fields__: ClassVar[tuple[str, ...]]
 
-else:  # a checker wants each class that derives from a frozen Struct to say so again
+else:  # type checkers require `frozen=True` in each class that derives from a frozen Struct
 
     class _Fields(msgspec.Struct, frozen=True): ...
 
@@ -178,19 +174,18 @@ class Event(_Fields):
 
         Args:
             options: `versions`, the versions of the event that it takes (default: that of this class), and options
-                of a task:
-                `queue`, `countdown`, `expires`, `max_retries` and so on.
+                of a task: `queue`, `countdown`, `expires`, `max_retries` and so on.
 
         Raises:
             Misconfigured: An option makes no sense, or the task needs arguments that are no fields.
         """
-        declared = get_event_declaration(cls)
+        declaration = get_event_declaration(cls)
 
-        def subscribed(task: TaskT) -> TaskT:
-            declared.subscribe(task, options)
+        def subscribe(task: TaskT) -> TaskT:
+            declaration.subscribe(task, options)
             return task
 
-        return subscribed if task is None else subscribed(task)
+        return subscribe if task is None else subscribe(task)
 
     @classmethod
     def unsubscribe(cls, task: Task[Any, Any], /) -> bool:
@@ -212,20 +207,20 @@ class Event(_Fields):
             BadArguments: A field is wrong; it is a TypeError.
             MessageTooLarge: The message exceeds the limit.
         """
-        declared, made = _made(cls, args, fields)
-        return declared.make_job(made)
+        declaration, event = _make_event(cls, args, fields)
+        return declaration.make_job(event)
 
     @classmethod
     def delay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
         """Send the event. For plain Python; in an event loop await `adelay`. Raises as `job`, and BrokerUnavailable."""
-        declared, made = _made(cls, args, fields)
-        return declared.app.events.send([made])[0]
+        declaration, event = _make_event(cls, args, fields)
+        return declaration.app.events.send([event])[0]
 
     @classmethod
     async def adelay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
         """Send the event, from Trio or asyncio."""
-        declared, made = _made(cls, args, fields)
-        return (await declared.app.events.asend([made]))[0]
+        declaration, event = _make_event(cls, args, fields)
+        return (await declaration.app.events.asend([event]))[0]
 
 
 class EventClass(Generic[T]):
@@ -259,7 +254,7 @@ class EventClass(Generic[T]):
 class EventSender(Protocol):
     """The events of an application, as an event needs them: `app.events`."""
 
-    def add(self, declared: "EventDeclaration") -> None:
+    def add(self, declaration: "EventDeclaration") -> None:
         """Add an event. Raises Misconfigured when a different class has its name and version."""
         ...
 
@@ -300,15 +295,14 @@ class EventDeclaration:
         version: int,
         app: EventApplication | None = None,
         of: str = "",  # the name of another application whose event it is
-        everywhere: bool = False,  # whether it is an event of every application
+        is_of_every_application: bool = False,  # whether it is an event of every application
         find_owner: FindOwner | None = None,
     ) -> None:
         self.kind = kind
         self.name = name
         self.version = version
         self.fields: tuple[str, ...] = tuple(kind.__struct_fields__)
-        self.had_no_app: bool = app is None
-        self.everywhere = everywhere
+        self.is_of_every_application = is_of_every_application
         self._of = of
         self._app = app
         self._find_owner = find_owner
@@ -318,7 +312,7 @@ class EventDeclaration:
     @property
     def app(self) -> EventApplication:
         """The application that sends the event, or, with `of`, subscribes to a foreign one."""
-        if self.everywhere:
+        if self.is_of_every_application:
             raise Misconfigured(f"event {self.name} is of every application: app.events.send([...]) sends it")
         if self._app is None:
             if self._find_owner is None:
@@ -335,7 +329,7 @@ class EventDeclaration:
 
     def adopt(self, app: "EventApplication") -> None:
         """Belong to `app` from now on, unless it belongs to an application already."""
-        if self._app is None and not self.everywhere:
+        if self._app is None and not self.is_of_every_application:
             self._app = app
             app.events.add(self)
 
@@ -357,14 +351,14 @@ class EventDeclaration:
                 f"{self.name}: {str(error).replace('argument', 'field')}; its fields: {known}"
             ) from None
 
-    def parse_event(self, said: Mapping[str, object]) -> Event:
+    def parse_event(self, fields: Mapping[str, object]) -> Event:
         """Return an event from fields in their JSON form. Raises BadArguments."""
-        check_field_names(self.name, self.fields, said)
+        check_field_names(self.name, self.fields, fields)
         try:
-            _, named = self._parameters.decode(msgspec.Raw(b"[]"), msgspec.Raw(msgspec.json.encode(said)))
+            _, values = self._parameters.decode(msgspec.Raw(b"[]"), msgspec.Raw(msgspec.json.encode(fields)))
         except BadArguments as error:
             raise as_field_error(error) from None
-        return self.make_event(dict(named))
+        return self.make_event(dict(values))
 
     def encode_fields(self, event: Event) -> dict[str, msgspec.Raw]:
         """Return the fields as JSON. Raises BadArguments."""
@@ -376,7 +370,7 @@ class EventDeclaration:
 
     def make_job(self, event: Event, app: Application | None = None) -> Job:
         """Return the message of an event for the Routers of its application."""
-        app = app if self.everywhere and app is not None else self.app
+        app = app if self.is_of_every_application and app is not None else self.app
         if self._of and self._of != app.name:
             raise Misconfigured(f"event {self.name} is of application {self._of!r}: it is sent there")
         message = EventMessage(
@@ -392,17 +386,17 @@ class EventDeclaration:
             message.id, self.name, EVENTS, app.check_message_size(encode(message), self.name), app=app.name
         )
 
-    def subscribe(self, task: Any, said: dict[str, Any]) -> None:
+    def subscribe(self, task: Any, options: Mapping[str, Any]) -> None:
         """Record a subscription. Raises Misconfigured."""
         if not isinstance(task, Task):
             raise Misconfigured(f"{self.name}.subscribe takes a task, got {task!r}: put @app.task below it")
         task = cast("Task[Any, Any]", task)
-        options = dict(said)
-        versions = _versions(options.pop("versions", self.version), self.name)
-        wrong = [name for name in ("id", "key", "eta", "unique_for") if options.get(name) is not None]
-        if wrong:
+        options = dict(options)
+        versions = _parse_versions(options.pop("versions", self.version), self.name)
+        unsuitable = [name for name in ("id", "key", "eta", "unique_for") if options.get(name) is not None]
+        if unsuitable:
             raise Misconfigured(
-                f"{wrong[0]} is not for a subscription: each event's job has an id of its own"
+                f"{unsuitable[0]} is not for a subscription: each event's job has an id of its own"
             )
         takes = get_taken_fields(task, self.name, self.fields)
         self._subscribed[task.name] = (task.options(**options) if options else task, versions, takes)
@@ -413,7 +407,7 @@ class EventDeclaration:
         for task, versions, takes in self._subscribed.values():
             if task.app is app:
                 job, expires_in = make_job_template(task.make_template())
-                # What the fields of another version are, when they are missing, this class does not know.
+                # This class does not know the defaults of other versions.
                 defaults = get_field_defaults(self.kind, takes) if versions == (self.version,) else {}
                 subscriptions.append(Subscription(self.name, versions, job, takes, expires_in, defaults))
         return subscriptions
@@ -430,7 +424,7 @@ class DeclareEvent:
         find_owner: FindOwner | None = None,
     ) -> None:
         self._app = app
-        self._everywhere = of_every_application
+        self._is_of_every_application = of_every_application
         self._find_owner = find_owner
 
     @overload
@@ -463,36 +457,36 @@ class DeclareEvent:
             Misconfigured: An argument makes no sense, or the name and version are taken.
         """
 
-        def declared(kind: type[Any]) -> Any:
+        def declare(kind: type[Any]) -> Any:
             if not isinstance(cast("object", kind), type):
                 raise Misconfigured(f"@event takes a class, got {kind!r}")
-            called = name or f"{get_module_name(kind)}.{kind.__qualname__}"
-            if not _is_whole(version):
-                raise Misconfigured(f"event {called}: version is {version!r}: give 1 or more")
-            made = _struct_of(kind, called)
-            one = EventDeclaration(
-                made,
-                name=called,
+            full_name = name or f"{get_module_name(kind)}.{kind.__qualname__}"
+            if not _is_version(version):
+                raise Misconfigured(f"event {full_name}: version is {version!r}: give 1 or more")
+            event_class = _make_event_class(kind, full_name)
+            declaration = EventDeclaration(
+                event_class,
+                name=full_name,
                 version=version,
                 app=self._app,
                 of=of or "",
-                everywhere=self._everywhere,
+                is_of_every_application=self._is_of_every_application,
                 find_owner=self._find_owner,
             )
-            _DECLARED[made] = one
+            _DECLARED[event_class] = declaration
             if self._app is not None:
-                self._app.events.add(one)
-            return made
+                self._app.events.add(declaration)
+            return event_class
 
-        return declared if kind is None else declared(kind)
+        return declare if kind is None else declare(kind)
 
 
-def _made(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> tuple["EventDeclaration", Event]:
+def _make_event(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> tuple[EventDeclaration, Event]:
     """Return the event's declaration, and an event with these fields. Raises BadArguments."""
-    declared = get_event_declaration(kind)
+    declaration = get_event_declaration(kind)
     if args:
-        raise BadArguments(f"{declared.name}: pass fields by name, not {args[0]!r}")
-    return declared, declared.make_event(fields)
+        raise BadArguments(f"{declaration.name}: pass fields by name, not {args[0]!r}")
+    return declaration, declaration.make_event(fields)
 
 
 def get_event_declaration(kind: type[Any]) -> EventDeclaration:
@@ -517,7 +511,7 @@ def adopt_events(app: EventApplication, modules: Iterable[str]) -> None:
                 declaration.adopt(app)
 
 
-def _struct_of(kind: type[Any], name: str) -> type[Event]:
+def _make_event_class(kind: type[Any], name: str) -> type[Event]:
     """Return the class of an event: `kind` itself if it derives from Event, else a new class with its content."""
     if issubclass(kind, Event):
         return kind
@@ -525,19 +519,21 @@ def _struct_of(kind: type[Any], name: str) -> type[Event]:
         hints = get_type_hints(kind, include_extras=True)
     except Exception as error:  # an annotation is code: it may raise anything
         raise Misconfigured(f"event {name}: an annotation cannot be read: {error}") from None
-    own = {each: hint for each, hint in hints.items() if getattr(hint, "__origin__", hint) is not ClassVar}
-    taken = sorted(set(own) & set(_RESERVED))
-    if taken:
+    own = {field: hint for field, hint in hints.items() if getattr(hint, "__origin__", hint) is not ClassVar}
+    reserved = sorted(set(own) & set(_RESERVED))
+    if reserved:
         raise Misconfigured(
-            f"event {name}: a field cannot be called {taken[0]!r}: events have that themselves"
+            f"event {name}: a field cannot be called {reserved[0]!r}: events have that themselves"
         )
     fields = [
-        (each, hint, getattr(kind, each)) if hasattr(kind, each) else (each, hint)
-        for each, hint in own.items()
+        (field, hint, getattr(kind, field)) if hasattr(kind, field) else (field, hint)
+        for field, hint in own.items()
     ]
-    space = {each: value for each, value in vars(kind).items() if each not in own and each not in _MADE}
-    space["__qualname__"] = kind.__qualname__
-    bases: tuple[Any, ...] = (Event, *(each for each in kind.__bases__ if each is not object))
+    namespace = {
+        name: value for name, value in vars(kind).items() if name not in own and name not in _SET_BY_PYTHON
+    }
+    namespace["__qualname__"] = kind.__qualname__
+    bases: tuple[Any, ...] = (Event, *(base for base in kind.__bases__ if base is not object))
     try:
         return cast(
             "type[Event]",
@@ -546,7 +542,7 @@ def _struct_of(kind: type[Any], name: str) -> type[Event]:
                 fields,
                 bases=bases,
                 module=kind.__module__,
-                namespace=space,
+                namespace=namespace,
                 frozen=True,
                 kw_only=True,
             ),
@@ -555,18 +551,20 @@ def _struct_of(kind: type[Any], name: str) -> type[Event]:
         raise Misconfigured(f"event {name}: {error}") from None
 
 
-def _versions(said: object, name: str) -> tuple[int, ...]:
-    versions = (said,) if isinstance(said, int) else tuple(cast("Sequence[object]", said))
-    if not versions or not all(map(_is_whole, versions)):
-        raise Misconfigured(f"{name}.subscribe: versions is {said!r}: give a version, or several")
+def _parse_versions(option: object, name: str) -> tuple[int, ...]:
+    versions = (option,) if isinstance(option, int) else tuple(cast("Sequence[object]", option))
+    if not versions or not all(map(_is_version, versions)):
+        raise Misconfigured(f"{name}.subscribe: versions is {option!r}: give a version, or several")
     return tuple(sorted(set(cast("tuple[int, ...]", versions))))
 
 
-def _is_whole(version: object) -> bool:
+def _is_version(version: object) -> bool:
     return isinstance(version, int) and not isinstance(version, bool) and version >= 1
 
 
+_CONSTANT_FACTORIES = (list, dict, set)
+"""Factories of defaults that make the same each time."""
 _DECLARED: WeakKeyDictionary[type[Any], EventDeclaration] = WeakKeyDictionary()
 _RESERVED = ("subscribe", "unsubscribe", "delay", "adelay", "job")
-_MADE = ("__dict__", "__weakref__", "__annotations__", "__qualname__", "__module__")
+_SET_BY_PYTHON = ("__dict__", "__weakref__", "__annotations__", "__qualname__", "__module__")
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])

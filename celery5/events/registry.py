@@ -97,21 +97,21 @@ class Events(Mapping[str, type[Event]]):
             if declared_name == name
         }
 
-    def make_event(self, kind: type[Event], said: Mapping[str, object]) -> Event:
+    def make_event(self, kind: type[Event], fields: Mapping[str, object]) -> Event:
         """Return an event from fields in their JSON form: a UUID as text, for instance. Raises BadArguments."""
-        return get_event_declaration(kind).parse_event(said)
+        return get_event_declaration(kind).parse_event(fields)
 
     @property
     def has_own_events(self) -> bool:
         """Whether an event belongs to this application, so that it needs a Router."""
         return any(declaration.of == self._app.name for declaration in self._all.values())
 
-    def add(self, declared: EventDeclaration) -> None:
+    def add(self, declaration: EventDeclaration) -> None:
         """Add an event. Raises Misconfigured when a different class has its name and version."""
-        first = self._all.setdefault((declared.name, declared.version), declared)
-        if first.kind is not declared.kind:
+        first = self._all.setdefault((declaration.name, declaration.version), declaration)
+        if first.kind is not declaration.kind:
             raise Misconfigured(
-                f"two events are named {declared.name!r}, version {declared.version}: give one of them "
+                f"two events are named {declaration.name!r}, version {declaration.version}: give one of them "
                 "@event(name=...) or another version"
             )
 
@@ -121,7 +121,7 @@ class Events(Mapping[str, type[Event]]):
         for declaration in list_event_declarations():
             subscribed = declaration.list_subscriptions(self._app)
             if subscribed:
-                of = self._app.name if declaration.everywhere else declaration.of
+                of = self._app.name if declaration.is_of_every_application else declaration.of
                 subscriptions.setdefault(of, []).extend(subscribed)
         return subscriptions
 
@@ -143,15 +143,15 @@ class Events(Mapping[str, type[Event]]):
             BrokerUnavailable: As in `App.send_many`.
             BacklogFull: As in `App.send_many`.
         """
-        jobs = self._jobs(events)
+        jobs = self._make_jobs(events)
         self._app.dispatch(jobs)
-        return _sent(events, jobs)
+        return _make_handles(events, jobs)
 
     async def asend(self, events: Sequence[Event]) -> list[SentEvent]:
         """`send`, from Trio or asyncio."""
-        jobs = self._jobs(events)
+        jobs = self._make_jobs(events)
         await self._app.adispatch(jobs)
-        return _sent(events, jobs)
+        return _make_handles(events, jobs)
 
     def waiting(self) -> QueueState:
         """Return how many events wait for a Router, and the live Routers as its `workers`. For plain Python."""
@@ -204,19 +204,19 @@ class Events(Mapping[str, type[Event]]):
         ttl = self._app.settings.subscription_ttl
         return trips.set_unsubscribed(Keys(owner), name, ttl=ttl, unsubscribed=withdrawn)
 
-    def _jobs(self, events: Sequence[Event]) -> list[Job]:
+    def _make_jobs(self, events: Sequence[Event]) -> list[Job]:
         if isinstance(events, Event) or not isinstance(cast("object", events), Iterable):
             raise TypeError(f"events.send takes a list of events, got {events!r}")
         jobs: list[Job] = []
         for event in events:
             if not isinstance(cast("object", event), Event):
                 raise TypeError(f"events.send takes events, got {event!r}: make one with its class")
-            declared = get_event_declaration(type(event))
-            if not declared.everywhere and declared.app is not self._app:
+            declaration = get_event_declaration(type(event))
+            if not declaration.is_of_every_application and declaration.app is not self._app:
                 raise Misconfigured(
-                    f"event {declared.name} is of application {declared.app.name!r}: send it there"
+                    f"event {declaration.name} is of application {declaration.app.name!r}: send it there"
                 )
-            jobs.append(declared.make_job(event, self._app))
+            jobs.append(declaration.make_job(event, self._app))
         return jobs
 
 
@@ -301,7 +301,7 @@ def _get_withdrawn(event: str, names: Iterable[list[str]]) -> tuple[WithdrawnSub
     )
 
 
-def _sent(events: Sequence[Event], jobs: Sequence[Job]) -> list[SentEvent]:
+def _make_handles(events: Sequence[Event], jobs: Sequence[Job]) -> list[SentEvent]:
     return [
         SentEvent(job.id, job.task, get_event_declaration(type(event)).version)
         for job, event in zip(jobs, events, strict=True)

@@ -35,7 +35,7 @@ class Emit(Protocol):
         body: object,
         /,
         *,
-        id: str = "",  # noqa: A002  as everywhere
+        id: str = "",  # noqa: A002  the name of the field
         attributes: Mapping[str, str] | None = None,
     ) -> str:
         """Publish a document to all subscribed tasks; return the document's id.
@@ -45,8 +45,7 @@ class Emit(Protocol):
         Args:
             body: Bytes, text, or anything that has a JSON form.
             id: With an id the document is published once, however often it is emitted. After an interruption or a
-                failure
-                some tasks may lack it: emitting the same id again sends it to the rest.
+                failure some tasks may lack it: emitting the same id again sends it to the rest.
             attributes: Texts about the document, by name.
 
         Raises:
@@ -86,17 +85,17 @@ class Source:
         single: bool = False,
         remember: float = REMEMBER,
     ) -> None:
-        self.name: str = name or _name_of(run)
+        self.name: str = name or _make_name(run)
         if not re.fullmatch(r"[^\s{}:,]{1,100}", self.name):
             raise Misconfigured(
                 f"source name {self.name!r}: use 1 to 100 characters without spaces, commas, braces or colons"
             )
         self.run = run
-        self.kind: Kind = _kind_of(run, self.name)
-        self.every: float | None = _seconds(every, "every", self.name)
+        self.kind: SourceKind = _get_kind(run, self.name)
+        self.every: float | None = _check_seconds(every, "every", self.name)
         self.single = single
-        self.remember: float = _seconds(remember, "remember", self.name) or REMEMBER
-        if self.kind == "polls" and self.every is None:
+        self.remember: float = _check_seconds(remember, "remember", self.name) or REMEMBER
+        if self.kind == "function" and self.every is None:
             raise Misconfigured(
                 f"source {self.name!r} is a function that ends: say how often it runs, every=5.0"
             )
@@ -110,8 +109,8 @@ class Source:
         return task
 
 
-Kind = Literal["stays", "yields", "polls"]
-"""The kind of `run`: a coroutine function with `emit`, an async generator, or a plain function in a thread."""
+SourceKind = Literal["coroutine", "generator", "function"]
+"""The kind of `run`: a coroutine function with `emit`, an async generator, or a plain function for a thread."""
 
 
 class SourceOptions(TypedDict, total=False):
@@ -127,39 +126,39 @@ class DeclareSource:
     """The decorators `@app.source` and `celery5.source`, which work with and without options, or as a function."""
 
     @overload
-    def __call__(self, run: Any, /, **said: Unpack[SourceOptions]) -> Source: ...
+    def __call__(self, run: Any, /, **options: Unpack[SourceOptions]) -> Source: ...
     @overload
-    def __call__(self, **said: Unpack[SourceOptions]) -> Callable[[Any], Source]: ...
-    def __call__(self, run: Any = None, /, **said: Any) -> Any:  # type: ignore[misc]  # pyright: ignore[reportInconsistentOverload]
+    def __call__(self, **options: Unpack[SourceOptions]) -> Callable[[Any], Source]: ...
+    def __call__(self, run: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # pyright: ignore[reportInconsistentOverload]
         """Declare a Data Source, with the options of `Source`. Raises Misconfigured."""
-        unknown = sorted(set(said) - set(SourceOptions.__annotations__))
+        unknown = sorted(set(options) - set(SourceOptions.__annotations__))
         if unknown:
             raise Misconfigured(f"a source takes name, every, single and remember, not {unknown[0]!r}")
 
-        def declared(run: Any) -> Source:
-            return Source(run, **said)
+        def declare(run: Any) -> Source:
+            return Source(run, **options)
 
-        return declared if run is None else declared(run)
+        return declare if run is None else declare(run)
 
 
 source: DeclareSource = DeclareSource()
 """Declare a Data Source: `@source(every=5.0)`, or `inbox = source(Watcher("inbox"), name="inbox")`."""
 
 
-def parse_sources(said: Any, parameters: Parameters, task: str) -> tuple[Source, ...]:
+def parse_sources(option: Any, parameters: Parameters, task: str) -> tuple[Source, ...]:
     """Return the sources that a task subscribes to. Raises Misconfigured."""
-    listed = cast("Sequence[Any]", said) if isinstance(said, list | tuple) else (said,)
-    for each in listed:
-        if not isinstance(each, Source):
-            raise Misconfigured(f"task {task}: source is {each!r}; give what @app.source has made")
-    if listed:
+    sources = cast("Sequence[Any]", option) if isinstance(option, list | tuple) else (option,)
+    for value in sources:
+        if not isinstance(value, Source):
+            raise Misconfigured(f"task {task}: source is {value!r}; give what @app.source has made")
+    if sources:
         try:
-            parameters.encode((_ANY,), {})
+            parameters.encode((_ANY_DOCUMENT,), {})
         except Exception as error:
             raise Misconfigured(
                 f"task {task} cannot take a SourceDocument as its one argument: {error}"
             ) from None
-    return tuple(dict.fromkeys(listed))
+    return tuple(dict.fromkeys(sources))
 
 
 def group_by_source(tasks: Iterable[T]) -> dict[Source, list[T]]:
@@ -167,37 +166,37 @@ def group_by_source(tasks: Iterable[T]) -> dict[Source, list[T]]:
     tasks_by_source: dict[Source, list[T]] = {}
     names: dict[str, Source] = {}
     for task in tasks:
-        for each in task.sources:
-            if names.setdefault(each.name, each) is not each:
-                raise Misconfigured(f"two sources are named {each.name!r}: give one another name")
-            tasks_by_source.setdefault(each, []).append(task)
+        for source in task.sources:
+            if names.setdefault(source.name, source) is not source:
+                raise Misconfigured(f"two sources are named {source.name!r}: give one another name")
+            tasks_by_source.setdefault(source, []).append(task)
     return tasks_by_source
 
 
-def _name_of(run: Any) -> str:
+def _make_name(run: Any) -> str:
     name = str(getattr(run, "__name__", type(run).__name__))
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", "-", name).lower().strip("-<>")
 
 
-def _kind_of(run: Any, name: str) -> Kind:
+def _get_kind(run: Any, name: str) -> SourceKind:
     method = getattr(run, "run", None)
     if inspect.isasyncgenfunction(run):
-        return "yields"
+        return "generator"
     if inspect.iscoroutinefunction(run) or inspect.iscoroutinefunction(method):
-        return "stays"
+        return "coroutine"
     if callable(run) and not isinstance(run, type):
-        return "polls"
+        return "function"
     raise Misconfigured(
         f"source {name!r}: {run!r} is none: give a class with async def run(self, emit), or a function that yields"
     )
 
 
-def _seconds(value: Any, what: str, name: str) -> float | None:
+def _check_seconds(value: Any, option: str, name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise Misconfigured(f"source {name!r}: {what} is {value!r}; give seconds, more than 0")
+        raise Misconfigured(f"source {name!r}: {option} is {value!r}; give seconds, more than 0")
     return float(value)
 
 
-_ANY = SourceDocument(body=b"")
+_ANY_DOCUMENT = SourceDocument(body=b"")

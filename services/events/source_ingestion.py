@@ -187,10 +187,10 @@ class _Kept:
 
     async def _run_once(self) -> None:
         run: Any = self.source.run
-        if self.source.kind == "stays":
+        if self.source.kind == "coroutine":
             stays = run() if isinstance(run, type) else run
             await getattr(stays, "run", stays)(self.emit)
-        elif self.source.kind == "yields":
+        elif self.source.kind == "generator":
             bodies = cast("AsyncIterator[object]", run())
             try:
                 async for each in bodies:
