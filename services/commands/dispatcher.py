@@ -1,4 +1,4 @@
-"""Commands: what this process does when it is told to, by name, whoever tells it: its inbox, itself, a test."""
+"""Run the control commands of a process by name, whether its inbox, the process itself or a test sends them."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
@@ -7,11 +7,11 @@ from celery5.errors import CommandRefused
 from celery5.protocol.similar_names import did_you_mean
 
 CommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
-"""Takes a command's parameters, gives an answer that has a JSON form. Raises CommandRefused when it will not."""
+"""Takes the parameters of a command and returns an answer that has a JSON form. Raises CommandRefused."""
 
 
 class SelfCommandSender(Protocol):
-    """Posts a command to this very process: through its inbox, so that it outlives the process, else directly."""
+    """Sends a command of this process to itself."""
 
     async def send(self, command: str, parameters: Mapping[str, Any], /) -> None: ...
 
@@ -24,24 +24,24 @@ class CommandRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All commands that there are."""
+        """Return the names of all commands."""
         return tuple(sorted(self._handlers))
 
     async def perform(self, command: str, parameters: Mapping[str, Any]) -> object:
-        """Do it, and give the answer. Raises CommandRefused for one that is not known, or will not be done."""
+        """Run a command and return its answer. Raises CommandRefused, also for an unknown command."""
         handler = self._handlers.get(command)
         if handler is None:
-            meant = did_you_mean(command, self._handlers, otherwise=f"known: {', '.join(self.names)}")
-            raise CommandRefused(f"command {command!r} is not known here; {meant}")
+            suggestion = did_you_mean(command, self._handlers, otherwise=f"known: {', '.join(self.names)}")
+            raise CommandRefused(f"command {command!r} is not known here; {suggestion}")
         return await handler(parameters)
 
 
 class ImmediateCommands:
-    """Performs a command in this process at once: what there is instead of an inbox."""
+    """Runs commands of this process to itself at once, where it has no inbox."""
 
     def __init__(self, *, commands: CommandRegistry) -> None:
         self._commands = commands
 
     async def send(self, command: str, parameters: Mapping[str, Any], /) -> None:
-        """Perform it; nobody waits for its answer. Raises CommandRefused."""
+        """Run the command and drop its answer. Raises CommandRefused."""
         await self._commands.perform(command, parameters)

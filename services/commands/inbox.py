@@ -1,7 +1,7 @@
-"""Inbox: takes signed commands to this process, has them done, and answers.
+"""Receive signed commands to this process, run them, and reply.
 
-Nothing is polled: it looks when it is woken, when it begins, and when the listening connection was made anew. A command
-is done once at most. What is refused is answered, too, counted, and never done.
+The inbox is not polled: it is read when a message announces a command, at the start, and after the listening connection
+was lost. Each command runs at most once. A refused command is counted and gets a reply; it never runs.
 """
 
 import math
@@ -44,32 +44,31 @@ from celery5.protocol.job.job import new_id
 from celery5.services.commands.dispatcher import CommandRegistry
 from celery5.services.process.broker_outages import is_recoverable, retry_until_available
 
-AT_ONCE = 32
-"""Commands read in one trip."""
-PAUSE = 0.05
-"""Seconds between two full trips: a flood gets no more than a part of the loop's time."""
+READ_BATCH = 32
+"""The most commands read in one trip."""
+FULL_BATCH_PAUSE = 0.05
+"""Seconds between two full trips, so that a flood takes only a part of the event loop's time."""
 RETRY_DELAY = 1.0
-"""Seconds until another look, when AsyncDriver does not serve."""
-TOGETHER = 16
-"""Commands that are being done at once."""
-LIMIT = 120.0
+"""Seconds until the inbox is read again while Redis is unreachable."""
+MAX_RUNNING_COMMANDS = 16
+COMMAND_TIMEOUT = 120.0
 """Seconds that a command may take."""
-ANSWER_LIMIT = 2.0
-"""Seconds that an answer may take to be written, also while this process ends."""
-NOTE_LIMIT = 2.0
-"""The most seconds for recording on the disk that a command is about to be done."""
-STOP_LIMIT = 2.0
-"""Seconds that commands which are being done get when this process ends, or begins anew."""
-OWN = 100
-"""Commands to itself that a process keeps at most."""
-TOLD = 10
-"""Refusals that are logged in a second; the others are counted."""
+REPLY_TIMEOUT = 2.0
+"""Seconds that sending a reply may take, also while this process ends."""
+RECORD_TIMEOUT = 2.0
+"""Seconds that it may take to record on the disk that a command is about to run."""
+STOP_TIMEOUT = 2.0
+"""Seconds that running commands have left when this process stops or restarts."""
+MAX_OWN_COMMANDS = 100
+"""The most waiting commands of a process to itself."""
+MAX_LOGGED_REFUSALS = 10
+"""Refusals that are logged in a second; more are only counted."""
 
 T = TypeVar("T")
 
 
 class InboxKeyring(Protocol):
-    """Who signs here, and who is trusted."""
+    """The keys that this process signs with, and the senders that it trusts."""
 
     def get_signer(self) -> Signer: ...
 
@@ -77,30 +76,34 @@ class InboxKeyring(Protocol):
 
     def check(self) -> None: ...
 
-    def record_command(self, order: ControlCommand, now: float, /) -> RefusalReason | None: ...
+    def record_command(self, command: ControlCommand, now: float, /) -> RefusalReason | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class InboxAddress:
-    """Where a process is commanded: its `name`, in the application `app`. Whether it has an inbox at all (`open`),
-    whether only signed commands count (`signed`), and whether another process will have the name when this one is
-    gone (`lasting`)."""
+    """The address of a process for control commands."""
 
     app: str
     name: str
+    # Whether it has an inbox.
     is_open: bool = True
+    # Whether commands must be signed.
     is_signed: bool = True
+    # Whether a later process will have the same name.
     is_durable: bool = False
 
     @property
     def audience(self) -> str:
-        """What a command for it must say."""
+        """Return what a command must name as its audience."""
         return format_audience(self.app, self.name)
 
 
 class SelfCommandQueue:
-    """Posts commands to this very process: through its inbox when its name lasts, so that they outlive it; directly
-    when it has no such inbox, or Redis is away."""
+    """Sends commands of this process to itself.
+
+    They go through its inbox if it is durable, so that a later process runs them if this one ends. Without a durable
+    inbox, and while Redis is unreachable, they wait in memory.
+    """
 
     def __init__(
         self, *, redis: AsyncDriver, keys: Keys, keyring: InboxKeyring, address: InboxAddress
@@ -113,12 +116,16 @@ class SelfCommandQueue:
         self._added = trio.Event()
 
     async def send(self, command: str, parameters: Mapping[str, Any], /) -> None:
-        """Have this process do it soon. Raises CommandRefused when too many wait already."""
-        if self._address.is_open and self._address.is_durable and await self._posted(command, parameters):
+        """Run the command soon. Raises CommandRefused when too many wait already."""
+        if (
+            self._address.is_open
+            and self._address.is_durable
+            and await self._send_to_inbox(command, parameters)
+        ):
             return
-        if len(self._waiting) >= OWN:
+        if len(self._waiting) >= MAX_OWN_COMMANDS:
             raise CommandRefused(
-                f"{OWN} commands of this process to itself wait already: {command!r} is dropped"
+                f"{MAX_OWN_COMMANDS} commands of this process to itself wait already: {command!r} is dropped"
             )
         self._waiting.append((command, dict(parameters)))
         self._added.set()
@@ -130,19 +137,19 @@ class SelfCommandQueue:
             self._added = trio.Event()
         return self._waiting.popleft()
 
-    async def _posted(self, command: str, parameters: Mapping[str, Any]) -> bool:
+    async def _send_to_inbox(self, command: str, parameters: Mapping[str, Any]) -> bool:
         try:
-            command_id, sealed = await trio.to_thread.run_sync(self._sealed, command, parameters)
+            command_id, sealed = await trio.to_thread.run_sync(self._sign, command, parameters)
             return await self._redis.perform(
                 trips.send_command(self._keys, self._address.name, command_id, sealed)
             )
         except (BrokerError, CommandRefused, Misconfigured):
             return False
 
-    def _sealed(self, command: str, parameters: Mapping[str, Any]) -> tuple[str, bytes]:
+    def _sign(self, command: str, parameters: Mapping[str, Any]) -> tuple[str, bytes]:
         signer = self._keyring.get_signer() if self._address.is_signed else None
         now = time.time()
-        order = ControlCommand(
+        control_command = ControlCommand(
             id=new_id(),
             audience=self._address.audience,
             issued=now,
@@ -151,33 +158,33 @@ class SelfCommandQueue:
             parameters=dict(parameters),
             sender=self._address.name,
         )
-        return order.id, sign_command(order, signer)
+        return control_command.id, sign_command(control_command, signer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxIdentity:
-    """Who takes the commands of an inbox."""
+    """The process that receives the commands of an inbox."""
 
     # The whole name of the process.
     worker: str
     # Where commands arrive.
     address: InboxAddress
-    # Who signs here, and who is trusted.
+    # The keys that it signs with, and the senders that it trusts.
     keyring: InboxKeyring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRecord:
-    """What became of the commands of a process, kept over its incarnations."""
+    """The commands that a process received, over all its incarnations."""
 
-    # How many commands came, by what became of them.
+    # How many commands came, by outcome.
     command_counts: Counter[str]
     # When each command that was performed expires, by id.
     performed_commands: dict[str, float]
 
 
 class Inbox:
-    """The inbox of one process."""
+    """The inbox of one process. `on_expired` is called when a command came too late."""
 
     def __init__(
         self,
@@ -196,22 +203,22 @@ class Inbox:
         self._keyring = inbox_identity.keyring
         self._address = inbox_identity.address
         self._commands = commands
-        self._own = self_commands
+        self._own_commands = self_commands
         self._log = log
         self._worker = inbox_identity.worker
-        self._slots = trio.Semaphore(TOGETHER)
+        self._slots = trio.Semaphore(MAX_RUNNING_COMMANDS)
         self._thread = trio.CapacityLimiter(1)
-        self._done = command_record.performed_commands
-        self._missed = on_expired
-        self._held: set[trio.CancelScope] = set()
-        self._leaves = math.inf
+        self._performed = command_record.performed_commands
+        self._on_expired = on_expired
+        self._running: set[trio.CancelScope] = set()
+        self._stop_deadline = math.inf
         self._may_have_commands = trio.Event()
-        self._second = (0, 0)
+        self._refusal_second = self._refusals_in_second = 0
         self._counts = command_record.command_counts
 
     @property
     def channels(self) -> list[str]:
-        """The channels to listen to."""
+        """Return the channels to listen to."""
         return [self._keys.inbox(self._address.name)] if self._address.is_open else []
 
     def on_message(self, _channel: bytes, _payload: bytes) -> None:
@@ -223,26 +230,26 @@ class Inbox:
         self._may_have_commands.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take commands until cancelled."""
-        self._warn()
+        """Run commands until cancelled."""
+        self._warn_of_address()
         task_status.started()
         self._may_have_commands.set()  # some may have been sent while this process did not listen
-        self._leaves = math.inf
+        self._stop_deadline = math.inf
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._check_keys)
             nursery.start_soon(self._take_own_commands, nursery)
             try:
                 await self._take_commands(nursery)
-            finally:  # what was begun is ended, and answered
-                self._leaves = trio.current_time() + STOP_LIMIT
-                for each in self._held:
-                    each.deadline = min(each.deadline, self._leaves)
+            finally:  # running commands end soon, and get a reply
+                self._stop_deadline = trio.current_time() + STOP_TIMEOUT
+                for scope in self._running:
+                    scope.deadline = min(scope.deadline, self._stop_deadline)
 
     async def _take_own_commands(self, nursery: trio.Nursery) -> None:
         while True:
-            command, parameters = await self._own.take_next()
+            command, parameters = await self._own_commands.take_next()
             await self._slots.acquire()
-            nursery.start_soon(self._do, command, parameters, None)
+            nursery.start_soon(self._run_command, command, parameters, None)
 
     async def _take_commands(self, nursery: trio.Nursery) -> None:
         if not self._address.is_open:
@@ -252,127 +259,139 @@ class Inbox:
             self._may_have_commands = trio.Event()
             await retry_until_available(partial(self._read, nursery), None, RETRY_DELAY)
 
-    def _warn(self) -> None:
+    def _warn_of_address(self) -> None:
         if not self._address.is_open:
-            self._log.event("inbox:disabled", "warning", lost=_LOST)
+            self._log.event("inbox:disabled", "warning", lost=_WITHOUT_INBOX)
         elif not self._address.is_signed:
-            self._log.event("inbox:signatures-disabled", "warning", lost=_UNSIGNED)
+            self._log.event("inbox:signatures-disabled", "warning", lost=_WITHOUT_SIGNATURES)
 
     async def _check_keys(self) -> None:
-        """Tell at once of keys with which no command could be checked, not when the first one has come."""
+        """Warn at the start, and not at the first command, if no command can be verified with the keys."""
         if not (self._address.is_open and self._address.is_signed):
             return
         try:
             await trio.to_thread.run_sync(self._keyring.check, limiter=self._thread, abandon_on_cancel=True)
         except (Misconfigured, OSError, ValueError) as error:
-            self._log.event("inbox:keys-rejected", "warning", why=str(error), lost=_NO_KEYS)
+            self._log.event("inbox:keys-rejected", "warning", why=str(error), lost=_WITHOUT_KEYS)
 
     async def _read(self, nursery: trio.Nursery) -> None:
         """Start all commands in the inbox. Raises BrokerReplied or BrokerUnavailable where a later try may succeed."""
-        call = trips.read_commands(self._keys, self._address.name, count=AT_ONCE, max_bytes=MAX_COMMAND_SIZE)
+        call = trips.read_commands(
+            self._keys, self._address.name, count=READ_BATCH, max_bytes=MAX_COMMAND_SIZE
+        )
         try:
-            while found := await self._redis.perform(call):
-                for letter in found:
-                    await self._receive(letter, nursery)
-                if len(found) == AT_ONCE:
-                    await trio.sleep(PAUSE)
+            while queued_commands := await self._redis.perform(call):
+                for queued in queued_commands:
+                    await self._receive(queued, nursery)
+                if len(queued_commands) == READ_BATCH:
+                    await trio.sleep(FULL_BATCH_PAUSE)
         except BrokerReplied as error:
             self._log.event("inbox:read-failed", "warning", why=str(error))
             if is_recoverable(error):
                 raise
 
-    async def _receive(self, letter: QueuedCommand, nursery: trio.Nursery) -> None:
+    async def _receive(self, queued: QueuedCommand, nursery: trio.Nursery) -> None:
         try:
-            order = await trio.to_thread.run_sync(self._opened, letter, limiter=self._thread)
+            command = await trio.to_thread.run_sync(self._verify, queued, limiter=self._thread)
         except CommandNotAccepted as error:
-            await self._refuse(letter, error, entry=letter.entry)
+            await self._refuse(queued, error, entry=queued.entry)
             return
         await self._slots.acquire()
-        begun = False
+        has_started = False
         try:
             call = trips.take_command(
-                self._keys, self._address.name, order.id, letter.entry, worker=self._worker
+                self._keys, self._address.name, command.id, queued.entry, worker=self._worker
             )
-            # Nothing may come between taking it and doing it: nobody else will.
+            # No cancellation between taking the command and running it: no other process would run it.
             with trio.CancelScope(shield=True):
                 taken = await self._redis.perform(call)
                 if taken == TAKEN_BY_OTHER:
                     return
-                refusal = (
-                    await self._noted(order) if taken and self._is_first(order) else RefusalReason.REPLAYED
-                )
+                refusal: RefusalReason | None = RefusalReason.REPLAYED
+                if taken and self._is_first(command):
+                    refusal = await self._record(command)
                 if refusal is not None:
-                    with trio.move_on_after(ANSWER_LIMIT):
-                        await self._refuse(letter, CommandNotAccepted(refusal))
+                    with trio.move_on_after(REPLY_TIMEOUT):
+                        await self._refuse(queued, CommandNotAccepted(refusal))
                     return
-            begun = True
-            nursery.start_soon(self._do, order.command, order.parameters, order)
+            has_started = True
+            nursery.start_soon(self._run_command, command.command, command.parameters, command)
         finally:
-            if not begun:
+            if not has_started:
                 self._slots.release()
 
-    def _opened(self, letter: QueuedCommand) -> ControlCommand:
-        """In a thread: files are read, and the first time libraries are imported."""
-        if letter.size > MAX_COMMAND_SIZE:
-            raise CommandNotAccepted(RefusalReason.OVERSIZED, f"{letter.size} bytes")
+    def _verify(self, queued: QueuedCommand) -> ControlCommand:
+        """Return the command. Runs in a thread, since it reads files and imports libraries."""
+        if queued.size > MAX_COMMAND_SIZE:
+            raise CommandNotAccepted(RefusalReason.OVERSIZED, f"{queued.size} bytes")
         try:
             trust = self._keyring.get_trust_store() if self._address.is_signed else None
         except (Misconfigured, OSError, ValueError) as error:
             raise CommandNotAccepted(RefusalReason.NO_KEYS, str(error)) from None
         try:
             return verify_command(
-                letter.sealed, audience=self._address.audience, trust=trust, now=time.time()
+                queued.sealed, audience=self._address.audience, trust=trust, now=time.time()
             )
         except CommandNotAccepted:
             raise
-        except Exception as error:  # anybody may write here, and what they wrote must not end this process
+        except Exception as error:  # anyone may write to the inbox, and that must not end this process
             raise CommandNotAccepted(
                 RefusalReason.MALFORMED, f"{type(error).__name__}: {error}"[:200]
             ) from None
 
-    def _is_first(self, order: ControlCommand) -> bool:
-        """Whoever can write to Redis may remove a nonce there: we remember what was done here, too."""
+    def _is_first(self, command: ControlCommand) -> bool:
+        """Return whether the command did not run yet.
+
+        Redis keeps its id too, but whoever can write to Redis can delete that.
+        """
         now = time.time()
-        for each in [each for each, expires in self._done.items() if expires <= now]:
-            del self._done[each]
-        if order.id in self._done:
+        for command_id in [command_id for command_id, expires in self._performed.items() if expires <= now]:
+            del self._performed[command_id]
+        if command.id in self._performed:
             return False
-        self._done[order.id] = order.expires
+        self._performed[command.id] = command.expires
         return True
 
-    async def _noted(self, order: ControlCommand) -> RefusalReason | None:
-        """Record on the disk that this command is about to be done, for the next process of this name; return the
-        reason if it must not be done."""
+    async def _record(self, command: ControlCommand) -> RefusalReason | None:
+        """Record on the disk that this command is about to run, for the next process of this name.
+
+        Return the reason if it must not run.
+        """
         if not self._address.is_signed:
             return None  # without signatures anyone who can write to Redis can send commands anyway
-        definition = COMMAND_DEFINITIONS.get(order.command)
+        definition = COMMAND_DEFINITIONS.get(command.command)
         if definition is not None and definition.is_idempotent:
             return None
-        with trio.move_on_after(NOTE_LIMIT):
+        with trio.move_on_after(RECORD_TIMEOUT):
             return await trio.to_thread.run_sync(
-                self._keyring.record_command, order, time.time(), limiter=self._thread, abandon_on_cancel=True
+                self._keyring.record_command,
+                command,
+                time.time(),
+                limiter=self._thread,
+                abandon_on_cancel=True,
             )
         return RefusalReason.UNREMEMBERED
 
-    async def _refuse(self, letter: QueuedCommand, error: CommandNotAccepted, *, entry: bytes = b"") -> None:
+    async def _refuse(self, queued: QueuedCommand, error: CommandNotAccepted, *, entry: bytes = b"") -> None:
         self._counts[error.reason.value] += 1
-        self._tell_refused(letter, error)
+        self._log_refusal(queued, error)
         if error.reason is RefusalReason.EXPIRED:
-            self._missed()  # whoever sent it did so in vain: this process may have been busy for too long
-        answer = CommandReply(worker=self._worker, ok=False, reason=error.reason, why=str(error))
-        document = msgspec.json.encode(answer) if is_command_id(letter.id) else b""
-        command_id = letter.id if document else "none"
+            self._on_expired()  # this process may have been blocked for too long, and have missed more
+        reply = CommandReply(worker=self._worker, ok=False, reason=error.reason, why=str(error))
+        document = msgspec.json.encode(reply) if is_command_id(queued.id) else b""
+        command_id = queued.id if document else "none"
         replayed = error.reason is RefusalReason.REPLAYED
         call = trips.reply_to_command(
             self._keys, self._address.name, command_id, document, refused_entry=entry, keep_first=replayed
         )
         await self._redis.perform(call)
 
-    def _tell_refused(self, letter: QueuedCommand, error: CommandNotAccepted) -> None:
-        second, told = self._second
+    def _log_refusal(self, queued: QueuedCommand, error: CommandNotAccepted) -> None:
         now = int(time.monotonic())
-        self._second = (now, 1) if now != second else (now, told + 1)
-        if self._second[1] > TOLD:
+        if now != self._refusal_second:
+            self._refusal_second, self._refusals_in_second = now, 0
+        self._refusals_in_second += 1
+        if self._refusals_in_second > MAX_LOGGED_REFUSALS:
             self._counts["untold"] += 1
             return
         self._log.event(
@@ -380,43 +399,45 @@ class Inbox:
             "warning",
             reason=error.reason.value,
             why=str(error),
-            id=letter.id,
-            size=letter.size,
+            id=queued.id,
+            size=queued.size,
         )
 
-    async def _do(self, command: str, parameters: Mapping[str, Any], order: ControlCommand | None) -> None:
-        """Have it done, and answer. Without an order it is our own, and nobody waits for an answer."""
+    async def _run_command(
+        self, command: str, parameters: Mapping[str, Any], received: ControlCommand | None
+    ) -> None:
+        """Run a command and reply. One of this process to itself was not `received`, and gets no reply."""
         try:
-            answer = CommandReply(worker=self._worker, ok=False, reason="interrupted", why=_ENDED)
+            reply = CommandReply(worker=self._worker, ok=False, reason="interrupted", why=_ENDED)
             level: Level = "warning"
-            with trio.CancelScope(shield=True, deadline=self._leaves) as held:
-                self._held.add(held)
-                answer, level = await self._answer_to(command, parameters)
-            self._held.discard(held)
-            self._counts["done" if answer.ok else answer.reason] += 1
+            with trio.CancelScope(shield=True, deadline=self._stop_deadline) as scope:
+                self._running.add(scope)
+                reply, level = await self._get_reply(command, parameters)
+            self._running.discard(scope)
+            self._counts["done" if reply.ok else reply.reason] += 1
             definition = COMMAND_DEFINITIONS.get(command)
             if level == "info" and definition is not None and definition.is_routine:
                 level = "debug"
-            sender = order.sender if order else self._address.name
+            sender = received.sender if received else self._address.name
             self._log.event(
-                "inbox:command-executed", level, command=command, sender=sender, ok=answer.ok, why=answer.why
+                "inbox:command-executed", level, command=command, sender=sender, ok=reply.ok, why=reply.why
             )
-            if order is not None:
-                await self._reply(order, answer)
+            if received is not None:
+                await self._send_reply(received, reply)
         finally:
             self._slots.release()
 
-    async def _answer_to(self, command: str, parameters: Mapping[str, Any]) -> tuple[CommandReply, Level]:
+    async def _get_reply(self, command: str, parameters: Mapping[str, Any]) -> tuple[CommandReply, Level]:
         try:
-            with trio.fail_after(LIMIT):
-                said = await self._commands.perform(command, parameters)
-            raw = msgspec.json.encode(said)
+            with trio.fail_after(COMMAND_TIMEOUT):
+                answer = await self._commands.perform(command, parameters)
+            raw = msgspec.json.encode(answer)
         except CommandRefused as error:
             return CommandReply(worker=self._worker, ok=False, reason="refused", why=str(error)), "warning"
         except trio.TooSlowError:
-            why = f"it was not done after {LIMIT:g} s"
+            why = f"it was not done after {COMMAND_TIMEOUT:g} s"
             return CommandReply(worker=self._worker, ok=False, reason="failed", why=why), "error"
-        except Exception as error:  # a handler's fault is no reason to end a worker
+        except Exception as error:  # a bug in a handler must not end the process
             why = f"{type(error).__name__}: {error}"
             return CommandReply(worker=self._worker, ok=False, reason="failed", why=why[:1000]), "error"
         if len(raw) > MAX_REPLY_SIZE:
@@ -424,17 +445,18 @@ class Inbox:
             return CommandReply(worker=self._worker, ok=False, reason="failed", why=why), "warning"
         return CommandReply(worker=self._worker, ok=True, answer=msgspec.Raw(raw)), "info"
 
-    async def _reply(self, order: ControlCommand, answer: CommandReply) -> None:
-        call = trips.reply_to_command(self._keys, self._address.name, order.id, msgspec.json.encode(answer))
-        # Also while this process ends: a command to end is answered like others.
-        with trio.move_on_after(ANSWER_LIMIT, shield=True):
+    async def _send_reply(self, command: ControlCommand, reply: CommandReply) -> None:
+        document = msgspec.json.encode(reply)
+        call = trips.reply_to_command(self._keys, self._address.name, command.id, document)
+        # Shielded: the command `shutdown` gets a reply, too.
+        with trio.move_on_after(REPLY_TIMEOUT, shield=True):
             try:
                 await self._redis.perform(call)
             except BrokerError as error:
-                self._log.event("inbox:reply-failed", "warning", id=order.id, why=str(error))
+                self._log.event("inbox:reply-failed", "warning", id=command.id, why=str(error))
 
 
-_LOST = (
+_WITHOUT_INBOX = (
     "celery5 worker "
     + ", ".join(
         name
@@ -445,7 +467,9 @@ _LOST = (
     "log line) does not outlive it"
 )
 _ENDED = "this worker ended, or began anew, before it was done: it may be done in part"
-_NO_KEYS = (
+_WITHOUT_KEYS = (
     "every command to this worker is refused, until this is mended: celery5 -A APP keys show, as its user"
 )
-_UNSIGNED = "whoever can write to this broker can command this worker: stop it, pause it, run tasks on it"
+_WITHOUT_SIGNATURES = (
+    "whoever can write to this broker can command this worker: stop it, pause it, run tasks on it"
+)

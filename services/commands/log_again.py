@@ -1,7 +1,7 @@
-"""Log Again: what could not be logged goes to the process' own inbox, to be logged again.
+"""Log messages again that could not be written: the process sends them to its own inbox.
 
-At most three times for a message, one second apart or more; what has no place here, cannot be posted, or has come back
-too often is lost and counted. Nothing here writes to the log: it would be about itself for ever.
+Each message is retried three times at most, after a second or more. It is lost, and counted, if there is no space for
+it, if it cannot be sent, or after the last retry. This module itself logs nothing, to prevent an endless loop.
 """
 
 from collections import deque
@@ -18,107 +18,108 @@ from celery5.protocol.commands.definitions import LOG_AGAIN, SET_LOG_LEVEL
 from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender
 
 MAX_WAITING_MESSAGES = 1000
-"""Messages that wait here to be posted."""
+"""The most messages that wait to be sent."""
 BATCH = 100
-"""Messages in one command."""
+"""The most messages in one command."""
 MAX_MESSAGE_SIZE = 48 * 1024
-"""Bytes of messages in one command, so that the inbox takes it."""
-PAUSES = (1.0, 5.0, 20.0)
-"""Seconds before a message is posted for the first, the second and the third time: what broke may mend."""
-LAST_LIMIT = 1.0
-"""Seconds in which what is left is posted when the worker stops."""
+"""The most bytes of messages in one command, so that the inbox accepts it."""
+RETRY_DELAYS = (1.0, 5.0, 20.0)
+"""Seconds before the first, the second and the third retry of a message."""
+FINAL_SEND_TIMEOUT = 1.0
+"""Seconds in which the remaining messages are sent when the process stops."""
 
 
 class LogRetry:
-    """Brings messages back that the log could not write. Without a journal it has nothing to do."""
+    """Retries the messages that the log could not write. Without a log writer it has nothing to do."""
 
     def __init__(self, *, log: Log, self_commands: SelfCommandSender) -> None:
         self._log = log
-        self._posts = self_commands
+        self._self_commands = self_commands
         self._waiting: deque[Message] = deque()
         self._wake = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Post what comes until cancelled; then what is left, for a second at most."""
+        """Send messages until cancelled; then what is left, for a second at most."""
         token = trio.lowlevel.current_trio_token()
 
-        def bring(messages: list[Message]) -> int:
-            """Called in the log's thread. Gives how many are taken."""
-            taken = messages[: MAX_WAITING_MESSAGES - len(self._waiting)]
-            self._waiting.extend(taken)
+        def add_messages(messages: list[Message]) -> int:
+            """Accept messages to retry, in the log's thread. Returns how many were accepted."""
+            accepted = messages[: MAX_WAITING_MESSAGES - len(self._waiting)]
+            self._waiting.extend(accepted)
             try:
-                token.run_sync_soon(self._look, idempotent=True)
+                token.run_sync_soon(self._wake_up, idempotent=True)
             except trio.RunFinishedError:
                 self._waiting.clear()
                 return 0
-            return len(taken)
+            return len(accepted)
 
         if self._log.writer is not None:
-            self._log.writer.set_retry_hook(bring)
+            self._log.writer.set_retry_hook(add_messages)
         task_status.started()
         try:
             while True:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 while self._waiting:
-                    await trio.sleep(PAUSES[min(_times(self._waiting[0]), MAX_RETRIES - 1)])
-                    await self._post()
+                    await trio.sleep(RETRY_DELAYS[min(_count_retries(self._waiting[0]), MAX_RETRIES - 1)])
+                    await self._send_batch()
         finally:
             if self._log.writer is not None:
                 self._log.writer.set_retry_hook(None)
-            with trio.CancelScope(shield=True), trio.move_on_after(LAST_LIMIT):
+            with trio.CancelScope(shield=True), trio.move_on_after(FINAL_SEND_TIMEOUT):
                 while self._waiting:
-                    await self._post(last=True)
-            self._lose(len(self._waiting))
+                    await self._send_batch(last=True)
+            self._count_lost(len(self._waiting))
             self._waiting.clear()
 
-    def _look(self) -> None:
+    def _wake_up(self) -> None:
         self._wake.set()
 
-    async def _post(self, *, last: bool = False) -> None:
-        """Post the oldest messages. What the inbox does not take has been tried once more, all the same."""
-        texts, batch = self._batch()
+    async def _send_batch(self, *, last: bool = False) -> None:
+        """Send the oldest messages. A message that the inbox does not accept has used up one retry."""
+        encoded, batch = self._take_batch()
         if not batch:
             return
         try:
-            await self._posts.send(LOG_AGAIN.name, {"messages": texts})
+            await self._self_commands.send(LOG_AGAIN.name, {"messages": encoded})
         except trio.Cancelled:
             self._waiting.extendleft(reversed(batch))
             raise
-        except Exception:  # Redis is away, or the inbox will not: whoever has no way to say so keeps it
-            again = [] if last else [each for each in map(_once_more, batch) if _times(each) < MAX_RETRIES]
-            self._waiting.extend(again)
-            self._lose(len(batch) - len(again))
+        except Exception:  # Redis is unreachable, or the inbox refuses; logging that would repeat the problem
+            retries = [_with_retry_counted(message) for message in batch]
+            kept = [] if last else [message for message in retries if _count_retries(message) < MAX_RETRIES]
+            self._waiting.extend(kept)
+            self._count_lost(len(batch) - len(kept))
 
-    def _batch(self) -> tuple[list[Any], list[Message]]:
-        """The next messages, as they travel and as they are. What cannot travel is lost."""
-        texts: list[Any] = []
+    def _take_batch(self) -> tuple[list[Any], list[Message]]:
+        """Return the next messages, in their JSON form and as they are. Those without a JSON form are lost."""
+        encoded: list[Any] = []
         batch: list[Message] = []
         size = 0
         while self._waiting and len(batch) < BATCH:
             message = self._waiting[0]
             try:
-                raw = msgspec.json.encode(_once_more(message), enc_hook=str)
+                raw = msgspec.json.encode(_with_retry_counted(message), enc_hook=str)
             except Exception:  # values of user code, with methods of their own
                 raw = b""
             if size + len(raw) > MAX_MESSAGE_SIZE and batch:
                 break
             self._waiting.popleft()
             if not 0 < len(raw) <= MAX_MESSAGE_SIZE:
-                self._lose(1)
+                self._count_lost(1)
                 continue
             size += len(raw)
-            texts.append(msgspec.json.decode(raw))
+            encoded.append(msgspec.json.decode(raw))
             batch.append(message)
-        return texts, batch
+        return encoded, batch
 
-    def _lose(self, count: int) -> None:
+    def _count_lost(self, count: int) -> None:
         if count and self._log.writer is not None:
             self._log.writer.report_lost(count, "they could not be brought again")
 
 
 def log_handlers(log: Log) -> dict[str, CommandHandler]:
-    """The commands about the log: `set-log-level` with a `level`, and `log-again`, which a process sends to itself."""
+    """Return the handlers of the log commands: `set-log-level`, and `log-again`, which a process sends to itself."""
 
     async def set_log_level(parameters: Mapping[str, Any]) -> object:
         level = parameters.get("level")
@@ -145,11 +146,11 @@ def log_handlers(log: Log) -> dict[str, CommandHandler]:
     return {SET_LOG_LEVEL.name: set_log_level, LOG_AGAIN.name: log_again}
 
 
-def _times(message: Message) -> int:
-    """How often it has been brought again."""
-    times = message.get("again", 0)
-    return times if isinstance(times, int) else MAX_RETRIES
+def _count_retries(message: Message) -> int:
+    """Return how often a message was retried."""
+    retries = message.get("again", 0)
+    return retries if isinstance(retries, int) else MAX_RETRIES
 
 
-def _once_more(message: Message) -> Message:
-    return {**message, "again": _times(message) + 1}
+def _with_retry_counted(message: Message) -> Message:
+    return {**message, "again": _count_retries(message) + 1}

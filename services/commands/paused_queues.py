@@ -1,7 +1,6 @@
-"""Pauses: which queues this worker does not read: those that are paused for all workers, and those that it alone was
-told to leave.
+"""Keep track of the queues that this worker does not read: those paused for all workers, and those paused for it alone.
 
-That set outlives workers: one that begins, or whose connection was away, asks for it.
+Redis stores which queues are paused for all. A worker reads that at its start and after a lost connection.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,91 +38,92 @@ class PausedQueues:
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._queues = tuple(each.queue for each in consumed)
+        self._queues = tuple(keys.queue for keys in consumed)
         self._consumer = consumer
-        self._here = paused
-        self._everywhere: set[str] = set()
-        self._news = trio.Event()
+        self._paused_for_this = paused
+        self._paused_for_all: set[str] = set()
+        self._may_have_changed = trio.Event()
         self._log = log
         self._outages = OutageLog(log, "queue:pauses-read-failed")
 
     def list_states(self) -> dict[str, str]:
-        """Each queue: `read`, `paused`, or `paused here`, by this worker alone."""
+        """Return the state of each queue: `read`, `paused`, or `paused here`, by this worker alone."""
         return {name: self._state(name) for name in self._queues}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Know what is paused for all, until cancelled. Nothing is asked for unless there may be news."""
-        await self._look()
+        """Follow which queues are paused for all, until cancelled. Redis is read only when that may have changed."""
+        await self._read_paused()
         task_status.started()
         while True:
-            await self._news.wait()
-            self._news = trio.Event()
-            await retry_until_available(self._look, self._outages, RETRY_INTERVAL, even_refused=True)
+            await self._may_have_changed.wait()
+            self._may_have_changed = trio.Event()
+            await retry_until_available(self._read_paused, self._outages, RETRY_INTERVAL, even_refused=True)
 
     def recheck(self) -> None:
-        """The connection was away: something may have been missed."""
-        self._news.set()
+        """Read the paused queues: a change may have been missed while the connection was down."""
+        self._may_have_changed.set()
 
     async def pause(self, parameters: Mapping[str, Any]) -> object:
-        """The command `pause-queue`: read `queue` no more, until `resume`; what was read of it is run. It is paused for
-        all workers, also those that begin later, unless `here` is true: then for this process. Raises
-        CommandRefused."""
-        queue, here = self._asked(PAUSE_QUEUE, parameters)
-        if here:
-            self._here.add(queue)
+        """Run the command `pause-queue`: stop reading `queue`; jobs that were read already still run.
+
+        It is paused for all workers, also later ones; with `here`, for this process alone. Raises CommandRefused.
+        """
+        queue, is_here = self._parse(PAUSE_QUEUE, parameters)
+        if is_here:
+            self._paused_for_this.add(queue)
         else:
             await self._redis.perform(commands.pause_queue(self._keys, queue))
-            self._everywhere.add(queue)
-        return self._applied(queue)
+            self._paused_for_all.add(queue)
+        return self._apply_command(queue)
 
     async def resume(self, parameters: Mapping[str, Any]) -> object:
-        """The command `resume-queue`: read `queue` again. Without `here` nothing keeps any worker from it; with it only
-        what this process was told is taken back. Raises CommandRefused."""
-        queue, here = self._asked(RESUME_QUEUE, parameters)
-        if not here:
-            await self._redis.perform(commands.resume_queue(self._keys, queue))
-            self._everywhere.discard(queue)
-        self._here.discard(queue)
-        return self._applied(queue)
+        """Run the command `resume-queue`: read `queue` again.
 
-    async def _look(self) -> None:
-        known, self._everywhere = (
-            self._everywhere,
-            await self._redis.perform(commands.list_paused_queues(self._keys)),
-        )
-        news = [each for each in self._queues if each in self._everywhere and each not in known]
-        if news:
-            self._log.event("queue:paused", "warning", queues=news, why=_PAUSED)
+        It is resumed for all workers and for this process; with `here`, for this process alone. Raises CommandRefused.
+        """
+        queue, is_here = self._parse(RESUME_QUEUE, parameters)
+        if not is_here:
+            await self._redis.perform(commands.resume_queue(self._keys, queue))
+            self._paused_for_all.discard(queue)
+        self._paused_for_this.discard(queue)
+        return self._apply_command(queue)
+
+    async def _read_paused(self) -> None:
+        paused = await self._redis.perform(commands.list_paused_queues(self._keys))
+        before, self._paused_for_all = self._paused_for_all, paused
+        new = [queue for queue in self._queues if queue in paused and queue not in before]
+        if new:
+            self._log.event("queue:paused", "warning", queues=new, why=_PAUSED)
         for queue in self._queues:
             self._apply(queue)
 
-    def _applied(self, queue: str) -> object:
+    def _apply_command(self, queue: str) -> object:
         self._apply(queue)
         self._log.event("queue:changed", queue=queue, state=self._state(queue))
         return {"queue": queue, "state": self._state(queue)}
 
     def _apply(self, queue: str) -> None:
-        pausing_it = queue in self._here or queue in self._everywhere
-        if pausing_it and queue not in self._consumer.paused_queues:
+        is_paused = queue in self._paused_for_this or queue in self._paused_for_all
+        if is_paused and queue not in self._consumer.paused_queues:
             self._consumer.pause(queue)
-        elif not pausing_it and queue in self._consumer.paused_queues:
+        elif not is_paused and queue in self._consumer.paused_queues:
             self._consumer.resume(queue)
 
     def _state(self, queue: str) -> str:
-        if queue in self._everywhere:
+        if queue in self._paused_for_all:
             return "paused"
-        return "paused here" if queue in self._here else "read"
+        return "paused here" if queue in self._paused_for_this else "read"
 
-    def _asked(self, definition: CommandDefinition, parameters: Mapping[str, Any]) -> tuple[str, bool]:
+    def _parse(self, definition: CommandDefinition, parameters: Mapping[str, Any]) -> tuple[str, bool]:
         definition.check_parameters(parameters)
-        queue, here = parameters.get("queue"), parameters.get("here", False)
-        if not isinstance(here, bool):
-            raise CommandRefused(f"parameter 'here' is {here!r}: give true or false")
+        queue, is_here = parameters.get("queue"), parameters.get("here", False)
+        if not isinstance(is_here, bool):
+            raise CommandRefused(f"parameter 'here' is {is_here!r}: give true or false")
         if queue not in self._queues:
             raise CommandRefused(
                 f"this worker does not read queue {queue!r}; its queues: {', '.join(self._queues)}"
             )
-        return str(queue), here
+        return str(queue), is_here
 
 
 _PAUSED = "paused for all workers, until celery5 worker resume-queue: this one does not read them"

@@ -1,4 +1,4 @@
-"""Process Commands: what every process tells of itself and does when it is told to: `ping`, `stats`, `shutdown`."""
+"""Handle the commands that every process has: `ping`, `stats` and `shutdown`."""
 
 import os
 import socket
@@ -17,12 +17,12 @@ from celery5.protocol.commands.definitions import PING, SHUTDOWN, STATS
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.process.step_status import StepStatus
 
-LAG = 0.02
-"""Seconds over which the loop's lag is measured."""
+LAG_PERIOD = 0.02
+"""Seconds over which the lag of the event loop is measured."""
 
 
 class ProcessCommands:
-    """The commands that every process knows."""
+    """The commands that every process has."""
 
     def __init__(
         self,
@@ -36,24 +36,24 @@ class ProcessCommands:
     ) -> None:
         self._kind = kind
         self._worker = worker
-        self._done = stop_requested
+        self._stop_requested = stop_requested
         self._counts = command_counts
-        self._board = step_status
+        self._step_status = step_status
         self._log = log
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
 
     @property
     def handlers(self) -> dict[str, CommandHandler]:
-        """Each command by its name."""
+        """Return the handlers of the commands, by name."""
         return {PING.name: self.ping, STATS.name: self._stats, SHUTDOWN.name: self._shutdown}
 
     async def ping(self, parameters: Mapping[str, Any]) -> object:
-        """The command `ping`: who it is, and for how long, in seconds. Raises CommandRefused."""
+        """Run the command `ping`: return the name, the kind and the uptime in seconds. Raises CommandRefused."""
         PING.check_parameters(parameters)
         return {"pong": self._worker, "kind": self._kind, "uptime": self._uptime()}
 
     async def get_stats(self) -> dict[str, Any]:
-        """How the process does, in numbers. It measures for a moment how late the loop comes round."""
+        """Return the numbers of the process. Measuring the lag of the event loop takes a moment."""
         return {
             "kind": self._kind,
             "process": {
@@ -63,11 +63,11 @@ class ProcessCommands:
                 "celery5": celery5.__version__,
             },
             "uptime": self._uptime(),
-            "steps": self._board.to_json(),
+            "steps": self._step_status.to_json(),
             "commands": dict(self._counts),
             "log": None if self._log.writer is None else self._log.writer.counts,
             "memory": used_memory(),
-            "loop_lag": round(await measure_lateness(LAG), 6),
+            "loop_lag": round(await measure_lateness(LAG_PERIOD), 6),
         }
 
     async def _stats(self, parameters: Mapping[str, Any]) -> object:
@@ -76,8 +76,8 @@ class ProcessCommands:
 
     async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
         SHUTDOWN.check_parameters(parameters)
-        self._done.set()
+        self._stop_requested.set()
         return {"how": parameters.get("how", "warm")}
 
     def _uptime(self) -> float:
-        return round(time.monotonic() - self._began, 3)
+        return round(time.monotonic() - self._started_at, 3)

@@ -1,6 +1,4 @@
-"""Worker Commands: what a worker tells of itself and does when it is told to: `ping`, `stats`, `active`, `revoke`,
-`run-task`, `shutdown`.
-"""
+"""Handle the commands that a worker has: `ping`, `stats`, `active`, `revoke`, `run-task`, `shutdown` and others."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,10 +37,10 @@ from celery5.services.worker.in_flight import InFlightJobs
 from celery5.services.worker.intake import JobIntake
 from celery5.services.worker.task_execution import TaskExecution
 
-SHOWN = 1000
-"""Running jobs in one answer at most."""
-BEFORE = 256
-"""Jobs that may wait before one that is to run here: all of them are taken along, and given back."""
+MAX_SHOWN_JOBS = 1000
+"""The most running jobs in one answer."""
+MAX_JOBS_BEFORE = 256
+"""The most jobs that may wait before the job of `run-task`: all are read with it, and released again."""
 
 T = TypeVar("T")
 
@@ -100,23 +98,23 @@ class WorkerCommands:
         self._intake = commanded_queues.intake
         self._pauses = commanded_queues.pauses
         self._queues = {keys.queue: keys for keys in commanded_queues.consumed}
-        self._ledger = commanded_jobs.in_flight
+        self._in_flight = commanded_jobs.in_flight
         self._execution = commanded_jobs.task_execution
         self._budget = commanded_jobs.budget
         self._preferences = commanded_jobs.preferences
         self._tasks = commanded_jobs.tasks
         self._worker = worker
-        self._ttl = commanded_jobs.results_ttl
+        self._results_ttl = commanded_jobs.results_ttl
         self._default_queue = commanded_queues.default_queue
-        self._done = stop_requested
-        self._process = process_commands
+        self._stop_requested = stop_requested
+        self._process_commands = process_commands
         self._recycling = recycling
 
     @property
     def handlers(self) -> dict[str, CommandHandler]:
-        """Each command by its name."""
+        """Return the handlers of the commands, by name."""
         return {
-            PING.name: self._process.ping,
+            PING.name: self._process_commands.ping,
             STATS.name: self._stats,
             ACTIVE.name: self._active,
             PAUSE_QUEUE.name: self._pauses.pause,
@@ -129,9 +127,9 @@ class WorkerCommands:
     async def _stats(self, parameters: Mapping[str, Any]) -> object:
         STATS.check_parameters(parameters)
         return {
-            **await self._process.get_stats(),
+            **await self._process_commands.get_stats(),
             "running": self._execution.running_count,
-            "held": len(self._ledger),
+            "held": len(self._in_flight),
             "slots": self._budget.get_counts(),
             "queues": self._pauses.list_states(),
             "preferred": self._preferences.get_weights(),
@@ -143,73 +141,76 @@ class WorkerCommands:
         now = time.time()
         return [
             {
-                "id": each.command.id,
-                "task": each.command.task,
-                "queue": each.queue,
-                "attempt": each.command.attempt,
-                "started": each.started,
-                "seconds": round(now - each.started, 3),
-                "arguments": self._arguments(each.command),
+                "id": delivery.command.id,
+                "task": delivery.command.task,
+                "queue": delivery.queue,
+                "attempt": delivery.command.attempt,
+                "started": delivery.started,
+                "seconds": round(now - delivery.started, 3),
+                "arguments": self._format_arguments(delivery.command),
             }
-            for each in self._execution.running_deliveries[:SHOWN]
-            if each.command is not None and each.started
+            for delivery in self._execution.running_deliveries[:MAX_SHOWN_JOBS]
+            if delivery.command is not None and delivery.started
         ]
 
-    def _arguments(self, command: Command) -> str:
+    def _format_arguments(self, command: Command) -> str:
         names = self._tasks[command.task].parameters.positional_names
         return format_call(names, command.args, command.kwargs)
 
     async def _revoke(self, parameters: Mapping[str, Any]) -> object:
         REVOKE.check_parameters(parameters)
-        job_id = _text(parameters, "id")
-        for each in self._ledger:
-            if each.command is not None and each.command.id == job_id:
-                call = jobs_calls.revoke(self._queues[each.queue], [job_id], ttl=self._ttl)
+        job_id = _get_text(parameters, "id")
+        for delivery in self._in_flight:
+            if delivery.command is not None and delivery.command.id == job_id:
+                call = jobs_calls.revoke(self._queues[delivery.queue], [job_id], ttl=self._results_ttl)
                 (state,) = await self._redis.perform(call)
                 return {"id": job_id, "state": state}
         raise CommandRefused(
-            f"job {job_id!r} is not in this worker's hands: celery5 task revoke finds it wherever it is"
+            f"this worker does not hold job {job_id!r}: use celery5 task revoke, which finds it"
         )
 
     async def _run_task(self, parameters: Mapping[str, Any]) -> object:
         RUN_TASK.check_parameters(parameters)
-        message = _text(parameters, "job").encode()
+        message = _get_text(parameters, "job").encode()
         try:
             command = read_command(message)
         except Corrupt as error:
             raise CommandRefused(f"its job is none: {error}") from None
         if command.task not in self._tasks:
             raise CommandRefused(f"no task {command.task!r} on this worker")
-        return await self._run_here(command, message, str(parameters.get("queue") or self._default_queue))
+        return await self._deliver(command, message, str(parameters.get("queue") or self._default_queue))
 
-    async def _run_here(self, command: Command, message: bytes, queue: str) -> object:
+    async def _deliver(self, command: Command, message: bytes, queue: str) -> object:
         keys = self._queues.get(queue)
         if keys is None or queue in self._consumer.paused_queues or self._consumer.is_stopping:
             known = ", ".join(self._queues)
             raise CommandRefused(f"this worker does not read queue {queue!r} now; its queues: {known}")
         kind = self._tasks[command.task].kind
-        if self._ledger.count(kind) >= self._budget.get_slots(kind):
+        if self._in_flight.count(kind) >= self._budget.get_slots(kind):
             raise CommandRefused(f"all slots of this worker for tasks of the kind {kind!r} are taken")
         lane = keys.on_lane(get_lane(command.priority))
-        call = jobs_calls.deliver_to_worker(lane, command.id, message, worker=self._worker, max_before=BEFORE)
-        entries = await self._taken(call)
+        call = jobs_calls.deliver_to_worker(
+            lane, command.id, message, worker=self._worker, max_before=MAX_JOBS_BEFORE
+        )
+        entries = await self._take(call)
         if entries is None:
-            raise CommandRefused(f"more than {BEFORE} jobs wait before it on queue {queue!r}: send it there")
-        mine = any(each.message == message for each in entries)
-        if not mine:
+            raise CommandRefused(
+                f"more than {MAX_JOBS_BEFORE} jobs wait before it on queue {queue!r}: send it there"
+            )
+        if not any(entry.message == message for entry in entries):
             raise CommandRefused(f"job {command.id!r} was sent before: it is elsewhere, or has ended")
         return {"id": command.id, "queue": queue}
 
-    async def _taken(self, call: Call[list[Entry] | None]) -> list[Entry] | None:
+    async def _take(self, call: Call[list[Entry] | None]) -> list[Entry] | None:
         entries: list[Entry] | None = None
-        # Nothing may come between the trip and the ledger: what was read must be known to be ours.
+        # No cancellation between the trip and the in-flight jobs: a job that was read must be known as held.
         with trio.CancelScope(shield=True):
             try:
                 entries = await self._redis.perform(call)
             except BrokerError:
                 self._consumer.recheck()
                 raise
-        # It was the last of them. First here, it takes the free slot; the others are given back if there is none.
+        # The job is the last one. In the reverse order it takes the free slot; the others are released without one.
         self._intake.accept_new(entries[::-1] if entries else [])
         return entries
 
@@ -223,11 +224,11 @@ class WorkerCommands:
         if how == "cold":
             self._execution.cancel_now()
         running = self._execution.running_count
-        self._done.set()
+        self._stop_requested.set()
         return {"how": how, "running": running}
 
 
-def _text(parameters: Mapping[str, Any], name: str) -> str:
+def _get_text(parameters: Mapping[str, Any], name: str) -> str:
     value = parameters.get(name)
     if not isinstance(value, str) or not value:
         raise CommandRefused(f"parameter {name!r} is {value!r}: give a text")

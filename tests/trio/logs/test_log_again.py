@@ -78,7 +78,7 @@ class Desk:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_again, "PAUSES", (0.02, 0.02, 0.02))
+    monkeypatch.setattr(log_again, "RETRY_DELAYS", (0.02, 0.02, 0.02))
 
 
 @pytest.fixture
