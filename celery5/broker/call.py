@@ -19,7 +19,11 @@ def _lua(name: str) -> str:
     return files("celery5.broker").joinpath("lua", f"{name}.lua").read_text()
 
 
-_LIBS_HERE = "  -- libs\n"
+def _read_libs(libs: Sequence[str]) -> str:
+    return "".join(_lua(f"lib/{lib}") for lib in libs)
+
+
+_ON_DEMAND = "  -- libs\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +35,24 @@ class Script:
     sha: str
 
     @classmethod
-    def load(cls, path: str, *libs: str, inner: str = "") -> "Script":
+    def load(cls, path: str, *libs: str, on_demand: Sequence[str] = (), inner: str = "") -> "Script":
         """Read a script of the package.
 
         Args:
             path: The file below `lua/`, without its suffix: `job/publish`.
-            libs: Files below `lua/lib/` whose functions the script uses. They are put in front, or in place of the
-                line `-- libs`: to make functions takes time, so a script may do it only when it needs them.
-            inner: Another script that this one calls as a function, named like its file, with tables of its own in
-                place of KEYS and ARGV.
+            libs: Files below `lua/lib/` whose functions the script uses. They are put in front of it.
+            on_demand: Such files too, put in place of the script's line `-- libs`. To make functions takes time, so
+                a script may do it only when it needs them.
+            inner: Another script that this one calls as a function, named like its file, with other tables in place
+                of KEYS and ARGV. All libraries of both are `libs`.
         """
         body = _lua(path)
         if inner:
             function = inner.rpartition("/")[2]
             body = f"local function {function}(KEYS, ARGV)\n{_lua(inner)}end\n{body}"
-        functions = "".join(_lua(f"lib/{lib}") for lib in libs)
-        at_line = not inner and _LIBS_HERE in body
-        body = body.replace(_LIBS_HERE, functions) if at_line else functions + body
+        if on_demand:
+            body = body.replace(_ON_DEMAND, _read_libs(on_demand))
+        body = _read_libs(libs) + body
         return cls(path.rpartition("/")[2], body, sha1(body.encode(), usedforsecurity=False).hexdigest())
 
 

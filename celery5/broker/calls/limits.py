@@ -12,11 +12,11 @@ from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.limits import AdmissionRule, LimitOverride, Suspension
 
-ADMIT = Script.load("limits/admit", "admission")
+ADMIT = Script.load("limits/admit", "lease", "admission")
 ADD_TO_WAITING_LIST = Script.load("limits/add_to_waiting_list", "admission")
-ADMIT_WAITING = Script.load("limits/admit_waiting", "admission")
+ADMIT_WAITING = Script.load("limits/admit_waiting", "lease", "admission")
 SETTLE_LIMITED = Script.load(
-    "limits/settle_limited", "clock", "ending", "timing", "admission", inner="job/settle"
+    "limits/settle_limited", "lease", "clock", "ending", "timing", "admission", inner="job/settle"
 )
 
 LEASE_LOST = -1

@@ -458,3 +458,63 @@ class Link:
         return BrokerUnavailable(
             f"broker {self.where}: not sent within {self.timing.reply:g} s ({reason})", maybe_done=was_sent
         )
+
+
+class SingleConnection:
+    """What the drivers with one connection have in common: they run a link and report its state."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._where = link.where
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connected until cancelled; `started()` after the first handshake.
+
+        Raises BrokerUnavailable if there is no first connection within `timing.first_connect` seconds, and
+        BrokerDenied or BrokerTooOld if the server refuses us. After the first success it reconnects for ever.
+        """
+        await self._link.run(task_status=task_status)
+
+    async def _run_beside(
+        self, service: Callable[[], Awaitable[None]], task_status: trio.TaskStatus[None]
+    ) -> None:
+        """Run the link, and `service` as long as the link runs. Raise the error of the link, not in a group."""
+        failure: BrokerError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(service)
+            try:
+                await self._link.run(task_status=task_status)
+            except BrokerError as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection right now."""
+        return self._link.connected
+
+    @property
+    def connected_since(self) -> float | None:
+        """The time, on Trio's clock, of the last successful handshake."""
+        return self._link.connected_since
+
+    @property
+    def client_id(self) -> int | None:
+        """The server's id of this connection, from the last handshake."""
+        return self._link.greeting.client_id if self._link.greeting else None
+
+    @property
+    def server_version(self) -> str | None:
+        """The version that the server sent in the last handshake."""
+        return self._link.greeting.version if self._link.greeting else None
+
+    @property
+    def breaker(self) -> BreakerState:
+        """The state of this connection's circuit breaker."""
+        return self._link.breaker.state
+
+    def statistics(self) -> LinkStatistics:
+        """Return the counters of this connection."""
+        return self._link.statistics()

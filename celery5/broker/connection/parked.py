@@ -14,7 +14,7 @@ from trio.lowlevel import Abort, checkpoint_if_cancelled, current_task, wait_tas
 
 from celery5.broker.call import Call
 from celery5.broker.connection.exchange import ReplyError, pack_command, read_reply
-from celery5.broker.connection.link import Link, LinkEvent, LinkStatistics, ignore_event
+from celery5.broker.connection.link import Link, LinkEvent, SingleConnection, ignore_event
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.connection.transport import Connect, connect
 from celery5.broker.drivers.on_trio import TrioRedis
@@ -22,7 +22,6 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_reply
 from celery5.errors import BrokerError, BrokerReadOnly
-from celery5.protocol.health.breaker import BreakerState
 
 T = TypeVar("T")
 
@@ -32,7 +31,7 @@ UNBLOCK_INTERVAL = 0.005
 UNBLOCK_TIMEOUT = 1.0
 
 
-class ParkedRedis:
+class ParkedRedis(SingleConnection):
     """One connection for blocking reads (XREADGROUP BLOCK and its like), one at a time.
 
     `control` is the connection for CLIENT UNBLOCK. `on_connected` is called after each handshake, before any read:
@@ -51,7 +50,7 @@ class ParkedRedis:
         on_connected: Callable[[], None] = lambda: None,
         connect: Connect = connect,
     ) -> None:
-        self._link = Link(
+        link = Link(
             endpoint=endpoint,
             timing=timing,
             name=name,
@@ -59,7 +58,7 @@ class ParkedRedis:
             on_connected=on_connected,
             connect=connect,
         )
-        self._where = endpoint.masked_url
+        super().__init__(link)
         self._control = control
         self._turn = trio.Lock()
         self._leaving: PendingRequest | None = None
@@ -67,17 +66,7 @@ class ParkedRedis:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep connected until cancelled; as `TrioRedis.run`."""
-        failure: BrokerError | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._release)
-            try:
-                await self._link.run(task_status=task_status)
-            except BrokerError as error:
-                # Raised outside, so that it does not arrive wrapped in a group.
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        await self._run_beside(self._release, task_status)
 
     async def perform(self, call: Call[T], on_reply: Callable[[T], None] | None = None) -> T:
         """Perform one call, blocking or not, and return its decoded reply; others wait for their turn.
@@ -156,30 +145,6 @@ class ParkedRedis:
                 with suppress(BrokerError), trio.move_on_after(UNBLOCK_TIMEOUT):
                     await self._control.perform(unblock)
                 await trio.sleep(UNBLOCK_INTERVAL)
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection right now."""
-        return self._link.connected
-
-    @property
-    def connected_since(self) -> float | None:
-        """The time, on Trio's clock, of the last successful handshake."""
-        return self._link.connected_since
-
-    @property
-    def client_id(self) -> int | None:
-        """The server's id of this connection, from the last handshake."""
-        return self._link.greeting.client_id if self._link.greeting else None
-
-    @property
-    def breaker(self) -> BreakerState:
-        """The state of this connection's circuit breaker."""
-        return self._link.breaker.state
-
-    def statistics(self) -> LinkStatistics:
-        """Counters of this connection, now."""
-        return self._link.statistics()
 
 
 def _is_empty(raw: object) -> bool:

@@ -14,17 +14,16 @@ from typing import Any
 import trio
 
 from celery5.broker.connection.exchange import ReplyError, pack_commands
-from celery5.broker.connection.link import Link, LinkEvent, LinkStatistics, ignore_event
+from celery5.broker.connection.link import Link, LinkEvent, SingleConnection, ignore_event
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.connection.transport import Connect, connect
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_reply
 from celery5.errors import BrokerError, BrokerUnavailable
-from celery5.protocol.health.breaker import BreakerState
 
 
-class PushRedis:
+class PushRedis(SingleConnection):
     """One connection that listens to channels.
 
     `on_message(channel, payload)` is called for each message, in order, from the reader: it must be quick and
@@ -43,7 +42,7 @@ class PushRedis:
         watch: Callable[[LinkEvent], None] = ignore_event,
         connect: Connect = connect,
     ) -> None:
-        self._link = Link(
+        link = Link(
             endpoint=endpoint,
             timing=timing,
             name=name,
@@ -53,7 +52,7 @@ class PushRedis:
             on_push=self._pushed,
             connect=connect,
         )
-        self._where = endpoint.masked_url
+        super().__init__(link)
         self._on_message = on_message
         self._on_connected = on_connected
         self._channels: set[bytes] = set()
@@ -61,16 +60,7 @@ class PushRedis:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep connected and subscribed until cancelled; as `TrioRedis.run`."""
-        failure: BrokerError | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_subscribed)
-            try:
-                await self._link.run(task_status=task_status)
-            except BrokerError as error:
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        await self._run_beside(self._keep_subscribed, task_status)
 
     async def subscribe(self, *channels: str | bytes) -> None:
         """Listen to these channels from now on, over reconnects too; returns when the server has confirmed.
@@ -134,25 +124,6 @@ class PushRedis:
     def channels(self) -> frozenset[bytes]:
         """The channels that are subscribed."""
         return frozenset(self._channels)
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection right now."""
-        return self._link.connected
-
-    @property
-    def connected_since(self) -> float | None:
-        """The time, on Trio's clock, of the last successful handshake."""
-        return self._link.connected_since
-
-    @property
-    def breaker(self) -> BreakerState:
-        """The state of this connection's circuit breaker."""
-        return self._link.breaker.state
-
-    def statistics(self) -> LinkStatistics:
-        """Counters of this connection, now."""
-        return self._link.statistics()
 
 
 def _name(channel: str | bytes) -> bytes:

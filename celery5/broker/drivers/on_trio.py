@@ -14,14 +14,13 @@ from celery5.broker.connection.exchange import (
     pack_commands,
     read_reply,
 )
-from celery5.broker.connection.link import Link, LinkEvent, LinkStatistics, ignore_event
+from celery5.broker.connection.link import Link, LinkEvent, SingleConnection, ignore_event
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.connection.transport import Connect, connect
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translate_reply, unreadable_reply
 from celery5.errors import BrokerError, BrokerReadOnly
-from celery5.protocol.health.breaker import BreakerState
 
 T = TypeVar("T")
 
@@ -45,7 +44,7 @@ _REFUSED: Final = {
 _REFUSED_SUBCOMMANDS: Final = {"REPLY", "TRACKING"}
 
 
-class TrioRedis:
+class TrioRedis(SingleConnection):
     """One connection on which all tasks of a process perform their calls at the same time.
 
     It works while `run` runs.
@@ -67,19 +66,11 @@ class TrioRedis:
         watch: Callable[[LinkEvent], None] = ignore_event,
         connect: Connect = connect,
     ) -> None:
-        self._link = Link(endpoint=endpoint, timing=timing, name=name, watch=watch, connect=connect)
-        self._where = endpoint.masked_url
+        link = Link(endpoint=endpoint, timing=timing, name=name, watch=watch, connect=connect)
+        super().__init__(link)
         self._reply_within = timing.reply
         # Commands that were checked and are harmless: most calls only cost a look-up in this set.
         self._allowed: set[Any] = set()
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep connected until cancelled; `started()` after the first handshake.
-
-        Raises BrokerUnavailable if there is no first connection within `timing.first_connect` seconds, and
-        BrokerDenied or BrokerTooOld if the server refuses us. After the first success it reconnects for ever.
-        """
-        await self._link.run(task_status=task_status)
 
     async def perform(self, call: Call[T]) -> T:
         """Perform one call and return its decoded reply.
@@ -191,32 +182,3 @@ class TrioRedis:
                 raise ValueError(f"CLIENT {call.words[1]!r} would change the connection for everybody")
         elif command not in {"MULTI", "EXEC"}:
             self._allowed.add(word)
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection right now."""
-        return self._link.connected
-
-    @property
-    def connected_since(self) -> float | None:
-        """The time, on Trio's clock, of the last successful handshake."""
-        return self._link.connected_since
-
-    @property
-    def client_id(self) -> int | None:
-        """The server's id of this connection, from the last handshake."""
-        return self._link.greeting.client_id if self._link.greeting else None
-
-    @property
-    def server_version(self) -> str | None:
-        """The version the server gave in the last handshake."""
-        return self._link.greeting.version if self._link.greeting else None
-
-    @property
-    def breaker(self) -> BreakerState:
-        """The state of this connection's circuit breaker."""
-        return self._link.breaker.state
-
-    def statistics(self) -> LinkStatistics:
-        """Counters of this connection, now."""
-        return self._link.statistics()

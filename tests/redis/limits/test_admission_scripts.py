@@ -414,6 +414,24 @@ def test_a_copy_of_a_job_that_waits_goes(gate: Gated) -> None:
     assert gate.ids(gate.done("w", a)) == "b"
 
 
+@pytest.mark.parametrize("how", ["run", "count"])
+def test_a_copy_on_the_lane_of_admitted_jobs_gets_no_slot_and_ends_nothing(gate: Gated, how: str) -> None:
+    """With a slot for each job of a batch, settling does not look up where the jobs are."""
+    gate.come("w", "a")
+    gate.send("b")
+    gate.client.xadd(gate.keys.handed, {"job": message("b")})
+    gate.client.xgroup_create(gate.keys.handed, GROUP, id="0")
+    lane = gate.keys.on_lane("g")
+    (copy,) = gate(jobs_calls.read_jobs([lane], "w", count=9, block_seconds=0.001))
+    gate.rule = AdmissionRule(TASK, max_running=9)
+    assert gate.ask("w", [copy], how) == [limits.GONE]
+    assert len(gate.slots()) == 1
+    gate.done("w", copy, want=0)
+    assert gate.where("b") == "SENT"
+    assert gate.client.get(gate.keys.result("b")) is None
+    assert gate.client.xlen(gate.keys.handed) == 0
+
+
 def test_jobs_of_a_suspended_task_wait_whatever_room_there_is(gate: Gated) -> None:
     gate.rule = AdmissionRule(TASK, suspended=True)
     gate.send(*"ab")

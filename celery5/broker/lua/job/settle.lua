@@ -30,8 +30,7 @@
 local stream, jobs, leases, due, waiting, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local unique, documents = KEYS[7], KEYS[8]
 local group, me, lane = ARGV[1], ARGV[2], ARGV[4]
-local lease = redis.call('ZSCORE', leases, me)
-if not lease or tonumber(lease) < 0 then return -1 end
+if not has_lease(leases, me) then return -1 end
 local count = #KEYS - 8
 local settled, ended, owned, earliest, has_documents = {}, {}, 0, nil, false
 -- Only a waiting list gives jobs to the lane `handed`, each once, with a slot. Where all have one (settle_limited.lua says

@@ -26,8 +26,7 @@ local streams = {[''] = KEYS[1], h = KEYS[2], l = KEYS[3], g = KEYS[4]}
 local at = use_keys {jobs = KEYS[6], waiting = KEYS[7], due = KEYS[8], slots = KEYS[9], taken = KEYS[10], held = KEYS[11],
   prefix = KEYS[12], handed = KEYS[4]}
 local group, me = ARGV[1], ARGV[2]
-local lease = redis.call('ZSCORE', KEYS[5], me)
-if not lease or tonumber(lease) < 0 then return -1 end
+if not has_lease(KEYS[5], me) then return -1 end
 local rules, results, open = {}, {}, {}
 for _, rule in ipairs(cjson.decode(ARGV[4])) do rules[rule.task] = rule end -- bound: the tasks of these jobs
 -- What is asked for all jobs at once: their places and slots, and the messages of each lane.
@@ -126,7 +125,11 @@ for n = 1, #KEYS - 12 do -- bound: the jobs of this call
   local on_stream, lane = string.match(entry, '^([%d-]*)(%a?)')
   local task, fair, token = string.match(list, '^([^ ]*) ([^ ]*) ([^ ]*)$')
   local rule, may, place = rules[task], false, places[id]
-  if asked == 'run' then
+  -- settle_limited.lua takes what has a slot on the lane `handed` for the job. So a copy there gets none.
+  local is_copy = lane == 'g' and string.sub(place, 2) ~= entry
+  if is_copy then
+    may = false
+  elseif asked == 'run' then
     may = slots_left(at, rule, token, me) > 0 and begins_in(at, rule, me) == 0
       and not lists[list] and redis.call('EXISTS', at.prefix .. 'line ' .. list) == 0
   elseif asked == 'count' then

@@ -16,8 +16,7 @@
 -- look at (0: neither).
 local at = use_keys {handed = KEYS[1], jobs = KEYS[3], waiting = KEYS[4], due = KEYS[5], slots = KEYS[6], taken = KEYS[7],
   held = KEYS[8], prefix = KEYS[9]}
-local lease = redis.call('ZSCORE', KEYS[2], ARGV[2])
-if not lease or tonumber(lease) < 0 then return -1 end
+if not has_lease(KEYS[2], ARGV[2]) then return -1 end
 local total, results = 0, {}
 for n, rule in ipairs(cjson.decode(ARGV[3])) do -- bound: the rules of this call, 32 at most
   local given, wait = admit_next(at, rule, {}, ARGV[2])
