@@ -260,8 +260,7 @@ def make_runners(
     asyncio_runner: AsyncioRunner, boxes: BoxedRunner, budget: MaximalConcurrencyBudget
 ) -> dict[str, Runner]:
     """Return the runner of each kind of task."""
-    threads = ThreadRunner(slots=budget.get_slots("thread"))
-    budget.add_listener(lambda kind, slots: threads.resize(slots) if kind == "thread" else None)
+    threads = ThreadRunner(get_slots=lambda: budget.get_slots("thread"))
     return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": threads, "boxed": boxes}
 
 

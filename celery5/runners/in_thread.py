@@ -81,19 +81,16 @@ def _as_class(error: Exception) -> type[BaseException]:
 
 
 class ThreadRunner:
-    """Runs CPU-bound tasks, at most `slots` at once.
+    """Runs CPU-bound tasks, at most `get_slots()` at once.
 
     A thread cannot be killed. A cancelled job can notice that by `trio.from_thread.check_cancelled()`; how long it is
     waited for is said by `RunningJob.cancel` (by default not at all). After that the thread is abandoned: it keeps its
     slot until it ends, which sets `RunningJob.thread_ended`.
     """
 
-    def __init__(self, *, slots: int) -> None:
-        self._limiter = trio.CapacityLimiter(slots)
-
-    def resize(self, slots: int) -> None:
-        """Run at most `slots` jobs at once from now on; running jobs continue."""
-        self._limiter.total_tokens = slots
+    def __init__(self, *, get_slots: Callable[[], int]) -> None:
+        self._get_slots = get_slots
+        self._limiter = trio.CapacityLimiter(get_slots())
 
     async def execute(
         self,
@@ -103,6 +100,9 @@ class ThreadRunner:
         running_job: RunningJob,
     ) -> Outcome:
         """Run the job and return its outcome. Raises Cancelled unless the thread has ended with an outcome."""
+        slots = self._get_slots()
+        if slots != self._limiter.total_tokens:
+            self._limiter.total_tokens = slots
         call = _Call(self._limiter, function, args, kwargs)
         if running_job.limits is not None:
             interrupter = call.interrupter = CallInterrupter()

@@ -193,6 +193,7 @@ class _Outflow:
                     try:
                         await self._take_from(self._keys[queue])
                     except BrokerError as error:
+                        # Not retry_until_available: one queue's broker may be unreachable while another's is not.
                         self._waits.record_error(error)
                         self.expect(self._keys[queue], trio.current_time() + RETRY_DELAY)
                         await trio.sleep(RETRY_DELAY)

@@ -76,7 +76,6 @@ class AdmissionControl:
         self._connects = 1
         self._wanted: set[QueueTask] = set()
         self._due: dict[QueueTask, float] = {}
-        self._in_flight.add_listener(self._on_settled)
 
     @property
     def channels(self) -> list[str]:
@@ -231,6 +230,7 @@ class AdmissionControl:
                 self._end(delivery, JOB_REVOKED)
             else:
                 self._in_flight.remove([delivery])
+                self.on_capacity()
         self._admission.admit(admitted_jobs)
 
     def _take_slot(self, delivery: Delivery, rule: AdmissionRule, asked: float) -> None:
@@ -282,7 +282,7 @@ class AdmissionControl:
             self._wanted.add((queue, name))
             self._admission.changed.set()
 
-    def _on_settled(self) -> None:
+    def on_capacity(self) -> None:
         """Look for waiting jobs: one was settled, so there may be capacity."""
         if self._wanted:
             self._admission.changed.set()

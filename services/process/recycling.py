@@ -96,17 +96,13 @@ class Recycling:
         )
         self._anew = recycling_policy.restart_mode
         self._consumer = drained_work.consumer
-        self._ledger = drained_work.in_flight
+        self._in_flight = drained_work.in_flight
         self._tally = drained_work.tally
         self._done = stop_requested
         self._log = log
         self._memory = memory
-        self._look_at = 0
         self._due = trio.Event()
-        self._empty = trio.Event()
         self._resting = False
-        if any(self._limits):
-            drained_work.in_flight.add_listener(self._settled)
 
     @property
     def ended_jobs(self) -> int:
@@ -125,12 +121,13 @@ class Recycling:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wait until a limit is reached, then wind up; until cancelled."""
-        self._due, self._empty, self._resting = trio.Event(), trio.Event(), False
-        self._look_at = 0
+        self._due, self._resting = trio.Event(), False
         async with trio.open_nursery() as nursery:
             if self._limits.memory:
                 self._check_limit()
                 nursery.start_soon(self._watch_memory)
+            if self._limits.jobs:
+                nursery.start_soon(self._watch_jobs)
             task_status.started()
             await self._due.wait()
             nursery.cancel_scope.cancel()
@@ -169,22 +166,18 @@ class Recycling:
             if self._why():
                 self._due.set()
 
-    def _settled(self) -> None:
-        """Something was settled. It is on the way of every batch: mostly it only compares two numbers."""
-        if self._resting:
-            if not len(self._ledger):
-                self._empty.set()
-        elif self._limits.jobs and self._ledger.settled_count >= self._look_at:
-            missing = self._limits.jobs - self.ended_jobs
-            self._look_at = self._ledger.settled_count + missing
-            if missing <= 0:
-                self._due.set()
+    async def _watch_jobs(self) -> None:
+        missing = 1
+        while missing > 0:
+            await self._in_flight.wait_settled(self._in_flight.settled_count + missing)
+            missing = self._limits.jobs - self.ended_jobs  # not all that was settled was an attempt
+        self._due.set()
 
     def _why(self) -> str:
         return get_recycle_reason(self._limits, jobs=self.ended_jobs, memory=self._memory())
 
     async def _wind_up(self, why: str) -> None:
-        running = len(self._ledger)
+        running = len(self._in_flight)
         self._log.event(
             "worker:recycle-requested",
             why=why,
@@ -195,11 +188,11 @@ class Recycling:
         self._resting = True
         self._consumer.stop_reading()
         with trio.move_on_after(DRAIN_TIMEOUT) as limit:
-            if len(self._ledger):
-                await self._empty.wait()
+            while len(self._in_flight):
+                await self._in_flight.wait_settled(self._in_flight.settled_count + 1)
         if limit.cancelled_caught:
             self._log.event(
-                "worker:recycle-delayed", "warning", running=len(self._ledger), after=DRAIN_TIMEOUT
+                "worker:recycle-delayed", "warning", running=len(self._in_flight), after=DRAIN_TIMEOUT
             )
         self._anew.is_due = True
         self._done.set()

@@ -4,7 +4,7 @@ A fixed budget costs nothing while jobs run. A variable one is updated when jobs
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import trio
@@ -37,9 +37,6 @@ MAXIMUM_TIMEOUT = 5.0
 """Seconds that such a function may take, if it is `async`; one in a thread is waited for, however long."""
 RELEASE_COOLDOWN = 5.0
 """Seconds in which no more jobs are read than there are slots, after some were released."""
-
-SlotsListener = Callable[[str, int], None]
-"""Called with a kind and its new number of slots."""
 
 
 class _Meter:
@@ -81,7 +78,8 @@ class MaximalConcurrencyBudget:
         self._queues = queues
         self._in_flight = in_flight
         self._log = log
-        self._listeners: list[SlotsListener] = []
+        # Set when the slots of a kind have changed; then another event takes its place.
+        self.slots_changed = trio.Event()
         self._running_jobs = running_jobs
         self._machine = MachineReading(1, 0.0, 0)
         self._changed = trio.Event()
@@ -101,10 +99,6 @@ class MaximalConcurrencyBudget:
         if now < meter.no_prefetch_until:
             return meter.state.current
         return get_prefetch_slots(meter.state, meter.budget, meter.maximum, now)
-
-    def add_listener(self, follower: SlotsListener) -> None:
-        """Call `follower` on each change."""
-        self._listeners.append(follower)
 
     def record_release(self, kind: str) -> None:
         """Read no more jobs of this kind than there are slots for a while: some waited for too long.
@@ -224,8 +218,8 @@ class MaximalConcurrencyBudget:
         if slots != before:
             fields = {"before": before, "queued": demand.queued, "executing": demand.executing}
             self._log.event("budget:changed", "info", kind=kind, slots=slots, **fields)
-            for follower in self._listeners:
-                follower(kind, slots)
+            self.slots_changed.set()
+            self.slots_changed = trio.Event()
 
     async def _poll_maximum(self, kind: str, meter: _Meter, maximum: Maximum) -> None:
         """Call the function for the maximum at intervals, until a command replaces it by a number."""

@@ -16,7 +16,7 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import Release
 from celery5.protocol.scaling.prefetch import HORIZON
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.process.broker_outages import OutageLog, is_recoverable
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.intake import ReceivedJobs
 from celery5.services.worker.lease import WorkerIdentity
@@ -87,7 +87,7 @@ class Consumer:
             task_status.started()
             try:
                 while True:
-                    await self._fetch_or_wait()
+                    await retry_until_available(self._fetch, self._outages, RETRY_INTERVAL)
             finally:
                 self._reading.set_stopping(True)
                 self.release_unstarted()
@@ -143,31 +143,21 @@ class Consumer:
         if self._is_resting:
             return
         self._reading.resume(queue)
-        self._in_flight.remove(())
+        self._in_flight.notify()
+        self._admission.changed.set()
 
     def recheck(self) -> None:
         """Audit before the next read: jobs may have been read in a reply that was lost."""
         self._reading.request_audit()
 
-    async def _fetch_or_wait(self) -> None:
+    async def _fetch(self) -> None:
         try:
             await self.fetch()
-        except BrokerUnavailable as error:
-            self._reading.request_audit()
-            await self._back_off(error)
-        except BrokerReplied as error:
-            if error.code == "NOGROUP":
+        except (BrokerUnavailable, BrokerReplied) as error:
+            if isinstance(error, BrokerReplied) and error.code == "NOGROUP":
                 raise self._lease.mark_lost(f"the queue's consumer group is gone: {error}") from None
-            if not is_recoverable(error):
-                raise
-            self._reading.request_audit()  # entries of an unreadable reply are pending: read them again
-            await self._back_off(error)
-        else:
-            self._outages.record_recovery()
-
-    async def _back_off(self, error: BrokerError) -> None:
-        self._outages.record_error(error)
-        await trio.sleep(RETRY_INTERVAL)
+            self._reading.request_audit()  # entries of a reply that was lost or unreadable are pending
+            raise
 
     async def _wait_for_capacity(self) -> dict[str, int]:
         """Return the capacity for jobs of each queue, once there is any."""

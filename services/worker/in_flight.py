@@ -3,8 +3,9 @@
 Their number bounds everything in a worker: the Consumer reads only as many as there is capacity for.
 """
 
+import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import trio
@@ -22,8 +23,9 @@ class InFlightJobs:
         self._held: dict[tuple[str, bytes], Delivery] = {}
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._changed = trio.Event()
-        self._listeners: list[Callable[[], None]] = []
         self.settled_count = 0
+        self._awaited_count = math.inf
+        self._enough_settled = trio.Event()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -65,12 +67,17 @@ class InFlightJobs:
                 self._counts[delivery.kind] -= 1
         self.settled_count += before - len(self._held)
         self._changed.set()
-        for listener in self._listeners:
-            listener()
+        if self.settled_count >= self._awaited_count:
+            self._enough_settled.set()
 
-    def add_listener(self, look: Callable[[], None]) -> None:
-        """Call `look` whenever jobs were settled."""
-        self._listeners.append(look)
+    async def wait_settled(self, count: int) -> None:
+        """Wait until `count` jobs were settled in all. Only one task may wait for that."""
+        self._awaited_count, self._enough_settled = count, trio.Event()
+        try:
+            if self.settled_count < count:
+                await self._enough_settled.wait()
+        finally:
+            self._awaited_count = math.inf
 
     def notify(self) -> None:
         """Wake the waiting task though no job was settled: there may be capacity for other reasons."""
@@ -148,7 +155,6 @@ class IsolatedJobs:
         self._in_flight = in_flight
         self._waiting: deque[Delivery] = deque()
         self._current: Delivery | None = None
-        in_flight.add_listener(self._start_next)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -156,7 +162,7 @@ class IsolatedJobs:
     def add(self, delivery: Delivery) -> None:
         """Run a job in flight when it is its turn."""
         self._waiting.append(delivery)
-        self._start_next()
+        self.start_next()
 
     def remove(self, delivery: Delivery) -> bool:
         """Remove a waiting job. Return False when there is none."""
@@ -173,7 +179,7 @@ class IsolatedJobs:
         self._waiting.clear()
         return waiting
 
-    def _start_next(self) -> None:
+    def start_next(self) -> None:
         """Queue the next job for an executor, if the one before it is settled."""
         if self._current is not None and (self._current.queue, self._current.entry) not in self._in_flight:
             self._current = None

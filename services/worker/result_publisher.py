@@ -158,6 +158,7 @@ class ResultPublisher:
         self._results = results
         self._begun: tuple[Call[int], PendingRequest] | None = None
         self._in_flight = held.in_flight
+        self._isolated_jobs = held.isolated_jobs
         self._recent = held.recent
         self._unpublishable_retries = unpublishable_retries
         self._admission = admission
@@ -216,6 +217,8 @@ class ResultPublisher:
                 if self._admission.is_used:
                     self._admission.on_settled(done)
                 self._in_flight.remove(done)
+                self._isolated_jobs.start_next()
+                self._admission_control.on_capacity()
                 if self._receive_admitted is not None:
                     self._receive_admitted()
                     self._receive_admitted = None
@@ -226,6 +229,7 @@ class ResultPublisher:
         Returns:
             Those that were settled: while Redis is unreachable, others may have been retried here or abandoned.
         """
+        # Not retry_until_available: the batch shrinks between two attempts, and each kind of error has its own event.
         waited = sent = False
         while True:
             try:

@@ -109,31 +109,14 @@ class TaskExecution:
         self._stuck = False
         self._grace = trio.CancelScope()
         self._latest: RunningJob | None = None
-        self._nursery: trio.Nursery | None = None
         self._executor_counts: dict[str, int] = {}
         self._slot_count = 0
         self._free_slots: list[int] = []
-        self._budget.add_listener(self.resize)
 
     @property
     def running_count(self) -> int:
         """The number of jobs that run now."""
         return len(self._running)
-
-    def resize(self, kind: str, slots: int) -> None:
-        """Set the number of executors of one kind. A surplus one ends after its job, or at once if it has none."""
-        if self._nursery is None:
-            return
-        queue, missing = self._queues[kind], slots - self._executor_counts.get(kind, 0)
-        self._executor_counts[kind] = slots
-        if missing < 0:
-            queue.remove_executors(-missing)
-            return
-        for _ in range(queue.add_executors(missing)):
-            if not self._free_slots:
-                self._free_slots.append(self._slot_count)
-                self._slot_count += 1
-            self._nursery.start_soon(self._run_executor, kind, heappop(self._free_slots))
 
     @property
     def running_deliveries(self) -> list[Delivery]:
@@ -178,13 +161,15 @@ class TaskExecution:
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
-                    self._nursery = nursery
                     nursery.start_soon(self._watch_lease)
-                    for kind, queue in self._queues.items():
+                    for queue in self._queues.values():
                         queue.surplus_executors = 0
-                        self.resize(kind, self._budget.get_slots(kind))
+                    while True:
+                        slots_changed = self._budget.slots_changed
+                        for kind in self._queues:
+                            self._resize(kind, self._budget.get_slots(kind), nursery)
+                        await slots_changed.wait()
         finally:
-            self._nursery = None
             for queue in self._queues.values():
                 queue.reset_executors()
             self._executor_counts.clear()
@@ -193,6 +178,19 @@ class TaskExecution:
             # No executor is left, for whatever reason: there is no job to wait for.
             self._running.clear()
             self._idle.set()
+
+    def _resize(self, kind: str, slots: int, nursery: trio.Nursery) -> None:
+        """Set the number of executors of one kind. A surplus one ends after its job, or at once if it has none."""
+        queue, missing = self._queues[kind], slots - self._executor_counts.get(kind, 0)
+        self._executor_counts[kind] = slots
+        if missing < 0:
+            queue.remove_executors(-missing)
+            return
+        for _ in range(queue.add_executors(missing)):
+            if not self._free_slots:
+                self._free_slots.append(self._slot_count)
+                self._slot_count += 1
+            nursery.start_soon(self._run_executor, kind, heappop(self._free_slots))
 
     def _make_recorder(self, slot: int) -> "_Recorder":
         return (

@@ -56,6 +56,32 @@ async def test_a_change_is_heard_by_who_waits_and_by_who_comes_later(nursery: tr
     nursery.cancel_scope.cancel()
 
 
+async def test_a_task_can_wait_until_a_number_of_jobs_were_settled(nursery: trio.Nursery) -> None:
+    in_flight, jobs = InFlightJobs(), [delivery(b"%d-0" % number) for number in range(1, 6)]
+    for job in jobs:
+        in_flight.add(job)
+    passed: list[int] = []
+
+    async def wait() -> None:
+        for count in (1, 3, 4):
+            await in_flight.wait_settled(count)
+            passed.append(in_flight.settled_count)
+
+    nursery.start_soon(wait)
+    in_flight.remove([])
+    await wait_all_tasks_blocked()
+    assert passed == []
+    in_flight.remove(jobs[:1])
+    await wait_all_tasks_blocked()
+    assert passed == [1]
+    in_flight.remove(jobs[1:2])
+    await wait_all_tasks_blocked()
+    assert passed == [1]
+    in_flight.remove(jobs[2:])
+    await wait_all_tasks_blocked()
+    assert passed == [1, 5, 5]
+
+
 async def test_a_lease_that_the_sidecar_has_renewed_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr("celery5.services.worker.lease.now", lambda: clock)
@@ -122,15 +148,17 @@ async def test_suspects_are_let_out_one_at_a_time() -> None:
         ledger.add(each)
         suspects.add(each)
     assert (list(queue.items), len(suspects)) == (held[:1], 4)
-    ledger.remove([])
+    suspects.start_next()
     assert queue.drain() == held[:1]
     ledger.remove(held[:1])
+    suspects.start_next()
     assert queue.drain() == held[1:2]
     assert suspects.remove(held[2])
     assert not suspects.remove(held[1])
     assert suspects.drain(read_before=4.0) == []
     assert suspects.drain(read_before=4.1) == held[3:]
     ledger.remove(held)
+    suspects.start_next()
     assert queue.drain() == []
     assert IsolatedJobs(queues={}, in_flight=ledger, max_deliveries=1).min_deaths == 1
 

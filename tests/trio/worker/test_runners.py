@@ -22,7 +22,7 @@ KINDS = ("trio", "asyncio", "thread")
 @pytest.fixture
 def runners(loop: AsyncioRunner) -> dict[str, Any]:
     """One runner of each kind."""
-    return {"trio": TrioRunner(), "asyncio": loop, "thread": ThreadRunner(slots=2)}
+    return {"trio": TrioRunner(), "asyncio": loop, "thread": ThreadRunner(get_slots=lambda: 2)}
 
 
 async def execute(runners: dict[str, Any], kind: str, body: Any) -> Outcome:

@@ -132,7 +132,11 @@ async def test_what_a_job_sets_in_its_context_the_next_one_does_not_see(
         assert (WHO.get(), decimal.getcontext().prec) == (who, 5)
         return seen
 
-    runners: dict[str, Any] = {"trio": TrioRunner(), "asyncio": loop, "thread": ThreadRunner(slots=1)}
+    runners: dict[str, Any] = {
+        "trio": TrioRunner(),
+        "asyncio": loop,
+        "thread": ThreadRunner(get_slots=lambda: 1),
+    }
     precision = decimal.getcontext().prec
     for who in ("one", "two"):
         outcome = await runners[kind].execute(

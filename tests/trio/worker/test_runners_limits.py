@@ -215,7 +215,11 @@ async def test_a_soft_limit_that_nobody_catches_is_the_jobs_failure(loop: Asynci
         while True:
             time.sleep(0.001)
 
-    runners: dict[str, Any] = {"trio": TrioRunner(), "asyncio": loop, "thread": ThreadRunner(slots=1)}
+    runners: dict[str, Any] = {
+        "trio": TrioRunner(),
+        "asyncio": loop,
+        "thread": ThreadRunner(get_slots=lambda: 1),
+    }
     outcome = await softly(runners[kind], function if kind == "thread" else coroutine)
     assert isinstance(outcome, Raised)
     assert (outcome.failure.type, outcome.failure.message) == ("SoftTimeLimitExceeded", SOON)

@@ -28,7 +28,7 @@ async def test_a_soft_limit_is_raised_in_a_thread_between_two_steps() -> None:
         except SoftTimeLimitExceeded as error:
             return str(error)
 
-    assert await softly(ThreadRunner(slots=1), job) == TOLD
+    assert await softly(ThreadRunner(get_slots=lambda: 1), job) == TOLD
 
 
 async def test_a_thread_whose_time_is_up_ends_where_it_is() -> None:
@@ -45,7 +45,7 @@ async def test_a_thread_whose_time_is_up_ends_where_it_is() -> None:
                 hand.end_by_time_limit(TimeLimitExceeded("too long"))
 
             nursery.start_soon(cut)
-            outcome = await ThreadRunner(slots=1).execute(job, [], {}, hand)
+            outcome = await ThreadRunner(get_slots=lambda: 1).execute(job, [], {}, hand)
             assert isinstance(outcome, Raised)
             assert hand.get_outcome(outcome) is outcome, "it knows where it was"
             assert "in job" in outcome.failure.traceback
@@ -53,7 +53,11 @@ async def test_a_thread_whose_time_is_up_ends_where_it_is() -> None:
 
 
 async def test_a_thread_that_cannot_be_reached_is_left_to_itself_and_says_when_it_has_ended() -> None:
-    hand, runner, lock = RunningJob(limits=TimeLimits(hard=1)), ThreadRunner(slots=1), threading.Lock()
+    hand, runner, lock = (
+        RunningJob(limits=TimeLimits(hard=1)),
+        ThreadRunner(get_slots=lambda: 1),
+        threading.Lock(),
+    )
     lock.acquire()
 
     async def run() -> None:
@@ -125,7 +129,7 @@ async def test_a_thread_that_a_trio_job_leaves_behind_hears_of_the_limit_as_ofte
 
 
 async def test_a_thread_is_waited_for_as_long_as_the_hand_has_patience() -> None:
-    go, runner = threading.Event(), ThreadRunner(slots=1)
+    go, runner = threading.Event(), ThreadRunner(get_slots=lambda: 1)
 
     def job() -> int:
         go.wait(LIMIT)
