@@ -41,7 +41,7 @@ from celery5.scheduling.fire_times import validate_trigger
 from celery5.scheduling.schedules import make_definition
 from celery5.services.commands.inbox import Inbox, InboxAddress
 from celery5.services.commands.log_again import LogRetry
-from celery5.services.health.expirations import CheckExpirations
+from celery5.services.health.health_checks import CheckExpirations
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.process.presence import Presence
 from celery5.services.process.reloader import Reloader

@@ -1,39 +1,44 @@
-"""Health: runs the health checks of a worker, and knows their states.
+"""Run the health checks of a worker, keep their states, and notify workers when the periods of checks are over.
 
-Each check has a timer here, and may be told by the command `check-expired` that its time has come: as long as that
-comes, the timer only watches over it.
+Of several Schedulers one claims each period of a check and sends the command `check-expired` to workers. Each worker
+also has a timer for each check, which every such command postpones. So the timer runs a check only when no Scheduler is
+alive or the inbox is off.
 """
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import trio
 
+from celery5.app import App
 from celery5.broker.calls import health
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerError, CeleryError, CommandRefused
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, CeleryError, CommandRefused
 from celery5.health.checks import EventLoopLag
 from celery5.health.event_loop import LoopBlock, LoopBlocks
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
 from celery5.logs.log import Level, Log
+from celery5.protocol.commands.definitions import CHECK_EXPIRED, get_inbox_name
 from celery5.protocol.health.readings import UNKNOWN_STATE, CheckReading, get_worst_state, parse_states
+from celery5.results.job_details import read_app_state
+from celery5.services.commands.inbox import InboxAddress
 from celery5.services.health.circuits import CircuitBreakers
 
 RETRY_DELAY = 5.0
-"""Seconds between attempts to tell others of a global check while AsyncDriver is away."""
-BUSY = 0.5
-"""The share of a period after which a check may be told again that its period has lapsed."""
+"""Seconds between attempts to store the state of a global check while Redis is unreachable."""
+MIN_PERIOD_SHARE = 0.5
+"""The share of its period that must be over before `check-expired` runs a check again."""
 NO_REASON = "no reason was given by its function or report"
 """The `why` of a bad state for which none was given."""
-MAX_REMEMBERED_FAULTS = 20
-"""Different faults of one function that are known at most: a text with a time in it is new at each look."""
+MAX_REMEMBERED_ERRORS = 20
+"""The most different errors of one function that are remembered: a text with a time in it is always new."""
 
 
 class HealthMonitor:
-    """The health checks of one worker: what it is built with, and those of its application."""
+    """The health checks of one worker: its own and those of its application."""
 
     def __init__(
         self,
@@ -52,142 +57,145 @@ class HealthMonitor:
         self._context = CheckContext(keys, redis)
         self._log = log
         self._loop_blocks = loop_blocks
-        kept = health_store != "none"
-        self._off = [check.name for check in checks.values() if check.scope == "global" and not kept]
+        has_store = health_store != "none"
+        self._off = [check.name for check in checks.values() if check.scope == "global" and not has_store]
         self._checks = {name: check for name, check in checks.items() if name not in self._off}
         self._readings: dict[str, CheckReading] = {}
-        self._seen: dict[str, float] = {}
+        self._seen_at: dict[str, float] = {}
         self._due: dict[str, float] = {}
-        self._news: dict[str, trio.Event] = {name: trio.Event() for name in self._checks}
-        self._looking: set[str] = set()
-        self._faults: dict[tuple[str, int], set[str]] = {}
-        self._to_tell: dict[str, CheckReading] = {}
-        self._telling = trio.Event()
+        self._due_changed: dict[str, trio.Event] = {name: trio.Event() for name in self._checks}
+        self._running: set[str] = set()
+        self._logged_errors: dict[tuple[str, int], set[str]] = {}
+        self._unstored: dict[str, CheckReading] = {}
+        self._has_unstored = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
 
-    # ---- what others ask
+    # ---- readings
 
     def get_readings(self) -> dict[str, CheckReading]:
-        """What is known of each check now, by its name."""
+        """Return the current reading of each check, by name."""
         return {name: self.get_reading(name) for name in self._checks}
 
     def get_reading(self, name: str) -> CheckReading:
-        """What is known of one check now. Raises CommandRefused when there is none of that name."""
-        check = self._check(name)
+        """Return the current reading of one check. Raises CommandRefused when there is none of that name."""
+        check = self._get_check(name)
         reading = self._readings.get(name)
         if reading is None:
             return CheckReading(name, UNKNOWN_STATE, is_good=False, scope=check.scope)
-        stale = trio.current_time() - self._seen[name] > check.stale_after_seconds
+        stale = trio.current_time() - self._seen_at[name] > check.stale_after_seconds
         return CheckReading(name, reading.state, reading.is_good, reading.at, stale, reading.why, check.scope)
 
-    # ---- what it is told
+    # ---- commands and reports
 
     async def check_expired(self, parameters: Mapping[str, Any]) -> object:
-        """The command `check-expired`: the period of a `check`, or of several `checks`, has lapsed. Gives its new
-        reading; of several, those that are known here, each with its state."""
-        several = parameters.get("checks")
-        if several is None:
-            return await self._expired(self._check(str(parameters.get("check", ""))))
-        if not isinstance(several, list):
-            raise CommandRefused(f"checks is {several!r}: give a list of names")
-        known = [check for name, check in self._checks.items() if name in cast("list[object]", several)]
-        async with trio.open_nursery() as nursery:
-            for check in known:
-                nursery.start_soon(self._expired, check)
-        return {check.name: self.get_reading(check.name).state for check in known}
+        """Run the command `check-expired`: the period of a `check`, or of several `checks`, is over.
 
-    async def _expired(self, check: HealthCheck) -> CheckReading:
-        seen = self._seen.get(check.name, -math.inf)
-        if trio.current_time() - seen >= BUSY * check.period:
+        Return the new reading of the one; of several, the state of each that this worker has.
+        """
+        names = parameters.get("checks")
+        if names is None:
+            return await self._run_expired(self._get_check(str(parameters.get("check", ""))))
+        if not isinstance(names, list):
+            raise CommandRefused(f"checks is {names!r}: give a list of names")
+        checks = [check for name, check in self._checks.items() if name in cast("list[object]", names)]
+        async with trio.open_nursery() as nursery:
+            for check in checks:
+                nursery.start_soon(self._run_expired, check)
+        return {check.name: self.get_reading(check.name).state for check in checks}
+
+    async def _run_expired(self, check: HealthCheck) -> CheckReading:
+        seen_at = self._seen_at.get(check.name, -math.inf)
+        if trio.current_time() - seen_at >= MIN_PERIOD_SHARE * check.period:
             await self.run_check(check)
-        # Whoever tells us goes on to do so: the timer is for when nobody does.
-        self._expect(check, trio.current_time() + 1.5 * check.period)
+        # The Scheduler sends the command again: the timer is for when it does not.
+        self._postpone(check, trio.current_time() + 1.5 * check.period)
         return self.get_reading(check.name)
 
     async def report_health(self, _parameters: Mapping[str, Any]) -> object:
-        """The command `health`: all checks and breakers."""
+        """Run the command `health`: return the readings of all checks and breakers."""
         return {
             "checks": list(self.get_readings().values()),
             "breakers": list(self._circuits.get_readings().values()),
         }
 
     def record_report(self, check: HealthCheck, state: str, why: str, /) -> None:
-        """A task or a service reports, from whatever thread."""
+        """Record a state that a task or a service reports, from any thread."""
         token = self._token
         if token is None:
             return
-        if _is_ours(token):
-            self._heard(check, state, why)
+        if _is_current_loop(token):
+            self._record(check, state, why)
             return
         try:
-            token.run_sync_soon(self._heard, check, state, why)
+            token.run_sync_soon(self._record, check, state, why)
         except trio.RunFinishedError:
-            return  # the worker is gone
+            return  # the worker has ended
 
-    # ---- its life
+    # ---- running checks
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look at each check when its period has lapsed, until cancelled."""
+        """Run each check at the end of its period, until cancelled."""
         self._token = trio.lowlevel.current_trio_token()
         if self._off:
-            why = "the setting health_store is 'none', and what all workers share must be kept somewhere"
+            why = "the setting health_store is 'none', so that workers cannot share the states of checks"
             self._log.event("health:disabled", "warning", checks=self._off, why=why)
         for check in self._checks.values():
             check.attach(self.record_report)
-        self._loop_blocks.add_listener(self._loop_was_blocked)
+        self._loop_blocks.add_listener(self._on_loop_blocked)
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tell_others)
+                nursery.start_soon(self._store_states)
                 for check in self._checks.values():
                     if check.is_polled or check.scope == "global":
-                        nursery.start_soon(self._keep_looking, check)
+                        nursery.start_soon(self._keep_checking, check)
         finally:
-            self._loop_blocks.remove_listener(self._loop_was_blocked)
+            self._loop_blocks.remove_listener(self._on_loop_blocked)
             for check in self._checks.values():
                 check.detach(self.record_report)
 
-    def _loop_was_blocked(self, block: LoopBlock) -> None:
-        """Notify the checks of the loop at once: their own next check may be seconds away."""
+    def _on_loop_blocked(self, block: LoopBlock) -> None:
+        """Record it in the checks of the event loop at once: their next run may be seconds away."""
         for check in self._checks.values():
             if isinstance(check, EventLoopLag):
                 state = check.get_state_after(block)
                 if state != check.good_state:
-                    self._heard(check, state, block.why)
+                    self._record(check, state, block.why)
 
     async def run_check(self, check: HealthCheck) -> None:
-        """One look at one check, unless somebody looks already; of a global one by one worker for all."""
-        if check.name in self._looking:
+        """Run a check, unless it runs already. A global one is run by one worker for all."""
+        if check.name in self._running:
             return
-        self._looking.add(check.name)
+        self._running.add(check.name)
         try:
             if check.scope == "local":
-                await self._look(check)
+                await self._run_functions(check)
             else:
-                await self._look_for_all(check)
+                await self._run_global(check)
         finally:
-            self._looking.discard(check.name)
+            self._running.discard(check.name)
 
-    async def _look_for_all(self, check: HealthCheck) -> None:
+    async def _run_global(self, check: HealthCheck) -> None:
         try:
-            turn = check.is_polled and await self._redis.perform(
+            has_turn = check.is_polled and await self._redis.perform(
                 health.claim_turn(self._keys, check.name, check.period)
             )
-            if not turn:
-                self._learn(check, await self._redis.perform(health.read_state(self._keys, check.name)))
+            if not has_turn:
+                stored = await self._redis.perform(health.read_state(self._keys, check.name))
+                self._record_stored(check, stored)
         except BrokerError as error:
-            # What others have seen cannot be known now; what we see ourselves can.
-            turn = check.is_polled
+            # The state that other workers found is not available: this worker runs the check itself.
+            has_turn = check.is_polled
             self._log.event("health:share-failed", "debug", check=check.name, why=str(error))
-        if turn:
-            await self._look(check)
+        if has_turn:
+            await self._run_functions(check)
 
-    async def _keep_looking(self, check: HealthCheck) -> None:
+    async def _keep_checking(self, check: HealthCheck) -> None:
         while True:
             with trio.move_on_at(self._due.get(check.name, 0.0)):
                 while True:  # another time was set: wait for that
-                    await self._news[check.name].wait()
-                    self._news[check.name] = trio.Event()
+                    await self._due_changed[check.name].wait()
+                    self._due_changed[check.name] = trio.Event()
                     if self._due[check.name] <= trio.current_time():
                         break
             if self._due.get(check.name, 0.0) > trio.current_time():
@@ -195,85 +203,91 @@ class HealthMonitor:
             self._due[check.name] = trio.current_time() + check.period
             await self.run_check(check)
 
-    def _expect(self, check: HealthCheck, when: float) -> None:
-        self._due[check.name] = when
-        self._news[check.name].set()
+    def _postpone(self, check: HealthCheck, until: float) -> None:
+        self._due[check.name] = until
+        self._due_changed[check.name].set()
 
-    async def _look(self, check: HealthCheck) -> None:
-        """Have each function of the check look; the worst state counts. One that fails is told of, once until it looks
-        again, and ignored."""
-        found: list[str] = []
+    async def _run_functions(self, check: HealthCheck) -> None:
+        """Run all functions of the check; the worst state counts. One that fails is ignored, and logged once."""
+        states: list[str] = []
         functions: Sequence[CheckFunction | None] = check.functions or [None]
-        for place, function in enumerate(functions):
+        for index, function in enumerate(functions):
             why = f"took longer than its {check.timeout:g} s"
             try:
                 with trio.move_on_after(check.timeout):
-                    found += parse_states(await check.run_check(function, self._context), check.states)
-                    self._faults.pop((check.name, place), None)
+                    states += parse_states(await check.run_check(function, self._context), check.states)
+                    self._logged_errors.pop((check.name, index), None)
                     continue
             except (Exception, SystemExit) as error:  # the user's code
                 why = f"{type(error).__name__}: {error}"
-            self._failed(check, place, why)
-        state = get_worst_state(found, check.states)
+            self._log_failure(check, index, why)
+        state = get_worst_state(states, check.states)
         if state is not None:
-            self._heard(check, state, "" if state == check.good_state else check.why)
+            self._record(check, state, "" if state == check.good_state else check.why)
 
-    def _failed(self, check: HealthCheck, place: int, why: str) -> None:
-        """Tell what is wrong with a function of a check, unless that was told since it looked last."""
-        known = self._faults.setdefault((check.name, place), set())
-        if why in known:
+    def _log_failure(self, check: HealthCheck, index: int, why: str) -> None:
+        """Log the error of a function of a check, once until it has worked again."""
+        logged = self._logged_errors.setdefault((check.name, index), set())
+        if why in logged:
             return
-        if len(known) >= MAX_REMEMBERED_FAULTS:
-            known.clear()
-        known.add(why)
+        if len(logged) >= MAX_REMEMBERED_ERRORS:
+            logged.clear()
+        logged.add(why)
         self._log.event("health:check-failed", "error", check=check.name, why=why)
 
-    # ---- what becomes of a state
+    # ---- recording states
 
-    def _heard(self, check: HealthCheck, state: str, why: str) -> None:
+    def _record(self, check: HealthCheck, state: str, why: str) -> None:
         is_good = state == check.good_state
         why = why or ("" if is_good else NO_REASON)
         reading = CheckReading(check.name, state, is_good, round(time.time(), 3), False, why, check.scope)
-        self._seen_as(check, reading)
+        self._set_reading(check, reading)
         if check.scope == "global":
-            self._to_tell[check.name] = reading
-            self._telling.set()
+            self._unstored[check.name] = reading
+            self._has_unstored.set()
 
-    def _learn(self, check: HealthCheck, found: CheckReading | None) -> None:
-        """What another worker has seen, unless we know it, or know better. Clocks of machines differ: which of two
-        times is later says nothing."""
-        known = self._readings.get(check.name)
-        if found is None or found.state not in check.states or check.name in self._to_tell:
+    def _record_stored(self, check: HealthCheck, stored: CheckReading | None) -> None:
+        """Record the reading of another worker, unless it is recorded already or this worker has one to store.
+
+        The clocks of machines differ, so the later of two times is not always the newer.
+        """
+        current = self._readings.get(check.name)
+        if stored is None or stored.state not in check.states or check.name in self._unstored:
             return
-        if known is None or (found.at, found.state) != (known.at, known.state):
-            self._seen_as(check, found)
+        if current is None or (stored.at, stored.state) != (current.at, current.state):
+            self._set_reading(check, stored)
 
-    def _seen_as(self, check: HealthCheck, reading: CheckReading) -> None:
+    def _set_reading(self, check: HealthCheck, reading: CheckReading) -> None:
         before = self._readings.get(check.name)
         self._readings[check.name] = reading
-        self._seen[check.name] = trio.current_time()
+        self._seen_at[check.name] = trio.current_time()
         check.state = reading.state
-        was = UNKNOWN_STATE if before is None else before.state
-        if was != reading.state and not (before is None and reading.is_good):
+        state_before = UNKNOWN_STATE if before is None else before.state
+        if state_before != reading.state and not (before is None and reading.is_good):
             level: Level = "info" if reading.is_good else "warning"
             self._log.event(
-                "health:changed", level, check=check.name, state=reading.state, before=was, why=reading.why
+                "health:changed",
+                level,
+                check=check.name,
+                state=reading.state,
+                before=state_before,
+                why=reading.why,
             )
-        # A breaker names the check and its state, which is reason enough.
+        # A breaker reports the check and its state, which is enough of a reason.
         self._circuits.record_check(check, reading.state, "" if reading.why == NO_REASON else reading.why)
 
-    async def _tell_others(self) -> None:
-        """Keep the states of global checks where all workers find them: of each check the newest."""
+    async def _store_states(self) -> None:
+        """Store the newest state of each global check in Redis, for all workers."""
         while True:
-            await self._telling.wait()
-            self._telling = trio.Event()
-            failed = [name for name in list(self._to_tell) if not await self._tell(name)]
+            await self._has_unstored.wait()
+            self._has_unstored = trio.Event()
+            failed = [name for name in list(self._unstored) if not await self._try_to_store(name)]
             if failed:
                 await trio.sleep(RETRY_DELAY)
-                self._telling.set()
+                self._has_unstored.set()
 
-    async def _tell(self, name: str) -> bool:
-        reading = self._to_tell[name]
+    async def _try_to_store(self, name: str) -> bool:
+        reading = self._unstored[name]
         try:
             await self._redis.perform(
                 health.write_state(self._keys, reading, ttl=self._checks[name].stale_after_seconds)
@@ -281,11 +295,11 @@ class HealthMonitor:
         except CeleryError as error:
             self._log.event("health:share-failed", "warning", check=name, why=str(error))
             return False
-        if self._to_tell[name] is reading:  # nothing newer was said meanwhile
-            del self._to_tell[name]
+        if self._unstored[name] is reading:  # no newer one was recorded meanwhile
+            del self._unstored[name]
         return True
 
-    def _check(self, name: str) -> HealthCheck:
+    def _get_check(self, name: str) -> HealthCheck:
         try:
             return self._checks[name]
         except KeyError:
@@ -293,9 +307,80 @@ class HealthMonitor:
             raise CommandRefused(f"no health check {name!r} on this worker; known: {known}") from None
 
 
-def _is_ours(token: trio.lowlevel.TrioToken) -> bool:
-    """Whether this code runs in the worker's own loop."""
+def _is_current_loop(token: trio.lowlevel.TrioToken) -> bool:
+    """Return whether this code runs in the event loop of `token`."""
     try:
         return trio.lowlevel.current_trio_token() is token
     except RuntimeError:
         return False
+
+
+EARLY_SHARE = 0.05
+"""The share of its period by which a check may be announced early, together with others."""
+
+
+class CheckCommandSender(Protocol):
+    """Sends signed commands."""
+
+    async def send(
+        self, inbox: str, command: str, parameters: Mapping[str, Any], /, *, expires: float
+    ) -> bool: ...
+
+
+class CheckExpirations:
+    """Notifies workers when the periods of an application's checks are over. Without an inbox it does nothing."""
+
+    def __init__(
+        self,
+        *,
+        redis: AsyncDriver,
+        app: App,
+        keys: Keys,
+        command_sender: CheckCommandSender,
+        address: InboxAddress,
+        checks: Mapping[str, HealthCheck],
+        log: Log,
+    ) -> None:
+        self._redis = redis
+        self._app = app
+        self._keys = keys
+        self._command_sender = command_sender
+        self._is_open = address.is_open
+        self._checks = {check.name: check for check in checks.values() if check.is_polled}
+        self._log = log
+        self._due: dict[str, float] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Notify workers of each check at the end of its period, until cancelled."""
+        task_status.started()
+        if not (self._is_open and self._checks):
+            await trio.sleep_forever()
+        began = trio.current_time()
+        self._due = {name: began + check.period for name, check in self._checks.items()}
+        while True:
+            await trio.sleep_until(min(self._due.values()))
+            try:
+                await self.send_expired(self._take_due())
+            except (BrokerUnavailable, BrokerReplied) as error:
+                self._log.event("expirations:interrupted", "debug", why=str(error))
+
+    async def send_expired(self, names: Sequence[str]) -> None:
+        """Notify every live worker of these checks, except those that another Scheduler has claimed."""
+        claims = [health.claim_notice(self._keys, name, self._checks[name].period) for name in names]
+        turns = await self._redis.perform_all(claims)
+        claimed = [name for name, has_turn in zip(names, turns, strict=True) if has_turn]
+        if not claimed:
+            return
+        state = await read_app_state(self._app, self._redis, None)
+        expires = min(self._checks[name].period for name in claimed)
+        for inbox in sorted({get_inbox_name(worker) for worker in state.workers}):
+            await self._command_sender.send(inbox, CHECK_EXPIRED.name, {"checks": claimed}, expires=expires)
+
+    def _take_due(self) -> list[str]:
+        """Return the checks whose period is over, or nearly. One that missed several periods is returned once."""
+        now, due = trio.current_time(), list[str]()
+        for name, check in self._checks.items():
+            if self._due[name] <= now + EARLY_SHARE * check.period:
+                due.append(name)
+                self._due[name] = max(self._due[name] + check.period, now + check.period / 2)
+        return due

@@ -19,7 +19,7 @@ from celery5.health.event_loop import LoopBlocks
 from celery5.logs.log import Log
 from celery5.services.commands.dispatcher import CommandRegistry
 from celery5.services.health.circuits import CircuitBreakers
-from celery5.services.health.health_checks import MAX_REMEMBERED_FAULTS, HealthMonitor
+from celery5.services.health.health_checks import MAX_REMEMBERED_ERRORS, HealthMonitor
 from tests.redis.worker.workers import Lines
 from tests.trio.cluster.desk import told
 
@@ -188,12 +188,12 @@ async def test_each_fault_is_told_once_until_the_check_has_recovered(autojump_cl
 async def test_faults_that_are_new_at_each_look_are_all_told_and_few_remembered(
     autojump_clock: MockClock,
 ) -> None:
-    always_new = saying(*(ValueError(str(n)) for n in range(3 * MAX_REMEMBERED_FAULTS)))
+    always_new = saying(*(ValueError(str(n)) for n in range(3 * MAX_REMEMBERED_ERRORS)))
     with Lines() as lines:
         async with looking(HealthCheck("a", always_new, states=WORDS, period=1)) as health:
-            await trio.sleep(3 * MAX_REMEMBERED_FAULTS - 0.5)
-            assert len(health._faults["a", 0]) <= MAX_REMEMBERED_FAULTS
-    assert len(told(lines, "health:check-failed")) == 3 * MAX_REMEMBERED_FAULTS
+            await trio.sleep(3 * MAX_REMEMBERED_ERRORS - 0.5)
+            assert len(health._logged_errors["a", 0]) <= MAX_REMEMBERED_ERRORS
+    assert len(told(lines, "health:check-failed")) == 3 * MAX_REMEMBERED_ERRORS
 
 
 async def test_of_several_that_look_those_that_do_not_fail_are_heard(autojump_clock: MockClock) -> None:
