@@ -80,12 +80,12 @@ class CommandTree(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command as click does. The error for a command of Celery's names that of celery5."""
-        if args and args[0] not in COMMANDS and (hint := _hint_of(args)):
+        if args and args[0] not in COMMANDS and (hint := _find_celery_hint(args)):
             raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
-def _hint_of(words: list[str]) -> str:
+def _find_celery_hint(words: list[str]) -> str:
     from celery5.hints import find_command_hint
 
     return find_command_hint(words)
@@ -151,9 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = run_reporting_errors(
         lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False), on_failure=_report_failure
     )
-    if (
-        threading.active_count() > 1
-    ):  # daemons, too: the interpreter waits for an executor's threads in any case
+    if threading.active_count() > 1:  # daemons, too: the interpreter waits for an executor's threads
         timer = threading.Timer(THREADS_LIMIT, os._exit, (code,))
         timer.daemon = True
         timer.start()

@@ -30,34 +30,34 @@ def status(target: Target, *, wants_json: bool) -> None:
     if wants_json:
         echo(to_json(scaling))
     elif scaling is None:
-        echo(_NOTHING)
+        echo(_UNSCALED)
     else:
         with app.brokers.reachable():  # Schedulers are registered on the broker that has the scaling
             echo(format_fields(format_scaling(scaling, app.schedule.schedulers())))
 
 
-def format_scaling(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:
+def format_scaling(scaling: "Scaling", schedulers: Collection[str]) -> dict[str, object]:
     """Return the state of scaling as fields for people; `schedulers` are the live ones."""
-    course, fields = found.course, dict[str, object]()
+    course, fields = scaling.course, dict[str, object]()
     if course is not None:
-        cool_down = found.cool_until - found.at
+        cool_down = scaling.cool_until - scaling.at
         factor = f"{course.prefetch:g}"
         fields = {
-            "jobs": found.jobs,
-            "workers": found.workers,
-            "needed": found.needed,
-            "wanted": f"{course.workers}, from {found.minimum} to {found.maximum}",
+            "jobs": scaling.jobs,
+            "workers": scaling.workers,
+            "needed": scaling.needed,
+            "wanted": f"{course.workers}, from {scaling.minimum} to {scaling.maximum}",
             "prefetch": f"{factor} for {', '.join(course.crowded)}" if course.crowded else factor,
             "last step": format_time(course.at) or "none yet",
             "cool-down": f"{format_duration(cool_down)} to go" if cool_down > 0 else "over",
         }
-    if found.preferred:
-        first_last = sorted(found.preferred.items(), key=lambda item: item[1])
-        fields["come later"] = ", ".join(f"{name} {weight:g}" for name, weight in first_last)
-    if found.unseen:
-        fields["not seen"] = f"broker {', '.join(found.unseen)}: nothing becomes less meanwhile"
-    decided_by = found.by if schedulers else f"{found.by}; no Scheduler lives: nothing is scaled now"
-    return {**fields, "decided": f"{format_duration(max(0.0, time.time() - found.at))} ago by {decided_by}"}
+    if scaling.preferred:
+        by_weight = sorted(scaling.preferred.items(), key=lambda item: item[1])
+        fields["come later"] = ", ".join(f"{name} {weight:g}" for name, weight in by_weight)
+    if scaling.unseen:
+        fields["not seen"] = f"broker {', '.join(scaling.unseen)}: nothing becomes less meanwhile"
+    decided_by = scaling.by if schedulers else f"{scaling.by}; no Scheduler lives: nothing is scaled now"
+    return {**fields, "decided": f"{format_duration(max(0.0, time.time() - scaling.at))} ago by {decided_by}"}
 
 
-_NOTHING = "nothing is scaled: it takes the setting autoscale or prioritise, and a Scheduler: celery5 scheduler start"
+_UNSCALED = "nothing is scaled: it takes the setting autoscale or prioritise, and a Scheduler: celery5 scheduler start"

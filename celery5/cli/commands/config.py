@@ -37,18 +37,18 @@ def setting_flags(command: F) -> F:
 
 
 @config.command()
-@click.option("--origin", "wants_origin", is_flag=True, help="Say of each where it was said.")
+@click.option("--origin", "wants_origin", is_flag=True, help="Show where each is set.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @setting_flags
 @click.pass_obj
-def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **said: Any) -> None:
+def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **flags: Any) -> None:
     """Show every setting and its value, passwords masked.
 
     With the flags of `celery5 worker start` it shows what a worker with them would have.
     """
     from celery5.config.settings import get_origins
 
-    origins = get_origins(_configured(target, said))
+    origins = get_origins(_load_configured(target, flags))
     if wants_json:
         echo(to_json(origins))
         return
@@ -69,9 +69,9 @@ def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **said: Any
 )
 @setting_flags
 @click.pass_obj
-def check(target: Target, /, *, file: str, **said: Any) -> None:
-    """Check all settings, wherever they were said, what the application declares, and the cluster description, if there
-    is one; exits with 2 when one cannot be used, and says which.
+def check(target: Target, /, *, file: str, **flags: Any) -> None:
+    """Check all settings, wherever they are set, what the application declares, and the cluster description, if there
+    is one; exits with 2 when one cannot be used, and names it.
 
     Settings that are allowed, but probably a mistake, are reported as warnings.
     """
@@ -79,7 +79,7 @@ def check(target: Target, /, *, file: str, **said: Any) -> None:
     from celery5.config.settings import find_warnings, get_origins
     from celery5.processes.lifecycle import foreground
 
-    app = _configured(target, said)
+    app = _load_configured(target, flags)
     settings = check_usable(app.settings, app.name, app.settings.broker)
     for warning in find_warnings(settings, os.environ):
         echo(f"Warning: {format_cell(warning)}", err=True)
@@ -87,8 +87,8 @@ def check(target: Target, /, *, file: str, **said: Any) -> None:
     foreground.check(app)
     if file or os.path.exists(DEFAULT_FILE):
         _check_cluster(app, file)
-    chosen = sum(origin.origin != "default" for origin in origins)
-    echo(f"{len(origins)} settings, {chosen} of them said: all can be used")
+    set_count = sum(origin.origin != "default" for origin in origins)
+    echo(f"{len(origins)} settings, {set_count} of them said: all can be used")
 
 
 def _check_cluster(app: "App", file: str) -> None:
@@ -100,8 +100,8 @@ def _check_cluster(app: "App", file: str) -> None:
 
     cluster = load_cluster(app, ClusterOptions("", file))
     make_platform(cluster, app.name, os.environ)
-    environments = [cluster.environment, *(part.environment for part in cluster.groups)]
-    for variables in (*environments, *(part.environment for part in cluster.hosts.values())):
+    environments = [cluster.environment, *(group.environment for group in cluster.groups)]
+    for variables in (*environments, *(host.environment for host in cluster.hosts.values())):
         for name in find_unknown_variables(variables):
             echo(
                 f"Warning: {format_cell(f'{name} is in {file or DEFAULT_FILE}, and is no setting')}", err=True
@@ -110,9 +110,9 @@ def _check_cluster(app: "App", file: str) -> None:
     echo(f"{file or DEFAULT_FILE}: {count} member{'s' * (count != 1)} can be started")
 
 
-def _configured(target: Target, said: dict[str, Any]) -> "App":
+def _load_configured(target: Target, flags: dict[str, Any]) -> "App":
     app = target.load(serves=True)
-    if source := said.pop("where"):
+    if source := flags.pop("where"):
         app.use_config(source)
-    app.configure(**said)
+    app.configure(**flags)
     return app

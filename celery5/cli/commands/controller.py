@@ -36,7 +36,7 @@ PROGRESS_WORDS = {
     "settings": "changed",
 }
 """Words for people for what has only begun when a Controller answers."""
-BROKER_GONE_AFTER = 2.0
+BROKER_ENDED_AFTER = 2.0
 """Seconds after which an unreachable broker of a Controller counts as ended, not as restarting."""
 
 
@@ -64,7 +64,7 @@ def controller() -> None:
 @broker_flag
 @serving_flags
 @click.pass_obj
-def start(target: Target, /, *, development: bool, watch: bool, file: str, **said: Any) -> int:
+def start(target: Target, /, *, development: bool, watch: bool, file: str, **values: Any) -> int:
     """Keep the application's processes alive until stopped: those in the cluster description.
 
     Flags are those of all members, where the description says nothing else. The first SIGTERM or Ctrl-C ends them in
@@ -74,19 +74,19 @@ def start(target: Target, /, *, development: bool, watch: bool, file: str, **sai
         return _watch(development=development)  # without the application: each start loads it again
     app = target.load(serves=True)
     if development:
-        return _develop(app, file, said)
-    if said["burst"]:
+        return _develop(app, file, values)
+    if values["burst"]:
         raise Misconfigured("--burst is for workers: a Controller starts again what ends")
     flags = {
         name: value
-        for name, value in said.items()
+        for name, value in values.items()
         if name not in OWN_FLAGS and value not in (None, FLAG_DEFAULTS.get(name))
     }
-    if said["config"]:
-        flags["config"] = said["config"]
+    if values["config"]:
+        flags["config"] = values["config"]
     if "queues" in flags:
         flags["queues"] = queue_names(flags["queues"])
-    options = configure(app, said)
+    options = configure(app, values)
     from celery5.processes.controller import ClusterOptions, serve
 
     _ = app.connections.endpoint  # a URL that cannot be parsed is an error at once
@@ -103,20 +103,20 @@ def _watch(*, development: bool) -> int:
     return run_with_restart([sys.executable, *arguments], Path.cwd())
 
 
-def _develop(app: "App", file: str, said: dict[str, Any]) -> int:
-    if file or said.pop("broker"):
+def _develop(app: "App", file: str, values: dict[str, Any]) -> int:
+    if file or values.pop("broker"):
         raise Misconfigured(
             "a development controller is one process with a server of its own: leave --cluster and --broker out"
         )
     if app.config == "redis" and not os.environ.get("CELERY5_BROKER"):
         app.use_config(None)  # a server of its own begins with an empty hash
-    options = configure(app, said)
+    options = configure(app, values)
     from celery5.processes.development import serve
 
     return serve(app, options)
 
 
-def _readable(command: Callable[P, None]) -> Callable[P, None]:
+def _with_readable_replies(command: Callable[P, None]) -> Callable[P, None]:
     """End a command with one line when an answer has an unexpected form: answers are not signed."""
 
     @wraps(command)
@@ -137,17 +137,17 @@ def _readable(command: Callable[P, None]) -> Callable[P, None]:
 @controller.command()
 @reply_flags
 @click.pass_obj
-@_readable
+@_with_readable_replies
 def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     """Show how the members of the cluster are. Fails when one is not as it should be."""
-    replies = _ask(target.load(), MEMBERS.name, {}, timeout)
+    replies = _request(target.load(), MEMBERS.name, {}, timeout)
     if wants_json:
-        echo(to_json([_plain(reply) for reply in replies]))
+        echo(to_json([_to_json_fields(reply) for reply in replies]))
     else:
         for reply in replies:
             if reply.ok:
-                echo(_shown(reply))
-    _all_done(replies)
+                echo(_format_members(reply))
+    _raise_for_failures(replies)
     faults = [reply.answer["line"] for reply in replies if not reply.answer["whole"]]
     if faults:
         raise ClusterCommandFailed("; ".join(faults))
@@ -164,21 +164,27 @@ def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     help="How long the end is waited for.",
 )
 @click.pass_obj
-@_readable
+@_with_readable_replies
 def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
     """Have the Controller end all members in order, and itself; returns when that is done."""
     app = target.load()
-    with_broker = any(
-        reply.ok and reply.answer.get("runs_broker") for reply in _ask(app, MEMBERS.name, {}, timeout)
+    runs_broker = any(
+        reply.ok and reply.answer.get("runs_broker") for reply in _request(app, MEMBERS.name, {}, timeout)
     )
-    replies = _ask(app, SHUTDOWN.name, {}, timeout)
-    _all_done(replies)
-    if wait and not _have_ended(app, wait, with_broker=with_broker):
+    replies = _request(app, SHUTDOWN.name, {}, timeout)
+    _raise_for_failures(replies)
+    if wait and not _have_ended(app, wait, runs_broker=runs_broker):
         raise ClusterCommandFailed(f"it was told to, and has not ended after {wait:g} s")
-    echo(to_json([_plain(reply) for reply in replies]) if wants_json else "stopped" if wait else "stopping")
+    echo(
+        to_json([_to_json_fields(reply) for reply in replies])
+        if wants_json
+        else "stopped"
+        if wait
+        else "stopping"
+    )
 
 
-_until_done = click.option(
+_wait_flag = click.option(
     "--wait",
     type=Duration(0, 86_400),
     default=0.0,
@@ -189,71 +195,71 @@ _until_done = click.option(
 
 @controller.command()
 @reply_flags
-@_until_done
+@_wait_flag
 @click.pass_obj
-@_readable
+@_with_readable_replies
 def reload(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
     """Have the Controller read the cluster description again. Only what has changed is restarted, one member of a
     group at a time."""
-    _send(target.load(), "reload", {}, wants_json, timeout, wait)
+    _send_command(target.load(), "reload", {}, wants_json, timeout, wait)
 
 
 @controller.command()
 @click.argument("members", nargs=-1, metavar="[MEMBER]...")
 @reply_flags
-@_until_done
+@_wait_flag
 @click.pass_obj
-@_readable
+@_with_readable_replies
 def restart(
     target: Target, /, *, members: tuple[str, ...], wants_json: bool, timeout: float, wait: float
 ) -> None:
     """Have these members restarted, or all, one of a group at a time, without a pause."""
-    _send(
+    _send_command(
         target.load(), RESTART.name, {"members": list(members)} if members else {}, wants_json, timeout, wait
     )
 
 
-def _have_ended(app: "App", seconds: float, *, with_broker: bool) -> bool:
+def _have_ended(app: "App", seconds: float, *, runs_broker: bool) -> bool:
     """Return whether all Controllers ended within `seconds`. A broker that one of them runs ends last of all."""
     deadline, unreachable_since = time.monotonic() + seconds, None
     while time.monotonic() < deadline:
         try:
-            if not _living(app) and not with_broker:
+            if not _list_live_controllers(app) and not runs_broker:
                 return True
             unreachable_since = None
         except BrokerUnavailable:
-            if not with_broker:
+            if not runs_broker:
                 raise
             unreachable_since = unreachable_since or time.monotonic()
-            if time.monotonic() - unreachable_since > BROKER_GONE_AFTER:
+            if time.monotonic() - unreachable_since > BROKER_ENDED_AFTER:
                 return True
         time.sleep(0.1)
     return False
 
 
-def _send(
+def _send_command(
     app: "App", command: str, parameters: Mapping[str, Any], wants_json: bool, timeout: float, wait: float
 ) -> None:
-    replies = _ask(app, command, parameters, timeout)
+    replies = _request(app, command, parameters, timeout)
     if wants_json:
-        echo(to_json([_plain(reply) for reply in replies]))
+        echo(to_json([_to_json_fields(reply) for reply in replies]))
     else:
         for reply in replies:
             if reply.ok:
-                echo(f"{to_one_line(reply.worker)}  {to_one_line(_done(reply.answer))}")
-    _all_done(replies)
+                echo(f"{to_one_line(reply.worker)}  {to_one_line(_format_changes(reply.answer))}")
+    _raise_for_failures(replies)
     if wait:
-        _until_all_are_up(app, wait, timeout)
+        _wait_until_up(app, wait, timeout)
         if not wants_json:
             echo("done")
 
 
-def _until_all_are_up(app: "App", seconds: float, timeout: float) -> None:
+def _wait_until_up(app: "App", seconds: float, timeout: float) -> None:
     """Wait until every member is as it should be. Raises ClusterCommandFailed if one is given up, or at the timeout."""
     deadline, pending = time.monotonic() + seconds, ""
     while time.monotonic() < deadline:
         try:
-            answers = [member.answer for member in _ask(app, MEMBERS.name, {}, timeout) if member.ok]
+            answers = [member.answer for member in _request(app, MEMBERS.name, {}, timeout) if member.ok]
         except BrokerUnavailable:  # a broker of the cluster's own may be restarted, too
             answers = []
         for answer in answers:
@@ -269,8 +275,8 @@ def _until_all_are_up(app: "App", seconds: float, timeout: float) -> None:
     )
 
 
-def _done(answer: Mapping[str, Any]) -> str:
-    """Return the answer as one line of text: which members do what."""
+def _format_changes(answer: Mapping[str, Any]) -> str:
+    """Return the members that a command has started, stopped and so on, as one line of text."""
     if answer.get("stands_by"):
         return "stands by: it does so when it leads"
     changes = [
@@ -281,21 +287,21 @@ def _done(answer: Mapping[str, Any]) -> str:
     return "; ".join(changes) or "nothing has changed"
 
 
-def _ask(app: "App", command: str, parameters: Mapping[str, Any], timeout: float) -> "list[Reply]":
+def _request(app: "App", command: str, parameters: Mapping[str, Any], timeout: float) -> "list[Reply]":
     """Return the answers of the Controllers to a command. Raises ClusterCommandFailed when none lives."""
-    names = _living(app)
+    names = _list_live_controllers(app)
     if not names:
         raise ClusterCommandFailed(
             f"no Controller of application {app.name!r} lives; celery5 controller start begins one"
         )
-    silent = f"this Controller has not answered within {timeout:g} s: it is blocked, or has just ended"
+    no_answer = f"this Controller has not answered within {timeout:g} s: it is blocked, or has just ended"
     return [
-        msgspec.structs.replace(reply, why=silent) if reply.reason == "no-answer" else reply
+        msgspec.structs.replace(reply, why=no_answer) if reply.reason == "no-answer" else reply
         for reply in app.control.send(command, parameters, to=names, timeout=timeout)
     ]
 
 
-def _living(app: "App") -> list[str]:
+def _list_live_controllers(app: "App") -> list[str]:
     from celery5.broker.calls import cluster
     from celery5.protocol.commands.definitions import get_inbox_name
 
@@ -303,7 +309,7 @@ def _living(app: "App") -> list[str]:
     return sorted({get_inbox_name(name) for name in names})
 
 
-def _all_done(replies: "list[Reply]") -> None:
+def _raise_for_failures(replies: "list[Reply]") -> None:
     """Raise ClusterCommandFailed with the reasons of those that failed; a reason of several is stated once."""
     failed: dict[str, list[str]] = {}
     for reply in replies:
@@ -315,14 +321,14 @@ def _all_done(replies: "list[Reply]") -> None:
         )
 
 
-def _plain(reply: "Reply") -> dict[str, Any]:
+def _to_json_fields(reply: "Reply") -> dict[str, Any]:
     if not reply.ok:
         return {"controller": reply.worker, "ok": False, "reason": reply.reason, "why": reply.why}
     answer: dict[str, Any] = reply.answer
     return {"controller": reply.worker, "ok": True, **answer}
 
 
-def _shown(reply: "Reply") -> str:
+def _format_members(reply: "Reply") -> str:
     """Return a Controller's members, a line for each, below a line about the cluster."""
     rows = [
         {

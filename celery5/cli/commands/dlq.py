@@ -34,7 +34,7 @@ LIMIT_TYPE = click.IntRange(min=1)
 REACHABLE_FLAG = click.option(
     "--reachable", is_flag=True, help="When a broker is away: do what is on the others; else nothing is done."
 )
-_HOW = "--reachable does what is on the others, and so does --queue with theirs"
+_WITHOUT_UNREACHABLE = "--reachable does what is on the others, and so does --queue with theirs"
 LEFT_REASONS = {
     "key-taken": "another live job has its key",
     "alive": "a job of its id is alive again",
@@ -63,15 +63,15 @@ def dlq() -> None:
 @click.option("--traceback", is_flag=True, help="All that is known of each job.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
-def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **said: Any) -> None:
+def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **flags: Any) -> None:
     """Show dead jobs and why they are dead."""
-    app, choice = target.load(), parse_selection({**said, "limit": limit + 1})
-    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])):
+    app, choice = target.load(), parse_selection({**flags, "limit": limit + 1})
+    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
         _read(app, choice, limit=limit, traceback=traceback, wants_json=wants_json)
 
 
 def _read(app: "App", choice: "DeadJobFilter", *, limit: int, traceback: bool, wants_json: bool) -> None:
-    unknown = _unknown_ids(app, choice)
+    unknown = _find_unknown_ids(app, choice)
     page = _Page(app.dlq.read(**choice), limit)
     if wants_json:
         _print_json(page)
@@ -81,25 +81,27 @@ def _read(app: "App", choice: "DeadJobFilter", *, limit: int, traceback: bool, w
         echo(format_table([_row(job) for job in page], empty="no dead jobs"))
     if not page.last:
         _warn_of_unknown_sinks(app, choice)
-    if page.update_block:
+    if page.has_more:
         echo(f"only the first {limit}; the next ones: --after {format_cell(page.last)}", err=True)
-    _refuse(unknown)
+    _raise_for_unknown(unknown)
 
 
 class _Page:
-    """The first `limit` jobs. After the iteration `last` is the position of the last one, and `update_block` is true if
-    more follow."""
+    """The first `limit` jobs.
+
+    After the iteration `last` is the position of the last of them, and `has_more` is true if more follow.
+    """
 
     def __init__(self, jobs: "Iterable[DeadJob]", limit: int) -> None:
         self._jobs = jobs
         self._limit = limit
         self.last = ""
-        self.update_block = False
+        self.has_more = False
 
     def __iter__(self) -> "Iterator[DeadJob]":
         for number, job in enumerate(self._jobs):
             if number == self._limit:
-                self.update_block = True
+                self.has_more = True
                 return
             self.last = format_position(job)
             yield job
@@ -116,16 +118,16 @@ class _Page:
 )
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
-def count(target: Target, /, *, by: Any, wants_json: bool, **said: Any) -> None:
+def count(target: Target, /, *, by: Any, wants_json: bool, **flags: Any) -> None:
     """Count dead jobs by what they have in common."""
-    app, choice = target.load(), parse_selection(said)
-    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])):
+    app, choice = target.load(), parse_selection(flags)
+    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
         counts = app.dlq.count(by, **choice)
         rows = [{by: name, "jobs": number} for name, number in counts.items()]
         echo(to_json(counts) if wants_json else format_table(rows, empty="no dead jobs"))
         if not counts:
             _warn_of_unknown_sinks(app, choice)
-        _refuse(_unknown_ids(app, choice))
+        _raise_for_unknown(_find_unknown_ids(app, choice))
 
 
 @dlq.command()
@@ -137,16 +139,16 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **said: Any) -> None:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def replay(
-    target: Target, /, *, rate: float | None, dry_run: bool, reachable: bool, wants_json: bool, **said: Any
+    target: Target, /, *, rate: float | None, dry_run: bool, reachable: bool, wants_json: bool, **flags: Any
 ) -> None:
     """Put dead jobs back on their queues, with all their attempts anew."""
-    app, choice = target.load(), parse_selection(said)
+    app, choice = target.load(), parse_selection(flags)
     with (
         _interrupted_by_sigterm(),
-        skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
+        skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])) as reached,
     ):
         operation = _BulkOperation(
-            app, choice, "replayed", dry_run=dry_run, wants_json=wants_json, reached=to
+            app, choice, "replayed", dry_run=dry_run, wants_json=wants_json, reached=reached
         )
         if operation.begin(reachable=reachable):
             operation.end(
@@ -163,21 +165,23 @@ def replay(
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def purge(
-    target: Target, /, *, yes: bool, dry_run: bool, reachable: bool, wants_json: bool, **said: Any
+    target: Target, /, *, yes: bool, dry_run: bool, reachable: bool, wants_json: bool, **flags: Any
 ) -> None:
     """Remove dead jobs for good. Asks first when nothing says which."""
-    choice = parse_selection(said)
-    asks = not (is_narrowed(choice) or yes or dry_run)
-    if asks and not sys.stdin.isatty():
+    choice = parse_selection(flags)
+    must_confirm = not (is_narrowed(choice) or yes or dry_run)
+    if must_confirm and not sys.stdin.isatty():
         raise Misconfigured("this would purge all dead jobs: say which (--task, --reason, ...), or add --yes")
     app = target.load()
     with (
         _interrupted_by_sigterm(),
-        skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
+        skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])) as reached,
     ):
-        operation = _BulkOperation(app, choice, "purged", dry_run=dry_run, wants_json=wants_json, reached=to)
+        operation = _BulkOperation(
+            app, choice, "purged", dry_run=dry_run, wants_json=wants_json, reached=reached
+        )
         if operation.begin(reachable=reachable):
-            if asks and not click.confirm(f"Purge all {operation.meant} for good?", err=True):
+            if must_confirm and not click.confirm(f"Purge all {operation.selected} for good?", err=True):
                 raise IncompleteOperation("nothing was purged")
             operation.end(lambda: app.dlq.purge(dry_run=dry_run, progress=operation.progress, **choice))
 
@@ -199,7 +203,7 @@ class _BulkOperation:
         self,
         app: "App",
         choice: "DeadJobFilter",
-        done: str,
+        participle: str,  # `replayed` or `purged`
         *,
         dry_run: bool,
         wants_json: bool,
@@ -208,79 +212,81 @@ class _BulkOperation:
         self._app = app
         self._reached = reached
         self._choice = choice
-        self._done = done
+        self._participle = participle
         self._dry_run = dry_run
-        self._json = wants_json
-        self._before: Mapping[str, int] = {}
+        self._wants_json = wants_json
+        self._counts: Mapping[str, int] = {}
         self._unknown: list[str] = []
         self._tally: DeadLetterTally | None = None
-        self._terminal = sys.stderr.isatty()
+        self._shows_progress = sys.stderr.isatty()
 
     @property
-    def meant(self) -> str:
-        """Return how many jobs are selected, in words."""
-        return _jobs(sum(self._before.values()))
+    def selected(self) -> str:
+        """The number of selected jobs, in words."""
+        return _format_count(sum(self._counts.values()))
 
     def begin(self, *, reachable: bool) -> bool:
         """Count and print the selected jobs; return whether there are any.
 
         Raises IncompleteOperation when a relevant broker is unreachable, unless `reachable`.
         """
-        self._before = self._app.dlq.count("cause", **self._choice)
+        self._counts = self._app.dlq.count("cause", **self._choice)
         if self._reached.relevant_errors and not reachable:
             raise IncompleteOperation(
-                f"nothing was {self._done}, since not all brokers can be reached: {_HOW}"
+                f"nothing was {self._participle}, since not all brokers can be reached: {_WITHOUT_UNREACHABLE}"
             )
-        self._unknown = _unknown_ids(self._app, self._choice)
-        if not self._before:
-            echo(to_json(self._told()) if self._json else "no dead jobs")
+        self._unknown = _find_unknown_ids(self._app, self._choice)
+        if not self._counts:
+            echo(to_json(self._get_summary()) if self._wants_json else "no dead jobs")
             _warn_of_unknown_sinks(self._app, self._choice)
-            _refuse(self._unknown)
+            _raise_for_unknown(self._unknown)
             return False
-        if not self._json:
-            would = f", would be {self._done}" if self._dry_run else ""
-            echo(f"{self.meant}{would}:\n{_causes(self._before)}")
+        if not self._wants_json:
+            would = f", would be {self._participle}" if self._dry_run else ""
+            echo(f"{self.selected}{would}:\n{_format_causes(self._counts)}")
         return True
 
     def progress(self, tally: "DeadLetterTally") -> None:
         """Show the progress on a terminal."""
         self._tally = tally
-        if self._terminal:
-            click.echo(f"\r{tally.matched} of {self.meant} ", err=True, nl=False)
+        if self._shows_progress:
+            click.echo(f"\r{tally.matched} of {self.selected} ", err=True, nl=False)
 
     def end(self, run: Any) -> None:
         """Run the operation and print what was done, also when it is interrupted."""
         try:
             self._tally = run()
         except BaseException:
-            self._clear()
+            self._clear_progress()
             done = self._tally.done if self._tally else 0
-            echo(f"{done} of {self.meant} {self._done} so far; the others are as they were", err=True)
+            echo(
+                f"{done} of {self.selected} {self._participle} so far; the others are as they were", err=True
+            )
             raise
-        self._clear()
-        if self._json:
-            echo(to_json(self._told()))
+        self._clear_progress()
+        if self._wants_json:
+            echo(to_json(self._get_summary()))
         elif not self._dry_run:
-            self._say()
+            self._print_result()
         self._raise_for_unchanged()
 
-    def _clear(self) -> None:
-        if self._terminal:
+    def _clear_progress(self) -> None:
+        if self._shows_progress:
             click.echo("\r\x1b[K", err=True, nl=False)
 
-    def _say(self) -> None:
+    def _print_result(self) -> None:
         assert self._tally is not None
-        echo(f"{_jobs(self._tally.done)} {self._done}" + (":" if self._tally.done else ""))
+        echo(f"{_format_count(self._tally.done)} {self._participle}" + (":" if self._tally.done else ""))
         if self._tally.causes:
-            echo(_causes(self._tally.causes))
+            echo(_format_causes(self._tally.causes))
 
-    def _told(self) -> dict[str, object]:
+    def _get_summary(self) -> dict[str, object]:
         tally = self._tally
         return {
             "matched": tally.matched if tally else 0,
-            self._done: tally.done if tally else 0,
+            self._participle: tally.done if tally else 0,
             "dry_run": self._dry_run,
-            "before": self._before,
+            "before": self._counts,
             "causes": tally.causes if tally else {},
             "left": tally.left if tally else {},
             "unreachable": self._reached.unreachable(),
@@ -288,20 +294,20 @@ class _BulkOperation:
 
     def _raise_for_unchanged(self) -> None:
         assert self._tally is not None
-        left = {reason: number for reason, number in self._tally.left.items() if reason != "gone"}
-        if left:
+        unchanged = {reason: number for reason, number in self._tally.left.items() if reason != "gone"}
+        if unchanged:
             reasons = ", ".join(
-                f"{number} {reason} ({LEFT_REASONS[reason]})" for reason, number in left.items()
+                f"{number} {reason} ({LEFT_REASONS[reason]})" for reason, number in unchanged.items()
             )
             would = "would not be" if self._dry_run else "were not"
-            also = f"; {_unknown_ids_text(self._unknown)}" if self._unknown else ""
+            also = f"; {_format_find_unknown_ids(self._unknown)}" if self._unknown else ""
             raise IncompleteOperation(
-                f"{sum(left.values())} of {self.meant} {would} {self._done}: {reasons}{also}"
+                f"{sum(unchanged.values())} of {self.selected} {would} {self._participle}: {reasons}{also}"
             )
-        _refuse(self._unknown)
+        _raise_for_unknown(self._unknown)
 
 
-def _unknown_ids(app: "App", choice: "DeadJobFilter") -> list[str]:
+def _find_unknown_ids(app: "App", choice: "DeadJobFilter") -> list[str]:
     """Return the ids that were named and that no dead job has. A dead job that a filter leaves out still counts."""
     ids = choice.get("ids") or ()
     if not ids:
@@ -312,7 +318,7 @@ def _unknown_ids(app: "App", choice: "DeadJobFilter") -> list[str]:
 
 
 def _warn_of_unknown_sinks(app: "App", choice: "DeadJobFilter") -> None:
-    """Warn when no task has a sink of a selected name: it may be misspelt.
+    """Warn if no task has a sink of a selected name: it may be misspelt.
 
     It may also have been removed from the code, so this is no error.
     """
@@ -325,12 +331,12 @@ def _warn_of_unknown_sinks(app: "App", choice: "DeadJobFilter") -> None:
         echo(f"Warning: no sink is named {', '.join(map(format_cell, unknown))}; {hint}", err=True)
 
 
-def _refuse(unknown: list[str]) -> None:
+def _raise_for_unknown(unknown: list[str]) -> None:
     if unknown:
-        raise IncompleteOperation(_unknown_ids_text(unknown))
+        raise IncompleteOperation(_format_find_unknown_ids(unknown))
 
 
-def _unknown_ids_text(unknown: list[str]) -> str:
+def _format_find_unknown_ids(unknown: list[str]) -> str:
     return f"no dead job has the id {', '.join(map(format_cell, unknown))} (an entry's id needs its --queue)"
 
 
@@ -344,12 +350,12 @@ def _print_json(page: _Page) -> None:
 
 def _print_details(page: _Page) -> None:
     for number, job in enumerate(page, 1):
-        echo(("\n" if number > 1 else "") + _story(job))
+        echo(("\n" if number > 1 else "") + _format_details(job))
     if not page.last:
         echo("no dead jobs")
 
 
-def _story(job: "DeadJob") -> str:
+def _format_details(job: "DeadJob") -> str:
     fields = {"args": job.args, "kwargs": job.kwargs, "worker": job.worker, "replays": job.replays}
     text = format_fields({**_row(job), **{name: value for name, value in fields.items() if value}})
     return f"{text}\n\n{clean_lines(job.traceback)}" if job.traceback else text
@@ -370,18 +376,18 @@ def _row(job: "DeadJob") -> dict[str, object]:
 
 def _fields(job: "DeadJob") -> dict[str, object]:
     """Return all fields of a job but the raw message, which may not be text."""
-    other_fields = {
+    fields = {
         name: getattr(job, name)
         for name in job.__struct_fields__
         if name not in ("id", "raw", "queue", "entry")
     }
-    return {"queue": job.queue, "entry": job.entry, "job": job.id, **other_fields, "error": job.error}
+    return {"queue": job.queue, "entry": job.entry, "job": job.id, **fields, "error": job.error}
 
 
-def _causes(counts: Mapping[str, int]) -> str:
+def _format_causes(counts: Mapping[str, int]) -> str:
     width = max(len(str(number)) for number in counts.values())
     return "\n".join(f"  {number:{width}}  {format_cell(cause)}" for cause, number in counts.items())
 
 
-def _jobs(number: int) -> str:
+def _format_count(number: int) -> str:
     return f"{number} dead job{'' if number == 1 else 's'}"

@@ -53,7 +53,7 @@ def list_events(target: Target, *, wants_json: bool) -> None:
         if rows or format_waiting(queue_state):
             echo(f"\nfor a Router: {to_one_line(format_waiting(queue_state)) or 'none wait'}")
     if app.events.has_own_events or queue_state.waiting:
-        _warn(app.name, queue_state)
+        _warn_without_router(app.name, queue_state)
 
 
 @event.command()
@@ -65,8 +65,8 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
     states = target.load().events.state()
     versions = [state for state in states if state.event == name]
     if not versions:
-        raise _unknown(name, [state.event for state in states])
-    echo(to_json(versions) if wants_json else "\n\n".join(_told(state) for state in versions))
+        raise _make_unknown_error(name, [state.event for state in states])
+    echo(to_json(versions) if wants_json else "\n\n".join(_format_event(state) for state in versions))
 
 
 @event.command()
@@ -80,12 +80,12 @@ def send(
 ) -> None:
     """Send EVENT with these fields. A VALUE is JSON, or a text if it is none."""
     app = target.load(needs_code=True)
-    kind = _named(app, name, version)
+    kind = _find_event(app, name, version)
     values = dict(parse_parameter(field) for field in fields)
     sent = app.events.send([app.events.make_event(kind, values)])[0]
     echo(to_json(sent) if wants_json else sent.id)
     with suppress(BrokerError):  # it is sent, or in the backlog: the warning may fail
-        _warn(app.name, app.events.waiting())
+        _warn_without_router(app.name, app.events.waiting())
 
 
 @event.command()
@@ -94,7 +94,7 @@ def send(
 @click.option("--subscriber", default="", metavar="APP", help="The task's application; default: this one.")
 @click.pass_obj
 def unsubscribe(target: Target, *, name: str, task: str, subscriber: str) -> None:
-    """Take the subscription of TASK to EVENT back, at once and for good.
+    """Withdraw the subscription of TASK to EVENT, at once and for good.
 
     No Router makes jobs for it any more, also while workers still declare it. Jobs that were made stay.
     """
@@ -103,8 +103,8 @@ def unsubscribe(target: Target, *, name: str, task: str, subscriber: str) -> Non
     subscribers = [found for state in states if state.event == name for found in state.subscribers]
     if not any((found.app, found.task) == (subscriber or app.name, task) for found in subscribers):
         if name not in (known := [state.event for state in states]):
-            raise _unknown(name, known)
-        raise UnknownEvent(f"{task} is not subscribed to {name}{_meant(task, subscribers)}")
+            raise _make_unknown_error(name, known)
+        raise UnknownEvent(f"{task} is not subscribed to {name}{_suggest_subscriber(task, subscribers)}")
     app.events.unsubscribe(name, task, app=subscriber)
     echo(f"{to_one_line(task)} gets no more {to_one_line(name)}")
 
@@ -115,36 +115,36 @@ def unsubscribe(target: Target, *, name: str, task: str, subscriber: str) -> Non
 @click.option("--subscriber", default="", metavar="APP", help="The task's application; default: this one.")
 @click.pass_obj
 def resubscribe(target: Target, *, name: str, task: str, subscriber: str) -> None:
-    """Allow a subscription again that was taken back: workers that declare it do so within a minute."""
+    """Allow a subscription again that was withdrawn: workers that declare it do so within a minute."""
     if not target.load().events.resubscribe(name, task, app=subscriber):
-        raise UnknownEvent(f"no subscription of {task} to {name} was taken back")
+        raise UnknownEvent(f"no subscription of {task} to {name} was withdrawn")
     echo(f"{to_one_line(task)} gets {to_one_line(name)} as soon as a worker declares it")
 
 
-def count_waiting(there: "QueueState") -> dict[str, int]:
+def count_waiting(state: "QueueState") -> dict[str, int]:
     """Return how many events wait, are held by Routers, are scheduled and are dead letters, for programs."""
-    return {"waiting": there.waiting, "held": there.held, "scheduled": there.scheduled, "dead": there.dead}
+    return {"waiting": state.waiting, "held": state.held, "scheduled": state.scheduled, "dead": state.dead}
 
 
-def format_waiting(there: "QueueState") -> str:
+def format_waiting(state: "QueueState") -> str:
     """Return the numbers of `count_waiting` for people; '' when there are none."""
-    words = {"waiting": "wait", "held": "at Routers", "scheduled": "scheduled", "dead": "buried"}
-    return ", ".join(f"{count} {words[name]}" for name, count in count_waiting(there).items() if count)
+    words = {"waiting": "wait", "held": "at Routers", "scheduled": "scheduled", "dead": "dead letters"}
+    return ", ".join(f"{count} {words[name]}" for name, count in count_waiting(state).items() if count)
 
 
 def _routers(state: "QueueState") -> list[str]:
     return [worker.name for worker in state.workers if worker.alive]
 
 
-def _warn(app: str, state: "QueueState") -> None:
+def _warn_without_router(app: str, state: "QueueState") -> None:
     if not _routers(state):
         echo(f"no Router of {app} lives: events wait", err=True)
 
 
-def _named(app: "App", name: str, version: int | None) -> "type[Event]":
+def _find_event(app: "App", name: str, version: int | None) -> "type[Event]":
     versions = app.events.versions(name)
     if not versions:
-        raise _unknown(name, list(app.events))
+        raise _make_unknown_error(name, list(app.events))
     wanted = max(versions) if version is None else version
     if wanted not in versions:
         known_versions = ", ".join(map(str, versions))
@@ -152,7 +152,7 @@ def _named(app: "App", name: str, version: int | None) -> "type[Event]":
     return versions[wanted]
 
 
-def _unknown(name: str, known: list[str]) -> UnknownEvent:
+def _make_unknown_error(name: str, known: list[str]) -> UnknownEvent:
     similar = find_similar(name, known)
     hint = (
         f": did you mean {similar!r}?"
@@ -162,15 +162,15 @@ def _unknown(name: str, known: list[str]) -> UnknownEvent:
     return UnknownEvent(f"no event {name!r} is known{hint}")
 
 
-def _meant(task: str, subscribers: "list[Subscriber]") -> str:
-    """Return the subscriber that was probably meant by `task`, or all subscribers, as the end of a message."""
+def _suggest_subscriber(task: str, subscribers: "list[Subscriber]") -> str:
+    """Return the subscriber with a similar name, or else all subscribers, as the end of a message."""
     if similar := find_similar(task, [subscriber.task for subscriber in subscribers]):
         app = next(subscriber.app for subscriber in subscribers if subscriber.task == similar)
         return f": did you mean {similar!r} of {app}?"
-    return f"; those that are: {', '.join(sorted({f'{each.task} of {each.app}' for each in subscribers})) or 'none'}"
+    return f"; those that are: {', '.join(sorted({f'{other.task} of {other.app}' for other in subscribers})) or 'none'}"
 
 
-def _told(state: "EventState") -> str:
+def _format_event(state: "EventState") -> str:
     fields = ", ".join(state.fields or ()) if state.fields is not None else "not declared here"
     rows: list[dict[str, object]] = [
         {
@@ -183,5 +183,5 @@ def _told(state: "EventState") -> str:
     ]
     head = f"{state.event}, version {state.version}\nfields: {fields}\nkept: {state.kept}\nunclaimed: {state.unclaimed}"
     if state.taken_back:
-        head += f"\ntaken back: {', '.join(f'{task.task} of {task.app}' for task in state.taken_back)}"
+        head += f"\nwithdrawn: {', '.join(f'{task.task} of {task.app}' for task in state.taken_back)}"
     return f"{head}\n{format_table(rows, empty='nobody is subscribed')}"

@@ -131,9 +131,9 @@ def health(
     With a port this probes the worker itself. Without one it reads from Redis which workers of the application live.
     """
     if url is not None:
-        host, port = _place(url)
+        host, port = _parse_url(url)
     if port is None:
-        return _from_redis(target, wants_json=wants_json)
+        return _check_by_redis(target, wants_json=wants_json)
     path = "/livez" if live else "/readyz"
     last_port = port + processes - 1
     if last_port > 65535:
@@ -144,15 +144,15 @@ def health(
         number: send_probe(host, number, path, timeout=timeout) for number in range(port, last_port + 1)
     }
     if wants_json:
-        reports = [_as_value(f"{host}:{number}", answer) for number, answer in answers.items()]
+        reports = [_to_json_fields(f"{host}:{number}", answer) for number, answer in answers.items()]
         echo(json.dumps({"ok": all(answer.ok for answer in answers.values()), "processes": reports}))
     else:
         for number, answer in answers.items():
-            echo(f"{host}:{number} {to_one_line(_in_words(answer, live=live))}")
+            echo(f"{host}:{number} {to_one_line(_describe(answer, live=live))}")
     return 0 if all(answer.ok for answer in answers.values()) else EXIT_FAILED
 
 
-def _place(url: str) -> tuple[str, int]:
+def _parse_url(url: str) -> tuple[str, int]:
     """Return host and port of a URL. Raises Misconfigured."""
     from celery5.protocol.text_values import (
         HOST_AND_PORT,  # not needed for `--port`: a probe imports as little as possible
@@ -175,12 +175,12 @@ def _report(answer: ProbeResponse) -> dict[str, Any]:
     return cast("dict[str, Any]", report) if isinstance(report, dict) else {}
 
 
-def _as_value(where: str, answer: ProbeResponse) -> dict[str, Any]:
+def _to_json_fields(where: str, answer: ProbeResponse) -> dict[str, Any]:
     more = {"why": answer.why} if answer.why else {}
     return {"where": where, "status": answer.status, **_report(answer), "ok": answer.ok, **more}
 
 
-def _in_words(answer: ProbeResponse, *, live: bool) -> str:
+def _describe(answer: ProbeResponse, *, live: bool) -> str:
     """Return in one line that the worker is well, or what is wrong."""
     what = "alive" if live else "ready"
     report = _report(answer)
@@ -193,7 +193,7 @@ def _in_words(answer: ProbeResponse, *, live: bool) -> str:
     return collapse_whitespace(f"is not {what}: {reasons}")
 
 
-def _from_redis(target: Target, *, wants_json: bool) -> int:
+def _check_by_redis(target: Target, *, wants_json: bool) -> int:
     if not (target.name or target.app_name):
         raise Misconfigured(
             "whose health? write celery5 health --port N for a worker with a --status-port, "
@@ -203,10 +203,10 @@ def _from_redis(target: Target, *, wants_json: bool) -> int:
 
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json) as reached:
-        return _told(app.info(), reached, wants_json=wants_json)
+        return _report_workers(app.info(), reached, wants_json=wants_json)
 
 
-def _told(state: "AppState", reached: "ReachedBrokers", *, wants_json: bool) -> int:
+def _report_workers(state: "AppState", reached: "ReachedBrokers", *, wants_json: bool) -> int:
     workers = {worker.name: worker.alive for queue in state.queues.values() for worker in queue.workers}
     other_processes = {"routers": state.routers, "schedulers": state.schedulers}
     ok = any(workers.values()) and not reached.errors

@@ -40,12 +40,12 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
     with skip_unreachable(app, wants_json=wants_json, queues=[queue] if queue else []) as reached:
         state = app.info(queue)
         if wants_json:
-            echo(to_json(_plain(app, state, reached)))
+            echo(to_json(_to_json_fields(app, state, reached)))
         else:
             _show(app, state)
 
 
-def _plain(app: "App", state: "AppState", reached: ReachedBrokers) -> dict[str, object]:
+def _to_json_fields(app: "App", state: "AppState", reached: ReachedBrokers) -> dict[str, object]:
     """Return the state for programs."""
     return {
         "app": state.app,
@@ -68,7 +68,7 @@ def _show(app: "App", state: "AppState") -> None:
     echo(format_table(_queues(state), empty="no queues yet: nothing was sent"))
     if undelivered := _documents(state):
         echo("\n" + format_table(undelivered, empty=""))
-    fields = _beside(state, events=app.events.has_own_events)
+    fields = _format_processes(state, events=app.events.has_own_events)
     if text := format_suspensions(app):
         fields["suspended"] = text
     if text := format_unread_warning(app, list(state.queues.values())):
@@ -81,7 +81,7 @@ def _show(app: "App", state: "AppState") -> None:
         echo("\n" + format_fields(format_scaling(state.scaling, state.schedulers)))
 
 
-def _beside(state: "AppState", *, events: bool) -> dict[str, object]:
+def _format_processes(state: "AppState", *, events: bool) -> dict[str, object]:
     """Return fields about events, Routers, Schedulers, Controllers and publishers."""
     waiting_events = format_waiting(state.events)
     return {

@@ -31,11 +31,7 @@ def limit(target: Target, name: str, limit: str) -> None:
     with skip_unreachable(app):
         if limit == NO_LIMIT:
             done = limits.lift(name)
-            echo(
-                f"{format_cell(name)}: its own limit again"
-                if done
-                else f"{format_cell(name)}: nothing was imposed"
-            )
+            echo(f"{format_cell(name)}: {'its own limit again' if done else 'nothing was imposed'}")
         elif "/" in limit:
             limits.set(name, limit)
             echo(f"{format_cell(name)}: rate {format_cell(limit)}")
@@ -52,7 +48,7 @@ def limit(target: Target, name: str, limit: str) -> None:
 
 @click.command()
 @click.argument("name", metavar="TASK")
-@click.option("--why", default="", help="Is told to whoever asks.")
+@click.option("--why", default="", help="The reason, which is shown with it.")
 @click.pass_obj
 def suspend(target: Target, name: str, why: str) -> None:
     """Begin no job of TASK on any worker until it is resumed. Its jobs wait in Redis; what runs is run to its end.
@@ -72,7 +68,7 @@ def resume(target: Target, name: str) -> None:
     app = target.load(needs_code=True)
     with skip_unreachable(app):
         done = app.limits.resume(name)
-        echo(f"{format_cell(name)}: resumed" if done else f"{format_cell(name)}: was not suspended")
+        echo(f"{format_cell(name)}: {'resumed' if done else 'was not suspended'}")
 
 
 @click.command("limits")
@@ -103,26 +99,25 @@ def _show(limits_by_task: "Mapping[str, TaskLimits]", *, wants_json: bool) -> No
     echo(format_table(rows, empty="nothing is imposed on any task"))
 
 
-def format_suspensions(target: "App") -> str:
+def format_suspensions(app: "App") -> str:
     """Return which tasks are suspended, and why; '' when none is."""
-    suspended = [limits for limits in target.limits.list().values() if limits.suspended]
+    suspended = [limits for limits in app.limits.list().values() if limits.suspended]
     descriptions = [f"{limits.task} ({limits.why})" if limits.why else limits.task for limits in suspended]
     return format_cell(", ".join(descriptions))
 
 
-def format_suspension(what: "TaskLimits | None", now: float) -> str:
+def format_suspension(limits: "TaskLimits | None", now: float) -> str:
     """Return since when a task is suspended, who suspended it and why; '' when it is not suspended."""
-    if what is None or not what.suspended:
+    if limits is None or not limits.suspended:
         return ""
-    since = f"since {format_time(what.suspended_since)} ({format_duration(max(0.0, now - what.suspended_since))} ago)"
+    start = limits.suspended_since
+    since = f"since {format_time(start)} ({format_duration(max(0.0, now - start))} ago)"
     details = (
-        since if format_time(what.suspended_since) else "",
-        what.suspended_by and f"by {what.suspended_by}",
+        since if format_time(start) else "",
+        limits.suspended_by and f"by {limits.suspended_by}",
     )
-    why = f": {what.why}" if what.why else ""
-    return (
-        f"{' '.join(filter(None, ('its task is', *details)))}{why}; to go on: celery5 task resume {what.task}"
-    )
+    why = f": {limits.why}" if limits.why else ""
+    return f"{' '.join(filter(None, ('its task is', *details)))}{why}; to go on: celery5 task resume {limits.task}"
 
 
 COMMANDS = (limit, suspend, resume, show_limits)

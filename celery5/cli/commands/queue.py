@@ -31,16 +31,17 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
     """Show each queue: waiting, running, held, scheduled and dead jobs, and whether it is paused for all workers; also
     which queues have jobs and no worker.
 
-    Of the waiting ones, `high` and `low` have such a priority."""
+    Of the waiting ones, `high` and `low` have such a priority.
+    """
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json):
         states = list(app.info().queues.values())
         rows = _rows(states, wants_json=wants_json)
         echo(to_json(rows) if wants_json else format_table(rows, empty="no queues yet: nothing was sent"))
-        if not wants_json and (named := format_suspensions(app)):
-            echo(f"\nsuspended  {to_one_line(named)}")
-        if not wants_json and (named := format_unread_warning(app, states)):
-            echo(f"\nunread  {to_one_line(named)}")
+        if not wants_json and (suspended := format_suspensions(app)):
+            echo(f"\nsuspended  {to_one_line(suspended)}")
+        if not wants_json and (unread := format_unread_warning(app, states)):
+            echo(f"\nunread  {to_one_line(unread)}")
 
 
 def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
@@ -48,15 +49,15 @@ def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
 
     Any name is a valid queue, so this is where a misspelt one shows.
     """
-    used = {
+    used_queues = {
         *app.brokers.used_queues(),
         *(state.queue for state in states if any(worker.alive for worker in state.workers)),
     }
     warnings: list[str] = []
     for state in states:
         if state.unread:
-            similar = find_similar(state.queue, used - {state.queue}, cutoff=SIMILARITY_CUTOFF)
-            hint = f", did you mean {similar}?" if similar and state.queue not in used else ""
+            similar = find_similar(state.queue, used_queues - {state.queue}, cutoff=SIMILARITY_CUTOFF)
+            hint = f", did you mean {similar}?" if similar and state.queue not in used_queues else ""
             jobs = "1 job" if state.unread == 1 else f"{state.unread} jobs"
             warnings.append(f"{state.queue} ({jobs}, no worker{hint})")
     return format_cell("; ".join(warnings))
@@ -69,7 +70,8 @@ def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
 def purge(target: Target, /, name: str, *, yes: bool) -> None:
     """Revoke all jobs that wait on QUEUE, also scheduled and held ones. Running and dead jobs stay.
 
-    Pause the queue first (celery5 worker pause-queue): a job that begins meanwhile is stopped."""
+    Pause the queue first (celery5 worker pause-queue): a job that begins meanwhile is stopped.
+    """
     app = target.load()
     if not yes:
         if not sys.stdin.isatty():

@@ -43,17 +43,17 @@ def list_schedules(target: Target, *, wants_json: bool) -> None:
         active = any(state.state == "active" for state in schedules)
         if active and not app.schedule.schedulers() and DEFAULT_BROKER not in reached.errors:
             echo(f"no Scheduler of {app.name} lives: nothing fires until celery5 scheduler start", err=True)
-        _show(schedules)
+        _print_schedules(schedules)
 
 
-def _show(schedules: "list[ScheduleState]") -> None:
+def _print_schedules(schedules: "list[ScheduleState]") -> None:
     rows: list[dict[str, object]] = [
         {
             "schedule": state.name,
             "when": state.when,
             "state": state.state,
             "last": format_time(state.last or 0),
-            "next": _next(state),
+            "next": _format_next(state),
             "fired": state.fired,
             "missed": state.missed,
             "skipped": state.skipped,
@@ -69,7 +69,7 @@ def _show(schedules: "list[ScheduleState]") -> None:
 @click.pass_obj
 def show(target: Target, name: str, *, wants_json: bool) -> None:
     """Show all that is known of a schedule."""
-    _say(target.load().schedule.show(name), wants_json=wants_json)
+    _print_state(target.load().schedule.show(name), wants_json=wants_json)
 
 
 @schedule.command()
@@ -87,19 +87,17 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 @click.option("--jitter", type=Duration(), default=0.0, metavar="SECONDS", help="Put off by up to so much.")
 @JSON_FLAG
 @click.pass_obj
-def add(target: Target, /, name: str, task: str, *, wants_json: bool, **said: Any) -> None:
+def add(target: Target, /, name: str, task: str, *, wants_json: bool, **flags: Any) -> None:
     """Add a schedule NAME, which sends jobs of TASK."""
     app = target.load(needs_code=True)
-    args, kwargs = (
-        parse_json_array(said["arguments"], "--args"),
-        parse_json_object(said["kwargs"], "--kwargs"),
-    )
+    args = parse_json_array(flags["arguments"], "--args")
+    kwargs = parse_json_object(flags["kwargs"], "--kwargs")
     call = app.signature(task, *args, **kwargs)
-    if said["queue"]:
-        call = call.task.options(queue=said["queue"]).s(*args, **kwargs)
-    when = _when(said["cron"], said["every"], said["moment"], said["timezone"])
-    policies = {option: said[option] for option in ("misfire", "overlap", "jitter")}
-    _say(app.schedule.add(call, when, name=name, **policies), wants_json=wants_json)
+    if flags["queue"]:
+        call = call.task.options(queue=flags["queue"]).s(*args, **kwargs)
+    when = _parse_when(flags["cron"], flags["every"], flags["moment"], flags["timezone"])
+    policies = {option: flags[option] for option in ("misfire", "overlap", "jitter")}
+    _print_state(app.schedule.add(call, when, name=name, **policies), wants_json=wants_json)
 
 
 @schedule.command()
@@ -108,7 +106,7 @@ def add(target: Target, /, name: str, task: str, *, wants_json: bool, **said: An
 @click.pass_obj
 def pause(target: Target, name: str, *, wants_json: bool) -> None:
     """Let a schedule rest until it is resumed."""
-    _say(target.load().schedule.pause(name), wants_json=wants_json)
+    _print_state(target.load().schedule.pause(name), wants_json=wants_json)
 
 
 @schedule.command()
@@ -117,7 +115,7 @@ def pause(target: Target, name: str, *, wants_json: bool) -> None:
 @click.pass_obj
 def resume(target: Target, name: str, *, wants_json: bool) -> None:
     """Have a schedule go on, with its next time that is still to come."""
-    _say(target.load().schedule.resume(name), wants_json=wants_json)
+    _print_state(target.load().schedule.resume(name), wants_json=wants_json)
 
 
 @schedule.command()
@@ -131,12 +129,12 @@ def remove(target: Target, name: str, *, wants_json: bool) -> None:
     if wants_json:
         echo(to_json(removed))
         return
-    comes_back = (
+    hint = (
         " It is declared in code: a Scheduler that begins declares it again."
         if removed.origin != "runtime"
         else ""
     )
-    echo(f"removed {to_one_line(removed.name)}.{comes_back}")
+    echo(f"removed {to_one_line(removed.name)}.{hint}")
 
 
 @schedule.command()
@@ -149,7 +147,9 @@ def trigger(target: Target, name: str, *, wants_json: bool) -> None:
     echo(to_json({"id": sent.id}) if wants_json else sent.id)
 
 
-def _when(line: str | None, seconds: float | None, moment: str | None, zone: str | None) -> "AnyTrigger":
+def _parse_when(
+    line: str | None, seconds: float | None, moment: str | None, zone: str | None
+) -> "AnyTrigger":
     from celery5.scheduling.declaration import at, cron, every
 
     if sum(option is not None for option in (line, seconds, moment)) != 1:
@@ -172,7 +172,7 @@ def _when(line: str | None, seconds: float | None, moment: str | None, zone: str
     return at(fire_time)
 
 
-def _next(state: "ScheduleState") -> str:
+def _format_next(state: "ScheduleState") -> str:
     """Return when a schedule fires next, and whether that is overdue; '' when it does not."""
     if state.next is None:
         return ""
@@ -180,7 +180,7 @@ def _next(state: "ScheduleState") -> str:
     return f"{format_time(state.next)}{' overdue' if overdue else ''}"
 
 
-def _say(state: "ScheduleState", *, wants_json: bool) -> None:
+def _print_state(state: "ScheduleState", *, wants_json: bool) -> None:
     if wants_json:
         echo(to_json(state))
         return
@@ -194,7 +194,7 @@ def _say(state: "ScheduleState", *, wants_json: bool) -> None:
                 "when": state.when,
                 "state": state.state,
                 "last": format_time(state.last or 0),
-                "next": _next(state),
+                "next": _format_next(state),
                 "fired": state.fired,
                 "missed": state.missed,
                 "skipped": state.skipped,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery5.cli.commands.limit import COMMANDS as LIMITING
+from celery5.cli.commands.limit import COMMANDS as LIMIT_COMMANDS
 from celery5.cli.commands.limit import format_suspension
 from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import (
@@ -43,8 +43,8 @@ def task() -> None:
     """Jobs that were sent, and what is imposed on tasks."""
 
 
-for _each in LIMITING:
-    task.add_command(_each)
+for _command in LIMIT_COMMANDS:
+    task.add_command(_command)
 
 
 @task.command()
@@ -64,10 +64,10 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
     if wants_json:
         echo(to_json(details))
         return
-    waits = not details.has_ended and not details.worker
+    is_waiting = not details.has_ended and not details.worker
     with app.brokers.reachable():
-        imposed = format_suspension(app.limits.list().get(details.task), time.time()) if waits else ""
-    echo("\n".join(format_story(details, time.time(), imposed)))
+        suspension = format_suspension(app.limits.list().get(details.task), time.time()) if is_waiting else ""
+    echo("\n".join(format_job_details(details, time.time(), suspension)))
 
 
 @task.command()
@@ -107,7 +107,7 @@ def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants
     from celery5.results.async_result import revoke as revoke_all
 
     app = target.load()
-    jobs, error = _found(app, job_ids, queue)
+    jobs, error = _find_jobs(app, job_ids, queue)
     handles: list[AsyncResult[Any]] = [
         app.result(job_id, queue=details.queue) for job_id, details in jobs if details
     ]
@@ -131,7 +131,7 @@ def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants
         )
 
 
-def _found(
+def _find_jobs(
     app: "App", job_ids: Iterable[str], queue: str | None
 ) -> "tuple[list[tuple[str, JobDetails | None]], str]":
     """Return the details of each job, None where there are none, and the error of an unreachable broker, '' for none.
@@ -150,77 +150,83 @@ def _found(
     return jobs, str(errors[0]) if errors else ""
 
 
-def format_story(story: "JobDetails", now: float, imposed: str = "") -> Iterator[str]:
+def format_job_details(details: "JobDetails", now: float, suspension: str = "") -> Iterator[str]:
     """Yield the details of a job for people, part by part.
 
-    `now` is seconds since 1970. `imposed` is a text about the suspension of the task, '' for none.
+    `now` is seconds since 1970. `suspension` is a text about that of its task, '' for none.
     """
-    fields = [*_fields(story, now), ("suspended", imposed)]
+    fields = [*_fields(details, now), ("suspended", suspension)]
     yield format_fields({name: value for name, value in fields if value not in ("", None)})
-    if story.failure is not None and story.failure.traceback:
-        yield f"\n{clean_lines(story.failure.traceback)}"
-    earlier = [failure for failure in story.failures if failure != story.failure]
+    if details.failure is not None and details.failure.traceback:
+        yield f"\n{clean_lines(details.failure.traceback)}"
+    earlier = [failure for failure in details.failures if failure != details.failure]
     if earlier:
         yield "\nattempts that failed"
-        yield from (f"  {failure.attempt}  {format_cell(_attempt(failure))}" for failure in earlier)
+        yield from (f"  {failure.attempt}  {format_cell(_format_failure(failure))}" for failure in earlier)
 
 
-def _fields(story: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
-    yield "id", story.id
-    yield "queue", story.queue
-    yield "state", story.state.value + (", revoked" if story.revoked and not story.has_ended else "")
-    yield "task", story.task
-    yield "attempt", _of(story)
-    yield "sections", ", ".join(f"{count} for {name}" for name, count in (story.sections or {}).items())
-    yield "replays", story.replays or None
-    yield "deliveries", f"{story.deliveries} workers died with it" if story.deliveries else None
-    yield "key", story.key
-    yield "priority", story.priority if story.priority != "normal" else ""
-    yield "worker", story.worker
-    yield "args", format_cell(story.args) if story.args else None
-    yield "kwargs", format_cell(story.kwargs) if story.kwargs else None
-    yield "sent", _moment(story.sent, now)
-    yield "due", _moment(story.due, now)
-    yield "waits at", _gate(story)
-    yield "expires", _moment(story.expires, now)
-    yield "taken", _moment(story.taken, now)
-    yield "started", _moment(story.started, now)
-    yield "finished", _moment(story.finished, now)
-    yield "took", format_duration(max(0.0, story.finished - story.started)) if story.started else None
-    yield "reason", story.reason or _why(story)
-    yield "entry", story.dead_entry
-    yield "error", f"{story.failure.type}: {story.failure.message}" if story.failure else None
-    yield "value", format_cell(to_json(story.value)) if story.state == "SUCCESS" else None
+def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
+    yield "id", details.id
+    yield "queue", details.queue
+    yield "state", details.state.value + (", revoked" if details.revoked and not details.has_ended else "")
+    yield "task", details.task
+    yield "attempt", _format_attempt(details)
+    yield "sections", ", ".join(f"{count} for {name}" for name, count in (details.sections or {}).items())
+    yield "replays", details.replays or None
+    yield "deliveries", f"{details.deliveries} workers died with it" if details.deliveries else None
+    yield "key", details.key
+    yield "priority", details.priority if details.priority != "normal" else ""
+    yield "worker", details.worker
+    yield "args", format_cell(details.args) if details.args else None
+    yield "kwargs", format_cell(details.kwargs) if details.kwargs else None
+    yield "sent", _format_moment(details.sent, now)
+    yield "due", _format_moment(details.due, now)
+    yield "waits at", _format_waiting(details)
+    yield "expires", _format_moment(details.expires, now)
+    yield "taken", _format_moment(details.taken, now)
+    yield "started", _format_moment(details.started, now)
+    yield "finished", _format_moment(details.finished, now)
+    yield "took", format_duration(max(0.0, details.finished - details.started)) if details.started else None
+    yield "reason", details.reason or _explain_end(details)
+    yield "entry", details.dead_entry
+    yield "error", f"{details.failure.type}: {details.failure.message}" if details.failure else None
+    yield "value", format_cell(to_json(details.value)) if details.state == "SUCCESS" else None
 
 
-def _why(story: "JobDetails") -> str:
+def _explain_end(details: "JobDetails") -> str:
     """Return why a job expired or was revoked; '' for other states."""
-    if story.state == "EXPIRED":
+    if details.state == "EXPIRED":
         return "no worker began it before it expired"
-    if story.state == "REVOKED":
-        return f"revoked while {story.worker} had it" if story.worker else "revoked before a worker had it"
+    if details.state == "REVOKED":
+        return (
+            f"revoked while {details.worker} had it" if details.worker else "revoked before a worker had it"
+        )
     return ""
 
 
-def _gate(story: "JobDetails") -> str:
+def _format_waiting(details: "JobDetails") -> str:
     """Return at which limit a held job waits, and its place; '' for other jobs."""
-    if not story.gate or story.before is None:
+    if not details.gate or details.before is None:
         return ""
-    return f"the gate of {story.gate}; {story.before} stand before it in its line"
+    return f"the limit of {details.gate}; jobs before it: {details.before}"
 
 
-def _of(story: "JobDetails") -> str:
-    for_sections = sum((story.sections or {}).values())
-    limit = "" if story.max_retries is None else f" of {story.max_retries + 1 + for_sections}"
-    return f"{story.attempt}{limit}"
+def _format_attempt(details: "JobDetails") -> str:
+    for_sections = sum((details.sections or {}).values())
+    limit = "" if details.max_retries is None else f" of {details.max_retries + 1 + for_sections}"
+    return f"{details.attempt}{limit}"
 
 
-def _moment(moment: float, now: float) -> str:
-    if not format_time(moment):
+def _format_moment(moment: float, now: float) -> str:
+    time_text = format_time(moment)
+    if not time_text:
         return ""
-    return f"{format_time(moment)} ({f'in {format_duration(moment - now)}' if moment > now else f'{format_duration(now - moment)} ago'})"  # noqa: E501
+    distance = (
+        f"in {format_duration(moment - now)}" if moment > now else f"{format_duration(now - moment)} ago"
+    )
+    return f"{time_text} ({distance})"
 
 
-def _attempt(failure: "Failure") -> str:
+def _format_failure(failure: "Failure") -> str:
     place = " ".join(filter(None, (format_time(failure.at), failure.worker)))
     return f"{failure.type}: {failure.message}" + (f" ({place})" if place else "")

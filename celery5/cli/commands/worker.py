@@ -47,7 +47,7 @@ def active_table(worker: str, answer: Any) -> Iterator[Row]:
             "arguments": job.get("arguments", ""),
             "queue": job.get("queue", ""),
             "attempt": job.get("attempt", ""),
-            "for": _span(job.get("seconds")),
+            "for": _format_seconds(job.get("seconds")),
         }
 
 
@@ -59,13 +59,13 @@ def stats_table(worker: str, answer: Any) -> Iterator[Row]:
         "worker": worker,
         "kind": numbers.get("kind", ""),
         "pid": process.get("pid", ""),
-        "up": _span(numbers.get("uptime")),
+        "up": _format_seconds(numbers.get("uptime")),
         "jobs": ", ".join(f"{count} {state}" for state, count in _mapping(numbers.get("jobs")).items()),
         "running": numbers.get("running", ""),
         "slots": ", ".join(_slots(_mapping(numbers.get("slots")))),
         "queues": ", ".join(_queues(_mapping(numbers.get("queues")))),
         "memory": format_mib(memory) if isinstance(memory, int) else "",
-        "loop lag": _span(numbers.get("loop_lag")),
+        "loop lag": _format_seconds(numbers.get("loop_lag")),
     }
 
 
@@ -74,23 +74,21 @@ def health_table(worker: str, answer: Any) -> Iterator[Row]:
     report = _mapping(answer)
     for check in _mappings(report.get("checks")):
         stale = " (stale)" if check.get("is_stale") else ""
-        state = f"{check.get('state', '')}{stale}"
         yield {
             "worker": worker,
             "what": "check",
             "name": check.get("check", ""),
-            "state": state,
-            **_why(check),
+            "state": f"{check.get('state', '')}{stale}",
+            "why": check.get("why", ""),
         }
     for breaker in _mappings(report.get("breakers")):
         watches = " (only watches)" if breaker.get("mode") == "watch" else ""
-        state = f"{breaker.get('state', '')}{watches}"
         yield {
             "worker": worker,
             "what": "breaker",
             "name": breaker.get("of", ""),
-            "state": state,
-            **_why(breaker),
+            "state": f"{breaker.get('state', '')}{watches}",
+            "why": breaker.get("why", ""),
         }
 
 
@@ -104,12 +102,8 @@ TABLES: Mapping[str, tuple[Callable[[str, Any], Iterator[Row]], str]] = {
 
 def format_answers(command: str, answers: Iterable[tuple[str, Any]]) -> str:
     """Return one table of what workers have answered to a command of TABLES, each with its name."""
-    rows_of, nothing = TABLES[command]
-    return format_table([row for worker, answer in answers for row in rows_of(worker, answer)], empty=nothing)
-
-
-def _why(state: Mapping[str, Any]) -> Row:
-    return {"why": state.get("why", "")}
+    make_rows, empty = TABLES[command]
+    return format_table([row for worker, answer in answers for row in make_rows(worker, answer)], empty=empty)
 
 
 def _slots(slots: Mapping[str, Any]) -> Iterator[str]:
@@ -125,7 +119,7 @@ def _queues(queues: Mapping[str, Any]) -> Iterator[str]:
         yield name if state == "read" else f"{name} ({state})"
 
 
-def _span(seconds: object) -> str:
+def _format_seconds(seconds: object) -> str:
     return format_duration(seconds) if isinstance(seconds, int | float) else ""
 
 
@@ -185,25 +179,16 @@ def _command(definition: CommandDefinition) -> Callable[[Callable[..., Any]], cl
     return worker.command(definition.name, help=definition.help)
 
 
-@_command(PING)
-@worker_command_flags
-@click.pass_obj
-def ping(target: Target, /, **flags: Any) -> None:
-    _send(target.load(), PING.name, {}, **flags)
+def _add_command_without_parameters(definition: CommandDefinition) -> None:
+    @_command(definition)
+    @worker_command_flags
+    @click.pass_obj
+    def _(target: Target, /, **flags: Any) -> None:
+        _send(target.load(), definition.name, {}, **flags)
 
 
-@_command(STATS)
-@worker_command_flags
-@click.pass_obj
-def stats(target: Target, /, **flags: Any) -> None:
-    _send(target.load(), STATS.name, {}, **flags)
-
-
-@_command(ACTIVE)
-@worker_command_flags
-@click.pass_obj
-def active(target: Target, /, **flags: Any) -> None:
-    _send(target.load(), ACTIVE.name, {}, **flags)
+for _definition in (PING, STATS, ACTIVE, RELOAD):
+    _add_command_without_parameters(_definition)
 
 
 @_command(PAUSE_QUEUE)
@@ -238,13 +223,6 @@ def shutdown(target: Target, /, *, cold: bool, **flags: Any) -> None:
     _send(target.load(), SHUTDOWN.name, {"how": "cold" if cold else "warm"}, **flags)
 
 
-@_command(RELOAD)
-@worker_command_flags
-@click.pass_obj
-def reload(target: Target, /, **flags: Any) -> None:
-    _send(target.load(), RELOAD.name, {}, **flags)
-
-
 @_command(RETRY_BOOT_STEP)
 @click.argument("step")
 @worker_command_flags
@@ -272,13 +250,9 @@ def budget(
 ) -> None:
     if kind is None and (minimum, maximum) != (None, None):
         raise click.UsageError(f"say of which kind: {', '.join(KINDS)}")
-    parameters = {"kind": kind, "minimum": minimum, "maximum": maximum}
-    _send(
-        target.load(),
-        BUDGET.name,
-        {name: value for name, value in parameters.items() if value is not None},
-        **flags,
-    )
+    values = {"kind": kind, "minimum": minimum, "maximum": maximum}
+    parameters = {name: value for name, value in values.items() if value is not None}
+    _send(target.load(), BUDGET.name, parameters, **flags)
 
 
 @worker.command(help=f"{RUN_TASK.help} Prints the job's id.")
@@ -356,33 +330,33 @@ def _is_worker(reply: "Reply") -> bool:
 
 def _row(reply: "Reply", *, wants_json: bool) -> dict[str, object]:
     stats: dict[str, Any] = reply.answer if reply.ok else {}
-    jobs, memory = stats.get("max_jobs"), stats.get("max_memory")
+    max_jobs = stats.get("max_jobs")
     state = ("recycling" if stats.get("recycling") else "up") if reply.ok else reply.reason
     if wants_json:
-        plain = ("uptime", "done", "running", "memory", "max_jobs", "max_memory")
+        fields = ("uptime", "done", "running", "memory", "max_jobs", "max_memory")
         host = stats.get("process", {})
         of_host = {"host": host.get("host"), "pid": host.get("pid")}
         return {
             "worker": reply.worker,
             "state": state,
             **of_host,
-            **{name: stats.get(name) for name in plain},
+            **{name: stats.get(name) for name in fields},
         }
     return {
         "worker": reply.worker,
         "state": state,
         "up": format_duration(stats["uptime"]) if stats else "",
-        "jobs": f"{stats['done']} of {jobs}" if jobs else stats.get("done", ""),
+        "jobs": f"{stats['done']} of {max_jobs}" if max_jobs else stats.get("done", ""),
         "running": stats.get("running", ""),
-        "memory": _memory(stats.get("memory"), memory),
+        "memory": _format_memory(stats.get("memory"), stats.get("max_memory")),
     }
 
 
-def _memory(now: int | None, limit: int | None) -> str:
+def _format_memory(used: int | None, limit: int | None) -> str:
     """Return the memory in use, and the limit if there is one."""
-    if now is None:
+    if used is None:
         return ""
-    return f"{format_mib(now)} of {format_mib(limit)}" if limit else format_mib(now)
+    return f"{format_mib(used)} of {format_mib(limit)}" if limit else format_mib(used)
 
 
 def _send_queue_command(
@@ -395,10 +369,8 @@ def _send_queue_command(
         return
     with skip_unreachable(app, wants_json=flags["wants_json"], queues=[queue]) as reached:
         app.control.workers()
-        for (
-            error
-        ) in reached.relevant_errors.values():  # the pause is written to the broker that has the queue
-            raise error
+        for error in reached.relevant_errors.values():
+            raise error  # the pause is written to the broker that has the queue
         replies = app.control.send(command, {"queue": queue}, timeout=flags["timeout"])
         if replies:
             _print_replies(replies, command, wants_json=flags["wants_json"], one_is_enough=False)

@@ -36,10 +36,10 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-_FIRST = "it comes before the command: celery5 -A module[:app] COMMAND"
+_BEFORE_COMMAND = "it comes before the command: celery5 -A module[:app] COMMAND"
 CELERY_FLAG_HINTS = {
-    "-A": _FIRST,
-    "--app": _FIRST,
+    "-A": _BEFORE_COMMAND,
+    "--app": _BEFORE_COMMAND,
     "-c": "here it is --concurrency (async jobs), --cpu-slots (jobs in threads) or --processes",
     "-l": "here it is --log-level",
     "--loglevel": "here it is --log-level",
@@ -67,7 +67,7 @@ def run_reporting_errors(
         explanation = explain_error(error)
         if explanation is None:
             if not isinstance(error, SystemExit):
-                on_failure(describe_error(next(_leaves(error))))
+                on_failure(describe_error(next(_iterate_leaves(error))))
             raise
         on_failure(explanation[0].removeprefix("Error: "))
         if _is_unwritable(error):
@@ -82,7 +82,7 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
 
     Trio's nurseries wrap errors in groups: the first error of celery5 inside a group counts.
     """
-    leaves = list(_leaves(error))
+    leaves = list(_iterate_leaves(error))
     if _is_unwritable(error):
         return (
             f"Error: what there is to say cannot be written: {cast('OSError', error).strerror}",
@@ -92,13 +92,12 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
         if isinstance(leaf, AlreadyInUse):
             return f"Error: {collapse_whitespace(str(leaf))}", EXIT_ALREADY_IN_USE
         if isinstance(leaf, CeleryError):
-            return f"Error: {collapse_whitespace(str(leaf))}", EXIT_USAGE if isinstance(
-                leaf, _USAGE_ERRORS
-            ) else EXIT_FAILED
+            code = EXIT_USAGE if isinstance(leaf, _USAGE_ERRORS) else EXIT_FAILED
+            return f"Error: {collapse_whitespace(str(leaf))}", code
     for leaf in leaves:
         if isinstance(leaf, click.ClickException):
             return (
-                f"Error: {collapse_whitespace(leaf.format_message()).removesuffix('.')}{_hint(leaf)}",
+                f"Error: {collapse_whitespace(leaf.format_message()).removesuffix('.')}{_get_hint(leaf)}",
                 leaf.exit_code,
             )
     if any(isinstance(leaf, (KeyboardInterrupt, click.Abort)) for leaf in leaves):
@@ -111,15 +110,15 @@ def _is_unwritable(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def _iterate_leaves(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         for child in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _leaves(child)
+            yield from _iterate_leaves(child)
     else:
         yield error
 
 
-def _hint(error: click.ClickException) -> str:
+def _get_hint(error: click.ClickException) -> str:
     """Return what to write instead, or how to show the usage, for an error that click raised."""
     if isinstance(error, click.NoSuchOption) and error.option_name in CELERY_FLAG_HINTS:
         return f"; {CELERY_FLAG_HINTS[error.option_name]}"

@@ -142,12 +142,12 @@ _FLAGS: Sequence[Callable[[Any], Any]] = (
 
 def serving_flags(command: F) -> F:
     """Add the flags that `worker start` and `controller start` share."""
-    return _with((*_OF_JOBS, *_FLAGS), command)
+    return _add_flags((*_OF_JOBS, *_FLAGS), command)
 
 
 def auxiliary_process_flags(command: F) -> F:
     """Add the flags of a process that runs no jobs: `scheduler start` and `router start`."""
-    return _with((broker_flag, *_FLAGS), command)
+    return _add_flags((broker_flag, *_FLAGS), command)
 
 
 def processes_flag(kind: str) -> Callable[[F], F]:
@@ -162,21 +162,21 @@ def processes_flag(kind: str) -> Callable[[F], F]:
     )
 
 
-def _with(flags: Sequence[Callable[[Any], Any]], command: F) -> F:
+def _add_flags(flags: Sequence[Callable[[Any], Any]], command: F) -> F:
     for flag in reversed(flags):
         command = flag(command)
     return command
 
 
-def configure(app: "App", said: dict[str, Any]) -> "ServeOptions":
+def configure(app: "App", flags: dict[str, Any]) -> "ServeOptions":
     """Apply the flags that are settings to `app`, and return the others. Raises Misconfigured."""
     from celery5.processes.lifecycle.foreground import ServeOptions
 
-    config = said.pop("config")
+    config = flags.pop("config")
     if config:
         app.use_config(config)
-    app.configure(**{name: said.pop(name) for name in SETTING_FLAGS if name in said})
-    return ServeOptions(queues=queue_names(said.pop("queues", None)), **said)
+    app.configure(**{name: flags.pop(name) for name in SETTING_FLAGS if name in flags})
+    return ServeOptions(queues=queue_names(flags.pop("queues", None)), **flags)
 
 
 def queue_names(text: str | None) -> tuple[str, ...]:
@@ -217,9 +217,7 @@ def selection_flags(command: F) -> F:
             "--id", "ids", multiple=True, metavar="ID", help="This job; or, with --queue, this entry."
         ),
     )
-    for flag in reversed(flags):
-        command = flag(command)
-    return command
+    return _add_flags(flags, command)
 
 
 def parse_selection(flags: dict[str, Any]) -> "DeadJobFilter":

@@ -35,13 +35,13 @@ def load_app(target: str) -> App:
         raise CannotLoad(f"-A {target!r}: it takes a module, not a file: -A {module_name}{colon}{attribute}")
     if not all(name.split(".")) or (colon and not attribute):
         raise CannotLoad(f"-A {target!r}: write module or module:app, such as -A shop:app")
-    module = _imported(name, folder)
-    app = _named(module, attribute) if attribute else _only(module)
+    module = _import(name, folder)
+    app = _get_attribute(module, attribute) if attribute else _get_only_application(module)
     try:
         app.load()
     except Misconfigured as error:
-        _raise_if_said_elsewhere(error)
-        where = f" {_place(error.__cause__)}" if error.__cause__ else ""
+        _raise_if_not_in_code(error)
+        where = f" {_locate_error(error.__cause__)}" if error.__cause__ else ""
         raise CannotLoad(f"application {app.name!r} cannot load its tasks: {error}{where}") from error
     return app
 
@@ -55,30 +55,32 @@ def app_without_code(name: str) -> App:
     return App(name)
 
 
-def _imported(name: str, folder: str) -> ModuleType:
+def _import(name: str, folder: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise CannotLoad(f"module {name!r} fails while it is imported: {_last_words(error)}") from error
+            raise CannotLoad(
+                f"module {name!r} fails while it is imported: {_summarize_error(error)}"
+            ) from error
         parent, _, last = name.rpartition(".")
         if isinstance(getattr(sys.modules.get(parent), last, None), App):
             raise CannotLoad(
                 f"no module {name!r}, but module {parent!r} has that application: -A {parent}:{last}"
             ) from None
-        raise CannotLoad(f"no module {name!r}: {_where_it_may_be(name, error.name, folder)}") from None
+        raise CannotLoad(f"no module {name!r}: {_describe_search(name, error.name, folder)}") from None
     except (Exception, SystemExit) as error:
-        _raise_if_said_elsewhere(error)
-        raise CannotLoad(f"module {name!r} fails while it is imported: {_last_words(error)}") from error
+        _raise_if_not_in_code(error)
+        raise CannotLoad(f"module {name!r} fails while it is imported: {_summarize_error(error)}") from error
 
 
-def _raise_if_said_elsewhere(error: BaseException) -> None:
-    """Raise an error in the environment or the configuration as it is: the module that read it is not at fault."""
+def _raise_if_not_in_code(error: BaseException) -> None:
+    """Raise an error in the environment or the configuration unchanged: the module that read it is not at fault."""
     if isinstance(error, InvalidSettings) and not error.in_code:
         raise error
 
 
-def _where_it_may_be(name: str, missing: str, folder: str) -> str:
+def _describe_search(name: str, missing: str, folder: str) -> str:
     if missing != name:
         return (
             f"{missing!r} was not found, or is no package; looked in {folder} and where Python is installed"
@@ -87,22 +89,22 @@ def _where_it_may_be(name: str, missing: str, folder: str) -> str:
     return f"looked in {folder} and where Python is installed; run celery5 in the folder that has {file}"
 
 
-def _named(module: ModuleType, attribute: str) -> App:
+def _get_attribute(module: ModuleType, attribute: str) -> App:
     value: object = module
     for part in attribute.split("."):
         if not hasattr(value, part):
             similar = find_similar(part, vars(module))
-            hint = f"did you mean {module.__name__}:{similar}?" if similar else _what_there_is(module)
+            hint = f"did you mean {module.__name__}:{similar}?" if similar else _list_applications(module)
             raise CannotLoad(f"module {module.__name__!r} has no {attribute!r}; {hint}")
         value = getattr(value, part)
     if not isinstance(value, App):
         raise CannotLoad(
-            f"{module.__name__}:{attribute} is {_kind(value)}, not a celery5 App; {_what_there_is(module)}"
+            f"{module.__name__}:{attribute} is {_kind(value)}, not a celery5 App; {_list_applications(module)}"
         )
     return value
 
 
-def _only(module: ModuleType) -> App:
+def _get_only_application(module: ModuleType) -> App:
     """Return the only application of a module, or the default one for its free tasks. Raises CannotLoad."""
     apps = _apps(module)
     if len(set(apps.values())) > 1:
@@ -129,7 +131,7 @@ def _apps(module: ModuleType) -> dict[str, App]:
     return {name: value for name, value in vars(module).items() if isinstance(value, App)}
 
 
-def _what_there_is(module: ModuleType) -> str:
+def _list_applications(module: ModuleType) -> str:
     names = [f"{module.__name__}:{name}" for name in _apps(module)]
     return f"its applications: {', '.join(names)}" if names else "it has no App"
 
@@ -144,13 +146,13 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _last_words(error: BaseException) -> str:
+def _summarize_error(error: BaseException) -> str:
     """Return an error as its last line and the place where it was raised."""
     line = collapse_whitespace("".join(traceback.format_exception_only(error)[-1:]))
-    return f"{line} {_place(error)}".rstrip()
+    return f"{line} {_locate_error(error)}".rstrip()
 
 
-def _place(error: BaseException) -> str:
+def _locate_error(error: BaseException) -> str:
     """Return where an error was raised: the innermost frame of the user's code, else of any code."""
     if isinstance(error, SyntaxError):
         return f"({error.filename}:{error.lineno})"
@@ -161,13 +163,15 @@ def _place(error: BaseException) -> str:
     ]
     package = os.path.dirname(celery5.__file__)
     user_frames = [
-        frame for frame in frames if not os.path.abspath(frame.filename).startswith((package, *_libraries()))
+        frame
+        for frame in frames
+        if not os.path.abspath(frame.filename).startswith((package, *_list_library_folders()))
     ]
     place = (user_frames or frames)[-1:]
     return f"({place[0].filename}:{place[0].lineno})" if place else ""
 
 
-def _libraries() -> tuple[str, ...]:
+def _list_library_folders() -> tuple[str, ...]:
     """Return the folders of the standard library and of installed packages."""
     return tuple(
         {os.path.dirname(os.__file__), *(path for path in sys.path if path.endswith("site-packages"))}

@@ -130,7 +130,7 @@ def test_a_subscription_is_taken_back_and_allowed_again(paid: Desk) -> None:
         assert paid(*words) == "shop.note gets no more shop.Paid\n"
         shown = paid("event", "show", "shop.Paid")
         assert "nobody is subscribed" in shown
-        assert f"taken back: shop.note of {paid.app.name}\n" in shown
+        assert f"withdrawn: shop.note of {paid.app.name}\n" in shown
         (state,) = json.loads(paid("event", "show", "shop.Paid", "--json"))
         assert state["taken_back"] == [{"app": paid.app.name, "task": "shop.note"}]
         allowed = paid("event", "resubscribe", "shop.Paid", "shop.note")
@@ -138,5 +138,5 @@ def test_a_subscription_is_taken_back_and_allowed_again(paid: Desk) -> None:
         again = celery5("-A", "shop", "event", "resubscribe", "shop.Paid", "shop.note", cwd=paid.folder)
         assert (again.code, again.error) == (
             1,
-            "Error: no subscription of shop.note to shop.Paid was taken back",
+            "Error: no subscription of shop.note to shop.Paid was withdrawn",
         )
