@@ -34,7 +34,7 @@ from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import limits
 from celery5.protocol.limits import AdmissionRule, get_waiting_list
 from celery5.sending.publisher import LIMITED_JOBS_PER_TRIP
-from celery5.services.worker.lease import RECOVERY_BATCH as RECOVERED
+from celery5.services.worker.recovery import RECOVERY_BATCH as RECOVERED
 
 RUNS = {"1": (1, 300), "12": (12, 1_200), "1000": (1_000, 10_000)}
 """Keys and jobs of each run, by its name."""

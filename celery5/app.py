@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from celery5.boot_step import BootStep, check_boot_steps
 from celery5.broker.call import Call
-from celery5.broker.coroutines import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.commands.control import Control
 from celery5.commands.declaration import DeclareCommand

@@ -13,13 +13,13 @@ import msgspec
 
 from celery5.broker.calls import commands as trips
 from celery5.broker.calls import jobs
-from celery5.broker.colour import run_in_thread
-from celery5.broker.coroutines import (
+from celery5.broker.colour import (
     AwaitableConnections,
     BlockingConnections,
     run_blocking,
     run_in_event_loop,
     run_in_plain_python,
+    run_in_thread,
 )
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter
 from celery5.commands.keyring import Keyring, get_key_folder

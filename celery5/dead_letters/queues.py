@@ -14,7 +14,7 @@ import msgspec
 from celery5.broker.calls import dead_letters as graveyard
 from celery5.broker.calls.dead_letters import ALIVE, DONE, GONE, KEY_TAKEN
 from celery5.broker.calls.events import redeliver_documents
-from celery5.broker.coroutines import (
+from celery5.broker.colour import (
     BlockingDriverAdapter,
     run_blocking,
     run_in_event_loop,

@@ -53,7 +53,8 @@ from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSou
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.worker.due_jobs import Mover
-from celery5.services.worker.lease import Heartbeat, Lease, Recoverer
+from celery5.services.worker.lease import Heartbeat, Lease
+from celery5.services.worker.recovery import Recoverer
 from celery5.tasks.task import Task
 from celery5.wiring import BootTable, build, made_by, step
 

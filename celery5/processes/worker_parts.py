@@ -91,8 +91,9 @@ from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJo
 from celery5.services.worker.intake import JobIntake, ReceivedJobs, UnstartedJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
-from celery5.services.worker.lease import Heartbeat, Lease, Recoverer, WorkerIdentity
+from celery5.services.worker.lease import Heartbeat, Lease, WorkerIdentity
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, QueueReads, ReadingState, ReadOrder
+from celery5.services.worker.recovery import Recoverer
 from celery5.services.worker.resources import Runner, TaskResources
 from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
 from celery5.services.worker.revocations import Revocations

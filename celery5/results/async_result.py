@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 from celery5.broker.call import Call
 from celery5.broker.calls import commands, jobs, limits
 from celery5.broker.calls.jobs import LocatedJob
-from celery5.broker.coroutines import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import (
     BadResult,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls.jobs import LocatedJob
-from celery5.broker.coroutines import AwaitableConnections, sleep
+from celery5.broker.colour import AwaitableConnections, sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import retry_without_unreachable, skip_unreachable
 from celery5.broker.timing import OUTAGE_LIMIT

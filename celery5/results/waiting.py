@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from celery5.broker.coroutines import AwaitableConnections
+from celery5.broker.colour import AwaitableConnections
 from celery5.dead_letters.reading import find_dead_documents
 from celery5.errors import BrokerUnavailable
 

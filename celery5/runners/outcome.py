@@ -12,7 +12,6 @@ from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, Cir
 from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.retry_policy import LONGEST, RetryPolicy
-from celery5.protocol.job.section_rulings import find_strictest, get_leaf_errors
 from celery5.protocol.job.verdict import (
     BrokerLost,
     JobRejected,
@@ -21,6 +20,8 @@ from celery5.protocol.job.verdict import (
     Reason,
     RetryRequested,
     Returned,
+    find_strictest,
+    get_leaf_errors,
 )
 from celery5.runners.context import CURRENT_JOB
 

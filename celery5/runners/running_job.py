@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.section_rulings import copy_ruling
-from celery5.protocol.job.verdict import Outcome, PermanentFailure, Raised, Reason, Returned
+from celery5.protocol.job.verdict import Outcome, PermanentFailure, Raised, Reason, Returned, copy_ruling
 from celery5.runners.context import CURRENT_JOB
 from celery5.runners.outcome import get_error_outcome
 

@@ -13,7 +13,7 @@ from celery5.broker.calls import cluster
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.scheduling import JobToSend
-from celery5.broker.coroutines import run_in_event_loop, run_in_plain_python
+from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
 from celery5.errors import Misconfigured

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from celery5.broker.colour import check_may_block, run_in_thread
-from celery5.broker.coroutines import run_blocking
+from celery5.broker.colour import check_may_block, run_blocking, run_in_thread
 from celery5.errors import BacklogFull, BrokerUnavailable
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.retry_policy import full_jitter

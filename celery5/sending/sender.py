@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from celery5.application import Application
 from celery5.broker.calls import jobs as jobs_calls
-from celery5.broker.colour import run_in_thread
-from celery5.broker.coroutines import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking, run_in_thread
 from celery5.broker.driver import BlockingDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable, Misconfigured, NotReplicated

@@ -1,7 +1,7 @@
 """Sections of a task that decide what happens when they fail: `retry`, `optional` and `poisonous`.
 
 A context manager cannot run its body again, so a section does not, and it never replaces or wraps an error. It stores
-its ruling on the error (`protocol/job/section_rulings.py`), and the worker reads that when the error has left the task.
+its ruling on the error (`protocol/job/verdict.py`), and the worker reads that when the error has left the task.
 The innermost section with a ruling decides. Code that catches the error further out has handled it.
 """
 
@@ -20,8 +20,7 @@ from celery5.broker.colour import current_colour
 from celery5.errors import BlockingInEventLoop, Misconfigured, TimeLimitExceeded
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import RetryPolicy
-from celery5.protocol.job.section_rulings import ErrorLeaf, get_leaf_errors, set_ruling
-from celery5.protocol.job.verdict import Reason, Ruling, make_ruling
+from celery5.protocol.job.verdict import ErrorLeaf, Reason, Ruling, get_leaf_errors, make_ruling, set_ruling
 from celery5.runners.context import CURRENT_JOB, LOG_EVENT
 from celery5.runners.outcome import make_failure
 

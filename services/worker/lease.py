@@ -1,11 +1,7 @@
-"""Renew this worker's leases by heartbeats, and recover the jobs of workers whose lease has ended.
+"""Renew this worker's leases by heartbeats.
 
 While a job blocks the loop or holds the interpreter's lock there are no heartbeats, and the sidecar process renews the
 lease instead (`processes/watch/sidecar.py`). So a long job on a live worker is never given to another worker.
-
-Whether a worker has died is decided in `protocol/process/liveness.py`, from the replies to this worker's own
-heartbeats, and only just after one: while Redis does not reply, no worker is taken for dead. The script decides once
-more, for each worker, from that heartbeat (`HeartbeatEvidence`).
 """
 
 import math
@@ -19,12 +15,11 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs
-from celery5.broker.calls.jobs import HeartbeatEvidence, HeartbeatReply
+from celery5.broker.calls.jobs import HeartbeatReply
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, LeaseLost
+from celery5.errors import BrokerError, LeaseLost
 from celery5.logs.log import Log
-from celery5.protocol.process.liveness import Heartbeats
 from celery5.services.process.broker_outages import is_transient
 from celery5.services.process.shared_memory import SidecarMemory
 
@@ -96,7 +91,7 @@ class WorkerIdentity:
     consumed: Sequence[QueueKeys]
 
 
-BEATS_PER_LEASE = 3
+HEARTBEATS_PER_LEASE = 3
 """Heartbeats in one lease."""
 LAPSE_DELAY = 0.02
 """Seconds after the end of another worker's lease at which a heartbeat checks it."""
@@ -161,27 +156,27 @@ class Heartbeat:
                 await self._requested.wait()
             self._requested = trio.Event()
             while not await self._try_beat():  # noqa: ASYNC110  it is Redis that changes
-                await trio.sleep(min(RETRY_INTERVAL, self._lease.seconds / BEATS_PER_LEASE))
+                await trio.sleep(min(RETRY_INTERVAL, self._lease.seconds / HEARTBEATS_PER_LEASE))
 
     async def beat(self) -> None:
         """Renew every lease, and pass the replies to the listeners."""
         sent_at = now()
         replies = await self._redis.perform_all(self._make_calls())
         self._lapse_in = min(
-            [each.lapse_in for each in replies if each.lapse_in is not None], default=math.inf
+            [reply.lapse_in for reply in replies if reply.lapse_in is not None], default=math.inf
         )
         self._requested_in = math.inf
-        for keys, pulse in zip(self._consumed, replies, strict=True):
-            if not pulse.alive:
+        for keys, reply in zip(self._consumed, replies, strict=True):
+            if not reply.alive:
                 raise self._lease.mark_lost(
                     f"{self._worker} was silent for longer than its lease on queue {keys.queue}"
                 )
             for listener in self._listeners:
-                delay = listener(keys, pulse)
+                delay = listener(keys, reply)
                 self._requested_in = self._requested_in if delay is None else min(self._requested_in, delay)
         self._lease.mark_renewed(sent_at)
         if self._sidecar is not None and not self._sidecar.report_beat(self._worker, self._queues):
-            self._log.event("sidecar:lost", "warning", hint=_ALONE)
+            self._log.event("sidecar:lost", "warning", hint=_NO_SIDECAR)
 
     def _get_interval(self) -> float:
         """Return the seconds until the next heartbeat.
@@ -190,7 +185,7 @@ class Heartbeat:
         worker never does. So a death is noticed at once, and not up to a third of a lease later.
         """
         sooner = min(self._lapse_in + LAPSE_DELAY, self._requested_in)
-        return min(self._lease.seconds / BEATS_PER_LEASE, max(sooner, MIN_INTERVAL))
+        return min(self._lease.seconds / HEARTBEATS_PER_LEASE, max(sooner, MIN_INTERVAL))
 
     async def _try_beat(self) -> bool:
         """Send a heartbeat; return False when Redis is unreachable, which is logged as a warning once."""
@@ -209,96 +204,4 @@ class Heartbeat:
         return [jobs.renew_lease(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
 
 
-_ALONE = "a job that blocks the loop for longer than the lease is given to others, until this process is started anew"
-
-
-RECOVERY_BATCH = 16
-"""Jobs in one call: Redis does nothing else meanwhile. One that held a slot costs about 10 commands."""
-
-
-class Recoverer:
-    """Recovers lapsed workers on the queues that this worker consumes."""
-
-    def __init__(
-        self,
-        *,
-        redis: AsyncDriver,
-        consumed: Sequence[QueueKeys],
-        lease: Lease,
-        log: Log,
-        worker: str,
-        max_deliveries: int,
-        results_ttl: float,
-        message_limit: int,
-    ) -> None:
-        self._redis = redis
-        self._consumed = consumed
-        self._lease = lease
-        self._log = log
-        self._worker = worker
-        self._max_deliveries = max_deliveries
-        self._results_ttl = results_ttl
-        self._message_limit = message_limit
-        # For each queue: in a cluster each may be on a server of its own.
-        self._heartbeats = {keys.queue: Heartbeats(lease=lease.seconds) for keys in consumed}
-        self._replies: dict[str, HeartbeatReply] = {}
-        self._lapsed = trio.Event()
-
-    def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> float | None:
-        """Take the reply for one queue. Return the seconds until this worker may judge those that have lapsed."""
-        now = trio.current_time()
-        heartbeats = self._heartbeats[keys.queue].with_answer(now, at=pulse.at / 1000)
-        self._heartbeats[keys.queue], self._replies[keys.queue] = heartbeats, pulse
-        if self._make_evidence(keys) is not None:
-            self._lapsed.set()
-            return None
-        return heartbeats.seconds_until_judging(now) if pulse.lapsed else None
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Recover whenever a lease has lapsed and its worker counts as dead."""
-        task_status.started()
-        while True:
-            await self._lapsed.wait()
-            self._lapsed = trio.Event()
-            try:
-                await self.recover()
-            except (BrokerUnavailable, BrokerReplied) as error:
-                self._log.event("recoverer:failed", "warning", why=str(error))
-
-    async def recover(self) -> int:
-        """Recover jobs on all queues. Return how many were requeued or dead-lettered."""
-        total = 0
-        for keys in self._consumed:
-            # Decided anew for each call, which recovers one worker, or a part of what it held.
-            while (found_evidence := self._make_evidence(keys)) is not None:
-                call = jobs.recover(
-                    keys,
-                    worker="",
-                    max_deliveries=self._max_deliveries,
-                    limit=RECOVERY_BATCH,
-                    ttl=self._results_ttl,
-                    message_limit=self._message_limit,
-                    evidence=found_evidence,
-                )
-                done = await self._redis.perform(call)
-                if not done.worker:
-                    break
-                total += done.requeued + done.dead_lettered
-                self._log.event(
-                    "recoverer:recovered",
-                    "warning",
-                    dead_worker=done.worker,
-                    queue=keys.queue,
-                    requeued=done.requeued,
-                    dead_lettered=done.dead_lettered,
-                )
-        return total
-
-    def _make_evidence(self, keys: QueueKeys) -> HeartbeatEvidence | None:
-        """Return the evidence for judging other workers on a queue; None while there is none or no lease has lapsed."""
-        pulse = self._replies.get(keys.queue)
-        if pulse is None or not pulse.lapsed or self._lease.is_lost:
-            return None
-        if not self._heartbeats[keys.queue].may_judge(trio.current_time()):
-            return None
-        return HeartbeatEvidence(self._worker, pulse.at, self._lease.seconds)
+_NO_SIDECAR = "a job that blocks the loop for longer than the lease is given to others, until this process is started anew"

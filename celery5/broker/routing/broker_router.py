@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from celery5.broker.call import Call
-from celery5.broker.colour import current_colour
-from celery5.broker.coroutines import BlockingDriverAdapter, run_blocking
+from celery5.broker.colour import BlockingDriverAdapter, current_colour, run_blocking
 from celery5.broker.driver import AsyncDriver, BlockingDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, get_unreachable
 from celery5.errors import BrokerError

@@ -41,7 +41,8 @@ from celery5.protocol.process.liveness import (
 from celery5.protocol.scaling.budget import get_max_slots
 from celery5.runners.process_group import get_start_ticks
 from celery5.services.process.shared_memory import SidecarMemory
-from celery5.services.worker.lease import BEATS_PER_LEASE, RECOVERY_BATCH, now
+from celery5.services.worker.lease import HEARTBEATS_PER_LEASE, now
+from celery5.services.worker.recovery import RECOVERY_BATCH
 
 MISSED_BEATS = 1.5
 """Beats that must be missing before the sidecar steps in."""
@@ -226,7 +227,7 @@ class _Watch:
         for each in (ear, life):
             if each >= 0:
                 self._poll.register(each, select.POLLIN)
-        self._interval = app.settings.lease / BEATS_PER_LEASE
+        self._interval = app.settings.lease / HEARTBEATS_PER_LEASE
         self._unread = b""
         self._said = BeatReport()
         self._vigil = ProcessObservation(now())

@@ -9,8 +9,18 @@ import pytest
 from celery5 import Misconfigured, RetryPolicy
 from celery5.errors import BrokerUnavailable, Reject, Retry
 from celery5.protocol.job.names import get_class_names
-from celery5.protocol.job.section_rulings import find_strictest, get_leaf_errors, get_ruling, set_ruling
-from celery5.protocol.job.verdict import BrokerLost, JobRejected, Raised, Reason, RetryRequested, Ruling
+from celery5.protocol.job.verdict import (
+    BrokerLost,
+    JobRejected,
+    Raised,
+    Reason,
+    RetryRequested,
+    Ruling,
+    find_strictest,
+    get_leaf_errors,
+    get_ruling,
+    set_ruling,
+)
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.runners.outcome import get_error_outcome
 

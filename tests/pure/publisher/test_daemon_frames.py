@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.broker.coroutines import run_blocking
+from celery5.broker.colour import run_blocking
 from celery5.errors import Corrupt, MessageTooLarge, Misconfigured
 from celery5.protocol.job.job import Job
 from celery5.protocol.publisher import frames as parcels_module

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from celery5 import App, AsyncResult, JobState, Misconfigured, ResultTimeout, TaskFailed
 from celery5.broker.calls.jobs import LocatedJob
-from celery5.broker.coroutines import BlockingConnections, run_blocking
+from celery5.broker.colour import BlockingConnections, run_blocking
 from celery5.errors import BadResult, Corrupt
 from celery5.protocol.job.arguments import ResultType
 from celery5.protocol.job.messages import Document, Failure, encode

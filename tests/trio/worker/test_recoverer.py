@@ -12,7 +12,8 @@ from celery5.broker.calls.jobs import HeartbeatEvidence, HeartbeatReply, Recover
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.logs.log import Log
 from celery5.protocol.process.liveness import LONGEST_WAIT
-from celery5.services.worker.lease import Lease, Recoverer
+from celery5.services.worker.lease import Lease
+from celery5.services.worker.recovery import Recoverer
 
 MAIL = Keys("shop").for_queue("mail")
 NEWS = Keys("shop").for_queue("news")
