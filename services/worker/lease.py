@@ -176,7 +176,7 @@ class Heartbeat:
                 self._requested_in = self._requested_in if delay is None else min(self._requested_in, delay)
         self._lease.mark_renewed(sent_at)
         if self._sidecar is not None and not self._sidecar.report_beat(self._worker, self._queues):
-            self._log.event("sidecar:lost", "warning", hint=_NO_SIDECAR)
+            self._log.event("sidecar:lost", "warning", hint=_HINT)
 
     def _get_interval(self) -> float:
         """Return the seconds until the next heartbeat.
@@ -204,4 +204,4 @@ class Heartbeat:
         return [jobs.renew_lease(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
 
 
-_NO_SIDECAR = "a job that blocks the loop for longer than the lease is given to others, until this process is started anew"
+_HINT = "a job that blocks the loop for longer than the lease is given to others, until this process is started anew"
