@@ -84,11 +84,11 @@ class Limits:
 
     def lift(self, task: "str | Task[..., Any]") -> bool:
         """Remove what is imposed, so that the task's own limit holds again. Returns whether anything was imposed."""
-        return self._known(task, self._app.perform(self._lift(task)))
+        return self._check_known(task, self._app.perform(self._lift(task)))
 
     async def alift(self, task: "str | Task[..., Any]") -> bool:
         """`lift`, from Trio or asyncio."""
-        return self._known(task, await self._app.aperform(self._lift(task)))
+        return self._check_known(task, await self._app.aperform(self._lift(task)))
 
     def suspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
         """Start no job of a task on any worker until it is resumed; its jobs wait in Redis.
@@ -104,11 +104,11 @@ class Limits:
 
     def resume(self, task: "str | Task[..., Any]") -> bool:
         """Start jobs of a suspended task again, in the order in which they came. Returns whether it was suspended."""
-        return self._known(task, self._app.perform(self._resume(task)))
+        return self._check_known(task, self._app.perform(self._resume(task)))
 
     async def aresume(self, task: "str | Task[..., Any]") -> bool:
         """`resume`, from Trio or asyncio."""
-        return self._known(task, await self._app.aperform(self._resume(task)))
+        return self._check_known(task, await self._app.aperform(self._resume(task)))
 
     def list(self) -> dict[str, TaskLimits]:
         """Return what is imposed on tasks now, by their names."""
@@ -121,24 +121,24 @@ class Limits:
     def _set_override(self, task: "str | Task[..., Any]", limit: int | str, by: str) -> Call[bool]:
         name = self._name(task)
         if isinstance(limit, str):
-            override = LimitOverride(rate=limit, by=by or _me(), since=_now())
+            override = LimitOverride(rate=limit, by=by or _get_user(), since=_now())
         elif isinstance(limit, bool) or not isinstance(limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Misconfigured(f"task {name}: limit is {limit!r}: give a number, or a rate such as '200/m'")
         else:
-            override = LimitOverride(limit=limit, by=by or _me(), since=_now())
+            override = LimitOverride(limit=limit, by=by or _get_user(), since=_now())
         return limits.set_override(self._app.keys, name, override.validate(name))
 
     def _lift(self, task: "str | Task[..., Any]") -> Call[bool]:
-        return limits.set_override(self._app.keys, _said(task), None)
+        return limits.set_override(self._app.keys, _get_name(task), None)
 
     def _suspend(self, task: "str | Task[..., Any]", why: str, by: str) -> Call[bool]:
-        suspension = Suspension(why=why, by=by or _me(), since=_now())
+        suspension = Suspension(why=why, by=by or _get_user(), since=_now())
         return limits.suspend_task(self._app.keys, self._name(task), suspension)
 
     def _resume(self, task: "str | Task[..., Any]") -> Call[bool]:
-        return limits.resume_task(self._app.keys, _said(task))
+        return limits.resume_task(self._app.keys, _get_name(task))
 
-    def _known(self, task: "str | Task[..., Any]", done: bool) -> bool:
+    def _check_known(self, task: "str | Task[..., Any]", done: bool) -> bool:
         """Return `done`. If nothing was removed, raises UnknownTask for a name that may be misspelt."""
         if not done:
             self._name(task)
@@ -151,13 +151,13 @@ class Limits:
         return self._app.tasks[task].name
 
 
-def _said(task: "str | Task[..., Any]") -> str:
+def _get_name(task: "str | Task[..., Any]") -> str:
     """Return the name of a task without a check, since what is imposed may outlive its task."""
     return task if isinstance(task, str) else task.name
 
 
 def _list_limits(stored: StoredOverrides) -> dict[str, TaskLimits]:
-    listed: dict[str, TaskLimits] = {}
+    limits_by_task: dict[str, TaskLimits] = {}
     for task in sorted(stored.limits.keys() | stored.suspended.keys()):
         limit, suspended = stored.limits.get(task) or LimitOverride(), stored.suspended.get(task)
         entry = TaskLimits(task, limit.limit, limit.rate, limit.by)
@@ -170,15 +170,15 @@ def _list_limits(stored: StoredOverrides) -> dict[str, TaskLimits]:
                 until=suspended.until,
                 suspended_since=suspended.since,
             )
-        listed[task] = entry
-    return listed
+        limits_by_task[task] = entry
+    return limits_by_task
 
 
 def _now() -> float:
     return round(time.time(), 3)
 
 
-def _me() -> str:
+def _get_user() -> str:
     """Return the default for `by`: user and host."""
     try:
         user = getpass.getuser()

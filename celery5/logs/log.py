@@ -1,4 +1,4 @@
-"""Log: structured messages through eliot, to a bounded buffer that a thread writes out.
+"""Log structured messages through eliot, into a bounded buffer that a thread writes out.
 
 Each job has one message, inside an action that lasts as long as the process. Nothing is written on the event loop.
 Messages that do not fit the buffer are dropped and counted. No other module imports eliot.
@@ -91,14 +91,16 @@ class LogWriter:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._counting = threading.Lock()
-        self._shed = self._lost = self._written = self._retried = 0  # `_shed`: lost, and not logged yet
+        self._unreported = self._lost = self._written = self._retried = (
+            0  # `_unreported`: lost, and not logged yet
+        )
         self._has_warned = False
         self._retry_hook: Callable[[list[Message]], int] | None = None
 
     @property
-    def shed(self) -> int:
+    def unreported_losses(self) -> int:
         """Return how many messages were lost and are not logged yet."""
-        return self._shed
+        return self._unreported
 
     @property
     def counts(self) -> LogCounts:
@@ -168,7 +170,7 @@ class LogWriter:
     def count_lost(self, count: int) -> None:
         """Count so many messages as lost."""
         with self._counting:
-            self._shed += count
+            self._unreported += count
             self._lost += count
 
     def __enter__(self) -> Self:
@@ -196,9 +198,7 @@ class LogWriter:
         if self._buffer:
             self.report_lost(len(self._buffer), "the log was not read")
         close = getattr(self._destination, "close", None)
-        if callable(
-            close
-        ):  # in this thread: a journal that is closed while it is written to opens another socket
+        if callable(close):  # in this thread: a journal that is closed during a write opens a new socket
             close()
 
     def _flush(self) -> bool:
@@ -206,26 +206,25 @@ class LogWriter:
 
         A destination that fails costs messages, never the process.
         """
-        while self._buffer or self._shed:
+        while self._buffer or self._unreported:
             batch = [self._buffer.popleft() for _ in range(min(256, len(self._buffer)))]
-            messages = (
-                cast("list[Message]", batch)
-                if self._takes_job_lines
-                else [to_message(line) for line in batch]
-            )
+            is_ready = self._takes_job_lines
+            messages = cast("list[Message]", batch) if is_ready else [to_message(line) for line in batch]
             with self._counting:
-                shed, self._shed = self._shed, 0
+                unreported, self._unreported = self._unreported, 0
             try:
-                done = self._destination.write([*messages, make_dropped_message(shed)] if shed else messages)
+                done = self._destination.write(
+                    [*messages, make_dropped_message(unreported)] if unreported else messages
+                )
             except Exception as error:  # the destination may be the user's own
                 with self._counting:
-                    self._shed += shed
+                    self._unreported += unreported
                 self._retry([to_message(line) for line in batch], error)
                 return False
             self._written += min(done, len(batch))
-            if done < len(batch) + bool(shed):
+            if done < len(batch) + bool(unreported):
                 with self._counting:
-                    self._shed += shed
+                    self._unreported += unreported
                 self._buffer.extendleft(reversed(batch[done:]))
                 return True
         return False

@@ -23,7 +23,7 @@ _NUMBER: dict[Level, int] = {
     "error": logging.ERROR,
 }
 _PLAIN_VALUES = (str, int, float, bool, type(None))
-_OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+_STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 @contextmanager
@@ -42,14 +42,17 @@ def captured_logging(
     if root.handlers:
         yield lambda _level: None
         return
-    handler, before = _Routed(take), root.level
-    ours = before == logging.WARNING  # the default level
+    handler, old_level = _RecordHandler(take), root.level
+    is_ours = old_level == logging.WARNING  # the default level
 
     def follow(level: Level) -> None:
-        nonlocal ours
-        ours = ours and root.level in (before, handler.level)  # else the application has changed it since
+        nonlocal is_ours
+        is_ours = is_ours and root.level in (
+            old_level,
+            handler.level,
+        )  # else the application has changed it since
         handler.setLevel(_NUMBER[level])
-        if ours:
+        if is_ours:
             root.setLevel(_NUMBER[level])
 
     follow(level)
@@ -58,11 +61,11 @@ def captured_logging(
         yield follow
     finally:
         root.removeHandler(handler)
-        if ours and root.level == handler.level:
-            root.setLevel(before)
+        if is_ours and root.level == handler.level:
+            root.setLevel(old_level)
 
 
-class _Routed(logging.Handler):
+class _RecordHandler(logging.Handler):
     """Makes a message of each record.
 
     It has no lock: `take` needs none, and a time limit that ends a job within it would leave it locked for ever.
@@ -72,7 +75,7 @@ class _Routed(logging.Handler):
         super().__init__()
         self._take = take
         self._pid = os.getpid()
-        self._here = threading.local()
+        self._thread_state = threading.local()
 
     def createLock(self) -> None:
         self.lock = None
@@ -82,23 +85,25 @@ class _Routed(logging.Handler):
         if os.getpid() != self._pid:  # a process that a task has forked: nothing writes its log
             last = logging.lastResort
             return bool(last and record.levelno >= last.level and last.handle(record))
-        if getattr(self._here, "busy", False):  # a value's `__str__` logs
+        if getattr(self._thread_state, "busy", False):  # a value's `__str__` logs
             return False
         try:
-            self._here.busy = True
+            self._thread_state.busy = True
             self._take(_message(record))
         except TimeLimitExceeded:
             raise
         except Exception:
             return False
         finally:
-            self._here.busy = False
+            self._thread_state.busy = False
         return True
 
 
 def _message(record: logging.LogRecord) -> dict[str, Any]:
     """Return a record as a message; what is in `extra` is among its fields."""
-    message = {name: _plain(value) for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
+    message = {
+        name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES
+    }
     message |= {
         "timestamp": record.created,
         "message_type": "celery5:log",

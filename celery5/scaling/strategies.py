@@ -25,15 +25,15 @@ def get_prioritisation(settings: Settings) -> PrioritisationStrategy | None:
     return parse_strategy(settings.prioritise, load_function)
 
 
-def load_function(said: str) -> Callable[..., Any]:
+def load_function(path: str) -> Callable[..., Any]:
     """Return the function that `module:function` names. Raises Misconfigured."""
-    module, _, name = said.partition(":")
+    module, _, name = path.partition(":")
     try:
         function: object = getattr(import_module(module), name)
     except (Exception, SystemExit) as error:  # from the user's module
-        raise Misconfigured(f"strategy {said!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise Misconfigured(f"strategy {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(function) or isinstance(function, type):
         raise Misconfigured(
-            f"strategy {said!r} is {function!r}: name a function, or an object that can be called"
+            f"strategy {path!r} is {function!r}: name a function, or an object that can be called"
         )
     return function

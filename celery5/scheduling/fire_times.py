@@ -1,9 +1,8 @@
 """Compute when a trigger fires next. The only module that uses APScheduler, which is imported on first use.
 
-APScheduler's triggers return wall-clock times without time zones; this module maps them to moments, so that a
-change of
-the clock does what the guide promises: a wall-clock time that does not exist fires as much later as the clock was
-set forward; one that occurs twice fires the first time only, unless the trigger names no hours.
+APScheduler's triggers return wall-clock times without time zones; this module maps them to moments, so that a change of
+the clock does what the guide promises: a wall-clock time that does not exist fires as much later as the clock was set
+forward; one that occurs twice fires the first time only, unless the trigger names no hours.
 """
 
 from collections.abc import Callable
@@ -45,14 +44,14 @@ def get_next_fire_time(trigger: AnyTrigger, after: int) -> int | None:
     Raises:
         Misconfigured: The trigger makes no sense, or this machine lacks its time zone.
     """
-    last = _last(trigger)
-    if last.after is None or after < last.after or (last.at is not None and last.at <= after):
-        last.at, last.after = _following(trigger, after), after
-    return last.at
+    result = _get_last_result(trigger)
+    if result.after is None or after < result.after or (result.at is not None and result.at <= after):
+        result.at, result.after = _compute_next(trigger, after), after
+    return result.at
 
 
 @dataclass(slots=True)
-class _Last:
+class _LastResult:
     """The last result for a trigger: it does not fire between `after` and `at`."""
 
     after: int | None = None
@@ -60,22 +59,22 @@ class _Last:
 
 
 @lru_cache(maxsize=1024)
-def _last(_trigger: AnyTrigger) -> _Last:
-    return _Last()
+def _get_last_result(_trigger: AnyTrigger) -> _LastResult:
+    return _LastResult()
 
 
-def _following(trigger: AnyTrigger, after: int) -> int | None:
+def _compute_next(trigger: AnyTrigger, after: int) -> int | None:
     match trigger:
         case Interval():
-            return _interval(trigger, after)
+            return _next_of_interval(trigger, after)
         case OnceTrigger():
             return trigger.at if trigger.at > after else None
         case AnyOf():
-            return min((time for time in _all(trigger.of, after) if time is not None), default=None)
+            return min((time for time in _list_next(trigger.of, after) if time is not None), default=None)
         case AllOf():
             return _next_common(trigger, after)
         case Cron() | Calendar():
-            return _by_clock(trigger, after)
+            return _next_by_clock(trigger, after)
 
 
 def validate_trigger(trigger: AnyTrigger) -> AnyTrigger:
@@ -84,7 +83,7 @@ def validate_trigger(trigger: AnyTrigger) -> AnyTrigger:
     return trigger
 
 
-def _interval(trigger: Interval, after: int) -> int | None:
+def _next_of_interval(trigger: Interval, after: int) -> int | None:
     if trigger.every < 1:
         raise Misconfigured("an interval is at least a thousandth of a second")
     past = after - trigger.start
@@ -92,13 +91,13 @@ def _interval(trigger: Interval, after: int) -> int | None:
     return None if trigger.end is not None and at > trigger.end else at
 
 
-def _all(triggers: tuple[AnyTrigger, ...], after: int) -> list[int | None]:
+def _list_next(triggers: tuple[AnyTrigger, ...], after: int) -> list[int | None]:
     return [get_next_fire_time(part, after) for part in triggers]
 
 
 def _next_common(trigger: AllOf, after: int) -> int | None:
     for _ in range(MAX_AGREEMENT_STEPS):
-        times = [time for time in _all(trigger.of, after) if time is not None]
+        times = [time for time in _list_next(trigger.of, after) if time is not None]
         if len(times) < len(trigger.of):
             return None
         latest = max(times)
@@ -108,12 +107,12 @@ def _next_common(trigger: AllOf, after: int) -> int | None:
     return None
 
 
-def _by_clock(trigger: Cron | Calendar, after: int) -> int | None:
-    zone, step = _zone(trigger.zone), _steps(trigger)
+def _next_by_clock(trigger: Cron | Calendar, after: int) -> int | None:
+    zone, step = _load_zone(trigger.zone), _make_step(trigger)
     start = trigger.start if isinstance(trigger, Cron) and trigger.start is not None else after + 1
     try:
-        moment = _moment(
-            step, zone, _datetime(max(after, start - 1)), every_hour=_fires_in_repeated_hour(trigger)
+        moment = _find_moment(
+            step, zone, _to_datetime(max(after, start - 1)), every_hour=_fires_in_repeated_hour(trigger)
         )
     except OverflowError:  # beyond the year 9999
         return None
@@ -126,12 +125,12 @@ def _fires_in_repeated_hour(trigger: Cron | Calendar) -> bool:
     return isinstance(trigger, Cron) and trigger.fires_every_hour
 
 
-def _moment(step: NextWallTime, zone: tzinfo, after: datetime, *, every_hour: bool) -> datetime | None:
+def _find_moment(step: NextWallTime, zone: tzinfo, after: datetime, *, every_hour: bool) -> datetime | None:
     """Return the first moment after `after`, both in UTC, whose wall-clock time is one that `step` returns."""
     while True:
-        before, now, later = (_offset(zone, after + span) for span in (-DAY, timedelta(), DAY))
+        before, now, later = (_get_offset(zone, after + span) for span in (-DAY, timedelta(), DAY))
         if before == now == later:
-            wall = step(_wall(after) + now)
+            wall = step(_without_zone(after) + now)
             if wall is None:
                 return None
             moment = (wall - now).replace(tzinfo=UTC)
@@ -140,62 +139,62 @@ def _moment(step: NextWallTime, zone: tzinfo, after: datetime, *, every_hour: bo
             # It does not fire before that; search again from near it, since the clock may change until then.
             after = max(after, moment - DAY / 2)
             continue
-        transition = _turn(zone, after - DAY, after + DAY)
-        near = _around(step, zone, transition, after, every_hour=every_hour)
+        transition = _find_transition(zone, after - DAY, after + DAY)
+        near = _find_moment_near(step, zone, transition, after, every_hour=every_hour)
         if near is None or near <= after + DAY:
             return near
         after = max(after + DAY / 2, near - DAY / 2)
 
 
-def _around(
+def _find_moment_near(
     step: NextWallTime, zone: tzinfo, transition: datetime, after: datetime, *, every_hour: bool
 ) -> datetime | None:
     """Do the same near a transition of the clock: by the old offset until it ends, then by the new one."""
-    old, new = _offset(zone, transition - timedelta(seconds=1)), _offset(zone, transition)
+    old, new = _get_offset(zone, transition - timedelta(seconds=1)), _get_offset(zone, transition)
     forward = new > old
     # Skipped times count by the old offset, so they fire later. Repeated times fire again only without named hours.
-    end_of_old = _wall(transition) + max(old, new)
-    start_of_new = _wall(transition) + (new if forward or every_hour else old)
+    end_of_old = _without_zone(transition) + max(old, new)
+    start_of_new = _without_zone(transition) + (new if forward or every_hour else old)
     moments: list[datetime] = []
-    wall_by_old = step(_wall(after) + old)
+    wall_by_old = step(_without_zone(after) + old)
     if wall_by_old is not None and wall_by_old < end_of_old:
         moments.append((wall_by_old - old).replace(tzinfo=UTC))
-    wall_by_new = step(max(_wall(after) + new, start_of_new - timedelta(microseconds=1)))
+    wall_by_new = step(max(_without_zone(after) + new, start_of_new - timedelta(microseconds=1)))
     if wall_by_new is not None:
         moments.append((wall_by_new - new).replace(tzinfo=UTC))
     return min(moments, default=None)
 
 
-def _turn(zone: tzinfo, low: datetime, high: datetime) -> datetime:
+def _find_transition(zone: tzinfo, low: datetime, high: datetime) -> datetime:
     """Return the second at which the clock is set between two moments."""
-    first = _offset(zone, low)
-    if first == _offset(zone, high):  # set forward and back within two days: find the first change
+    first = _get_offset(zone, low)
+    if first == _get_offset(zone, high):  # set forward and back within two days: find the first change
         high = low + (high - low) / 2
     span = int((high - low).total_seconds())
     near, far = 0, span
     while far - near > 1:
         middle = (near + far) // 2
-        if _offset(zone, low + timedelta(seconds=middle)) == first:
+        if _get_offset(zone, low + timedelta(seconds=middle)) == first:
             near = middle
         else:
             far = middle
     return (low + timedelta(seconds=far)).replace(microsecond=0)
 
 
-def _offset(zone: tzinfo, moment: datetime) -> timedelta:
+def _get_offset(zone: tzinfo, moment: datetime) -> timedelta:
     return moment.astimezone(zone).utcoffset() or timedelta()
 
 
-def _wall(moment: datetime) -> datetime:
+def _without_zone(moment: datetime) -> datetime:
     return moment.replace(tzinfo=None)
 
 
-def _datetime(ms: int) -> datetime:
+def _to_datetime(ms: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
 
 
 @lru_cache(maxsize=64)
-def _zone(name: str) -> tzinfo:
+def _load_zone(name: str) -> tzinfo:
     if name.upper() in ("", "UTC"):
         return UTC
     try:
@@ -208,7 +207,7 @@ def _zone(name: str) -> tzinfo:
 
 
 @lru_cache(maxsize=1024)
-def _steps(trigger: Cron | Calendar) -> NextWallTime:
+def _make_step(trigger: Cron | Calendar) -> NextWallTime:
     """Return the wall-clock times of a trigger, by APScheduler."""
     implementation: Any = _cron(trigger) if isinstance(trigger, Cron) else _calendar(trigger)
     calendar = isinstance(trigger, Calendar)

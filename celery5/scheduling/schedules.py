@@ -77,7 +77,7 @@ class DeclaredSchedule(msgspec.Struct, frozen=True):
     origin: ScheduleOrigin = "code"
 
 
-def make_definition(app: TaskApplication, call: Signature[Any], how: Periodic) -> ScheduleDefinition:
+def make_definition(app: TaskApplication, call: Signature[Any], declared: Periodic) -> ScheduleDefinition:
     """Return what a Scheduler needs to publish the jobs of a schedule without the code of their task.
 
     Raises:
@@ -85,28 +85,27 @@ def make_definition(app: TaskApplication, call: Signature[Any], how: Periodic) -
         BadArguments: The arguments do not fit the task.
         MessageTooLarge: The message exceeds the limit.
     """
-    trigger, misfire, jitter = resolve_parts(how)
+    trigger, misfire, jitter = resolve_parts(declared)
     job = call.job()
     if job.at:
         raise Misconfigured(f"schedule of {job.task}: a countdown or an eta has no place beside a schedule")
     command = read_command(job.message)
     template = msgspec.structs.replace(command, id="-", sent=0.0, expires=None, trace="")
     expires = call.task.send_options.expires
-    lasts = (
-        to_seconds(cast("float | timedelta | None", expires)) if not hasattr(expires, "utcoffset") else None
-    )
+    is_moment = hasattr(expires, "utcoffset")
+    lifetime = None if is_moment else to_seconds(cast("float | timedelta | None", expires))
     return ScheduleDefinition(
         task=job.task,
         queue=job.queue,
         trigger=with_zone(trigger, app.settings.timezone),
         message=msgspec.json.encode(template).decode(),
-        expires=lasts,
+        expires=lifetime,
         lane=job.lane,
         lock=job.lock,
         unique_for=job.unique_for,
         jitter=jitter,
         misfire=misfire,
-        overlap=how.overlap,
+        overlap=declared.overlap,
     )
 
 
@@ -116,29 +115,27 @@ def iterate_declared(app: TaskApplication, by_call: Sequence[DeclaredSchedule]) 
     for task in list(app.tasks.values()):
         yield from iterate_task_schedules(task)
     for name, options in app.settings.schedules.items():
-        yield _configured(app, name, options)
+        yield _make_from_settings(app, name, options)
 
 
 def iterate_task_schedules(task: Task[Any, Any]) -> Iterator[DeclaredSchedule]:
     """Yield the schedules that a task was declared with."""
-    for how in task.schedule:
-        call = Signature(task, tuple(how.args), dict(how.kwargs))
-        yield DeclaredSchedule(how.name or task.name, call, how)
+    for declared in task.schedule:
+        call = Signature(task, tuple(declared.args), dict(declared.kwargs))
+        yield DeclaredSchedule(declared.name or task.name, call, declared)
 
 
-def _configured(app: TaskApplication, name: str, said: Mapping[str, Any]) -> DeclaredSchedule:
-    remaining = dict(said)
+def _make_from_settings(app: TaskApplication, name: str, table: Mapping[str, Any]) -> DeclaredSchedule:
+    remaining = dict(table)
     task = remaining.pop("task", None)
     if not isinstance(task, str) or task not in app.tasks:
         raise Misconfigured(
             f"schedule {name!r} in the settings: task is {task!r}, which is none of this application"
         )
-    call = app.tasks[task]
     options = remaining.pop("options", None)
-    if options is not None:
-        call = call.options(**options)
+    scheduled_task = app.tasks[task] if options is None else app.tasks[task].options(**options)
     try:
-        own = {
+        given_options = {
             option: remaining.pop(option)
             for option in ("args", "kwargs", "overlap", "jitter")
             if option in remaining
@@ -146,17 +143,18 @@ def _configured(app: TaskApplication, name: str, said: Mapping[str, Any]) -> Dec
         misfire = remaining.pop("misfire", "once")
         if isinstance(misfire, Mapping):
             misfire = msgspec.convert(misfire, Misfire)
-        how = Periodic(remaining.pop("when", None) or remaining, name, misfire=misfire, **own)
-        _ = resolve_parts(how)
+        declared = Periodic(remaining.pop("when", None) or remaining, name, misfire=misfire, **given_options)
+        resolve_parts(declared)
     except (TypeError, msgspec.ValidationError, Misconfigured) as error:
         raise Misconfigured(f"schedule {name!r} in the settings: {error}") from None
-    return DeclaredSchedule(name, Signature(call, tuple(how.args), dict(how.kwargs)), how, "configuration")
+    call = Signature(scheduled_task, tuple(declared.args), dict(declared.kwargs))
+    return DeclaredSchedule(name, call, declared, "configuration")
 
 
-def make_declaration(call: Signature[Any], how: Periodic) -> DeclaredSchedule:
+def make_declaration(call: Signature[Any], declared: Periodic) -> DeclaredSchedule:
     """Return a schedule that code declares. Raises Misconfigured."""
-    _ = resolve_parts(how)
-    return DeclaredSchedule(how.name or call.task.name, call, how)
+    resolve_parts(declared)
+    return DeclaredSchedule(declared.name or call.task.name, call, declared)
 
 
 def collect_declarations(
@@ -171,14 +169,14 @@ def collect_declarations(
 
 
 def make_checked_definition(
-    app: TaskApplication, call: Signature[Any], when: object, name: str, words: Mapping[str, Any]
+    app: TaskApplication, call: Signature[Any], when: object, name: str, options: Mapping[str, Any]
 ) -> ScheduleDefinition:
     """Return the definition of a call and its repetition. Raises Misconfigured, also for an invalid trigger."""
     try:
-        how = Periodic(when, name, **words)
+        declared = Periodic(when, name, **options)
     except TypeError as error:
         raise Misconfigured(f"a schedule: {error}") from None
-    of = make_definition(app, call, how)
+    of = make_definition(app, call, declared)
     validate_trigger(of.trigger)
     return of
 
@@ -218,19 +216,20 @@ def to_schedule_state(schedule: Schedule) -> ScheduleState:
 
 async def read_schedules(app: TaskApplication, redis: AsyncDriver) -> list[tuple[Schedule, bytes]]:
     """Return all schedules in Redis that this version can read, each with its record."""
-    return await retry_without_unreachable(lambda: _all_of(app, redis))
+    return await retry_without_unreachable(lambda: _read_all(app, redis))
 
 
-async def _all_of(app: TaskApplication, redis: AsyncDriver) -> list[tuple[Schedule, bytes]]:
+async def _read_all(app: TaskApplication, redis: AsyncDriver) -> list[tuple[Schedule, bytes]]:
     queues = await redis.perform(scheduling_calls.list_schedule_queues(app.keys))
-    found = (
-        await redis.perform_all([scheduling_calls.list_schedules(app.keys, each) for each in queues])
-        if queues
-        else []
-    )
+    calls = [scheduling_calls.list_schedules(app.keys, queue) for queue in queues]
+    records_by_queue = await redis.perform_all(calls) if calls else []
     limit = app.settings.message_limit
-    read = [(periodic.decode_schedule(record, limit), record) for each in found for record in each.values()]
-    return [(schedule, record) for schedule, record in read if schedule is not None]
+    schedules = [
+        (periodic.decode_schedule(record, limit), record)
+        for records in records_by_queue
+        for record in records.values()
+    ]
+    return [(schedule, record) for schedule, record in schedules if schedule is not None]
 
 
 async def get_broker_time(app: TaskApplication, redis: AsyncDriver, queue: str) -> int:
@@ -256,16 +255,16 @@ async def find_schedule(app: TaskApplication, redis: AsyncDriver, name: str) -> 
         BrokerUnavailable: No reachable broker has it, and an unreachable one may have it.
     """
     with skip_unreachable() as unreachable:
-        found = await retry_without_unreachable(lambda: _looked_up(app, redis, name))
-        if found is not None:
-            return found
+        schedule_and_record = await retry_without_unreachable(lambda: _look_up(app, redis, name))
+        if schedule_and_record is not None:
+            return schedule_and_record
         if unreachable:
             raise not_found_error(f"schedule {name!r}", unreachable)
         names = [state.name for state in await list_states(app, redis)]
     raise Misconfigured(f"no schedule {name!r}; there are: {', '.join(names[:20]) or 'none'}")
 
 
-async def _looked_up(app: TaskApplication, redis: AsyncDriver, name: str) -> tuple[Schedule, bytes] | None:
+async def _look_up(app: TaskApplication, redis: AsyncDriver, name: str) -> tuple[Schedule, bytes] | None:
     queues = await redis.perform(scheduling_calls.list_schedule_queues(app.keys))
     calls = [scheduling_calls.get_schedule(app.keys, queue, name) for queue in queues]
     for record in await redis.perform_all(calls) if calls else []:

@@ -100,8 +100,8 @@ def unsubscribe(target: Target, *, name: str, task: str, subscriber: str) -> Non
     """
     app = target.load()
     states = app.events.state()
-    subscribers = [found for state in states if state.event == name for found in state.subscribers]
-    if not any((found.app, found.task) == (subscriber or app.name, task) for found in subscribers):
+    subscribers = [listed for state in states if state.event == name for listed in state.subscribers]
+    if not any((listed.app, listed.task) == (subscriber or app.name, task) for listed in subscribers):
         if name not in (known := [state.event for state in states]):
             raise _make_unknown_error(name, known)
         raise UnknownEvent(f"{task} is not subscribed to {name}{_suggest_subscriber(task, subscribers)}")

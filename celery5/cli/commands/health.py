@@ -217,11 +217,11 @@ def _report_workers(state: "AppState", reached: "ReachedBrokers", *, wants_json:
         for name, alive in sorted(workers.items()):
             echo(f"{to_one_line(name)} {'lives' if alive else 'is gone: its lease has lapsed'}")
         if not any(workers.values()):
-            lives = "; ".join(
+            others = "; ".join(
                 f"{kind}: {', '.join(names)}" for kind, names in other_processes.items() if names
             )
             echo(
                 f"no worker of {state.app} lives"
-                + (f", but others do: {to_one_line(lives)}" if lives else "")
+                + (f", but others do: {to_one_line(others)}" if others else "")
             )
     return 0 if ok else EXIT_FAILED

@@ -153,7 +153,7 @@ def _check_usage(leaf: "Certificate", required_usage: str) -> None:
     usages = [
         extension.value for extension in leaf.extensions if isinstance(extension.value, x509.ExtendedKeyUsage)
     ]
-    if not any(usage.dotted_string == required_usage for each in usages for usage in each):
+    if not any(usage.dotted_string == required_usage for extension in usages for usage in extension):
         raise CommandNotAccepted(
             RefusalReason.WRONG_USAGE,
             f"its extended key usage has no {required_usage}, which keys_usage asks for",

@@ -87,10 +87,8 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     of: ScheduleDefinition
     origin: ScheduleOrigin = "runtime"
-    stamp: tuple[int, int] = (
-        0,
-        0,
-    )  # of the process that declared it last: version of its code, and start time
+    # Of the process that declared it last: the version of its code, and its start time.
+    stamp: tuple[int, int] = (0, 0)
     rev: int = 0
     next: int | None = None  # fire time
     last: int | None = None  # published fire time
@@ -141,7 +139,7 @@ def plan_fires(
     """Return what to do about a schedule now; None for nothing. `is_busy`: its last job has not ended."""
     if not schedule.is_active:
         return None
-    passed = _seen(schedule, now, find_next)
+    passed = _collect_passed(schedule, now, find_next)
     caught_up = _select_caught_up(schedule.of.misfire, now, passed)
     candidates = [*caught_up, *passed.on_time]
     publish, waiting, skipped = _apply_overlap(schedule, candidates, busy=is_busy)
@@ -164,7 +162,7 @@ def plan_fires(
     return ScheduleStep(fires, new_state, missed, skipped, passed.more)
 
 
-class _Seen(msgspec.Struct):
+class _PassedTimes(msgspec.Struct):
     """The fire times that have passed, up to the first that has not passed or was not examined."""
 
     on_time: list[int]
@@ -174,10 +172,10 @@ class _Seen(msgspec.Struct):
     next: int | None
 
 
-def _seen(schedule: Schedule, now: int, find_next: FindNextFireTime) -> _Seen:
+def _collect_passed(schedule: Schedule, now: int, find_next: FindNextFireTime) -> _PassedTimes:
     trigger, misfire = schedule.of.trigger, schedule.of.misfire
     late_after = int(misfire.after * 1000)
-    passed = _Seen([], deque(maxlen=misfire.most), 0, False, schedule.next)
+    passed = _PassedTimes([], deque(maxlen=misfire.most), 0, False, schedule.next)
     counted = 0
     while (at := passed.next) is not None and len(passed.on_time) < MAX_FIRES_PER_STEP:
         fire_at = at + get_jitter(schedule, at)
@@ -197,7 +195,7 @@ def _seen(schedule: Schedule, now: int, find_next: FindNextFireTime) -> _Seen:
     return passed
 
 
-def _select_caught_up(misfire: Misfire, now: int, passed: _Seen) -> list[int]:
+def _select_caught_up(misfire: Misfire, now: int, passed: _PassedTimes) -> list[int]:
     """Return the late fire times that are published after all."""
     if misfire.policy == "skip":
         return []

@@ -24,11 +24,11 @@ class Trigger(
     """When a schedule fires. `a | b` fires when either does, `a & b` when both do at the same moment."""
 
     def __or__(self, other: "Trigger") -> "AnyOf":
-        _joined("|", other)
+        _check_joined("|", other)
         return AnyOf(of=(*_parts(self, AnyOf), *_parts(other, AnyOf)))
 
     def __and__(self, other: "Trigger") -> "AllOf":
-        _joined("&", other)
+        _check_joined("&", other)
         return AllOf(of=(*_parts(self, AllOf), *_parts(other, AllOf)))
 
 
@@ -139,13 +139,13 @@ def validate_cron_fields(trigger: AnyTrigger) -> None:
     elif isinstance(trigger, Cron):
         for name, value in trigger.fields.items():
             for part in _SEPARATOR.split(value.strip()):
-                wrong = _fault_of_part(name, part)
-                if wrong:
+                fault = _find_part_fault(name, part)
+                if fault:
                     line = f"{trigger.line!r}: " if trigger.line else ""
-                    raise Misconfigured(f"{line}{name} {part!r}: {wrong}")
+                    raise Misconfigured(f"{line}{name} {part!r}: {fault}")
 
 
-def _fault_of_part(field: str, part: str) -> str:
+def _find_part_fault(field: str, part: str) -> str:
     """Return what is wrong with one part of a field of a cron trigger; '' when nothing is."""
     low, high = _RANGES[field]
     numbers = _NUMBERS.fullmatch(part)
@@ -202,22 +202,21 @@ def describe_trigger(trigger: AnyTrigger) -> str:
     match trigger:
         case Cron():
             fields = trigger.fields.items()
-            said = " ".join(
+            fields_text = " ".join(
                 f"{name}={value}" for name, value in fields if value != "*" and (name, value) != _ZERO
             )
-            said = said or "second=0"
-            return f"cron {said} {trigger.zone}".rstrip()
+            return f"cron {fields_text or 'second=0'} {trigger.zone}".rstrip()
         case Interval():
             return f"every {trigger.every / 1000:g} s"
         case Calendar():
             names = ("years", "months", "weeks", "days")
-            spans = [f"{getattr(trigger, each)} {each}" for each in names if getattr(trigger, each)]
+            spans = [f"{getattr(trigger, name)} {name}" for name in names if getattr(trigger, name)]
             return f"every {' '.join(spans)} at {trigger.time} {trigger.zone}".rstrip()
         case OnceTrigger():
             return "once"
         case AnyOf() | AllOf():
             word = " or " if isinstance(trigger, AnyOf) else " and "
-            return word.join(f"({describe_trigger(each)})" for each in trigger.of)
+            return word.join(f"({describe_trigger(part)})" for part in trigger.of)
 
 
 _ZERO = ("second", "0")
@@ -236,7 +235,7 @@ def parse_crontab(line: str, zone: str = "") -> AnyTrigger:
             f"or {', '.join(CRONTAB_MACROS)}"
         )
     second, (minute, hour, day, month, weekday) = (words[0] if len(words) == 6 else "0"), words[-5:]
-    weekday = _weekdays(weekday)
+    weekday = _name_weekdays(weekday)
     cron = Cron(
         second=second,
         minute=minute,
@@ -263,12 +262,12 @@ CRONTAB_MACROS = {
 _NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
-def _weekdays(field: str) -> str:
+def _name_weekdays(field: str) -> str:
     """Return a crontab's field of weekdays by names, since APScheduler counts them from Monday."""
-    return ",".join(_weekday_range(part) for part in field.lower().split(","))
+    return ",".join(_name_weekday_range(part) for part in field.lower().split(","))
 
 
-def _weekday_range(part: str) -> str:
+def _name_weekday_range(part: str) -> str:
     span, _, step = part.partition("/")
     first, dash, last = span.partition("-")
     if not first.isdigit() or (dash and not last.isdigit()):
@@ -281,7 +280,7 @@ def _weekday_range(part: str) -> str:
     return ",".join(dict.fromkeys(_NAMES[number] for number in range(begin, end + 1, int(step or 1))))
 
 
-def _joined(sign: str, other: object) -> None:
+def _check_joined(sign: str, other: object) -> None:
     if not isinstance(other, Trigger):
         raise Misconfigured(
             f"{sign} joins triggers, and {other!r} is none: give what cron, every, calendar or at give"

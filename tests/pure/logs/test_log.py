@@ -178,12 +178,12 @@ def test_the_buffer_is_bounded_and_what_is_shed_is_counted_and_told() -> None:
         assert stream.waiting.wait(30)  # the writer has taken one and is held up
         for n in range(1, 31):
             journal(message(n=n))
-        assert journal.shed == 20
+        assert journal.unreported_losses == 20
         stream.open.set()
     lines = written(stream)
     assert [line["n"] for line in lines if "n" in line] == list(range(11))
     assert [line["count"] for line in lines if line["message_type"] == "celery5:log:dropped"] == [20]
-    assert journal.shed == 0
+    assert journal.unreported_losses == 0
 
 
 def test_a_stalled_stream_holds_nobody_up() -> None:
@@ -290,8 +290,8 @@ def test_a_stream_that_breaks_costs_its_messages_and_every_one_is_counted() -> N
         for n in range(300):
             journal(message(n=n))
             if n == 100:
-                eventually(lambda: journal.shed > 0)
-        eventually(lambda: journal.shed == 300)
+                eventually(lambda: journal.unreported_losses > 0)
+        eventually(lambda: journal.unreported_losses == 300)
         stream.broken = False
         journal(message(n="last"))
         eventually(lambda: "last" in stream.getvalue())
@@ -304,8 +304,8 @@ def test_a_closed_stream_costs_nothing_but_the_messages() -> None:
     with LogWriter(stream) as journal:
         stream.close()
         journal(message())
-        eventually(lambda: journal.shed == 1)
-    assert journal.shed == 1
+        eventually(lambda: journal.unreported_losses == 1)
+    assert journal.unreported_losses == 1
 
 
 class Rude:

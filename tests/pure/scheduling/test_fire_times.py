@@ -292,7 +292,7 @@ def test_what_was_found_is_not_looked_for_again_before_it_has_come(monkeypatch: 
     assert get_next_fire_time(never, 0) is None
     first = get_next_fire_time(daily, 0)
     assert first == 3 * 3_600_000 + 17_000
-    monkeypatch.setattr("celery5.scheduling.fire_times._following", lambda _trigger, after: -after)
+    monkeypatch.setattr("celery5.scheduling.fire_times._compute_next", lambda _trigger, after: -after)
     assert get_next_fire_time(never, 10**12) is None
     assert get_next_fire_time(daily, first - 1) == first
     assert get_next_fire_time(daily, first) == -first
