@@ -70,7 +70,7 @@ from celery5.services.commands.log_again import LogRetry
 from celery5.services.controller.foreman import ClusterReady, Foreman, MemberDefaults, get_end_limit
 from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.leadership import Leadership
-from celery5.services.health.queue_depths import QueueDepths
+from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.process.presence import Presence
 from celery5.services.process.systemd_notify import SystemdNotify, notify, read_notify_settings

@@ -62,7 +62,6 @@ from celery5.services.commands.worker_commands import CommandedJobs, CommandedQu
 from celery5.services.events.subscriptions import Subscriptions
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.health_checks import HealthMonitor
-from celery5.services.health.queue_depths import QueueDepths
 from celery5.services.health.vital_sources import (
     BreakerMetrics,
     CommandMetrics,
@@ -70,6 +69,7 @@ from celery5.services.health.vital_sources import (
     JobMetrics,
     LeaseStatus,
     LogMetrics,
+    QueueDepths,
 )
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.admission_control import AdmissionControl

@@ -1,8 +1,8 @@
-"""Status Port: answers probes on a local port: /livez, /readyz and /metrics.
+"""Answer probes over HTTP on a local port: /livez, /readyz and /metrics.
 
-A small and strict HTTP/1.1: one request for each connection, a bounded head, a time limit, few connections at once.
-The event loop answers; while it is blocked, the thread that watches it does, and the answer says so. Of several worker
-processes each takes the first port that is free, from the first on: a process that replaces another takes its place.
+A small and strict subset of HTTP/1.1: one request for each connection, a bounded head, a time limit, few connections at
+once. The event loop answers; while it is blocked, the thread that watches it does, and reports that. Of several worker
+processes each opens the first free port of a range, so a new process takes over the port of the one that it replaces.
 """
 
 import os
@@ -32,37 +32,39 @@ from celery5.services.publisher.listener import accept_connection
 
 
 async def read_head(stream: trio.abc.ReceiveStream, *, timeout: float) -> tuple[bytes, bytes]:
-    """The head of a request, with its empty line, and what has come after it. `within`: seconds. Raises BadRequest when
-    it is too large, or ends before it is whole, or takes too long."""
+    """Return the head of a request, with its empty line, and the bytes received after it.
+
+    Raises BadRequest if it is too large or incomplete, or takes longer than `timeout` seconds.
+    """
     head = bytearray()
     with trio.move_on_after(timeout):
         while HEAD_END not in head:
             if len(head) >= MAX_HEAD_SIZE:
                 raise BadRequest(431, f"the head of a request has at most {MAX_HEAD_SIZE} bytes")
-            more = await stream.receive_some(MAX_HEAD_SIZE - len(head))
-            if not more:
+            received = await stream.receive_some(MAX_HEAD_SIZE - len(head))
+            if not received:
                 raise BadRequest(400, "the request is not whole")
-            head += more
-        found, end, rest = bytes(head).partition(HEAD_END)
-        return found + end, rest
+            head += received
+        before, end, rest = bytes(head).partition(HEAD_END)
+        return before + end, rest
     raise BadRequest(408, "the request took too long")
 
 
 async def read_body(stream: trio.abc.ReceiveStream, received: bytes, length: int, *, timeout: float) -> bytes:
-    """The body of `length` bytes, of which `begun` have come. Raises BadRequest."""
+    """Return the body of `length` bytes, which begins with `received`. Raises BadRequest."""
     body = bytearray(received[:length])
     with trio.move_on_after(timeout):
         while len(body) < length:
-            more = await stream.receive_some(length - len(body))
-            if not more:
+            chunk = await stream.receive_some(length - len(body))
+            if not chunk:
                 raise BadRequest(400, "the request is not whole")
-            body += more
+            body += chunk
         return bytes(body)
     raise BadRequest(408, "the request took too long")
 
 
 async def drain_request(stream: trio.abc.ReceiveStream) -> None:
-    """Take what the other side still sends, for a moment: closing over it would take our response from them."""
+    """Read what the client still sends, for a moment: if it were unread at the close, the response might be lost."""
     with trio.move_on_after(0.5):
         for _ in range(16):
             if not await stream.receive_some(MAX_HEAD_SIZE):
@@ -70,63 +72,63 @@ async def drain_request(stream: trio.abc.ReceiveStream) -> None:
 
 
 MAX_CONNECTIONS = 16
-"""Connections at once; others are told to come again."""
-LIMIT = 5.0
+"""The most connections at once; for another one, the oldest is closed."""
+CONNECTION_TIMEOUT = 5.0
 """Seconds that one connection may take, from the first byte to the last."""
-BLOCKED_LIMIT = 0.5
-"""Seconds that one connection may take while the loop is blocked: then they are served one after the other."""
-TICK = 1.0
-"""Seconds between two looks at how late the loop wakes up."""
-REMEMBERED = 10
-"""Ticks of which the latest is told."""
-TRY_AGAIN = 5.0
+BLOCKED_TIMEOUT = 0.5
+"""Seconds that one connection may take while the event loop is blocked: then one is served after the other."""
+LAG_PERIOD = 1.0
+"""Seconds between two measurements of the lag of the event loop."""
+LAG_SAMPLES = 10
+"""The number of measurements of which the largest is reported."""
+RETRY_DELAY = 5.0
 """Seconds until a port that was taken is tried again."""
 PATHS = ("/livez", "/readyz", "/metrics")
 
 
 class StatusPort:
-    """Listens on `host`, at the first free one of `ports` ports from `port` on. Without a `port` it does nothing."""
+    """Serves probes on `host`, at the first free one of `ports` ports from `port` on; without a `port` it does nothing."""
 
     def __init__(
         self, *, process_status: ProcessStatus, log: Log, port: int | None, host: str, ports: int = 1
     ) -> None:
-        self._vitals = process_status
+        self._process_status = process_status
         self._log = log
         self._port = port
         self._host = host
         self._ports = ports
-        self._open = 0
-        self._busy: dict[trio.CancelScope, None] = {}
+        self._connections: dict[trio.CancelScope, None] = {}
+        """The open connections, the oldest first."""
         self._listener: socket.socket | None = None
         self._polled: socket.socket | None = None
         self._guard = threading.Lock()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Answer until cancelled. A port that is taken keeps no worker from working: it is told of, and tried again."""
+        """Answer until cancelled. If no port is free, the worker runs without, and this is logged and tried again."""
         if self._port is None:
             task_status.started()
             await trio.sleep_forever()
-        listener = await self._listening(self._port)
+        listener = await self._try_to_listen(self._port)
         task_status.started()
-        told = False
+        was_logged = False
         while listener is None:
-            if not told:
+            if not was_logged:
                 self._log.event(
                     "status:open-failed", "error", host=self._host, port=self._port, hint=_NO_PORT
                 )
-            told = True
-            await trio.sleep(TRY_AGAIN)
-            listener = await self._listening(self._port)
+            was_logged = True
+            await trio.sleep(RETRY_DELAY)
+            listener = await self._try_to_listen(self._port)
         self._listener = socket.socket(fileno=os.dup(listener.socket.fileno()))
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_the_loop)
+                nursery.start_soon(self._measure_lag)
                 nursery.start_soon(self._accept, listener, nursery)
         finally:
             self._close()
 
     def _close(self) -> None:
-        """Stop listening. A thread that polls the socket closes it: its number must not be used anew before."""
+        """Stop listening. A thread that polls the socket closes it: its descriptor must not be reused before."""
         with self._guard:
             listener, self._listener = self._listener, None
             polled = self._polled is not None
@@ -137,8 +139,10 @@ class StatusPort:
                 listener.close()
 
     def serve_while_blocked(self, seconds: float) -> bool:
-        """Answer for this time, in another thread than the loop's, which is blocked. Return False when no port is
-        open."""
+        """Answer for so many seconds in another thread, while the event loop is blocked.
+
+        Return False when no port is open.
+        """
         with self._guard:
             listener = self._polled = self._listener
         if listener is None:
@@ -154,42 +158,42 @@ class StatusPort:
         return True
 
     def _answer_on(self, listener: socket.socket, end: float) -> None:
-        """Answer until the `end`, or until the port is closed."""
-        waiting = select.poll()
-        waiting.register(listener, select.POLLIN)
-        while (left := end - time.monotonic()) > 0 and waiting.poll(left * 1000):
+        """Answer until `end`, or until the port is closed."""
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        while (left := end - time.monotonic()) > 0 and poll.poll(left * 1000):
             if self._listener is not listener:
                 return
-            with suppress(OSError):  # the loop accepted it first, or the client has gone
+            with suppress(OSError):  # the event loop accepted it first, or the client has disconnected
                 stream, _ = listener.accept()
                 with stream:
-                    stream.settimeout(BLOCKED_LIMIT)
+                    stream.settimeout(BLOCKED_TIMEOUT)
                     stream.sendall(self._answer_blocked(stream))
                     stream.shutdown(socket.SHUT_WR)
 
     def _answer_blocked(self, stream: socket.socket) -> bytes:
-        """Read one request and return the answer to it, in another thread than the loop's."""
-        head, end = b"", time.monotonic() + BLOCKED_LIMIT
+        """Read one request and return the response, in another thread than the event loop's."""
+        head, end = b"", time.monotonic() + BLOCKED_TIMEOUT
         while HEAD_END not in head and len(head) < MAX_HEAD_SIZE and time.monotonic() < end:
-            if not (some := stream.recv(MAX_HEAD_SIZE)):
+            if not (received := stream.recv(MAX_HEAD_SIZE)):
                 break
-            head += some
+            head += received
         try:
             request = parse_request(head.partition(HEAD_END)[0] + HEAD_END)
         except BadRequest as bad:
             return _refused(bad.status, bad.why).to_bytes()
         return self.respond(request, blocked=True).to_bytes(head_only=request.method == "HEAD")
 
-    async def _listening(self, first: int) -> trio.SocketListener | None:
-        """A listener at the first port that is free and ours; None if there is none."""
+    async def _try_to_listen(self, first: int) -> trio.SocketListener | None:
+        """Return a listener at the first port that can be opened; None if there is none."""
         for port in range(first, min(first + self._ports, 65536)):
             try:
                 listeners = await trio.open_tcp_listeners(port, host=self._host, backlog=MAX_CONNECTIONS)
             except OSError as error:
                 self._log.event("status:port-taken", "debug", port=port, why=str(error))
                 continue
-            for each in listeners[1:]:  # a name with several addresses: the first is enough
-                await each.aclose()
+            for listener in listeners[1:]:  # a name with several addresses: the first is enough
+                await listener.aclose()
             self._log.event("status:opened", host=self._host, port=port)
             return listeners[0]
         return None
@@ -200,14 +204,15 @@ class StatusPort:
                 nursery.start_soon(self._serve, await accept_connection(listener))
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        """One connection, whatever comes on it. When there are too many, the oldest is closed: a client that holds
-        connections open and sends nothing must not block a probe, or the worker would be restarted."""
-        self._open += 1
-        scope = trio.move_on_after(LIMIT)
-        self._busy[scope] = None
-        if len(self._busy) > MAX_CONNECTIONS:
-            oldest = next(iter(self._busy))
-            del self._busy[oldest]
+        """Serve one connection. When there are too many, close the oldest.
+
+        So a client that holds connections open cannot block a probe, after which the worker would be restarted.
+        """
+        scope = trio.move_on_after(CONNECTION_TIMEOUT)
+        self._connections[scope] = None
+        if len(self._connections) > MAX_CONNECTIONS:
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]
             oldest.cancel()
         try:
             with scope, suppress(trio.BrokenResourceError, OSError):
@@ -215,51 +220,47 @@ class StatusPort:
                 await stream.send_eof()
                 await drain_request(stream)
         finally:
-            self._open -= 1
-            self._busy.pop(scope, None)
+            self._connections.pop(scope, None)
             await trio.aclose_forcefully(stream)
 
     async def _answer(self, stream: trio.SocketStream) -> bytes:
         try:
-            request = parse_request((await read_head(stream, timeout=LIMIT / 2))[0])
+            request = parse_request((await read_head(stream, timeout=CONNECTION_TIMEOUT / 2))[0])
         except BadRequest as bad:
             return _refused(bad.status, bad.why).to_bytes()
         return self.respond(request).to_bytes(head_only=request.method == "HEAD")
 
     def respond(self, request: HttpRequest, *, blocked: bool = False) -> HttpResponse:
-        """The response to one request; while the loop is `blocked` another thread asks for it."""
-        answer = {
-            "/livez": lambda: _reported(self._vitals.get_liveness()),
-            "/readyz": lambda: _reported(self._vitals.get_readiness(blocked=blocked)),
+        """Return the response to one request. While the event loop is `blocked`, another thread calls this."""
+        make_response = {
+            "/livez": lambda: _reported(self._process_status.get_liveness()),
+            "/readyz": lambda: _reported(self._process_status.get_readiness(blocked=blocked)),
             "/metrics": lambda: HttpResponse(
-                200, format_exposition(self._vitals.metric_families(blocked=blocked)), CONTENT_TYPE
+                200, format_exposition(self._process_status.metric_families(blocked=blocked)), CONTENT_TYPE
             ),
         }.get(request.path)
-        if answer is None:
+        if make_response is None:
             return _refused(404, f"there are {', '.join(PATHS)}")
         if request.method not in ("GET", "HEAD"):
             return _refused(405, "GET or HEAD", ("Allow", "GET, HEAD"))
         try:
-            return answer()
-        except Exception as error:
-            # A source of somebody else's: the probe must be told, the worker must live.
+            return make_response()
+        except Exception as error:  # of a source: the probe gets an answer, and the worker runs on
             return _refused(500, f"{type(error).__name__}: {error}")
 
-    async def _watch_the_loop(self) -> None:
-        late: deque[float] = deque([0.0], maxlen=REMEMBERED)
+    async def _measure_lag(self) -> None:
+        samples: deque[float] = deque([0.0], maxlen=LAG_SAMPLES)
         while True:
-            late.append(await measure_lateness(TICK))
-            self._vitals.lag = max(late)
+            samples.append(await measure_lateness(LAG_PERIOD))
+            self._process_status.set_lag(max(samples))
 
 
 def _reported(report: ProbeReport) -> HttpResponse:
     return HttpResponse(200 if report.ok else 503, msgspec.json.encode(report) + b"\n")
 
 
-def _refused(status: int, why: str, *more: tuple[str, str]) -> HttpResponse:
-    return HttpResponse(status, msgspec.json.encode({"error": why}) + b"\n", headers=more)
+def _refused(status: int, why: str, *headers: tuple[str, str]) -> HttpResponse:
+    return HttpResponse(status, msgspec.json.encode({"error": why}) + b"\n", headers=headers)
 
 
-_NO_PORT = (
-    "it is taken, or not ours to take: probes get no answer until it is free; choose another --status-port"
-)
+_NO_PORT = "it is taken, or this user may not open it: probes get no answer until it is free; choose another --status-port"

@@ -1,12 +1,21 @@
-"""Vital sources: what the parts of a worker know of how they do."""
+"""Report the status of the parts of a process, and measure how far behind its queues are."""
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from functools import partial
 from typing import Protocol
 
+import trio
+
+from celery5.broker.calls import jobs
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.routing.broker_router import run_all_async
+from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.health.breaker import BreakerState
 from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
 from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.health.vitals import ProcessStatus
 from celery5.services.worker.lease import Lease
 
 _STATES: Mapping[BreakerState, int] = {
@@ -17,7 +26,7 @@ _STATES: Mapping[BreakerState, int] = {
 
 
 class StatusConnection(Protocol):
-    """One of the worker's connections to Redis."""
+    """One of the connections to Redis."""
 
     @property
     def connected(self) -> bool: ...
@@ -27,38 +36,43 @@ class StatusConnection(Protocol):
 
 
 class ConnectionStatus:
-    """The connections to Redis, by name."""
+    """Reports the connections to Redis, by name."""
 
     def __init__(self, **connections: StatusConnection) -> None:
         self._connections = connections
 
     def conditions(self) -> Mapping[str, str]:
-        """Each is there, and its circuit breaker closed."""
-        return {name: _fault(each) for name, each in self._connections.items()}
+        """Return what is wrong with each connection: it is not connected, or its circuit breaker is not closed."""
+        return {name: _get_problem(connection) for name, connection in self._connections.items()}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """The same as numbers."""
+        """Yield whether each is connected, and the states of the circuit breakers."""
         yield make_gauge(
             "celery5_connected",
             "1 if the process is connected to Redis.",
-            *[(float(each.connected), {"connection": name}) for name, each in self._connections.items()],
+            *[
+                (float(connection.connected), {"connection": name})
+                for name, connection in self._connections.items()
+            ],
         )
         yield make_gauge(
             "celery5_connection_breaker_state",
             "Circuit breakers of connections to the broker: 0 closed, 1 half-open, 2 open.",
-            *[(_STATES[each.breaker], {"breaker": name}) for name, each in self._connections.items()],
+            *[
+                (_STATES[connection.breaker], {"breaker": name})
+                for name, connection in self._connections.items()
+            ],
         )
 
 
-def _fault(connection: StatusConnection) -> str:
+def _get_problem(connection: StatusConnection) -> str:
     if connection.breaker is not BreakerState.CLOSED:
         return f"its circuit breaker is {connection.breaker.value}"
     return "" if connection.connected else "there is no connection"
 
 
 class DocumentMetrics:
-    """What a Router has `given` to Data Sinks, written and buried, what is `waiting` for them, and what is
-    `taken` from Data Sources, each by name."""
+    """Reports the documents of a Router by sink or source: `delivered` and dead-lettered, `waiting`, `published`."""
 
     def __init__(
         self,
@@ -67,26 +81,26 @@ class DocumentMetrics:
         waiting: Callable[[], Mapping[str, int]],
         published: Callable[[], Mapping[str, int]],
     ) -> None:
-        self._given = delivered
+        self._delivered = delivered
         self._waiting = waiting
-        self._taken = published
+        self._published = published
 
     def conditions(self) -> Mapping[str, str]:
-        """A sink or a source that fails keeps the Router from nothing else."""
+        """Return no problem: a failing sink or source does not stop the Router."""
         return {}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """How many."""
-        given = self._given()
+        """Yield the numbers of documents."""
+        delivered = self._delivered()
         yield make_counter(
             "celery5_sink_documents_total",
             "Documents delivered to Data Sinks.",
-            *[(float(written), {"sink": name}) for name, (written, _) in given.items()],
+            *[(float(written), {"sink": name}) for name, (written, _) in delivered.items()],
         )
         yield make_counter(
             "celery5_sink_dead_lettered_total",
             "Documents that were dead-lettered because a Data Sink refused them.",
-            *[(float(buried), {"sink": name}) for name, (_, buried) in given.items()],
+            *[(float(dead), {"sink": name}) for name, (_, dead) in delivered.items()],
         )
         yield make_gauge(
             "celery5_sink_documents_waiting",
@@ -96,58 +110,58 @@ class DocumentMetrics:
         yield make_counter(
             "celery5_source_documents_total",
             "Documents read from Data Sources.",
-            *[(float(count), {"source": name}) for name, count in self._taken().items()],
+            *[(float(count), {"source": name}) for name, count in self._published().items()],
         )
 
 
 class BreakerMetrics:
-    """The circuit breakers of tasks and services: those that have seen a failure, or have health checks."""
+    """Reports the circuit breakers of tasks and services."""
 
     def __init__(self, circuit_breakers: CircuitBreakers) -> None:
-        self._circuits = circuit_breakers
+        self._circuit_breakers = circuit_breakers
 
     def conditions(self) -> Mapping[str, str]:
-        """Whatever is held up, the worker is ready for the rest."""
+        """Return no problem: the worker is ready for all other tasks."""
         return {}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """State and trips of each."""
-        told = self._circuits.get_readings()
+        """Yield the state and the trips of each."""
+        readings = self._circuit_breakers.get_readings()
         yield make_gauge(
             "celery5_breaker_state",
             "Circuit breakers of tasks and services: 0 closed, 1 half-open, 2 open.",
             *[
-                (_STATES[BreakerState(each.state)], {"of": name, "mode": each.mode})
-                for name, each in told.items()
+                (_STATES[BreakerState(reading.state)], {"of": name, "mode": reading.mode})
+                for name, reading in readings.items()
             ],
         )
         yield make_counter(
             "celery5_breaker_trips_total",
             "How often they opened.",
-            *[(each.trips, {"of": name}) for name, each in told.items()],
+            *[(reading.trips, {"of": name}) for name, reading in readings.items()],
         )
 
 
 class LeaseStatus:
-    """The worker's lease."""
+    """Reports the lease of the worker."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
 
     def conditions(self) -> Mapping[str, str]:
-        """It lasts."""
+        """Return the problem, if the lease was lost or has expired."""
         if self._lease.is_lost:
             return {"lease": "others have taken this worker for dead"}
         return {"lease": "" if self._lease.is_valid() else "it has run out, and is not renewed"}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """The same as a number."""
+        """Yield whether the lease is held."""
         held = not self._lease.is_lost and self._lease.is_valid()
         yield make_gauge("celery5_lease_held", "1 if the worker counts as alive.", float(held))
 
 
 class CountsHeldJobs(Protocol):
-    """Counts what is held, and what of it is of a kind."""
+    """Counts the jobs that are held, all or of one kind."""
 
     def __len__(self) -> int: ...
 
@@ -155,20 +169,20 @@ class CountsHeldJobs(Protocol):
 
 
 class CountsSlots(Protocol):
-    """Says how many jobs of a kind may run at once."""
+    """Returns how many jobs of a kind may run at once."""
 
     def get_slots(self, kind: str, /) -> int: ...
 
 
 class CountsRunningJobs(Protocol):
-    """Runs jobs."""
+    """Counts the jobs that run."""
 
     @property
     def running_count(self) -> int: ...
 
 
 class JobMetrics:
-    """The jobs in the worker: what it holds, what waits in it, what runs, and its slots."""
+    """Reports the jobs in the worker: held, waiting and running ones, and the slots."""
 
     def __init__(
         self,
@@ -178,22 +192,22 @@ class JobMetrics:
         budget: CountsSlots,
         task_execution: CountsRunningJobs,
     ) -> None:
-        self._ledger = in_flight
+        self._in_flight = in_flight
         self._queues = queues
         self._budget = budget
         self._execution = task_execution
 
     def conditions(self) -> Mapping[str, str]:
-        """However much there is to do, it is ready for work."""
+        """Return no problem: a full worker is ready."""
         return {}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """By kind of task."""
+        """Yield the numbers, by kind of task."""
         kinds = tuple(self._queues)
         yield make_gauge(
             "celery5_jobs_held",
             "Jobs that this worker has read and not settled.",
-            *[(self._ledger.count(kind), {"kind": kind}) for kind in kinds],
+            *[(self._in_flight.count(kind), {"kind": kind}) for kind in kinds],
         )
         yield make_gauge(
             "celery5_jobs_waiting",
@@ -209,17 +223,17 @@ class JobMetrics:
 
 
 class CommandMetrics:
-    """The inbox."""
+    """Reports the control commands of the process."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self._counts = counts
 
     def conditions(self) -> Mapping[str, str]:
-        """A worker that nobody can command still works."""
+        """Return no problem: a worker without an inbox works."""
         return {}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """Commands by what became of them."""
+        """Yield the number of commands by outcome."""
         yield make_counter(
             "celery5_commands_total",
             "Commands to this process, by outcome.",
@@ -228,17 +242,17 @@ class CommandMetrics:
 
 
 class LogMetrics:
-    """What has become of the log."""
+    """Reports the log messages of the process."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     def conditions(self) -> Mapping[str, str]:
-        """A worker whose log is lost still works."""
+        """Return no problem: a worker without a log works."""
         return {}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """Counts of messages; none where the process does not write its log itself."""
+        """Yield the numbers of messages; none where the process does not write its log itself."""
         if self._log.writer is not None:
             counts = self._log.writer.counts
             yield make_counter("celery5_log_written_total", "Log messages that were written.", counts.written)
@@ -251,19 +265,110 @@ class LogMetrics:
 
 
 class EventMetrics:
-    """The events of a Router."""
+    """Reports the events of a Router."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
-        self._routed = counts
+        self._counts = counts
 
     def conditions(self) -> Mapping[str, str]:
-        """However many there are, it is ready for more."""
+        """Return no problem: the Router is ready for more events."""
         return {}
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """What became of them."""
+        """Yield the number of events by outcome."""
         yield make_counter(
             "celery5_events_total",
             "Events by outcome, and the jobs that were made of them.",
-            *[(float(count), {"outcome": outcome}) for outcome, count in self._routed.items()],
+            *[(float(count), {"outcome": outcome}) for outcome, count in self._counts.items()],
         )
+
+
+DEPTH_INTERVAL = 5.0
+"""The least seconds between two measurements of all queues."""
+INTERVAL_PER_QUEUE = 2.0
+"""Seconds between two measurements for each queue, so that many queues cost at most half a command in a second."""
+MAX_MEASURED_QUEUES = 64
+"""The most queues of one broker that are measured."""
+
+
+class QueueDepths:
+    """Measures for /metrics how far behind queues are: those of a worker, or all that the application has used.
+
+    A measurement is one script for each queue, whose cost does not grow with the queue. A process without a status port
+    measures nothing.
+
+    Args:
+        depth_brokers: The drivers of the brokers, by name.
+        find_broker: Returns the name of a queue's broker.
+        measured_queues: The queues; None for all that the application has used.
+    """
+
+    def __init__(
+        self,
+        *,
+        depth_brokers: Mapping[str, AsyncDriver],
+        find_broker: Callable[[str], str],
+        keys: Keys,
+        measured_queues: Sequence[str] | None,
+        is_measuring: bool,
+        process_status: ProcessStatus,
+        log: Log,
+    ) -> None:
+        self._brokers = depth_brokers
+        self._find_broker = find_broker
+        self._keys = keys
+        self._measured_queues = measured_queues
+        self._is_measuring = is_measuring
+        self._process_status = process_status
+        self._log = log
+        self._queues: dict[str, QueueKeys] = {}
+        self._published: dict[str, set[str]] = {}
+        self._warned_brokers: set[str] = set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Measure until cancelled."""
+        task_status.started()
+        if not self._is_measuring:
+            await trio.sleep_forever()
+        try:
+            while True:
+                results = await run_all_async([partial(self._measure, broker) for broker in self._brokers])
+                for broker, result in zip(self._brokers, results, strict=True):
+                    if isinstance(result, BrokerError):
+                        # An old number would hide that the depth is unknown now.
+                        self._publish(broker, {})
+                        self._log.event("depths:read-failed", "debug", broker=broker, why=str(result))
+                queue_count = max((result for result in results if isinstance(result, int)), default=0)
+                await trio.sleep(max(DEPTH_INTERVAL, INTERVAL_PER_QUEUE * queue_count))
+        finally:
+            for broker in self._brokers:
+                self._publish(broker, {})
+
+    async def _measure(self, broker: str) -> int:
+        """Measure the queues of one broker; return how many there are."""
+        redis, names = self._brokers[broker], self._measured_queues
+        if names is None:
+            used = await redis.perform(jobs.list_queues(self._keys))
+            names = [name for name in used if self._find_broker(name) == broker]
+        names = sorted(names)
+        self._warn_of(names[MAX_MEASURED_QUEUES:], broker)
+        names = names[:MAX_MEASURED_QUEUES]
+        queues = [self._queues.setdefault(name, self._keys.for_queue(name)) for name in names]
+        calls = [jobs.get_queue_depth(queue) for queue in queues]
+        depths = await redis.perform_all(calls) if calls else []
+        self._publish(broker, dict(zip(names, depths, strict=True)))
+        return len(names)
+
+    def _warn_of(self, left_out: Sequence[str], broker: str) -> None:
+        """Log once for each broker that some of its queues are not measured, and the first of them."""
+        if left_out and broker not in self._warned_brokers:
+            self._warned_brokers.add(broker)
+            self._log.event(
+                "depths:truncated", "warning", broker=broker, queues=len(left_out), first=left_out[0],
+                most=MAX_MEASURED_QUEUES,
+            )  # fmt: skip
+
+    def _publish(self, broker: str, depths: Mapping[str, jobs.QueueDepth]) -> None:
+        """Replace the depths of one broker's queues."""
+        self._process_status.replace_depths(self._published.get(broker, ()), depths)
+        self._published[broker] = set(depths)

@@ -1,9 +1,8 @@
-"""Vitals: how this process does: whether it lives, whether it is ready for work, and its numbers.
+"""Keep the status of this process: whether it is alive, whether it is ready for work, and its metrics.
 
-`Vitals` is the process' own and outlives a worker's incarnations: while Redis is away a worker may begin anew, and
-still lives. `StatusPhase` is a service of one incarnation, the last to come up: while it runs, the process is up.
-Nobody
-is asked for anything before somebody wants to know.
+There is one `ProcessStatus` for all incarnations of a worker: while Redis is unreachable a worker may restart, and is
+still alive. `StatusPhase` is a service of one incarnation, the last one to start: while it runs, the process is up.
+Sources are read only when a probe needs them.
 """
 
 import math
@@ -20,34 +19,37 @@ from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
 from celery5.protocol.health.metrics import JobTally, MetricFamily, make_counter, make_gauge
 
-HANGS = 5.0
+MAX_BLOCKED_SECONDS = 5.0
 """Seconds for which the event loop may be blocked before the process counts as dead."""
 
 
 class StatusSource(Protocol):
-    """Something that knows how a part of this process does. Never waits."""
+    """A part of this process that reports its status. It never waits."""
 
     def conditions(self) -> Mapping[str, str]:
-        """What must hold for the process to be ready, by name: '' if it does, else why not."""
+        """Return what must hold for the process to be ready, by name: '' if it does, else why not."""
         ...
 
     def metric_families(self) -> Iterable[MetricFamily]:
-        """Its numbers."""
+        """Return its metrics."""
         ...
 
 
 class ProbeReport(msgspec.Struct, frozen=True):
-    """The answer to one question: whether it is `ok`, who says so, and each condition: '' if it holds, else why not."""
+    """The answer to one probe."""
 
     ok: bool
     worker: str
     phase: str
+    # Each condition by name: '' if it holds, else why not.
     conditions: Mapping[str, str]
 
 
 class ProcessStatus:
-    """How one process does. Its `phase`: it is `starting`, `up`, or `stopping` since it was asked to; `ended` when a
-    step has ended that must not."""
+    """The status of one process.
+
+    Its `phase` is `stopping` after a request to stop, and `ended` when a step has ended that must run.
+    """
 
     def __init__(self, *, app: str = "") -> None:
         self.app = app
@@ -58,60 +60,76 @@ class ProcessStatus:
         self.loop = LoopBlocks()
         self.depths: dict[str, QueueDepth] = {}
         self._sources: Sequence[StatusSource] = ()
-        self._born = time.time()
-        self._beside: dict[str, ProcessStatus] = {}
+        self._started_at = time.time()
+        self._incarnations: dict[str, ProcessStatus] = {}
 
     def add_incarnation(self, name: str) -> "ProcessStatus":
-        """How a further life of this process does, on the broker of that name: its jobs are counted with the others,
-        and what must hold for it must for the process."""
-        own = self._beside[name] = ProcessStatus(app=self.app)
-        own.jobs, own.depths, own.loop = self.jobs, self.depths, self.loop
-        return own
+        """Return the status of a further incarnation of this process, on the broker of that name.
+
+        Its jobs are counted with the others, and its conditions must hold for the process.
+        """
+        status = self._incarnations[name] = ProcessStatus(app=self.app)
+        status.jobs, status.depths, status.loop = self.jobs, self.depths, self.loop
+        return status
+
+    def set_lag(self, seconds: float) -> None:
+        """Set by how much the event loop woke up late recently."""
+        self.lag = seconds
+
+    def replace_depths(self, before: Iterable[str], depths: Mapping[str, QueueDepth]) -> None:
+        """Replace the depths of the queues `before` by these."""
+        for queue in before:
+            self.depths.pop(queue, None)
+        self.depths.update(depths)
 
     def mark_starting(self, worker: str) -> None:
-        """Another incarnation begins."""
+        """Note that another incarnation starts."""
         self.worker, self.phase = worker, "starting"
 
     def mark_up(self, sources: Sequence[StatusSource]) -> None:
-        """This incarnation works, and these know how it does."""
+        """Note that this incarnation is up; `sources` report its status."""
         self._sources, self.phase = sources, "up"
 
     def mark_stopping(self) -> None:
-        """The process was asked to stop."""
+        """Note that the process was requested to stop."""
         self.phase = "stopping"
 
     def mark_down(self, *, is_restarting: bool) -> None:
-        """This incarnation works no more; `another` one follows, or nobody knows why it ended."""
+        """Note that this incarnation has ended, and whether another one follows."""
         self._sources = ()
         if self.phase == "up":
             self.phase = "starting" if is_restarting else "ended"
 
     def get_liveness(self) -> ProbeReport:
-        """Whether the process lives: whoever can answer does, unless a step that must run has ended for good. Redis has
-        no say in it: starting the process anew would not bring that back."""
+        """Return whether the process is alive: no step that must run has ended, and the event loop does not hang.
+
+        An unreachable Redis does not count: a restart of the process would not help.
+        """
         ended = "a step that must run has ended" if self.phase == "ended" else ""
         block = self.loop.current
-        hangs = {"loop": block.why} if block is not None and block.seconds >= HANGS else {}
+        hangs = {"loop": block.why} if block is not None and block.seconds >= MAX_BLOCKED_SECONDS else {}
         return ProbeReport(not ended and not hangs, self.worker, self.phase, {"boot": ended, **hangs})
 
     def get_readiness(self, *, blocked: bool = False) -> ProbeReport:
-        """Whether the process works and can settle what it does. While the loop is `blocked` another thread asks: what
-        belongs to the loop is left alone."""
-        found = {"boot": "" if self.phase == "up" else _NOT_UP[self.phase]}
+        """Return whether the process is up and can settle jobs.
+
+        While the event loop is `blocked`, another thread calls this; then nothing that belongs to the loop is read.
+        """
+        conditions = {"boot": "" if self.phase == "up" else _NOT_UP[self.phase]}
         if blocked:
             block = self.loop.current
-            found |= {"loop": "" if block is None else block.why}
+            conditions |= {"loop": "" if block is None else block.why}
         elif self.phase == "up":
-            for each in self._sources:
-                found.update(each.conditions())
-        for name, beside in self._beside.items():
-            conditions = beside.get_readiness(blocked=blocked).conditions
-            found |= {f"{name}:{what}": why for what, why in conditions.items()}
-        return ProbeReport(not any(found.values()), self.worker, self.phase, found)
+            for source in self._sources:
+                conditions.update(source.conditions())
+        for broker, incarnation in self._incarnations.items():
+            report = incarnation.get_readiness(blocked=blocked)
+            conditions |= {f"{broker}:{name}": why for name, why in report.conditions.items()}
+        return ProbeReport(not any(conditions.values()), self.worker, self.phase, conditions)
 
     def metric_families(self, *, blocked: bool = False) -> list[MetricFamily]:
-        """All numbers of the process; while its loop is `blocked`, those that do not belong to the loop."""
-        found = [
+        """Return all metrics; while the event loop is `blocked`, those that do not belong to it."""
+        families = [
             make_gauge(
                 "celery5_worker_info",
                 "Always 1; its labels name the application, the process and its pid.",
@@ -129,24 +147,24 @@ class ProcessStatus:
                 "Seconds by which the event loop woke up late, at worst within the last ten seconds.",
                 self.lag,
             ),
-            *_of_the_loop(self.loop),
-            *_of_queues(self.depths),
-            *_of_the_process(self._born),
+            *_make_loop_metrics(self.loop),
+            *_make_queue_metrics(self.depths),
+            *_make_process_metrics(self._started_at),
         ]
-        for each in () if blocked else self._sources:
-            found.extend(each.metric_families())
-        return found
+        for source in () if blocked else self._sources:
+            families.extend(source.metric_families())
+        return families
 
     def format_summary(self) -> str:
-        """In one line, for `systemctl status`."""
+        """Return the status in one line, for `systemctl status`."""
         counts = self.jobs.count_jobs()
         dead = sum(count for (_, state), count in counts.items() if state == "DEAD")
-        wrong = "; ".join(f"{name}: {why}" for name, why in self.get_readiness().conditions.items() if why)
-        return f"{wrong or 'ready'}; {sum(counts.values())} attempts ended, {dead} jobs dead"
+        problems = "; ".join(f"{name}: {why}" for name, why in self.get_readiness().conditions.items() if why)
+        return f"{problems or 'ready'}; {sum(counts.values())} attempts ended, {dead} jobs dead"
 
 
 class StatusPhase:
-    """Says that this incarnation is up for as long as it runs; `another()` says whether one follows it."""
+    """Marks this incarnation as up while it runs. `is_restarting()` returns whether another one follows."""
 
     def __init__(
         self,
@@ -155,18 +173,18 @@ class StatusPhase:
         sources: Sequence[StatusSource],
         is_restarting: Callable[[], bool],
     ) -> None:
-        self._vitals = process_status
+        self._process_status = process_status
         self._sources = sources
-        self._another = is_restarting
+        self._is_restarting = is_restarting
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Up, until cancelled."""
-        self._vitals.mark_up(self._sources)
+        """Mark the incarnation as up until cancelled."""
+        self._process_status.mark_up(self._sources)
         try:
             task_status.started()
             await trio.sleep_forever()
         finally:
-            self._vitals.mark_down(is_restarting=self._another())
+            self._process_status.mark_down(is_restarting=self._is_restarting())
 
 
 _NOT_UP: Mapping[str, str] = {
@@ -176,8 +194,8 @@ _NOT_UP: Mapping[str, str] = {
 }
 
 
-def _of_the_loop(loop: LoopBlocks) -> list[MetricFamily]:
-    """Return what has blocked the event loop."""
+def _make_loop_metrics(loop: LoopBlocks) -> list[MetricFamily]:
+    """Return how long the event loop was blocked, and by which tasks."""
     now, totals = loop.current, sorted(loop.totals.items())
     return [
         make_gauge(
@@ -198,39 +216,41 @@ def _of_the_loop(loop: LoopBlocks) -> list[MetricFamily]:
     ]
 
 
-def _of_queues(depths: Mapping[str, QueueDepth]) -> list[MetricFamily]:
-    """Return how far behind the queues are; nothing where nobody measures them."""
+def _make_queue_metrics(depths: Mapping[str, QueueDepth]) -> list[MetricFamily]:
+    """Return the depths of queues; nothing where none is measured."""
     if not depths:
         return []
-    known = sorted(depths.items())
+    by_queue = sorted(depths.items())
     return [
         make_gauge(
             "celery5_queue_depth",
             "Jobs that wait on the queue and that no worker has.",
-            *[(each.waiting, {"queue": queue}) for queue, each in known],
+            *[(depth.waiting, {"queue": queue}) for queue, depth in by_queue],
         ),
         make_gauge(
             "celery5_queue_oldest_seconds",
             "Age in seconds of the oldest job that waits on the queue; 0 when none waits.",
-            *[(each.oldest or 0.0, {"queue": queue}) for queue, each in known],
+            *[(depth.oldest or 0.0, {"queue": queue}) for queue, depth in by_queue],
         ),
         make_gauge(
             "celery5_queue_dead",
             "Jobs in the queue's dead-letter queue.",
-            *[(each.dead, {"queue": queue}) for queue, each in known],
+            *[(depth.dead, {"queue": queue}) for queue, depth in by_queue],
         ),
         make_gauge(
             "celery5_queue_held",
             "Jobs of the queue that wait at a limit.",
-            *[(each.held, {"queue": queue}) for queue, each in known],
+            *[(depth.held, {"queue": queue}) for queue, depth in by_queue],
         ),
     ]
 
 
-def _of_the_process(born: float) -> list[MetricFamily]:
-    """What Prometheus' own clients say of every process, under the same names."""
-    found = [
-        make_gauge("process_start_time_seconds", "When the process started, in seconds since 1970.", born),
+def _make_process_metrics(started_at: float) -> list[MetricFamily]:
+    """Return the metrics that Prometheus' own clients have for every process, under the same names."""
+    families = [
+        make_gauge(
+            "process_start_time_seconds", "When the process started, in seconds since 1970.", started_at
+        ),
         make_counter(
             "process_cpu_seconds_total",
             "CPU time, in seconds.",
@@ -239,5 +259,5 @@ def _of_the_process(born: float) -> list[MetricFamily]:
     ]
     resident = used_memory()
     if resident:
-        found.append(make_gauge("process_resident_memory_bytes", "Memory in use, in bytes.", resident))
-    return found
+        families.append(make_gauge("process_resident_memory_bytes", "Memory in use, in bytes.", resident))
+    return families

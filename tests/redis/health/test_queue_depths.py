@@ -16,7 +16,7 @@ from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
 from celery5.logs.log import Log, LogWriter
 from celery5.protocol.health.metrics import format_exposition
-from celery5.services.health.queue_depths import QueueDepths
+from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import ProcessStatus
 from tests.redis.commands.staff import Staff, wait_until
 from tests.redis.health.test_probes import numbers, start

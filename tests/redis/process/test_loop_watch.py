@@ -117,7 +117,7 @@ async def test_a_job_that_blocks_the_loop_is_named_while_it_does_and_when_it_has
 async def test_the_status_port_tells_of_a_block_while_it_lasts(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vitals_module, "HANGS", 0.4)
+    monkeypatch.setattr(vitals_module, "MAX_BLOCKED_SECONDS", 0.4)
     blocker, port = Blocker(app), free_port()
 
     def look() -> dict[str, Any]:

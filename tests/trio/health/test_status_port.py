@@ -131,25 +131,25 @@ async def test_head_is_answered_without_a_body(nursery: trio.Nursery) -> None:
 async def test_whoever_is_slow_is_sent_away_and_holds_up_nobody(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_port, "LIMIT", 0.4)
+    monkeypatch.setattr(status_port, "CONNECTION_TIMEOUT", 0.4)
     port = free_port()
     one = await opened(nursery, ProcessStatus(), port)
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     await stream.send_all(b"GET /livez HTTP/1.1\r\nHo")
     with trio.fail_after(30):
-        while not one._open:
+        while not one._connections:
             await trio.sleep(0.01)
     await wait_all_tasks_blocked()  # it is being read, with that limit
-    monkeypatch.setattr(status_port, "LIMIT", 30)
+    monkeypatch.setattr(status_port, "CONNECTION_TIMEOUT", 30)
     assert await status(port, b"/livez") == 200
     with trio.fail_after(30):
         async with stream:
             assert (await stream.receive_some(9999)).startswith(b"HTTP/1.1 408 ")
-    monkeypatch.setattr(status_port, "LIMIT", 0.4)
+    monkeypatch.setattr(status_port, "CONNECTION_TIMEOUT", 0.4)
     deaf = await trio.open_tcp_stream("127.0.0.1", port)  # asks, and never reads
     await deaf.send_all(GET % b"/livez")
     with trio.fail_after(30):
-        while one._open:
+        while one._connections:
             await trio.sleep(0.01)
     await deaf.aclose()
 
@@ -166,12 +166,12 @@ async def test_connections_that_are_held_open_keep_no_probe_from_its_answer(
             await each.send_all(sent)
     for _ in range(MAX_CONNECTIONS):
         assert await status(port, b"/livez") == 200
-        assert one._open <= MAX_CONNECTIONS + 1
+        assert len(one._connections) <= MAX_CONNECTIONS
     assert await closed(idle[0])
     for each in idle:
         await each.aclose()
     with trio.fail_after(30):
-        while one._open:
+        while one._connections:
             await trio.sleep(0.01)
     assert await status(port, b"/livez") == 200
 
@@ -197,7 +197,7 @@ async def test_a_part_that_fails_costs_the_answer_and_not_the_worker(nursery: tr
 async def test_a_port_that_is_taken_is_tried_again(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_port, "TRY_AGAIN", 0.05)
+    monkeypatch.setattr(status_port, "RETRY_DELAY", 0.05)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
