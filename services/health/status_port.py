@@ -87,7 +87,7 @@ PATHS = ("/livez", "/readyz", "/metrics")
 
 
 class StatusPort:
-    """Serves probes on `host`, at the first free one of `ports` ports from `port` on; without a `port` it does nothing."""
+    """Serves probes on `host`, at the first free one of `ports` ports from `port` on; does nothing without a `port`."""
 
     def __init__(
         self, *, process_status: ProcessStatus, log: Log, port: int | None, host: str, ports: int = 1
@@ -263,4 +263,4 @@ def _refused(status: int, why: str, *headers: tuple[str, str]) -> HttpResponse:
     return HttpResponse(status, msgspec.json.encode({"error": why}) + b"\n", headers=headers)
 
 
-_NO_PORT = "it is taken, or this user may not open it: probes get no answer until it is free; choose another --status-port"
+_NO_PORT = "it is taken or not permitted: probes get no answer until it is free; choose another --status-port"
