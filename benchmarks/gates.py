@@ -30,7 +30,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from celery5 import App
 from celery5.broker.call import Call
-from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import limits
 from celery5.protocol.limits import AdmissionRule, get_waiting_list
 from celery5.sending.publisher import LIMITED_JOBS_PER_TRIP
@@ -158,9 +158,9 @@ def single_trips(url: str, client: Any) -> dict[str, float]:
     ]
     joining = trip_times(client, trips[:10], sender)
     trip_times(client, trips[10:], sender)
-    sender.perform(jobs_calls.join_queue(keys, "dead", lease=60))
+    sender.perform(lease_calls.join_queue(keys, "dead", lease=60))
     trip_times(client, [limits.admit_waiting(keys, "dead", [(rule, 32)])] * 3, sender)
-    recovery = jobs_calls.recover(
+    recovery = lease_calls.recover(
         keys, worker="dead", max_deliveries=3, limit=RECOVERED, ttl=60, message_limit=1_000_000
     )
     recovered = trip_times(client, [recovery] * (96 // RECOVERED), sender)

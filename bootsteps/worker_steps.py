@@ -7,7 +7,7 @@ import trio
 
 from celery5.app import App
 from celery5.broker.calls import events as events_calls
-from celery5.broker.calls import jobs
+from celery5.broker.calls import leases, queues
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
@@ -55,9 +55,9 @@ class QueueMembership:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
-        joins = [jobs.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+        joins = [leases.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
         announced = await self._redis.perform_all(
-            [*joins, *[jobs.register_queue(self._keys, keys.queue) for keys in self._consumed]]
+            [*joins, *[queues.register_queue(self._keys, keys.queue) for keys in self._consumed]]
         )
         if self._recipients:
             await self._redis.perform_all(
@@ -101,7 +101,7 @@ async def leave_queues(
     if lease.is_lost:  # other workers have recovered its jobs
         return True
     try:
-        held = await redis.perform_all([jobs.leave_queue(keys, worker) for keys in consumed])
+        held = await redis.perform_all([leases.leave_queue(keys, worker) for keys in consumed])
     except BrokerError as error:
         log.event("queues:leave-failed", "warning", why=str(error), hint=_WHEN_UNREACHABLE)
         return True
@@ -167,7 +167,7 @@ class EventsMembership:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
         await self._redis.perform_all(
-            [jobs.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+            [leases.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
         )
         task_status.started()
         try:

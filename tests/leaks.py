@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import leases as lease_calls
 from celery5.broker.keys import EVENTS, GROUP, Keys
 from tests.gate_leaks import gate_leaks, parted
 
@@ -223,9 +223,9 @@ def _visit(server: Any, queue: Queue) -> None:
     app, _, name = queue.name.partition(":")
     keys = Keys(app).for_queue(name)
     for call in (
-        jobs_calls.join_queue(keys, "visitor", lease=1.0),
-        jobs_calls.renew_lease(keys, "visitor", lease=1.0),
-        jobs_calls.leave_queue(keys, "visitor"),
+        lease_calls.join_queue(keys, "visitor", lease=1.0),
+        lease_calls.renew_lease(keys, "visitor", lease=1.0),
+        lease_calls.leave_queue(keys, "visitor"),
     ):
         server.execute_command(*call.with_script_text)
     queue.stream, queue.consumers = {}, {}

@@ -99,6 +99,16 @@ _MOST_DIGITS = 19
 """Digits of the largest number that Redis itself counts with."""
 
 
+def to_ms(seconds: float) -> int:
+    """Return whole milliseconds, as the scripts take times."""
+    return int(seconds * 1000)
+
+
+def parse_seconds(ms: int) -> float | None:
+    """Return the seconds of a script's reply in ms; None for -1, with which the scripts say that there is none."""
+    return None if ms < 0 else ms / 1000
+
+
 def script_call(
     script: Script,
     keys: tuple[str, ...],

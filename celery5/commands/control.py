@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import msgspec
 
 from celery5.broker.calls import commands as trips
-from celery5.broker.calls import jobs
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.colour import (
     AwaitableConnections,
     BlockingConnections,
@@ -268,7 +268,7 @@ async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Request
     COMMAND_DEFINITIONS[request.command].check_parameters(request.parameters)
     queue = request.parameters.get("queue")
     used, paused = (
-        await redis.perform(jobs.list_queues(app.keys)),
+        await redis.perform(queue_calls.list_queues(app.keys)),
         await redis.perform(trips.list_paused_queues(app.keys)),
     )
     queues = {*used, *paused, *(task.queue for task in app.tasks.values())}

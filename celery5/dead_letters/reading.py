@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from celery5.broker.calls import dead_letters as graveyard
-from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.dead_letters import DeadLetterEntry
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
@@ -105,9 +105,9 @@ class DeadJobReader:
 
     async def _names(self) -> Sequence[str]:
         if not self._meant.queues:
-            return await self._redis.perform(jobs_calls.list_queues(self._app.keys))
+            return await self._redis.perform(queue_calls.list_queues(self._app.keys))
         with skip_unreachable():  # an unreachable broker matters only when it has a queue that was named
-            queues = await self._redis.perform(jobs_calls.list_queues(self._app.keys))
+            queues = await self._redis.perform(queue_calls.list_queues(self._app.keys))
         for name in self._meant.queues:
             if name not in queues and not await self._redis.perform(
                 graveyard.queue_exists(self._app.queue(name))

@@ -7,7 +7,7 @@ import msgspec
 
 from celery5.broker.call import Call
 from celery5.broker.calls import events as trips
-from celery5.broker.calls.jobs import QueueState, get_queue_state
+from celery5.broker.calls.queues import QueueState, get_queue_state
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import EVENTS, Keys

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, queues
 from celery5.errors import BrokerError, Misconfigured
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
 from celery5.health.machine import MEMINFO, available_memory, used_memory
@@ -189,7 +189,7 @@ class QueueLength(HealthCheck):
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """Read the length of the queue."""
-        size = await context.perform(jobs.measure_queue(context.get_queue_keys(self._queue)))
+        size = await context.perform(queues.measure_queue(context.get_queue_keys(self._queue)))
         waiting = max(size.stream - size.in_workers, 0)
         self.why: str = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._limit}"
         return grade_usage(waiting, self._limit)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from celery5.broker.call import Call
-from celery5.broker.calls import commands, jobs, limits
+from celery5.broker.calls import commands, jobs, limits, queues
 from celery5.broker.calls.jobs import LocatedJob
 from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.broker.driver import AsyncDriver
@@ -206,7 +206,7 @@ class AsyncResult(Generic[R_co]):
         """Return why a job has not begun, as far as one trip to the broker shows; '' if that shows nothing."""
         keys, calls = self.app.keys, list[Call[Any]]()
         calls += [
-            jobs.get_queue_state(self.app.queue(self.queue)),
+            queues.get_queue_state(self.app.queue(self.queue)),
             commands.list_paused_queues(keys),
             limits.list_overrides(keys),
         ]

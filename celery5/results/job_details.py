@@ -10,8 +10,10 @@ from celery5.broker.call import Call
 from celery5.broker.calls import cluster, commands, jobs
 from celery5.broker.calls import dead_letters as graveyard
 from celery5.broker.calls import events as events_calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scaling as scaling_calls
-from celery5.broker.calls.jobs import JobInspection, QueueState
+from celery5.broker.calls.jobs import JobInspection
+from celery5.broker.calls.queues import QueueState
 from celery5.broker.calls.scaling import Scaling
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import EVENTS, QueueKeys
@@ -84,13 +86,13 @@ async def read_app_state(app: "Application", redis: AsyncDriver, queue: str | No
 
 
 async def _state_of_app(app: "Application", redis: AsyncDriver, queue: str | None) -> AppState:
-    used = await redis.perform(jobs.list_queues(app.keys))
+    used = await redis.perform(queue_calls.list_queues(app.keys))
     paused = await redis.perform(commands.list_paused_queues(app.keys))
     known_queues = sorted({*used, *paused})  # a queue may be paused before its first job was sent
     if queue is not None and queue not in known_queues:
         await _refuse_unknown(app, redis, queue, known_queues)
     names = known_queues if queue is None else [queue]
-    calls: list[Call[Any]] = [jobs.get_queue_state(app.queue(name)) for name in names]
+    calls: list[Call[Any]] = [queue_calls.get_queue_state(app.queue(name)) for name in names]
     states: list[QueueState] = await redis.perform_all(calls) if calls else []
     events, schedulers, controllers, publishers, record, scaled = await _beside(app, redis)
     leader = record.leader if record.leader in controllers else ""  # the record outlives its Controller
@@ -111,7 +113,7 @@ async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
         cluster.list_live_processes(app.keys, kind) for kind in LEASED_PROCESS_KINDS
     ]
     calls: list[Call[Any]] = [
-        jobs.get_queue_state(app.queue(EVENTS)),
+        queue_calls.get_queue_state(app.queue(EVENTS)),
         *process_calls,
         cluster.get_leader(app.keys),
     ]
@@ -163,7 +165,7 @@ async def find_job(
 async def _story_of(
     app: "Application", redis: AsyncDriver, job_id: str, queue: str | None
 ) -> JobDetails | None:
-    known_queues = await redis.perform(jobs.list_queues(app.keys))
+    known_queues = await redis.perform(queue_calls.list_queues(app.keys))
     if queue is not None and queue not in known_queues:
         await _refuse_unknown(app, redis, queue, known_queues)
     names = known_queues if queue is None else [queue]
@@ -215,7 +217,7 @@ async def empty_queue(app: "Application", redis: AsyncDriver, queue: str) -> int
     They are revoked rather than deleted: callers that wait for one get `TaskRevoked`, keys become free, and Data Sinks
     get their documents.
     """
-    queues = await redis.perform(jobs.list_queues(app.keys))
+    queues = await redis.perform(queue_calls.list_queues(app.keys))
     if queue not in queues:
         raise UnknownQueue(queue, queues)
     keys, cursor, count = app.queue(queue), "0", 0

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.jobs import LocatedJob
 from celery5.broker.colour import AwaitableConnections, sleep
 from celery5.broker.driver import AsyncDriver
@@ -87,7 +88,7 @@ async def _seen(redis: AsyncDriver, handles: "Sequence[JobHandle]", away: Contai
     ]
     if missing:
         app = handles[0].app
-        names = await redis.perform(jobs_calls.list_queues(app.keys))
+        names = await redis.perform(queue_calls.list_queues(app.keys))
         pairs = [(index, name) for index in missing for name in names if name != handles[index].queue]
         other_places = await _looked(redis, [(handles[index], name) for index, name in pairs])
         for (index, name), place in zip(pairs, other_places, strict=True):
@@ -161,7 +162,7 @@ class _Search:
 
     async def _look(self, redis: AsyncDriver) -> None:
         await locate_jobs(redis, [handle for handle in self._handles if not handle.is_located])
-        names = await redis.perform(jobs_calls.list_queues(self._app.keys))
+        names = await redis.perform(queue_calls.list_queues(self._app.keys))
         self._of_each = []
         for handle in self._handles:
             queue_names = [handle.queue] if handle.is_located else dict.fromkeys([handle.queue, *names])

@@ -10,7 +10,7 @@ import msgspec
 
 from celery5.broker.call import Call
 from celery5.broker.calls import cluster
-from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.scheduling import JobToSend
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
@@ -352,7 +352,7 @@ async def trigger_schedule(app: TaskApplication, redis: AsyncDriver, name: str) 
         now = await get_broker_time(app, redis, before.of.queue)
         after, sent = periodic.record_trigger(before, job), make_fired_job(before.of, job, time.time())
         trips = [
-            jobs_calls.register_queue(app.keys, before.of.queue),
+            queue_calls.register_queue(app.keys, before.of.queue),
             replace_schedule(app, before, record, after, now, [sent]),
         ]
         _, done = await redis.perform_all(trips)

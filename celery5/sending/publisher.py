@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import limits
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.protocol.job.job import Job
 
@@ -45,7 +46,7 @@ class PublishPlanner:
         groups = _grouped(jobs)
         queues = dict.fromkeys(name for name, _, _ in groups)
         calls: list[Call[Any]] = [
-            jobs_calls.register_queue(self._keys, name) for name in queues if name not in self._announced
+            queue_calls.register_queue(self._keys, name) for name in queues if name not in self._announced
         ]
         for (name, way, lane), group in groups.items():
             keys = self.queue(name).on_lane(lane)

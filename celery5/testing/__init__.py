@@ -14,7 +14,7 @@ import trio
 from celery5.app import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import EXECUTION_STEP, BootGraph
-from celery5.broker.calls import jobs
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.health import erase_app
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
@@ -183,7 +183,7 @@ def _provide_server(broker: str) -> Generator[str, None, None]:
 
 def _erase(app: App) -> None:
     """Remove the application's keys from the broker. Results expire by themselves."""
-    queues = [app.queue(name) for name in app.perform(jobs.list_queues(app.keys))]
+    queues = [app.queue(name) for name in app.perform(queue_calls.list_queues(app.keys))]
     for call in erase_app(app.keys, queues):
         app.perform(call)
 

@@ -13,6 +13,7 @@ import trio
 
 from celery5 import App, AsyncResult, CeleryError
 from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.examples.index_files import tasks
 from celery5.examples.index_files.folder import Folder, Totals, digest_of_all
 from celery5.protocol.job.messages import Document, read_document
@@ -128,7 +129,7 @@ class Index:
             jobs=len(self._documents),
             retries=sum(document.attempt - 1 for document in self._documents),
             dead=len(dead),
-            in_dead_letter_queue=(await self._app.aperform(jobs_calls.measure_queue(queue))).dead,
+            in_dead_letter_queue=(await self._app.aperform(queue_calls.measure_queue(queue))).dead,
             first_failure=f"{unexpected[0].task}: {unexpected[0].failure}" if unexpected else "",
             latencies=sorted(document.finished - document.sent for document in self._documents),
         )

@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from celery5.broker.calls import events as events_calls
-from celery5.broker.calls import jobs
+from celery5.broker.calls import queues
 from celery5.broker.calls.events import ClaimedDocument
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
@@ -124,7 +124,7 @@ class SinkDelivery:
                         nursery.start_soon(flow.close)
 
     async def _find_queues(self) -> None:
-        found = await self._redis.perform(jobs.list_queues(self._keys))
+        found = await self._redis.perform(queues.list_queues(self._keys))
         if trio.current_time() > self._said + SAY_AGAIN:
             self._queues.clear()
             self._said = trio.current_time()

@@ -10,7 +10,7 @@ from typing import TypeVar
 import trio
 
 from celery5.broker.calls import events as trips
-from celery5.broker.calls import jobs
+from celery5.broker.calls import queues
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.logs.log import Log
@@ -96,7 +96,7 @@ class Subscriptions:
             if app in {each.job.app for each in subscriptions}:
                 continue
             known = await self._redis.perform(trips.is_app_known(Keys(app)))
-            if not known and not await self._redis.perform(jobs.list_queues(Keys(app))):
+            if not known and not await self._redis.perform(queues.list_queues(Keys(app))):
                 events = sorted({each.event for each in subscriptions})
                 self._log.event(
                     "events:application-not-found", "warning", of=app, events=events, hint=_UNKNOWN

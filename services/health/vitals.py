@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 import trio
 
-from celery5.broker.calls.jobs import QueueDepth
+from celery5.broker.calls.queues import QueueDepth
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
 from celery5.protocol.health.metrics import JobTally, MetricFamily, make_counter, make_gauge

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import trio
 
 from celery5.broker.calls import limits
-from celery5.broker.calls.jobs import HeartbeatReply
+from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.calls.limits import AdmissionReply, AdmissionRequest, AdmittedJobs
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import QueueKeys

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import trio
 
 from celery5.broker.calls import limits
-from celery5.broker.calls.jobs import HeartbeatReply
+from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import trio
 
 from celery5.broker.call import Call
-from celery5.broker.calls import commands, jobs, limits
+from celery5.broker.calls import commands, limits, queues
 from celery5.broker.calls import scaling as scaling_calls
 from celery5.broker.calls.limits import StoredOverrides
 from celery5.broker.driver import AsyncDriver
@@ -140,7 +140,7 @@ class ClusterObserver:
         """Return the snapshot of one broker."""
         redis, keys = self._ways[broker], self._keys
         asked: list[Call[Any]] = [
-            jobs.list_queues(keys),
+            queues.list_queues(keys),
             commands.list_paused_queues(keys),
             limits.list_overrides(keys),
         ]

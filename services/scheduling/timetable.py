@@ -12,7 +12,7 @@ import trio
 
 from celery5.app import App
 from celery5.broker.call import Call
-from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.scheduling import DueSchedules
 from celery5.broker.driver import AsyncDriver
@@ -169,7 +169,7 @@ class Timetable:
         """
         if not trips or queue in self._announced:
             return await self._performed(trips)
-        announced, *done = await self._performed([jobs_calls.register_queue(self._keys, queue), *trips])
+        announced, *done = await self._performed([queue_calls.register_queue(self._keys, queue), *trips])
         if not isinstance(announced, str):
             self._announced.add(queue)
         return done

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import trio
 
-from celery5.broker.calls import jobs, limits
+from celery5.broker.calls import jobs, limits, queues
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerUnavailable
@@ -68,7 +68,7 @@ class Burst:
     async def is_done(self) -> bool:
         """Return whether no job is left on any queue; False when Redis is unreachable."""
         try:
-            sizes = await self._redis.perform_all([jobs.measure_queue(keys) for keys in self._queues])
+            sizes = await self._redis.perform_all([queues.measure_queue(keys) for keys in self._queues])
             if any(size.limited for size in sizes) and trio.current_time() >= self._next_warning:
                 await self._warn()
         except BrokerUnavailable:

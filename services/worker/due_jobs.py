@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from celery5.broker.calls import jobs
-from celery5.broker.calls.jobs import HeartbeatReply
+from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable

@@ -14,8 +14,8 @@ from typing import Protocol
 import trio
 
 from celery5.broker.call import Call
-from celery5.broker.calls import jobs
-from celery5.broker.calls.jobs import HeartbeatReply
+from celery5.broker.calls import leases
+from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, LeaseLost
@@ -201,7 +201,7 @@ class Heartbeat:
         return True
 
     def _make_calls(self) -> list[Call[HeartbeatReply]]:
-        return [jobs.renew_lease(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+        return [leases.renew_lease(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
 
 
 _HINT = "a job that blocks the loop for longer than the lease is given to others, until this process is started anew"

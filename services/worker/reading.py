@@ -12,7 +12,8 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs
-from celery5.broker.calls.jobs import Entry, HeartbeatReply
+from celery5.broker.calls.jobs import Entry
+from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.job.states import HIGH, LOW, NORMAL

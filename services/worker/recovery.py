@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import trio
 
-from celery5.broker.calls import jobs
-from celery5.broker.calls.jobs import HeartbeatEvidence, HeartbeatReply
+from celery5.broker.calls import leases
+from celery5.broker.calls.leases import HeartbeatEvidence, HeartbeatReply
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
@@ -77,7 +77,7 @@ class Recoverer:
         for keys in self._consumed:
             # Decided anew for each call, which recovers one worker, or a part of what it held.
             while (evidence := self._make_evidence(keys)) is not None:
-                call = jobs.recover(
+                call = leases.recover(
                     keys,
                     worker="",
                     max_deliveries=self._max_deliveries,

@@ -12,7 +12,7 @@ import pytest
 
 import celery5
 from celery5 import errors
-from celery5.broker.calls.jobs import QueueState
+from celery5.broker.calls.queues import QueueState
 from celery5.cli.commands.info import _queues as queue_rows
 from celery5.cli.main import cli
 from celery5.config.settings import PREFIX, Settings, get_descriptions, get_hash_limits

@@ -13,7 +13,7 @@ from celery5.protocol.text_values import parse_parameter
 
 if TYPE_CHECKING:
     from celery5.app import App
-    from celery5.broker.calls.jobs import QueueState
+    from celery5.broker.calls.queues import QueueState
     from celery5.events.event import Event
     from celery5.events.registry import EventState, Subscriber
 

@@ -16,7 +16,7 @@ from celery5.protocol.similar_names import find_similar
 
 if TYPE_CHECKING:
     from celery5.app import App
-    from celery5.broker.calls.jobs import QueueState
+    from celery5.broker.calls.queues import QueueState
 
 
 @click.group(no_args_is_help=False)

@@ -303,10 +303,10 @@ def start(target: Target, /, **flags: Any) -> int:
 
     app.brokers.check()  # a URL that cannot be parsed is an error at once
     if options.processes > 1 and not app.brokers.is_multi_broker:
-        from celery5.broker.calls import jobs
+        from celery5.broker.calls import queues as queue_calls
 
         # An unreachable broker is reported once, not by each process.
-        app.perform(jobs.list_queues(app.keys))
+        app.perform(queue_calls.list_queues(app.keys))
         app.close()
     return serve(app, options)
 

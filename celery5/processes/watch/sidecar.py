@@ -20,7 +20,7 @@ from typing import NoReturn
 import msgspec
 
 from celery5.app import App
-from celery5.broker.calls import jobs
+from celery5.broker.calls import leases
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
@@ -286,7 +286,7 @@ class _Watch:
         if not life.is_alive:
             return life
         lease, asked = self._app.settings.lease, now()
-        beats = [jobs.renew_lease(keys, self._said.worker, lease=lease) for keys in self._queues()]
+        beats = [leases.renew_lease(keys, self._said.worker, lease=lease) for keys in self._queues()]
         try:
             pulses = self._broker(self._reply_timing).perform_all(beats)
         except BrokerError as error:
@@ -331,7 +331,7 @@ class _Watch:
         settings = self._app.settings
         try:
             for keys in self._queues():
-                call = jobs.recover(
+                call = leases.recover(
                     keys,
                     worker=name,
                     max_deliveries=settings.max_deliveries,

@@ -12,7 +12,7 @@ import trio
 
 from celery5 import App, BootStep, every
 from celery5.bootsteps.boot import BootFailed, BootGraph
-from celery5.broker.calls import jobs
+from celery5.broker.calls import leases
 from celery5.broker.keys import EVENTS
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import (
@@ -221,7 +221,7 @@ async def test_a_worker_and_a_router_that_lost_their_leases_wait_for_a_real_serv
             for queue in ("default", EVENTS):
                 keys = app.queue(queue)
                 for worker in client.zrange(keys.leases, 0, -1):
-                    call = jobs.recover(
+                    call = leases.recover(
                         keys, worker=worker, max_deliveries=3, limit=9, ttl=60, message_limit=1_000_000
                     )
                     await app.aperform(call)

@@ -11,7 +11,7 @@ import trio
 
 from celery5 import App
 from celery5.bootsteps import worker_steps
-from celery5.broker.calls import jobs
+from celery5.broker.calls import leases
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
@@ -37,7 +37,7 @@ async def test_a_slow_server_is_waited_for_as_long_as_the_lease_allows(
         BlockingRedis(Endpoint.from_url(url)),
         SidecarMemory(slots=1),
     )
-    driver.perform(jobs.join_queue(app.queue("mail"), "w", lease=60))
+    driver.perform(leases.join_queue(app.queue("mail"), "w", lease=60))
     watch = sidecar._Watch(app, box, os.getpid(), -1, -1)
     watch._hear(msgspec.json.encode(BeatReport("w", ("mail",), Endpoint.from_url(proxy.url))) + b"\n")
     with trio.fail_after(30):

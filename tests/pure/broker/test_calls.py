@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, leases, queues
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.keys import Keys
 from celery5.protocol.job.delivery import Settlement
@@ -63,11 +63,11 @@ def test_only_what_cannot_be_done_twice_is_not_repeatable() -> None:
         jobs.publish(MAIL, [("a", b"")]),
         jobs.schedule(MAIL, [("a", b"", "+1")]),
         jobs.settle(MAIL, "w", [Settlement("complete", b"1-0", "a", b"", 1, 0)]),
-        jobs.recover(MAIL, worker="", max_deliveries=3, limit=9, ttl=1, message_limit=9),
+        leases.recover(MAIL, worker="", max_deliveries=3, limit=9, ttl=1, message_limit=9),
         jobs.locate_job(MAIL, "a"),
-        jobs.leave_queue(MAIL, "w"),
-        jobs.join_queue(MAIL, "w", lease=1),
-        jobs.renew_lease(MAIL, "w", lease=1),
+        leases.leave_queue(MAIL, "w"),
+        leases.join_queue(MAIL, "w", lease=1),
+        leases.renew_lease(MAIL, "w", lease=1),
     ]
     assert all(call.repeatable for call in others)
 
@@ -79,16 +79,16 @@ def test_a_script_goes_by_its_hash_and_in_full_when_the_server_does_not_know_it(
     rest = (3, MAIL.stream, MAIL.jobs, MAIL.result("a"), "a", b"message")
     assert call.words == ("EVALSHA", sha, *rest)
     assert call.with_script_text == ("EVAL", jobs.PUBLISH.body, *rest)
-    assert jobs.register_queue(SHOP, "mail").with_script_text == ("SADD", SHOP.queues, "mail")
+    assert queues.register_queue(SHOP, "mail").with_script_text == ("SADD", SHOP.queues, "mail")
 
 
 def test_times_go_as_whole_milliseconds_and_come_back_as_seconds() -> None:
-    beat = jobs.renew_lease(MAIL, "w", lease=2.5)
+    beat = leases.renew_lease(MAIL, "w", lease=2.5)
     assert 2500 in beat.words
-    assert beat.decode([1, 2, 1500, 700, b"hl", [b"t"], 12]) == jobs.HeartbeatReply(
+    assert beat.decode([1, 2, 1500, 700, b"hl", [b"t"], 12]) == leases.HeartbeatReply(
         alive=True, lapsed=2, due_in=1.5, lapse_in=0.7, lanes="hl", limited_tasks=("t",), at=12
     )
-    assert beat.decode([0, 0, -1, -1, b"", [], 12]) == jobs.HeartbeatReply(
+    assert beat.decode([0, 0, -1, -1, b"", [], 12]) == leases.HeartbeatReply(
         alive=False, lapsed=0, due_in=None, at=12
     )
     assert jobs.promote_due_jobs(MAIL, limit=3).decode([3, 0]) == (3, 0.0)
@@ -100,5 +100,5 @@ def test_dead_jobs_are_read_whatever_is_in_their_entry() -> None:
 
 
 def test_what_is_unfinished_is_on_the_stream_or_waits() -> None:
-    size = jobs.measure_queue(MAIL).decode([5, 2, 3, 9, 0, -1])
+    size = queues.measure_queue(MAIL).decode([5, 2, 3, 9, 0, -1])
     assert (size.in_workers, size.dead, size.unfinished) == (2, 9, 8)

@@ -190,7 +190,7 @@ def _outcome(call: Call[Any], raw: Any) -> tuple[Any, UnreadableReply | None]:
 
 
 def test_of_several_replies_in_one_write_one_that_cannot_be_read_is_the_same_error() -> None:
-    _name, _, call = next(each for each in CALLS if each[0] == "jobs.measure_queue")
+    _name, _, call = next(each for each in CALLS if each[0] == "queues.measure_queue")
     steps = exchange_all([call, call], reply_within=1, where="redis://there")
     next(steps)
     with pytest.raises(UnreadableReply, match="the reply to measure about celery5:"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured
 from celery5.broker.call import Call
-from celery5.broker.calls import cluster, commands, jobs, limits, scheduling
+from celery5.broker.calls import cluster, commands, jobs, limits, queues, scheduling
 from celery5.broker.calls.scheduling import register_schedule_queue
 from celery5.broker.keys import EVENTS, Keys
 from celery5.broker.routing.broker_router import BrokerMap
@@ -153,7 +153,7 @@ def test_each_trip_goes_to_the_broker_of_its_queue() -> None:
     assert CHART.find_broker_of_call(jobs.publish(near, [("id", b"job")])) == DEFAULT_BROKER
     assert CHART.find_broker_of_call(jobs.locate_job(post, "id")) == "mails"
     assert CHART.find_broker_of_call(jobs.delete_results(post, ["id"])) == "mails"
-    assert CHART.find_broker_of_call(jobs.get_queue_state(KEYS.for_queue(EVENTS))) == DEFAULT_BROKER
+    assert CHART.find_broker_of_call(queues.get_queue_state(KEYS.for_queue(EVENTS))) == DEFAULT_BROKER
     assert CHART.find_broker_of_call(jobs.PING) == DEFAULT_BROKER
     assert (
         CHART.find_broker_of_call(jobs.publish(Keys("other").for_queue("post"), [("id", b"job")]))
@@ -162,14 +162,14 @@ def test_each_trip_goes_to_the_broker_of_its_queue() -> None:
 
 
 def test_what_each_broker_has_for_its_own_queues_is_asked_everywhere_and_told_where_the_queue_is() -> None:
-    assert CHART.find_broker_of_call(jobs.list_queues(KEYS)) is None
+    assert CHART.find_broker_of_call(queues.list_queues(KEYS)) is None
     assert CHART.find_broker_of_call(commands.list_paused_queues(KEYS)) is None
     assert CHART.find_broker_of_call(limits.list_overrides(KEYS)) is None
     assert CHART.find_broker_of_call(limits.set_override(KEYS, "task", LimitOverride(limit=1))) is None
     assert CHART.find_broker_of_call(cluster.list_live_processes(KEYS, "scheduler")) is None
     assert CHART.find_broker_of_call(cluster.list_live_processes(KEYS, "controller")) == DEFAULT_BROKER
     assert CHART.find_broker_of_call(cluster.list_live_processes(KEYS, "publisher")) == DEFAULT_BROKER
-    assert CHART.find_broker_of_call(jobs.register_queue(KEYS, "post")) == "mails"
+    assert CHART.find_broker_of_call(queues.register_queue(KEYS, "post")) == "mails"
     assert CHART.find_broker_of_call(commands.pause_queue(KEYS, "post")) == "mails"
     assert CHART.find_broker_of_call(commands.resume_queue(KEYS, "near")) == DEFAULT_BROKER
     assert CHART.find_broker_of_call(register_schedule_queue(KEYS, "post")) == "mails"
@@ -184,7 +184,7 @@ def test_a_command_goes_to_the_broker_that_the_inbox_names() -> None:
 
 @given(st.lists(st.lists(st.text("ab", max_size=3)), min_size=1, max_size=4))
 def test_what_several_list_is_all_that_any_of_them_lists(answers: list[list[str]]) -> None:
-    merge = jobs.list_queues(KEYS).merge
+    merge = queues.list_queues(KEYS).merge
     assert merge is not None
     assert merge(answers) == sorted({one for each in answers for one in each})
 

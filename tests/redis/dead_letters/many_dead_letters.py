@@ -3,7 +3,7 @@
 from typing import Any
 
 from celery5 import App, JobState
-from celery5.broker.calls import jobs
+from celery5.broker.calls import queues
 from celery5.protocol.job.messages import Command, Document, Failure, encode, read_command
 from tests.redis.worker.workers import entries
 
@@ -23,7 +23,7 @@ def bury(
 ) -> list[str]:
     """Dead jobs as the worker's script leaves them, many at once; gives their entries."""
     keys = app.queue(queue)
-    app.perform(jobs.register_queue(app.keys, queue))
+    app.perform(queues.register_queue(app.keys, queue))
     pipe = client.pipeline(transaction=False)
     failure = Failure(type=error, message=f"{error} of {task}", attempt=4)
     for each in ids:

@@ -12,7 +12,7 @@ import redis
 import trio
 
 from celery5 import App, current_job
-from celery5.broker.calls import jobs
+from celery5.broker.calls import queues
 from celery5.dead_letters.queues import DeadLetterTally
 from tests.redis.dead_letters.many_dead_letters import QUEUE, bury, numbered, sent
 from tests.redis.worker.workers import until_async, working
@@ -54,7 +54,7 @@ async def test_jobs_are_replayed_while_workers_run_them(app: App, redis_client: 
 
 async def dead_again(app: App, count: int) -> bool:
     """Whether so many jobs are dead, and no other is left."""
-    size = await app.aperform(jobs.measure_queue(app.queue(QUEUE)))
+    size = await app.aperform(queues.measure_queue(app.queue(QUEUE)))
     return (size.dead, size.unfinished) == (count, 0)
 
 

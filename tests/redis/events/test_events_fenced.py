@@ -13,7 +13,7 @@ import redis
 from celery5 import App
 from celery5.broker.call import Call
 from celery5.broker.calls import events as trips
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, leases
 from celery5.broker.calls.events import EventOutcome
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
@@ -89,7 +89,7 @@ class Desk:
     async def read(self, count: int = 1) -> list[Entry]:
         """Events that `r1` has read."""
         for router in ("r1", "r2"):
-            await self.way.perform(jobs.join_queue(self.keys, router, lease=1000.0))
+            await self.way.perform(leases.join_queue(self.keys, router, lease=1000.0))
         await self.app.events.asend([self.event(order=n) for n in range(count)])
         driver = BlockingRedis(self.app.connections.endpoint)
         found = driver.perform(jobs.read_jobs([self.keys], "r1", count=count, block_seconds=0.001))

@@ -10,8 +10,9 @@ import trio
 from trio.testing import MockClock
 
 from celery5.broker.call import Call
-from celery5.broker.calls import jobs
-from celery5.broker.calls.jobs import QueueDepth
+from celery5.broker.calls import jobs, leases
+from celery5.broker.calls import queues as queue_calls
+from celery5.broker.calls.queues import QueueDepth
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
 from celery5.logs.log import Log, LogWriter
@@ -26,28 +27,28 @@ from tests.redis.worker.one_queue import Queue, command
 def test_a_queue_is_as_deep_as_its_jobs_that_nobody_has_and_as_old_as_the_oldest_of_them(
     queue: Queue,
 ) -> None:
-    assert queue(jobs.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)
+    assert queue(queue_calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)
     queue.publish("a")  # before any worker came, so that there is no consumer group
     time.sleep(0.05)
-    assert queue(jobs.get_queue_depth(queue.keys)).oldest >= 0.05
+    assert queue(queue_calls.get_queue_depth(queue.keys)).oldest >= 0.05
     queue.join("w")
     time.sleep(0.05)
     queue.publish("b")
     queue(jobs.claim(queue.keys.on_lane("l"), [("c", command("c"), "", "", None)]))
-    queue(jobs.renew_lease(queue.keys, "w", lease=30))  # now the lane can be read
-    old = queue(jobs.get_queue_depth(queue.keys))
+    queue(leases.renew_lease(queue.keys, "w", lease=30))  # now the lane can be read
+    old = queue(queue_calls.get_queue_depth(queue.keys))
     assert (old.waiting, old.dead) == (3, 0)
     assert old.oldest >= 0.1
     queue.read("w", count=1)
-    younger = queue(jobs.get_queue_depth(queue.keys))
+    younger = queue(queue_calls.get_queue_depth(queue.keys))
     assert younger.waiting == 2
     assert 0 <= younger.oldest < old.oldest + 30
-    assert queue(jobs.get_queue_state(queue.keys)).oldest_waiting >= younger.oldest
+    assert queue(queue_calls.get_queue_state(queue.keys)).oldest_waiting >= younger.oldest
     queue.read("w")
-    assert queue(jobs.get_queue_depth(queue.keys)).waiting == 1  # the one of low priority
+    assert queue(queue_calls.get_queue_depth(queue.keys)).waiting == 1  # the one of low priority
     assert queue(jobs.read_jobs([queue.keys.on_lane("l")], "w", count=9, block_seconds=0))
-    assert queue(jobs.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)
-    assert queue(jobs.get_queue_state(queue.keys)).oldest_waiting is None
+    assert queue(queue_calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)
+    assert queue(queue_calls.get_queue_state(queue.keys)).oldest_waiting is None
 
 
 def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -> None:
@@ -55,7 +56,7 @@ def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -
 
     def commands() -> int:
         before = queue.client.info("commandstats")
-        queue(jobs.get_queue_depth(queue.keys))
+        queue(queue_calls.get_queue_depth(queue.keys))
         after = queue.client.info("commandstats")
         return sum(
             after[name]["calls"] - before.get(name, {"calls": 0})["calls"]
@@ -70,7 +71,7 @@ def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -
 
 def test_jobs_that_wait_at_a_limit_are_counted_apart(queue: Queue) -> None:
     queue.client.hset(queue.keys.limited_counts, mapping={"shop.t": 10_000, "shop.u": 2})
-    assert queue(jobs.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0, held=10_002)
+    assert queue(queue_calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0, held=10_002)
     queue.client.delete(queue.keys.limited_counts)
 
 

@@ -9,7 +9,9 @@ import pytest
 import redis
 
 from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import limits
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
@@ -44,7 +46,7 @@ def test_as_many_run_as_may_and_the_others_wait_in_redis(gate: Gated) -> None:
     entries = gate.read("w")
     assert gate.ask("w", entries) == [1, 1, 0, 0]
     assert [gate.where(each) for each in "abcd"] == ["EXECUTING", "EXECUTING", "HELD", "HELD"]
-    assert gate.size() == jobs_calls.QueueSize(stream=2, in_workers=2, due=0, dead=0, limited=2)
+    assert gate.size() == queue_calls.QueueSize(stream=2, in_workers=2, due=0, dead=0, limited=2)
     assert gate.ids(gate.mine("w")) == "ab"
     assert gate.taken() == {"shop.t ": "2", "shop.t  w": "2"}
 
@@ -453,8 +455,8 @@ def test_it_is_told_who_waits_and_where(gate: Gated) -> None:
     gate.come("w", *"abc")
     sighting = gate(jobs_calls.inspect_job(gate.keys, "c"))
     assert (sighting.place, sighting.jobs_ahead) == ("G shop.t  ", 1)
-    assert gate(jobs_calls.renew_lease(gate.keys, "w", lease=30)).limited_tasks == ("shop.t",)
-    assert gate(jobs_calls.get_queue_state(gate.keys)).held == 2
+    assert gate(lease_calls.renew_lease(gate.keys, "w", lease=30)).limited_tasks == ("shop.t",)
+    assert gate(queue_calls.get_queue_state(gate.keys)).held == 2
 
 
 def test_a_slot_whose_answer_was_lost_goes_with_its_job(gate: Gated) -> None:
@@ -485,7 +487,7 @@ def worker_with_slots(gate: Gated, *, jobs: int, waiting: int) -> None:
 
 def test_one_trip_of_a_recovery_makes_few_commands_however_many_keys_and_jobs_wait(gate: Gated) -> None:
     worker_with_slots(gate, jobs=200, waiting=2000)
-    most, trips, done_so_far = 0, 0, jobs_calls.RecoveryResult("dead", 0, 0, has_more=True)
+    most, trips, done_so_far = 0, 0, lease_calls.RecoveryResult("dead", 0, 0, has_more=True)
     while done_so_far.has_more:
         gate.client.config_resetstat()
         done_so_far = gate.recover("dead", limit=RECOVERED)
@@ -546,7 +548,7 @@ def disperse(gate: Gated) -> None:
 def test_a_beat_makes_one_command_for_each_worker_and_lane(gate: Gated) -> None:
     crowd(gate)
     gate.client.config_resetstat()
-    pulse = gate(jobs_calls.renew_lease(gate.keys, "w", lease=30))
+    pulse = gate(lease_calls.renew_lease(gate.keys, "w", lease=30))
     assert (pulse.alive, pulse.lapsed, pulse.lanes) == (True, 0, "hlg")
     assert gate.commands() <= 4 * WORKERS + 25
     disperse(gate)
@@ -555,7 +557,7 @@ def test_a_beat_makes_one_command_for_each_worker_and_lane(gate: Gated) -> None:
 def test_a_search_for_jobs_of_nobody_makes_one_command_for_each_worker_and_lane(gate: Gated) -> None:
     crowd(gate)
     gate.client.config_resetstat()
-    assert gate.recover() == jobs_calls.RecoveryResult("", 0, 0, has_more=False)
+    assert gate.recover() == lease_calls.RecoveryResult("", 0, 0, has_more=False)
     assert gate.commands() <= 4 * WORKERS + 10
     disperse(gate)
 

@@ -12,7 +12,7 @@ import redis
 import trio
 
 from celery5 import App
-from celery5.broker.calls import jobs, limits
+from celery5.broker.calls import jobs, leases, limits
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.logs.log import Log
 from celery5.processes.process_parts import Incarnation
@@ -99,7 +99,7 @@ async def desk(app: App) -> AsyncGenerator[tuple[Desk, Deaf]]:
         values[1].lease.mark_renewed(1e12)
         await nursery.start(one.publisher.run)
         await app.tasks["one"].adelay()
-        await link.perform(jobs.join_queue(keys, "w", lease=30))
+        await link.perform(leases.join_queue(keys, "w", lease=30))
         one.intake.accept(await link.perform(jobs.read_jobs([keys], "w", count=9, block_seconds=0)))
         yield one, deaf
         nursery.cancel_scope.cancel()
@@ -188,7 +188,7 @@ async def handed_over(one: Desk, app: App) -> list[jobs.Entry]:
     one.recent.forget(job)
     one.ledger.remove([job])
     pulled = await app.aperform(limits.admit_waiting(keys, "w", [(one.turnstile.get_rule("one"), 1)]))
-    one.lanes.on_heartbeat(keys, await app.aperform(jobs.renew_lease(keys, "w", lease=30)))
+    one.lanes.on_heartbeat(keys, await app.aperform(leases.renew_lease(keys, "w", lease=30)))
     return list(pulled.entries)
 
 

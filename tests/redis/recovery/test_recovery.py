@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery5 import App, AsyncResult, JobState, TaskFailed, gather
-from celery5.broker.calls import jobs
+from celery5.broker.calls import leases
 from celery5.broker.keys import GROUP
 from celery5.protocol.job.messages import read_document
 from tests.redis.commands.staff import Staff, is_alive, wait_until
@@ -249,7 +249,7 @@ async def test_a_lapsed_lease_is_noticed_when_it_lapses_and_not_a_beat_later(
         pass
 
     keys = app.queue("default")
-    await app.aperform(jobs.join_queue(keys, "ghost", lease=3))
+    await app.aperform(leases.join_queue(keys, "ghost", lease=3))
     sent = await nothing.adelay()
     redis_client.xreadgroup(GROUP, "ghost", {keys.stream: ">"})
     async with working(app):

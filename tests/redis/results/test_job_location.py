@@ -24,7 +24,7 @@ from celery5 import (
     wait,
     wait_async,
 )
-from celery5.broker.calls import jobs
+from celery5.broker.calls import queues
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import TaskExpired, TaskRejected
 from celery5.protocol.job.messages import Document, encode
@@ -250,7 +250,7 @@ def test_of_several_queues_the_one_counts_where_the_job_has_not_ended(
 @pytest.mark.parametrize("colour", ["plain", "trio"])
 def test_it_is_looked_for_through_an_outage(colour: str, own_server: EmbeddedServer, app_name: str) -> None:
     app = App(app_name, broker=own_server.url)
-    app.perform(jobs.register_queue(app.keys, "slow"))
+    app.perform(queues.register_queue(app.keys, "slow"))
     with redis.Redis.from_url(own_server.url) as client:
         document = encode(Document(v=1, id="a", task="t", state="SUCCESS"))
         client.set(app.queue("slow").result("a"), document, px=60_000)

@@ -9,7 +9,7 @@ import redis
 import trio
 
 from celery5 import App, AsyncResult, JobState, ResultTimeout, TaskFailed, agather, gather, wait, wait_async
-from celery5.broker.calls import cluster, jobs
+from celery5.broker.calls import cluster, jobs, leases, queues
 from celery5.errors import BlockingInEventLoop, UnknownQueue
 from celery5.protocol.job.messages import Command, encode
 from celery5.results import JobDetails
@@ -169,9 +169,9 @@ async def test_an_application_is_seen_before_and_after_it_has_workers(
 
 def test_jobs_of_nobody_are_seen(app: App, redis_client: Any) -> None:
     keys = app.queue("default")
-    app.perform(jobs.register_queue(app.keys, "default"))
+    app.perform(queues.register_queue(app.keys, "default"))
     app.perform(jobs.publish(keys, [("a", encode(Command(v=1, id="a", task="t")))]))
-    app.perform(jobs.join_queue(keys, "w", lease=60))
+    app.perform(leases.join_queue(keys, "w", lease=60))
     app.perform(jobs.read_jobs([keys], "w", count=1, block_seconds=0.01))
     (worker,) = app.info().queues["default"].workers
     assert (worker.name, worker.running, worker.alive) == ("w", 1, True)

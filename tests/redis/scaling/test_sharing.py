@@ -13,7 +13,7 @@ import trio
 
 from celery5 import App
 from celery5.broker.call import Call
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, leases
 from celery5.broker.calls.jobs import Entry
 from celery5.errors import CommandRefused
 from celery5.logs.log import Log
@@ -66,18 +66,18 @@ class Reader:
     async def join(self) -> None:
         """Join the queues, as a worker does before it reads."""
         for keys in self._queues:
-            await self._app.aperform(jobs.join_queue(keys, "reader", lease=60))
+            await self._app.aperform(leases.join_queue(keys, "reader", lease=60))
 
     async def leave(self) -> None:
         """Leave the queues."""
         for keys in self._queues:
-            await self._app.aperform(jobs.leave_queue(keys, "reader"))
+            await self._app.aperform(leases.leave_queue(keys, "reader"))
 
     async def read(self, count: int) -> int:
         """Read until there are `count` jobs, or no more; gives how many there were."""
         for keys in self._queues:  # which lanes there are
             self._lanes.on_heartbeat(
-                keys, await self._app.aperform(jobs.renew_lease(keys, "reader", lease=60))
+                keys, await self._app.aperform(leases.renew_lease(keys, "reader", lease=60))
             )
         found = 0
         while found < count:

@@ -10,6 +10,7 @@ from uuid import uuid4
 from celery5.broker.call import Call, Word
 from celery5.broker.calls import dead_letters as dead_letters_calls
 from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import limits as limits_calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.jobs import Entry, inspect_job
@@ -151,7 +152,7 @@ class QueueModel:
     def join(self) -> None:
         """Add a new worker."""
         self.worker = uuid4().hex
-        self.perform(jobs_calls.join_queue(self.keys, self.worker, lease=60))
+        self.perform(lease_calls.join_queue(self.keys, self.worker, lease=60))
 
     def make(self, job: str, move: str) -> None:
         """Make a move on the server and, where the table has it, in the model."""
@@ -358,7 +359,7 @@ class QueueModel:
 
     def start(self) -> None:
         """Let the worker take the first job that there is. Its heartbeat makes the group of a lane that is new."""
-        self.perform(jobs_calls.renew_lease(self.keys, self.worker, lease=60))
+        self.perform(lease_calls.renew_lease(self.keys, self.worker, lease=60))
         lanes = [self.keys.on_lane(lane) for lane in dict.fromkeys((self.keys.lane, NORMAL))]
         lanes = [keys for keys in lanes if self.perform(make_call("EXISTS", keys.stream))]
         shares = [1] * len(lanes)
@@ -370,7 +371,7 @@ class QueueModel:
         """The worker dies, with `is_last` once too often for its jobs; another one joins."""
         most = 0 if is_last else 1000
         self.perform(
-            jobs_calls.recover(
+            lease_calls.recover(
                 self.keys, worker=self.worker, max_deliveries=most, limit=100, ttl=60, message_limit=1_000_000
             )
         )
@@ -405,7 +406,7 @@ class QueueModel:
     def check_what_is_left(self) -> None:
         """Check that Redis holds what the page of keys says for these states, and nothing else."""
         keys = self.keys
-        self.perform(jobs_calls.renew_lease(keys, self.worker, lease=60))
+        self.perform(lease_calls.renew_lease(keys, self.worker, lease=60))
         jobs, due, waiting, dead, unique, *documents = self.driver.perform_all(
             [
                 make_call("HGETALL", keys.jobs),

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls.jobs import Entry
 from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.messages import Command, encode
@@ -216,7 +217,7 @@ def test_nothing_is_left_of_keys_when_their_jobs_have_ended(queue: Queue) -> Non
         words = [done(entry, job_id, 1)._replace(extra=f"shop.t {job_id}".encode()) for entry, job_id in
                  zip(queue.read("w", 1000), ids, strict=True)]  # fmt: skip
         assert queue.settle("w", *words) == 1000
-    queue(jobs_calls.leave_queue(queue.keys, "w"))
+    queue(lease_calls.leave_queue(queue.keys, "w"))
     left = set(queue.contents())
     give_up = time.monotonic() + 30
     while len(left) > 1 and time.monotonic() < give_up:

@@ -13,7 +13,9 @@ import trio
 from celery5 import App, JobState, agather, gather
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
-from celery5.broker.calls.jobs import get_queue_state
+from celery5.broker.calls import leases as lease_calls
+from celery5.broker.calls import queues as queue_calls
+from celery5.broker.calls.queues import get_queue_state
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.job.job import Job
 from tests.redis.commands.staff import Staff, wait_until
@@ -213,18 +215,18 @@ def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
         queue(jobs_calls.claim(queue.keys.on_lane(lane), jobs))
     queue.publish("f")
     queue.join("w")
-    assert queue(jobs_calls.renew_lease(queue.keys, "w", lease=5)).lanes == "hl"
+    assert queue(lease_calls.renew_lease(queue.keys, "w", lease=5)).lanes == "hl"
     state = queue(get_queue_state(queue.keys))
     assert (state.waiting, state.high, state.low, state.running) == (6, 2, 3, 0)
     (first,) = queue(jobs_calls.read_jobs([queue.keys.on_lane("h")], "w", count=1, block_seconds=0))
     state = queue(get_queue_state(queue.keys))
     assert (state.waiting, state.high, state.low, state.running) == (5, 1, 3, 1)
     assert [(each.name, each.running) for each in state.workers] == [("w", 1)]
-    assert queue.size() == jobs_calls.QueueSize(6, 1, 0, 0)
-    assert queue(jobs_calls.leave_queue(queue.keys, "w")) == 1  # still there, for others to recover
+    assert queue.size() == queue_calls.QueueSize(6, 1, 0, 0)
+    assert queue(lease_calls.leave_queue(queue.keys, "w")) == 1  # still there, for others to recover
     queue.join("w")
     assert queue(jobs_calls.settle(queue.keys.on_lane("h"), "w", [done(first, "a")])) == 1
-    assert queue(jobs_calls.leave_queue(queue.keys, "w")) == 0
+    assert queue(lease_calls.leave_queue(queue.keys, "w")) == 0
 
 
 def test_lanes_share_what_is_read_and_leave_no_room_unused(queue: Queue) -> None:
@@ -232,7 +234,7 @@ def test_lanes_share_what_is_read_and_leave_no_room_unused(queue: Queue) -> None
     for lane, ids in zip(lanes, ("abcd", "efg", "ijkl"), strict=True):
         queue(jobs_calls.claim(lane, [(each, command(each), "", "", None) for each in ids]))
     queue.join("w")
-    queue(jobs_calls.renew_lease(queue.keys, "w", lease=5))
+    queue(lease_calls.renew_lease(queue.keys, "w", lease=5))
 
     def picked(count: int, *shares: int) -> str:
         entries = queue(jobs_calls.read_by_lane(lanes, "w", count=count, shares=shares))

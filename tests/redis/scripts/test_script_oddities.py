@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery5 import App, TaskFailed
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, leases, queues
 from celery5.broker.calls.jobs import Entry, revoke
 from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.messages import Command, encode
@@ -53,7 +53,9 @@ def test_a_message_that_makes_no_sense_is_never_lost_with_its_worker(queue: Queu
     queue.publish("good")
     queue.join("w")
     assert len(queue.read("w")) == 2
-    assert queue.recover("w") == jobs.RecoveryResult(worker="w", requeued=1, dead_lettered=1, has_more=False)
+    assert queue.recover("w") == leases.RecoveryResult(
+        worker="w", requeued=1, dead_lettered=1, has_more=False
+    )
     ((_, kept, grave),) = queue(jobs.list_dead_jobs(queue.keys, count=9))
     assert kept == message
     assert document(queue) == json.loads(grave)
@@ -83,7 +85,7 @@ def test_a_message_that_makes_no_sense_is_revoked_like_any_other(
     assert document(queue)["state"] == "REVOKED"
     assert document(queue)["attempt"] == 1
     assert queue.where("a") == "ENDED"
-    assert queue.size() == jobs.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=0)
     assert 0 < int(queue.client.pttl(queue.keys.result("a"))) < 2e15
 
 
@@ -104,7 +106,7 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
     first, copy = copied(queue)
     assert queue(revoke(queue.keys, ["a"], ttl=60)) == ["EXECUTING"]
     if verb == "recover":
-        assert queue.recover("w2") == jobs.RecoveryResult(
+        assert queue.recover("w2") == leases.RecoveryResult(
             worker="w2", requeued=0, dead_lettered=0, has_more=False
         )
     else:
@@ -112,7 +114,7 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
         assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 60_000, extra)) == 1
     assert place(queue) == "V" + first.id.decode()
     assert document(queue) == {}
-    assert queue.size() == jobs.QueueSize(stream=1, in_workers=1, due=0, dead=0)
+    assert queue.size() == queues.QueueSize(stream=1, in_workers=1, due=0, dead=0)
     assert queue.settle("w1", Settlement("retry", first.id, "a", command("a"), 0, 60_000)) == 1
     assert document(queue)["state"] == "REVOKED"
 
@@ -136,7 +138,7 @@ def test_of_two_raw_entries_with_one_id_one_ends_the_job_and_the_other_changes_n
         == 2
     )
     assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
-    assert queue.size() == jobs.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=0)
 
 
 def test_of_two_entries_with_one_id_only_the_one_that_is_the_job_can_end_it(queue: Queue) -> None:
@@ -152,7 +154,7 @@ def test_a_copy_does_not_come_back_and_its_job_goes_on(queue: Queue, verb: str) 
     first, copy = copied(queue)
     assert queue.settle("w2", Settlement(verb, copy.id, "a", command("a"), 0, 60_000)) == 1
     assert place(queue) == "S" + first.id.decode()
-    assert queue.size() == jobs.QueueSize(stream=1, in_workers=1, due=0, dead=0)
+    assert queue.size() == queues.QueueSize(stream=1, in_workers=1, due=0, dead=0)
     assert queue.settle("w1", done(first, "a")) == 1
     assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
 
@@ -160,10 +162,10 @@ def test_a_copy_does_not_come_back_and_its_job_goes_on(queue: Queue, verb: str) 
 def test_a_copy_of_a_job_that_has_ended_is_not_put_back(queue: Queue) -> None:
     first, _ = copied(queue)
     queue.settle("w1", done(first, "a"))
-    assert queue.recover("w2") == jobs.RecoveryResult(
+    assert queue.recover("w2") == leases.RecoveryResult(
         worker="w2", requeued=0, dead_lettered=0, has_more=False
     )
-    assert queue.size() == jobs.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+    assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=0, dead=0)
     assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
 
 
@@ -174,7 +176,7 @@ def test_what_a_worker_left_behind_in_order_counts_for_nobody(queue: Queue) -> N
         queue.join(f"w{deploy}")
         read = queue.read(f"w{deploy}")
         assert [each.deliveries for each in read] == [0] * 5
-        queue(jobs.leave_queue(queue.keys, f"w{deploy}"))
+        queue(leases.leave_queue(queue.keys, f"w{deploy}"))
         # By others, in portions, or by its own sidecar, which knows what it had begun.
         name = "" if deploy % 2 else f"w{deploy}"
         begun = [each.id for each in read] if deploy == 2 else None

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, leases, queues
 from celery5.broker.keys import GROUP
 from celery5.errors import BrokerReplied
 from tests.redis.worker.one_queue import Queue, command, done, held, released
@@ -26,7 +26,7 @@ def test_joining_twice_changes_nothing_but_the_lease(queue: Queue) -> None:
 def test_joining_something_that_is_no_stream_fails(queue: Queue) -> None:
     queue.client.set(queue.keys.stream, "x", px=60_000)
     with pytest.raises(BrokerReplied, match="WRONGTYPE"):
-        queue(jobs.join_queue(queue.keys, "w", lease=1))
+        queue(leases.join_queue(queue.keys, "w", lease=1))
 
 
 def test_jobs_published_before_the_first_worker_are_not_lost(queue: Queue) -> None:
@@ -38,14 +38,14 @@ def test_jobs_published_before_the_first_worker_are_not_lost(queue: Queue) -> No
 def test_a_beat_renews_the_lease_and_tells_the_news(queue: Queue) -> None:
     queue.join("w", lease=1)
     before = time.time_ns() // 1_000_000
-    first = queue(jobs.renew_lease(queue.keys, "w", lease=500))
-    assert first == jobs.HeartbeatReply(alive=True, lapsed=0, due_in=None, at=first.at)
+    first = queue(leases.renew_lease(queue.keys, "w", lease=500))
+    assert first == leases.HeartbeatReply(alive=True, lapsed=0, due_in=None, at=first.at)
     assert before - 1000 <= first.at <= time.time() * 1000 + 1000
     assert (queue.client.zscore(queue.keys.leases, "w") or 0) / 1000 > time.time() + 400
     queue.schedule("a", "+20000")
     queue.join("other")
     queue.lapse("other")
-    pulse = queue(jobs.renew_lease(queue.keys, "w", lease=5))
+    pulse = queue(leases.renew_lease(queue.keys, "w", lease=5))
     assert (pulse.alive, pulse.lapsed) == (True, 1)
     assert 15 < pulse.due_in <= 20
 
@@ -61,13 +61,13 @@ def test_a_beat_of_a_worker_without_a_lease_says_so_and_gives_it_none(queue: Que
         queue.publish("a")
         queue.read("w")
     if state.startswith("left"):
-        queue(jobs.leave_queue(queue.keys, "w"))
+        queue(leases.leave_queue(queue.keys, "w"))
     if state == "recovered":
         queue.recover("w")
     if state == "being recovered":
         queue.client.zadd(queue.keys.leases, {"w": -1})
     before = queue.contents()
-    assert queue(jobs.renew_lease(queue.keys, "w", lease=5)).alive is False
+    assert queue(leases.renew_lease(queue.keys, "w", lease=5)).alive is False
     assert queue.contents() == before
 
 
@@ -77,7 +77,7 @@ def test_a_beat_removes_consumers_that_hold_neither_a_lease_nor_a_job(queue: Que
     queue.publish("a")
     queue.read("reading after its recovery")
     queue.client.xgroup_createconsumer(queue.keys.stream, GROUP, "nobody")
-    assert queue(jobs.renew_lease(queue.keys, "w", lease=5)).lapsed == 1
+    assert queue(leases.renew_lease(queue.keys, "w", lease=5)).lapsed == 1
     names = {each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)}
     assert names == {b"w", b"idle", b"reading after its recovery"}
 
@@ -100,10 +100,10 @@ def test_only_what_a_dead_worker_had_begun_is_counted_where_that_is_known(queue:
 
 def test_a_worker_that_leaves_with_nothing_leaves_nothing(queue: Queue) -> None:
     queue.join("w")
-    assert queue(jobs.leave_queue(queue.keys, "w")) == 0
+    assert queue(leases.leave_queue(queue.keys, "w")) == 0
     assert queue.client.xinfo_consumers(queue.keys.stream, GROUP) == []
     assert not queue.client.exists(queue.keys.leases)
-    assert queue(jobs.leave_queue(queue.keys, "w")) == 0
+    assert queue(leases.leave_queue(queue.keys, "w")) == 0
 
 
 def test_what_a_leaving_worker_holds_is_recovered_at_once(queue: Queue) -> None:
@@ -111,9 +111,9 @@ def test_what_a_leaving_worker_holds_is_recovered_at_once(queue: Queue) -> None:
     queue.join("w")
     queue.join("other")
     queue.read("w")
-    assert queue(jobs.leave_queue(queue.keys, "w")) > 0
-    assert queue(jobs.renew_lease(queue.keys, "other", lease=5)).lapsed == 1
-    assert queue.recover() == jobs.RecoveryResult(worker="w", requeued=2, dead_lettered=0, has_more=False)
+    assert queue(leases.leave_queue(queue.keys, "w")) > 0
+    assert queue(leases.renew_lease(queue.keys, "other", lease=5)).lapsed == 1
+    assert queue.recover() == leases.RecoveryResult(worker="w", requeued=2, dead_lettered=0, has_more=False)
 
 
 def test_leaving_does_not_undo_the_fence(queue: Queue) -> None:
@@ -121,7 +121,7 @@ def test_leaving_does_not_undo_the_fence(queue: Queue) -> None:
     queue.join("w")
     *_, last = queue.read("w")
     assert queue.recover("w", limit=2).has_more
-    queue(jobs.leave_queue(queue.keys, "w"))
+    queue(leases.leave_queue(queue.keys, "w"))
     assert queue.settle("w", done(last, "j4")) == -1
 
 
@@ -129,13 +129,13 @@ def test_a_dead_workers_jobs_come_back_in_portions_with_a_count(queue: Queue) ->
     queue.publish(*[f"j{n}" for n in range(5)])
     queue.join("w")
     queue.join("other")
-    assert queue.recover() == jobs.RecoveryResult(worker="", requeued=0, dead_lettered=0, has_more=False)
+    assert queue.recover() == leases.RecoveryResult(worker="", requeued=0, dead_lettered=0, has_more=False)
     assert len(queue.read("w")) == 5
     queue.lapse("w")
     for expected in ((2, True), (2, True), (1, False)):
         found = queue.recover(limit=2)
         assert (found.worker, found.requeued, found.has_more) == ("w", *expected)
-        assert queue(jobs.renew_lease(queue.keys, "w", lease=5)).alive is False
+        assert queue(leases.renew_lease(queue.keys, "w", lease=5)).alive is False
     assert queue.recover().worker == ""
     assert [each.deliveries for each in queue.read("other")] == [1] * 5
     names = [each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)]
@@ -145,7 +145,7 @@ def test_a_dead_workers_jobs_come_back_in_portions_with_a_count(queue: Queue) ->
 # ---- who may have another worker recovered
 
 
-NOBODY = jobs.RecoveryResult(worker="", requeued=0, dead_lettered=0, has_more=False)
+NOBODY = leases.RecoveryResult(worker="", requeued=0, dead_lettered=0, has_more=False)
 
 
 def test_a_worker_has_one_recovered_whose_lease_had_lapsed_by_its_heartbeat(queue: Queue) -> None:
@@ -155,7 +155,7 @@ def test_a_worker_has_one_recovered_whose_lease_had_lapsed_by_its_heartbeat(queu
     queue.read("dead")
     queue.lapse("dead")
     judge = queue.judge("judge")
-    assert queue.recover(judge=judge) == jobs.RecoveryResult(
+    assert queue.recover(judge=judge) == leases.RecoveryResult(
         worker="dead", requeued=1, dead_lettered=0, has_more=False
     )
     assert queue.recover(judge=judge) == NOBODY
@@ -170,7 +170,7 @@ def test_a_worker_whose_own_lease_has_lapsed_has_nobody_recovered(queue: Queue) 
     judge = queue.judge("judge", lease=3, ago=4)
     queue.lapse("healthy")
     assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
-    assert queue(jobs.renew_lease(queue.keys, "healthy", lease=5)).alive
+    assert queue(leases.renew_lease(queue.keys, "healthy", lease=5)).alive
 
 
 def test_an_old_decision_counts_no_more_although_the_lease_was_renewed_meanwhile(queue: Queue) -> None:
@@ -181,7 +181,7 @@ def test_an_old_decision_counts_no_more_although_the_lease_was_renewed_meanwhile
     queue.judge("judge", lease=3)
     queue.lapse("healthy")
     assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
-    assert queue(jobs.renew_lease(queue.keys, "healthy", lease=5)).alive
+    assert queue(leases.renew_lease(queue.keys, "healthy", lease=5)).alive
 
 
 def test_who_lapsed_after_the_heartbeat_is_not_recovered_by_it(queue: Queue) -> None:
@@ -191,7 +191,7 @@ def test_who_lapsed_after_the_heartbeat_is_not_recovered_by_it(queue: Queue) -> 
     judge = queue.judge("judge", lease=30, ago=2)
     queue.client.zadd(queue.keys.leases, {"healthy": judge.at + 1000})
     assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
-    assert queue(jobs.renew_lease(queue.keys, "healthy", lease=5)).alive
+    assert queue(leases.renew_lease(queue.keys, "healthy", lease=5)).alive
 
 
 @pytest.mark.parametrize("state", ["never joined", "left", "recovered", "being recovered"])
@@ -200,7 +200,7 @@ def test_a_worker_without_a_lease_has_nobody_recovered(queue: Queue, state: str)
     queue.join("judge")
     judge = queue.judge("judge")
     if state == "left":
-        queue(jobs.leave_queue(queue.keys, "judge"))
+        queue(leases.leave_queue(queue.keys, "judge"))
     elif state == "being recovered":
         queue.read("judge")
         assert queue.recover("judge", limit=1).has_more
@@ -208,7 +208,7 @@ def test_a_worker_without_a_lease_has_nobody_recovered(queue: Queue, state: str)
         queue.recover("judge")
     else:
         queue.recover("judge")
-        judge = jobs.HeartbeatEvidence("stranger", judge.at, judge.lease)
+        judge = leases.HeartbeatEvidence("stranger", judge.at, judge.lease)
     queue.join("healthy")
     queue.lapse("healthy")
     assert queue.recover("healthy", judge=judge) == NOBODY
@@ -224,14 +224,16 @@ def test_nobody_has_itself_recovered(queue: Queue) -> None:
     assert queue.recover(judge=judge) == queue.recover("w", judge=judge) == NOBODY
     queue.lapse("w")
     assert queue.recover(judge=judge) == queue.recover("w", judge=judge) == NOBODY
-    assert queue(jobs.renew_lease(queue.keys, "w", lease=5)).alive
+    assert queue(leases.renew_lease(queue.keys, "w", lease=5)).alive
 
 
 def test_whoever_knows_that_a_process_has_ended_waits_for_no_lease(queue: Queue) -> None:
     queue.publish("a")
     queue.join("w")
     queue.read("w")
-    assert queue.recover("w") == jobs.RecoveryResult(worker="w", requeued=1, dead_lettered=0, has_more=False)
+    assert queue.recover("w") == leases.RecoveryResult(
+        worker="w", requeued=1, dead_lettered=0, has_more=False
+    )
 
 
 def test_giving_a_job_back_neither_adds_to_its_deliveries_nor_forgets_them(queue: Queue) -> None:
@@ -264,7 +266,7 @@ def test_the_last_portion_may_be_full(queue: Queue) -> None:
     queue.join("w")
     queue.read("w")
     assert queue.recover("w", limit=2).has_more
-    assert queue.recover("w", limit=2) == jobs.RecoveryResult(
+    assert queue.recover("w", limit=2) == leases.RecoveryResult(
         worker="w", requeued=0, dead_lettered=0, has_more=False
     )
 
@@ -327,11 +329,11 @@ def test_an_entry_that_was_deleted_while_it_was_pending_is_only_acknowledged(que
     queue.client.xdel(queue.keys.stream, first.id)
     assert [each.message for each in queue.mine("w")] == [b"", command("b")]
     assert queue.recover("w").requeued == 1
-    assert queue.size() == jobs.QueueSize(stream=1, in_workers=0, due=0, dead=0)
+    assert queue.size() == queues.QueueSize(stream=1, in_workers=0, due=0, dead=0)
 
 
 def test_recovering_a_worker_of_whom_nothing_is_known_does_nothing(queue: Queue) -> None:
-    assert queue.recover("nobody") == jobs.RecoveryResult(
+    assert queue.recover("nobody") == leases.RecoveryResult(
         worker="nobody", requeued=0, dead_lettered=0, has_more=False
     )
     assert queue.contents() == {}
@@ -343,12 +345,12 @@ def test_a_job_read_in_the_name_of_a_worker_already_recovered_is_found(queue: Qu
     queue.recover("dead")
     queue.publish("a")
     assert len(queue.read("dead")) == 1  # its blocked read was served after its recovery
-    pulse = queue(jobs.renew_lease(queue.keys, "other", lease=5))
+    pulse = queue(leases.renew_lease(queue.keys, "other", lease=5))
     assert (pulse.alive, pulse.lapsed) == (True, 1)
     queue.publish("b")
     queue.read("dead")
     assert queue.recover(limit=1).has_more
-    assert queue.recover(limit=1) == jobs.RecoveryResult(
+    assert queue.recover(limit=1) == leases.RecoveryResult(
         worker="dead", requeued=1, dead_lettered=0, has_more=True
     )
     assert queue.recover().worker == "dead"

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from celery5 import App
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, leases
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
@@ -102,7 +102,7 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
     async def one(number: int) -> int:
         return number
 
-    await app.aperform(jobs.join_queue(keys, WORKER, lease=60))
+    await app.aperform(leases.join_queue(keys, WORKER, lease=60))
     await app.asend_many([one.s(number) for number in range(3)])
     entries = await app.aperform(jobs.read_jobs([keys], WORKER, count=3, block_seconds=0))
     read = [

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery5.broker.call import Call
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, leases, queues
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import QueueKeys
@@ -35,7 +35,7 @@ class Queue:
         return int(self(jobs.schedule(self.keys, [(job_id, command(job_id), when)])))
 
     def join(self, worker: str, lease: float = 30.0) -> None:
-        assert self(jobs.join_queue(self.keys, worker, lease=lease)) == 1
+        assert self(leases.join_queue(self.keys, worker, lease=lease)) == 1
 
     def read(self, worker: str, count: int = 100) -> list[Entry]:
         return list(self(jobs.read_jobs([self.keys], worker, count=count, block_seconds=0.001)))
@@ -53,10 +53,10 @@ class Queue:
         limit: int = 100,
         deliveries: int = 3,
         begun: list[bytes] | None = None,
-        judge: jobs.HeartbeatEvidence | None = None,
+        judge: leases.HeartbeatEvidence | None = None,
         message_limit: int = 1_000_000,
-    ) -> jobs.RecoveryResult:
-        call = jobs.recover(
+    ) -> leases.RecoveryResult:
+        call = leases.recover(
             self.keys,
             worker=worker,
             max_deliveries=deliveries,
@@ -67,18 +67,18 @@ class Queue:
             evidence=judge,
         )
         found = self(call)
-        assert isinstance(found, jobs.RecoveryResult)
+        assert isinstance(found, leases.RecoveryResult)
         return found
 
     def lapse(self, worker: str) -> None:
         """End a worker's lease, as time would."""
         self.client.zadd(self.keys.leases, {worker: 1})
 
-    def judge(self, worker: str, *, lease: float = 30.0, ago: float = 0.0) -> jobs.HeartbeatEvidence:
+    def judge(self, worker: str, *, lease: float = 30.0, ago: float = 0.0) -> leases.HeartbeatEvidence:
         """Let a worker's heartbeat be answered so many seconds `ago`; gives what it may judge others by."""
-        pulse = self(jobs.renew_lease(self.keys, worker, lease=lease))
+        pulse = self(leases.renew_lease(self.keys, worker, lease=lease))
         self.client.zincrby(self.keys.leases, -ago * 1000, worker)
-        return jobs.HeartbeatEvidence(worker, pulse.at - int(ago * 1000), lease)
+        return leases.HeartbeatEvidence(worker, pulse.at - int(ago * 1000), lease)
 
     def fall_due(self, *ids: str) -> None:
         """Let the times of jobs come, as waiting for them would."""
@@ -87,9 +87,9 @@ class Queue:
     def where(self, job_id: str) -> str:
         return str(self(jobs.locate_job(self.keys, job_id)).state)
 
-    def size(self) -> jobs.QueueSize:
-        found = self(jobs.measure_queue(self.keys))
-        assert isinstance(found, jobs.QueueSize)
+    def size(self) -> queues.QueueSize:
+        found = self(queues.measure_queue(self.keys))
+        assert isinstance(found, queues.QueueSize)
         return found
 
     def contents(self) -> dict[str, Any]:

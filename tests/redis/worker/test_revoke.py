@@ -13,7 +13,7 @@ import trio
 from msgspec import Raw
 
 from celery5 import App, AsyncResult, TaskFailed, TaskRevoked
-from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.errors import UnknownQueue
 from celery5.protocol.job.messages import Command, encode
 from celery5.protocol.job.states import JobState
@@ -359,7 +359,7 @@ def test_many_jobs_of_several_queues_are_revoked_in_few_trips(app: App) -> None:
     assert results[0].revoke() is True
     assert {each.status() for each in results[::50]} == {JobState.REVOKED}
     for queue in ("q0", "q1"):
-        assert app.perform(jobs_calls.measure_queue(app.queue(queue))).unfinished == 0
+        assert app.perform(queue_calls.measure_queue(app.queue(queue))).unfinished == 0
 
 
 def test_it_is_remembered_that_a_job_was_revoked_for_as_long_as_its_result_would_be(

@@ -157,7 +157,7 @@ import contextlib, json, os
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session
 from celery5 import BrokerUnavailable
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, leases
 from after_commit import send_after_commit
 from shop import app, send_receipt
 
@@ -169,7 +169,7 @@ def write(session, word):
     session.execute(text("INSERT INTO words VALUES (:word)"), {"word": word})
     send_after_commit(session, send_receipt.s(word))
 
-app.perform(jobs.join_queue(app.queue("default"), "w", lease=60))
+app.perform(leases.join_queue(app.queue("default"), "w", lease=60))
 engine = create_engine("sqlite://")
 with Session(engine) as session, session.begin():
     session.execute(text("CREATE TABLE words (word TEXT)"))

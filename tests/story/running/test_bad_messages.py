@@ -14,7 +14,7 @@ import redis
 import trio
 
 from celery5 import App, TaskFailed
-from celery5.broker.calls import jobs
+from celery5.broker.calls import jobs, queues
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BadArguments, BlockingInEventLoop, MessageTooLarge, UnknownTask
 from celery5.protocol.job.messages import Document, read_document
@@ -78,7 +78,7 @@ class Shop:
     def is_well(self) -> None:
         """The worker is alive, does a good job, and has nothing left to do: nothing was lost on the way."""
         assert self.module.add.delay(2, 3).get() == 5
-        size = self.app.perform(jobs.measure_queue(self.app.queue("default")))
+        size = self.app.perform(queues.measure_queue(self.app.queue("default")))
         assert (size.stream, size.due) == (0, 0)
         assert self.worker.process.poll() is None
         assert self.worker.err == ""

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from celery5.broker.call import Call
-from celery5.broker.calls.jobs import QueueSize
+from celery5.broker.calls.queues import QueueSize
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
 from celery5.health import checks

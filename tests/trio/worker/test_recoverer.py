@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from celery5.broker.call import Call
-from celery5.broker.calls.jobs import HeartbeatEvidence, HeartbeatReply, RecoveryResult
+from celery5.broker.calls.leases import HeartbeatEvidence, HeartbeatReply, RecoveryResult
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.logs.log import Log
 from celery5.protocol.process.liveness import LONGEST_WAIT

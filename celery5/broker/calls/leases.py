@@ -1,0 +1,145 @@
+"""Build the calls by which workers join and leave queues, renew their leases, and recover the jobs of dead workers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, decode_text, parse_seconds, script_call, to_ms
+from celery5.broker.keys import GROUP, QueueKeys
+from celery5.protocol.job.messages import SIZE_MARGIN
+
+JOIN = Script.load("cluster/join")
+RENEW_LEASE = Script.load("cluster/renew_lease", "clock", "lane")
+RECOVER = Script.load("job/recover", "clock", "lane", "ending", "admission")
+LEAVE = Script.load("cluster/leave")
+
+
+class HeartbeatReply(msgspec.Struct, frozen=True):
+    """The reply to a heartbeat."""
+
+    # The worker still has its lease.
+    alive: bool
+    # How many other workers have let their lease lapse, or hold jobs without one.
+    lapsed: int
+    # Seconds until the next scheduled job; None when there is none.
+    due_in: float | None
+    # Seconds until the next lease of another worker would lapse; None when there is none.
+    lapse_in: float | None = None
+    # Letters of the lanes beside the normal one that ever had a job.
+    lanes: str = ""
+    # The tasks whose jobs wait at limits, as the scripts have their names.
+    limited_tasks: tuple[str, ...] = ()
+    # Time of the reply in ms, by the clock of Redis.
+    at: int = 0
+
+
+class HeartbeatEvidence(msgspec.Struct, frozen=True):
+    """The worker that decides from its heartbeat that a worker has died."""
+
+    name: str
+    at: int
+    """Time of the heartbeat in ms, by the clock of Redis (`HeartbeatReply.at`)."""
+    lease: float
+    """Its lease in seconds, which that heartbeat renewed."""
+
+
+class RecoveryResult(msgspec.Struct, frozen=True):
+    """The result of one recovery."""
+
+    worker: str  # '' for none
+    requeued: int
+    dead_lettered: int
+    has_more: bool  # jobs of this worker remain
+
+
+def join_queue(keys: QueueKeys, worker: str, *, lease: float) -> Call[int]:
+    """Join a queue with a lease of so many seconds."""
+    named = (keys.leases, *keys.streams)
+    return script_call(JOIN, named, (GROUP, worker, to_ms(lease)), int, repeatable=True)
+
+
+def renew_lease(keys: QueueKeys, worker: str, *, lease: float) -> Call[HeartbeatReply]:
+    """Renew the lease for so many seconds."""
+    return script_call(
+        RENEW_LEASE,
+        (keys.leases, keys.due, keys.limited_counts, *keys.streams),
+        (worker, to_ms(lease), GROUP),
+        _heartbeat_reply,
+        repeatable=True,
+    )
+
+
+def recover(
+    keys: QueueKeys,
+    *,
+    worker: str,
+    max_deliveries: int,
+    limit: int,
+    ttl: float,
+    message_limit: int,
+    begun_entries: Sequence[bytes] | None = None,
+    evidence: HeartbeatEvidence | None = None,
+) -> Call[RecoveryResult]:
+    """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none.
+
+    Args:
+        begun_entries: The entries, lanes included, that it is known to have begun: only these count as having taken it
+            down. None: all do.
+        evidence: The worker that decided this from its heartbeat. When that is too old as the script runs, nobody is
+            recovered. None: the caller knows that the process has ended.
+        message_limit: A message of more bytes than this and a margin is not decoded: only its id is read.
+    """
+    return script_call(
+        RECOVER,
+        (
+            keys.normal,
+            keys.jobs,
+            keys.leases,
+            keys.dead,
+            keys.result_prefix,
+            keys.unique,
+            keys.documents,
+            keys.slots,
+            keys.slot_counts,
+            keys.waiting_list_prefix,
+            *keys.other_streams,
+        ),
+        (
+            GROUP,
+            worker,
+            max_deliveries,
+            limit,
+            to_ms(ttl),
+            "*" if begun_entries is None else "-",
+            keys.slots_freed,
+            "" if evidence is None else evidence.name,
+            0 if evidence is None else evidence.at,
+            0 if evidence is None else to_ms(evidence.lease),
+            message_limit + SIZE_MARGIN + 1,
+            *(begun_entries or ()),
+        ),
+        _recovered,
+        repeatable=True,
+    )
+
+
+def leave_queue(keys: QueueKeys, worker: str) -> Call[int]:
+    """Leave a queue. Return on how many lanes jobs were still held."""
+    return script_call(LEAVE, (keys.leases, *keys.streams), (GROUP, worker), int, repeatable=True)
+
+
+def _heartbeat_reply(raw: Any) -> HeartbeatReply:
+    return HeartbeatReply(
+        raw[0] == 1,
+        raw[1],
+        parse_seconds(raw[2]),
+        parse_seconds(raw[3]),
+        decode_text(raw[4]),
+        tuple(map(decode_text, raw[5])),
+        raw[6],
+    )
+
+
+def _recovered(raw: Any) -> RecoveryResult:
+    return RecoveryResult(decode_text(raw[0]), int(raw[1]), int(raw[2]), raw[3] == 1)

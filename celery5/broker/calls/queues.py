@@ -1,0 +1,169 @@
+"""Build the calls that register, list, count and describe queues."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, decode_text, merge_names, parse_seconds, script_call
+from celery5.broker.keys import GROUP, Keys, QueueKeys
+
+MEASURE = Script.load("scaling/measure", "clock", "lane")
+GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "clock", "lane")
+
+
+class QueueDepth(msgspec.Struct, frozen=True):
+    """How far behind a queue is."""
+
+    # Jobs on the streams that no worker has.
+    waiting: int
+    # Seconds for which the oldest of them has been there; None when there is none.
+    oldest: float | None
+    # Jobs in the dead-letter queue.
+    dead: int
+    # Jobs that wait at a limit.
+    held: int = 0
+
+
+class QueueSize(msgspec.Struct, frozen=True):
+    """What is in a queue: jobs on the streams of its lanes, how many of those a worker has, scheduled jobs, dead jobs,
+    and jobs that wait at limits."""
+
+    stream: int
+    in_workers: int
+    due: int
+    dead: int
+    limited: int = 0
+
+    @property
+    def unfinished(self) -> int:
+        """Return how many jobs have not ended."""
+        return self.stream + self.due + self.limited
+
+
+def register_queue(keys: Keys, queue: str) -> Call[int]:
+    """Add the queue to the application's queues."""
+    return Call(("SADD", keys.queues, queue), int, repeatable=True)
+
+
+def list_queues(keys: Keys) -> Call[list[str]]:
+    """Return the names of the application's queues, sorted."""
+    return Call(("SMEMBERS", keys.queues), _names, repeatable=True, merge=merge_names)
+
+
+def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
+    """Count what is in a queue."""
+    return script_call(
+        MEASURE, (keys.due, keys.dead, keys.limited_counts, *keys.streams), (GROUP,), _size, repeatable=True
+    )
+
+
+def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
+    """Return how far behind a queue is: one script, whose cost does not grow with the queue."""
+    named = (keys.due, keys.dead, keys.limited_counts, *keys.streams)
+    return script_call(MEASURE, named, (GROUP,), _depth, repeatable=True)
+
+
+def _names(raw: Iterable[bytes]) -> list[str]:
+    """Return the names of queues. Invalid text is left out: celery5 did not write it."""
+    found = [decode_text(word) for word in raw]
+    return sorted(name for name in found if "\ufffd" not in name)
+
+
+def _depth(raw: Any) -> QueueDepth:
+    total, in_workers, _due, dead, held, oldest = map(int, raw)
+    return QueueDepth(max(0, total - in_workers), None if oldest < 0 else oldest / 1000, dead, held)
+
+
+def _size(raw: Any) -> QueueSize:
+    *counts, _oldest = raw
+    return QueueSize(*map(int, counts))
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    """A worker of a queue: for how many seconds its lease goes on (0: it has lapsed), and how many jobs it has."""
+
+    name: str
+    lease: float
+    running: int
+
+    @property
+    def alive(self) -> bool:
+        """Return whether its lease is valid."""
+        return self.lease > 0
+
+
+class QueueState(msgspec.Struct, frozen=True):
+    """The counts of a queue, in jobs, and its workers. Seconds are from now or until now; None: there is none."""
+
+    queue: str
+    # On the streams, and no worker has them.
+    waiting: int
+    # Workers have them.
+    running: int
+    # Wait for their time, retries included.
+    scheduled: int
+    next_due: float | None
+    dead: int
+    oldest_dead: float | None
+    # Keys that live jobs have.
+    keys: int
+    workers: tuple[WorkerState, ...]
+    # No worker is to read the queue, until it is resumed.
+    paused: bool = False
+    # Of those that wait.
+    high: int = 0
+    low: int = 0
+    # Wait at limits.
+    held: int = 0
+    # Documents that each Data Sink has not got yet, by its name.
+    documents: dict[str, int] = {}
+    oldest_waiting: float | None = None
+
+    @property
+    def unread(self) -> int:
+        """Return how many jobs wait, now or for their time, if no live worker reads this queue; else 0."""
+        if any(worker.alive for worker in self.workers):
+            return 0
+        return self.waiting + self.held + self.scheduled
+
+
+def get_queue_state(keys: QueueKeys) -> Call[QueueState]:
+    """Return the counts of a queue, and its workers."""
+
+    def state(raw: Any) -> QueueState:
+        return _queue_state(keys.queue, raw)
+
+    named = (keys.due, keys.dead, keys.leases, keys.unique, keys.limited_counts, *keys.streams)
+    return script_call(GET_QUEUE_STATE, named, (GROUP,), state, repeatable=True)
+
+
+def _queue_state(queue: str, raw: Any) -> QueueState:
+    (
+        (normal, high, low, handed),
+        running,
+        scheduled,
+        next_due,
+        dead,
+        oldest_dead,
+        keys,
+        workers,
+        limited,
+        age,
+    ) = raw
+    states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
+    return QueueState(
+        queue=queue,
+        waiting=max(0, normal + high + low + handed),
+        high=max(0, high),
+        low=max(0, low),
+        running=running,
+        scheduled=scheduled,
+        held=sum(count for _, count in limited),
+        next_due=parse_seconds(next_due),
+        dead=dead,
+        oldest_dead=parse_seconds(oldest_dead),
+        keys=keys,
+        workers=tuple(sorted(states, key=lambda each: each.name)),
+        oldest_waiting=parse_seconds(age),
+    )
