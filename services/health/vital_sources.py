@@ -6,7 +6,7 @@ from typing import Protocol
 
 import trio
 
-from celery5.broker.calls import jobs
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.broker.routing.broker_router import run_all_async
@@ -348,13 +348,13 @@ class QueueDepths:
         """Measure the queues of one broker; return how many there are."""
         redis, names = self._brokers[broker], self._measured_queues
         if names is None:
-            used = await redis.perform(jobs.list_queues(self._keys))
+            used = await redis.perform(queue_calls.list_queues(self._keys))
             names = [name for name in used if self._find_broker(name) == broker]
         names = sorted(names)
         self._warn_of(names[MAX_MEASURED_QUEUES:], broker)
         names = names[:MAX_MEASURED_QUEUES]
         queues = [self._queues.setdefault(name, self._keys.for_queue(name)) for name in names]
-        calls = [jobs.get_queue_depth(queue) for queue in queues]
+        calls = [queue_calls.get_queue_depth(queue) for queue in queues]
         depths = await redis.perform_all(calls) if calls else []
         self._publish(broker, dict(zip(names, depths, strict=True)))
         return len(names)
@@ -368,7 +368,7 @@ class QueueDepths:
                 most=MAX_MEASURED_QUEUES,
             )  # fmt: skip
 
-    def _publish(self, broker: str, depths: Mapping[str, jobs.QueueDepth]) -> None:
+    def _publish(self, broker: str, depths: Mapping[str, queue_calls.QueueDepth]) -> None:
         """Replace the depths of one broker's queues."""
         self._process_status.replace_depths(self._published.get(broker, ()), depths)
         self._published[broker] = set(depths)
