@@ -374,14 +374,14 @@ class WorkerBootTable(BootTable):
     health: HealthMonitor = step("health", requires=("redis",))
     result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing"))
     # Which tasks are suspended must be known before any job is admitted.
-    admission_control: AdmissionControl = step("gates", requires=("results", "limits"))
+    admission_control: AdmissionControl = step("admission", requires=("results", "limits"))
     task_execution: TaskExecution = step(
         "execution",
         requires=("results", "budget", "asyncio", "boxes", "deadlines", "timer", "revocations", "health"),
         stop_limit=math.inf,  # it has limits of its own
     )
     consumer: Consumer = step(
-        "consumer", requires=("execution", "reader", "mover", "recoverer", "pauses", "limits", "gates")
+        "consumer", requires=("execution", "reader", "mover", "recoverer", "pauses", "limits", "admission")
     )
     # No job passes through the rest.
     reporter: Reporter = step("reporter", requires=("consumer",))

@@ -192,7 +192,7 @@ def _story(app: "Application", job_id: str, queue: str, inspection: JobInspectio
         taken=0.0 if inspection.held_for is None else inspection.now - inspection.held_for,
         due=inspection.due or 0.0,
         deliveries=inspection.deliveries,
-        before=inspection.jobs_ahead,
+        jobs_ahead=inspection.jobs_ahead,
         limit=app.settings.message_limit,
     )
     if story.max_retries is None and inspection.message and story.task in app.tasks:

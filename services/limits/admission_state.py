@@ -21,7 +21,7 @@ from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.reading import ReadingState
 from celery5.services.worker.resources import TaskResources
 
-AWAITING_ADMISSION = "gate"
+AWAITING_ADMISSION = "awaiting-admission"
 """The kind under which the in-flight jobs count those that await admission."""
 MAX_REQUESTED_JOBS = 32
 """The most jobs that a worker requests in one call: Redis does nothing else meanwhile."""

@@ -37,15 +37,19 @@ TURN_TIMEOUT = 60.0
 
 @dataclass(slots=True)
 class RestartMode:
-    """Whether this process begins anew when it has ended: it is `due`, and then nobody takes its end for more than
-    that. With `in_place` it becomes the next one itself, in the `folder` where it began, which knows that it begins
-    `again`. Signals within its `duplicate_window` in seconds are one. One that was not `asked` for it has no limits."""
+    """Whether and how a process is started again after it has been recycled."""
 
+    # Recycling was asked for; without that there are no limits.
     is_requested: bool = False
+    # The process executes itself anew; otherwise its parent starts the next one.
     in_place: bool = False
+    # This process is such a next one.
     is_restarted: bool = False
+    # The working directory at the first start, where the next one begins.
     start_folder: str = ""
+    # Seconds within which several signals count as one.
     duplicate_window: float = 0.0
+    # The process ends to be started again, so its end is no failure and no stop.
     is_due: bool = False
 
 

@@ -125,16 +125,16 @@ class Autoscaler:
         self._change_turn(turn.mine)
         if not turn.mine:
             return
-        situation = await self._observer.take_snapshot()
+        snapshot = await self._observer.take_snapshot()
         self._pause = max(LOOK, (self._observer.max_queues_observed + 6) / A_SECOND)
-        found = self._decide(turn, situation)
-        preference = self._prefer(situation)
+        found = self._decide(turn, snapshot)
+        preference = self._prefer(snapshot)
         found = msgspec.structs.replace(found, preferred=dict(preference.tasks))
         if not await self._redis.perform(scaling_calls.save_scaling(self._keys, self._name, found)):
             return
         self._found = found
         controllers = await self._redis.perform(cluster.list_live_processes(self._keys, "controller"))
-        await self._telling.send_changes(situation, found.course, preference, controllers)
+        await self._telling.send_changes(snapshot, found.course, preference, controllers)
 
     def _change_turn(self, mine: bool) -> None:
         if mine != self._has_turn:
@@ -145,11 +145,11 @@ class Autoscaler:
                 "autoscale:lock-acquired" if mine else "autoscale:lock-lost", "info" if mine else "debug"
             )
 
-    def _decide(self, turn: ScalingTurn, situation: ClusterSnapshot) -> Scaling:
+    def _decide(self, turn: ScalingTurn, snapshot: ClusterSnapshot) -> Scaling:
         found = Scaling(
-            workers=len(situation.workers),
-            jobs=sum(situation.demand().values()),
-            unseen=situation.unreachable,
+            workers=len(snapshot.workers),
+            jobs=sum(snapshot.demand().values()),
+            unseen=snapshot.unreachable,
             by=self._name,
             at=turn.now,
         )
@@ -157,17 +157,17 @@ class Autoscaler:
         if policy is None:
             return found
         known = None if turn.scaling is None else turn.scaling.course
-        before = resume_state(known, policy, situation)
+        before = resume_state(known, policy, snapshot)
         if before is None:
             return found
         try:
-            course = get_next_state(before, policy, situation, turn.now)
+            course = get_next_state(before, policy, snapshot, turn.now)
         except (Exception, SystemExit) as error:  # user code
             self._told_once("autoscale", f"its strategy failed: {error!r}")
             course = before
         else:
             self._failed.pop("autoscale", None)
-        load = Load(snapshot=situation, now=course.scale, minimum=policy.minimum, maximum=policy.maximum)
+        load = Load(snapshot=snapshot, now=course.scale, minimum=policy.minimum, maximum=policy.maximum)
         found = msgspec.structs.replace(
             found,
             course=course,
@@ -193,11 +193,11 @@ class Autoscaler:
                 cooldown=round(max(0.0, found.cool_until - found.at), 3),
             )
 
-    def _prefer(self, situation: ClusterSnapshot) -> Preference:
+    def _prefer(self, snapshot: ClusterSnapshot) -> Preference:
         if self._strategy is None:
             return Preference()
         try:
-            preference = compute_preference(self._strategy, situation)
+            preference = compute_preference(self._strategy, snapshot)
         except (Exception, SystemExit) as error:  # user code
             self._told_once("prioritise", f"its strategy failed: {error!r}")
             return Preference()

@@ -92,7 +92,7 @@ class Preferences:
         if not self._now.is_neutral and trio.current_time() >= self._until:
             self._now = Preference()
             self._turns.clear()
-            self._log.event("worker:preferences-changed", tasks={}, queues={}, why="nobody has said it again")
+            self._log.event("worker:preferences-changed", tasks={}, queues={}, why="they were not renewed")
         return self._now
 
 

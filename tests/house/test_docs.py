@@ -207,7 +207,7 @@ def test_internals_shows_the_boot_graph_of_the_worker() -> None:
 
 def test_nobody_is_let_through_a_gate_before_it_is_known_who_is_suspended() -> None:
     requires = {name: needs for name, *needs in map(str.split, boot_graph())}
-    assert "limits" in requires["gates"]
+    assert "limits" in requires["admission"]
 
 
 def anchors(page: Path) -> set[str]:

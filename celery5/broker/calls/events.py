@@ -30,17 +30,20 @@ class DeclarationResult(msgspec.Struct, frozen=True):
 
 
 class SubscriptionRegistry(msgspec.Struct, frozen=True):
-    """The answer to who is subscribed: which `state` the registry has, the `entries` by name, or None when they are
-    known, the names of those that were `retired` just now, and of those that were taken `back`."""
+    """The subscriptions of an application, or what changed since the caller read them."""
 
+    # The version of the registry.
     state: bytes
+    # Subscriptions by name; None if the caller has this version.
     entries: dict[str, bytes] | None
+    # Names of subscriptions that lapsed just now, since no process declares them any more.
     retired: tuple[str, ...]
+    # Names of subscriptions that were taken back.
     unsubscribed: tuple[str, ...] = ()
 
 
 class EventOutcome(msgspec.Struct, frozen=True):
-    """How an event ends: `done`, `keep` or `bury`, and `why`."""
+    """How an event ends: `verb` is `done`, `keep` or `bury`; `detail` says why."""
 
     verb: str
     entry: bytes

@@ -72,8 +72,8 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpened:
-    """Too many failures in a row: calls are refused at once. A probe goes out after `period` seconds. `is_error`: that
-    happens too often."""
+    """Too many failures in a row: calls are refused at once. A probe is sent after `probe_in` seconds. `is_error`: it
+    has opened too often."""
 
     link: str
     where: str
@@ -120,7 +120,7 @@ _PING = pack_command(("PING",))
 class Link:
     """Supervisor of one connection.
 
-    `on_up` is called after each successful handshake, before any call is sent; `on_push` with each pushed
+    `on_connected` is called after each successful handshake, before any call is sent; `on_push` with each pushed
     frame.
     """
 

@@ -56,9 +56,13 @@ class RoutedResultWaiter:
                 missing = [key for key in part if key not in documents]
                 if missing:
                     turn_timeout = min(POLL_INTERVAL, max(0.0, remaining))
-                    documents |= self._reach(broker).wait(
-                        missing, timeout=turn_timeout, enough=_with(documents, enough)
-                    )
+                    try:
+                        documents |= self._reach(broker).wait(
+                            missing, timeout=turn_timeout, enough=_with(documents, enough)
+                        )
+                    except UNREACHABLE as error:
+                        _leave_out(broker, error)
+                        parts = {reachable: keys for reachable, keys in parts.items() if reachable != broker}
                 if enough(documents):
                     return documents
             if remaining <= 0 or all(key in documents for part in parts.values() for key in part):

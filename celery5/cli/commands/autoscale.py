@@ -56,7 +56,7 @@ def format_scaling(scaling: "Scaling", schedulers: Collection[str]) -> dict[str,
         fields["come later"] = ", ".join(f"{name} {weight:g}" for name, weight in by_weight)
     if scaling.unseen:
         fields["not seen"] = f"broker {', '.join(scaling.unseen)}: nothing becomes less meanwhile"
-    decided_by = scaling.by if schedulers else f"{scaling.by}; no Scheduler lives: nothing is scaled now"
+    decided_by = scaling.by if schedulers else f"{scaling.by}; no Scheduler is running: nothing is scaled now"
     return {**fields, "decided": f"{format_duration(max(0.0, time.time() - scaling.at))} ago by {decided_by}"}
 
 

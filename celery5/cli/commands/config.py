@@ -37,7 +37,7 @@ def setting_flags(command: F) -> F:
 
 
 @config.command()
-@click.option("--origin", "wants_origin", is_flag=True, help="Show where each is set.")
+@click.option("--origin", "wants_origin", is_flag=True, help="Show where each value comes from.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @setting_flags
 @click.pass_obj
@@ -88,7 +88,7 @@ def check(target: Target, /, *, file: str, **flags: Any) -> None:
     if file or os.path.exists(DEFAULT_FILE):
         _check_cluster(app, file)
     set_count = sum(origin.origin != "default" for origin in origins)
-    echo(f"{len(origins)} settings, {set_count} of them said: all can be used")
+    echo(f"{len(origins)} settings, {set_count} of them set: all can be used")
 
 
 def _check_cluster(app: "App", file: str) -> None:

@@ -174,7 +174,7 @@ def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) ->
     replies = _request(app, SHUTDOWN.name, {}, timeout)
     _raise_for_failures(replies)
     if wait and not _have_ended(app, wait, runs_broker=runs_broker):
-        raise ClusterCommandFailed(f"it was told to, and has not ended after {wait:g} s")
+        raise ClusterCommandFailed(f"the stop was requested, and it has not ended after {wait:g} s")
     echo(
         to_json([_to_json_fields(reply) for reply in replies])
         if wants_json
@@ -271,7 +271,7 @@ def _wait_until_up(app: "App", seconds: float, timeout: float) -> None:
                     return
         time.sleep(0.2)
     raise ClusterCommandFailed(
-        f"it was told to, and is not done after {seconds:g} s: {pending or 'no Controller says so'}"
+        f"the command was sent, and is not done after {seconds:g} s: {pending or 'no Controller says so'}"
     )
 
 
@@ -288,11 +288,11 @@ def _format_changes(answer: Mapping[str, Any]) -> str:
 
 
 def _request(app: "App", command: str, parameters: Mapping[str, Any], timeout: float) -> "list[Reply]":
-    """Return the answers of the Controllers to a command. Raises ClusterCommandFailed when none lives."""
+    """Return the answers of the Controllers to a command. Raises ClusterCommandFailed when none is alive."""
     names = _list_live_controllers(app)
     if not names:
         raise ClusterCommandFailed(
-            f"no Controller of application {app.name!r} lives; celery5 controller start begins one"
+            f"no Controller of application {app.name!r} is running; celery5 controller start starts one"
         )
     no_answer = f"this Controller has not answered within {timeout:g} s: it is blocked, or has just ended"
     return [

@@ -138,7 +138,7 @@ def _routers(state: "QueueState") -> list[str]:
 
 def _warn_without_router(app: str, state: "QueueState") -> None:
     if not _routers(state):
-        echo(f"no Router of {app} lives: events wait", err=True)
+        echo(f"no Router of {app} is running: events wait", err=True)
 
 
 def _find_event(app: "App", name: str, version: int | None) -> "type[Event]":

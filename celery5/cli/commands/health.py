@@ -215,13 +215,13 @@ def _report_workers(state: "AppState", reached: "ReachedBrokers", *, wants_json:
         echo(json.dumps({"ok": ok, "workers": workers, **other_processes, **unreachable}))
     else:
         for name, alive in sorted(workers.items()):
-            echo(f"{to_one_line(name)} {'lives' if alive else 'is gone: its lease has lapsed'}")
+            echo(f"{to_one_line(name)} {'is alive' if alive else 'is gone: its lease has lapsed'}")
         if not any(workers.values()):
             others = "; ".join(
                 f"{kind}: {', '.join(names)}" for kind, names in other_processes.items() if names
             )
             echo(
-                f"no worker of {state.app} lives"
-                + (f", but others do: {to_one_line(others)}" if others else "")
+                f"no worker of {state.app} is alive"
+                + (f"; others are: {to_one_line(others)}" if others else "")
             )
     return 0 if ok else EXIT_FAILED

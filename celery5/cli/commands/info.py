@@ -87,7 +87,7 @@ def _format_processes(state: "AppState", *, events: bool) -> dict[str, object]:
     return {
         **({"events": waiting_events or "none wait"} if waiting_events or events else {}),
         **(
-            {"routers": ", ".join(state.routers) or "none lives"}
+            {"routers": ", ".join(state.routers) or "none is alive"}
             if state.routers or waiting_events or events
             else {}
         ),

@@ -48,7 +48,7 @@ def limit(target: Target, name: str, limit: str) -> None:
 
 @click.command()
 @click.argument("name", metavar="TASK")
-@click.option("--why", default="", help="The reason, which is shown with it.")
+@click.option("--why", default="", help="The reason, which `limit list` and `info` show.")
 @click.pass_obj
 def suspend(target: Target, name: str, why: str) -> None:
     """Begin no job of TASK on any worker until it is resumed. Its jobs wait in Redis; what runs is run to its end.

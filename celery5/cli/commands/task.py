@@ -206,9 +206,9 @@ def _explain_end(details: "JobDetails") -> str:
 
 def _format_waiting(details: "JobDetails") -> str:
     """Return at which limit a held job waits, and its place; '' for other jobs."""
-    if not details.gate or details.before is None:
+    if not details.limit or details.jobs_ahead is None:
         return ""
-    return f"the limit of {details.gate}; jobs before it: {details.before}"
+    return f"the limit of {details.limit}; jobs ahead of it: {details.jobs_ahead}"
 
 
 def _format_attempt(details: "JobDetails") -> str:

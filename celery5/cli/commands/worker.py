@@ -139,7 +139,7 @@ def worker() -> None:
     """Start workers, and send them commands."""
 
 
-NO_WORKER = "no worker of this application lives; celery5 worker start begins one"
+NO_WORKER = "no worker of this application is running; celery5 worker start starts one"
 
 
 class CommandNotDone(CeleryError):
@@ -378,7 +378,7 @@ def _send_queue_command(
     if flags["wants_json"]:
         echo(to_json([]))
     state = "paused" if command == PAUSE_QUEUE.name else "resumed"
-    text = f"no worker of this application lives; those that begin later find {queue} {state}"
+    text = f"no worker of this application is running; those that start later find {queue} {state}"
     echo(format_cell(text), err=flags["wants_json"])
 
 

@@ -133,7 +133,7 @@ class Interruption:
                 return
             if not select.select([ear], [], [], self._limit)[0]:
                 first = self._first or signal.SIGTERM
-                what = "it was told to" if self._first is None else first.name
+                what = "the request to stop" if self._first is None else first.name
                 self._exit(first, f"not stopped {self._limit:g} s after {what}")
         finally:
             os.close(ear)

@@ -130,7 +130,7 @@ def diagnose_settings(said: int, oddities: Sequence[str]) -> Finding:
     """The settings, which can be used; how many were said, and what is odd."""
     if oddities:
         return Finding("settings", "warn", "; ".join(oddities), "celery5 config show --origin says where")
-    return Finding("settings", "ok", f"{said} said, the rest are defaults")
+    return Finding("settings", "ok", f"{said} set, the rest are defaults")
 
 
 def diagnose_workers(
@@ -144,7 +144,7 @@ def diagnose_workers(
     """The workers that live; not all may be asked which version they are of. `unrouted`: there are events of the
     application's own, and no Router; on the queues `unread` jobs wait, and no worker reads them."""
     if not found:
-        return Finding("workers", "warn", "none lives", "celery5 worker start")
+        return Finding("workers", "warn", "none is alive", "celery5 worker start")
     says = f"{len(found)} live"
     if unrouted:
         return Finding("workers", "warn", f"{says}, and no Router: events wait", "celery5 router start")

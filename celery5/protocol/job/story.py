@@ -20,12 +20,8 @@ from celery5.protocol.limits import unescape_word
 class JobDetails(msgspec.Struct, frozen=True):
     """The details of a job.
 
-    Times are seconds since 1970; 0 when unknown. `due` is when a scheduled job or a retry may start, `taken` when a
-    worker took it. `deliveries` counts the workers that died with it. `args`, `kwargs` and `value` are decoded JSON;
-    the message, and so its arguments, is deleted when a job succeeds. `sections` are the attempts made for `retry`
-    sections, by name. `gate` is the limit that the job waits for: the task, and the key if it has one; `before` is how
-    many jobs are ahead of it in the waiting list. `max_retries` is None when unknown: the task is not declared here, or
-    the job has succeeded.
+    Times are seconds since 1970; 0 when unknown. Redis deletes the message of a job, and so its arguments, when the job
+    succeeds.
     """
 
     id: str
@@ -33,19 +29,25 @@ class JobDetails(msgspec.Struct, frozen=True):
     state: JobState
     task: str = ""
     attempt: int = 1
+    # None when unknown: the task is not declared here, or the job has succeeded.
     max_retries: int | None = None
+    # Attempts made for `retry` sections, by the section's name.
     sections: Mapping[str, int] | None = None
     replays: int = 0
+    # How many workers died with it.
     deliveries: int = 0
     revoked: bool = False
     key: str = ""
     priority: str = "normal"
     worker: str = ""
+    # Arguments and value are decoded JSON.
     args: Any = None
     kwargs: Any = None
     sent: float = 0.0
+    # When a scheduled job or a retry may start.
     due: float = 0.0
     expires: float = 0.0
+    # When a worker took it.
     taken: float = 0.0
     started: float = 0.0
     finished: float = 0.0
@@ -53,9 +55,12 @@ class JobDetails(msgspec.Struct, frozen=True):
     reason: str = ""
     failure: Failure | None = None
     failures: tuple[Failure, ...] = ()
+    # Its entry in the dead-letter queue.
     dead_entry: str = ""
-    gate: str = ""
-    before: int | None = None
+    # The limit that it waits for: the task, and the key if it has one.
+    limit: str = ""
+    # How many jobs are ahead of it in the waiting list.
+    jobs_ahead: int | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -74,7 +79,7 @@ def make_job_details(
     taken: float = 0.0,
     due: float = 0.0,
     deliveries: int = 0,
-    before: int | None = None,
+    jobs_ahead: int | None = None,
     limit: int | None = None,
 ) -> JobDetails:
     """Return the details of a job.
@@ -100,16 +105,16 @@ def make_job_details(
         deliveries=deliveries,
         revoked=letter == Place.REVOKED or state is JobState.REVOKED,
         dead_entry=place[1:] if letter == Place.DEAD else "",
-        gate=_gate(place) if letter == Place.LIMITED else "",
-        before=before if letter == Place.LIMITED else None,
+        limit=_limit_name(place) if letter == Place.LIMITED else "",
+        jobs_ahead=jobs_ahead if letter == Place.LIMITED else None,
     )
     story = _with_message(story, command) if command else story
     return _with_end(story, ended) if ended else story
 
 
-def _gate(place: str) -> str:
+def _limit_name(place: str) -> str:
     task, fair, token = (unescape_word(word) for word in place.split(" ", 3)[1:])
-    return ", ".join(filter(None, (task, fair and f"line of {fair}", token and f"key {token}")))
+    return ", ".join(filter(None, (task, fair and f"tenant {fair}", token and f"key {token}")))
 
 
 def _with_message(story: JobDetails, command: Command) -> JobDetails:

@@ -33,23 +33,23 @@ class PrioritisationStrategy(Protocol):
     for anything.
     """
 
-    def __call__(self, situation: ClusterSnapshot, /) -> Mapping[str, float]: ...
+    def __call__(self, snapshot: ClusterSnapshot, /) -> Mapping[str, float]: ...
 
 
-def shortest(situation: ClusterSnapshot) -> dict[str, float]:
+def shortest(snapshot: ClusterSnapshot) -> dict[str, float]:
     """Prefer tasks with short jobs. A task that never ran is preferred, so that its duration becomes known."""
-    return {task: 1 / max(mean, 1e-6) for task, mean in _means(situation).items()}
+    return {task: 1 / max(mean, 1e-6) for task, mean in _means(snapshot).items()}
 
 
-def longest(situation: ClusterSnapshot) -> dict[str, float]:
+def longest(snapshot: ClusterSnapshot) -> dict[str, float]:
     """Prefer tasks with long jobs. A task that never ran is preferred, so that its duration becomes known."""
-    return {task: max(mean, 1e-6) for task, mean in _means(situation).items()}
+    return {task: max(mean, 1e-6) for task, mean in _means(snapshot).items()}
 
 
-def rarest(situation: ClusterSnapshot) -> dict[str, float]:
+def rarest(snapshot: ClusterSnapshot) -> dict[str, float]:
     """Prefer tasks of which few jobs wait, on all queues together."""
     waiting: dict[str, int] = {}
-    for load in situation.task_loads:
+    for load in snapshot.task_loads:
         waiting[load.task] = waiting.get(load.task, 0) + load.waiting
     return {task: 1 / count for task, count in waiting.items() if count > 0}
 
@@ -67,14 +67,14 @@ class Saturation(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.threshold <= 1:
             raise Misconfigured(f"threshold is {self.threshold!r}: give a share of slots, such as 0.8")
 
-    def __call__(self, situation: ClusterSnapshot) -> dict[str, float]:
+    def __call__(self, snapshot: ClusterSnapshot) -> dict[str, float]:
         """Return weights by task: the full one, or a tenth."""
-        cpu, io = situation.cpu_utilization >= self.threshold, situation.io_utilization >= self.threshold
+        cpu, io = snapshot.cpu_utilization >= self.threshold, snapshot.io_utilization >= self.threshold
         if cpu == io:
             return {}
         return {
             line.task: REDUCED_WEIGHT if (line.kind in CPU_BOUND_KINDS) is cpu else MAX_WEIGHT
-            for line in situation.task_loads
+            for line in snapshot.task_loads
         }
 
 
@@ -165,10 +165,10 @@ def sort_by_weight(items: Iterable[T], weight: Callable[[T], float]) -> list[T]:
     return sorted(items, key=weight, reverse=True)
 
 
-def _means(situation: ClusterSnapshot) -> dict[str, float]:
+def _means(snapshot: ClusterSnapshot) -> dict[str, float]:
     """Return the mean duration of each task, over all its queues."""
     durations: dict[str, list[float]] = {}
-    for load in situation.task_loads:
+    for load in snapshot.task_loads:
         if load.mean is not None:
             durations.setdefault(load.task, []).append(load.mean)
     return {task: sum(means) / len(means) for task, means in durations.items()}

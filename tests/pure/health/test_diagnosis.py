@@ -175,7 +175,7 @@ CASES: list[tuple[Finding, str, str]] = [
     (host_diagnosis.diagnose_application("shop", 0), "warn", "no tasks"),
     (host_diagnosis.diagnose_settings(2, []), "ok", "2 said"),
     (host_diagnosis.diagnose_settings(2, ["this is odd"]), "warn", "this is odd"),
-    (host_diagnosis.diagnose_workers([], "1", asked=True, unrouted=False), "warn", "none lives"),
+    (host_diagnosis.diagnose_workers([], "1", asked=True, unrouted=False), "warn", "none is alive"),
     (
         host_diagnosis.diagnose_workers([WorkerVersion("w", "1")], "1", asked=True, unrouted=False),
         "ok",

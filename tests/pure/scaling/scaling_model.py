@@ -59,7 +59,7 @@ class Story(NamedTuple):
         return sum(one != other for one, other in pairwise(ups))
 
 
-def situation(jobs: float, workers: int, *, slots: int = SLOTS, kind: str = "trio") -> ClusterSnapshot:
+def snapshot(jobs: float, workers: int, *, slots: int = SLOTS, kind: str = "trio") -> ClusterSnapshot:
     """So many jobs of one kind, and so many workers."""
     line = TaskLoad(queue="q", task="t", kind=kind, waiting=round(jobs))
     one = {"queues": ("q",), "slots": {kind: slots}, "max_slots": {kind: slots}}
@@ -81,13 +81,13 @@ def live(
     alive = [0.0] * policy.minimum  # when each comes
     leaving: list[float] = []
     jobs, now = 0.0, 0.0
-    course = make_initial_state(policy, situation(0, policy.minimum))
+    course = make_initial_state(policy, snapshot(0, policy.minimum))
     story = Story([], [])
     while now < seconds:
         there = sum(at <= now for at in alive) + sum(at > now for at in leaving)
         # Those that wait, and those that run: as many as come in the second that each takes.
         there_are = jobs + min(arrivals(now), there * SLOTS) + glitch(now)
-        before, course = course, get_next_state(course, policy, situation(there_are, there), now)
+        before, course = course, get_next_state(course, policy, snapshot(there_are, there), now)
         if get_changes(before, course):
             assert now >= get_cooldown_end(before, policy), "two steps within a cool-down"
             story.steps.append(Step(now, before.scale, course.scale))

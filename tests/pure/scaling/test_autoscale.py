@@ -25,7 +25,7 @@ from celery5.protocol.scaling.autoscale import (
 )
 from celery5.protocol.scaling.snapshot import ClusterSnapshot, ClusterWorker, TaskLoad
 from celery5.scaling.strategies import get_autoscale
-from tests.pure.scaling.scaling_model import LOOK, SLOTS, live, situation
+from tests.pure.scaling.scaling_model import LOOK, SLOTS, live, snapshot
 
 POLICY = Autoscale(minimum=1, maximum=10)
 HOUR = 3600.0
@@ -33,7 +33,7 @@ HOUR = 3600.0
 
 def load(jobs: int, now: Scale, *, there: int | None = None, minimum: int = 1) -> Load:
     """So many jobs, at a scale; workers have ten slots each."""
-    seen = situation(jobs, now.workers if there is None else there)
+    seen = snapshot(jobs, now.workers if there is None else there)
     return Load(snapshot=seen, now=now, minimum=minimum, maximum=10, prefetch=4.0)
 
 
@@ -133,12 +133,12 @@ def test_a_story_with_its_cool_downs() -> None:
         (699.0, 11, (1, 1.0)),  # a quiet time has not passed since: 60 s and 300 s
     ]  # fmt: skip
     for now, jobs, scale in story[:-1]:
-        course = get_next_state(course, policy, situation(jobs, course.workers), now)
+        course = get_next_state(course, policy, snapshot(jobs, course.workers), now)
         assert course.scale == scale, now
     assert course.events == 6
-    early = get_next_state(course, policy, situation(11, 1), 699.0)
+    early = get_next_state(course, policy, snapshot(11, 1), 699.0)
     assert (early.scale, early.events) == ((1, 2.0), 7)
-    late = get_next_state(course, policy, situation(11, 1), 700.0)
+    late = get_next_state(course, policy, snapshot(11, 1), 700.0)
     assert (late.scale, late.events) == ((1, 2.0), 1)
     assert get_cooldown_end(late, policy) == 710.0
 
@@ -163,24 +163,24 @@ def test_only_workers_of_crowded_queues_read_further_ahead() -> None:
 def test_limits_that_have_changed_hold_at_once() -> None:
     course = AutoscaleState(workers=9, prefetch=4.0, events=6, at=100.0)
     policy = Autoscale(minimum=2, maximum=5, prefetch=2.0)
-    assert get_next_state(course, policy, situation(50, 9), 101.0).scale == (5, 2.0)
-    assert get_changes(course, get_next_state(course, policy, situation(50, 9), 101.0)) == {
+    assert get_next_state(course, policy, snapshot(50, 9), 101.0).scale == (5, 2.0)
+    assert get_changes(course, get_next_state(course, policy, snapshot(50, 9), 101.0)) == {
         "workers": (9, 5),
         "prefetch": (4.0, 2.0),
     }
 
 
 def test_a_clock_that_was_put_back_lets_no_cool_down_last_for_ever() -> None:
-    course = get_next_state(AutoscaleState(workers=1, events=3, at=1e9), POLICY, situation(99, 1), 50.0)
+    course = get_next_state(AutoscaleState(workers=1, events=3, at=1e9), POLICY, snapshot(99, 1), 50.0)
     assert course.scale == (1, 1.0)
-    assert get_next_state(course, POLICY, situation(99, 1), 54.0).scale == (1, 2.0)
+    assert get_next_state(course, POLICY, snapshot(99, 1), 54.0).scale == (1, 2.0)
 
 
 @pytest.mark.parametrize("scale", [(math.nan, 1.0), (1, math.inf), (1, math.nan)])
 def test_a_strategy_that_gives_no_numbers_is_found_out(scale: Any) -> None:
     with pytest.raises(ValueError, match="give numbers"):
         get_next_state(
-            AutoscaleState(workers=1), replace(POLICY, strategy=lambda _load: scale), situation(1, 1), 5.0
+            AutoscaleState(workers=1), replace(POLICY, strategy=lambda _load: scale), snapshot(1, 1), 5.0
         )
 
 
@@ -268,9 +268,9 @@ def test_never_beyond_the_limits_and_never_two_steps_within_a_cool_down(
 ) -> None:
     wild = replace(policy, strategy=lambda _load: Scale(chance.randint(-9, 99), chance.uniform(-5, 50)))
     for each in (policy, wild):
-        course, now, stepped, until = make_initial_state(each, situation(0, 3)), 1000.0, -math.inf, -math.inf
+        course, now, stepped, until = make_initial_state(each, snapshot(0, 3)), 1000.0, -math.inf, -math.inf
         for jobs in loads:
-            before, course = course, get_next_state(course, each, situation(jobs, course.workers), now)
+            before, course = course, get_next_state(course, each, snapshot(jobs, course.workers), now)
             assert each.minimum <= course.workers <= each.maximum
             assert 1 <= course.prefetch <= max(1.0, each.prefetch)
             if get_changes(before, course):
@@ -290,7 +290,7 @@ def test_more_jobs_never_want_less(
     def wanted(jobs: int) -> Scale:
         return prefetch_first(
             Load(
-                snapshot=situation(jobs, now.workers),
+                snapshot=snapshot(jobs, now.workers),
                 now=now,
                 minimum=policy.minimum,
                 maximum=policy.maximum,
@@ -307,16 +307,16 @@ def test_more_jobs_never_want_less(
 @given(policies, st.integers(1, 100))
 def test_a_load_that_stays_is_settled_for(policy: Autoscale, jobs: int) -> None:
     """Whatever the load, as long as it stays the steps come to an end, in one direction."""
-    course, now, ups = make_initial_state(policy, situation(0, 1)), 0.0, list[bool]()
+    course, now, ups = make_initial_state(policy, snapshot(0, 1)), 0.0, list[bool]()
     pause = max(policy.longest_cooldown, policy.shrink_after, policy.cooldown) + 1
     for _ in range(40):
-        before, course = course, get_next_state(course, policy, situation(jobs, course.workers), now)
+        before, course = course, get_next_state(course, policy, snapshot(jobs, course.workers), now)
         if get_changes(before, course):
             ups.append(course.scale > before.scale)
         now += pause
     assert len(ups) < 30
     assert len(set(ups)) <= 1
-    last = get_next_state(course, policy, situation(jobs, course.workers), now)
+    last = get_next_state(course, policy, snapshot(jobs, course.workers), now)
     assert last.scale == course.scale
 
 
@@ -327,16 +327,16 @@ def test_the_example_is_ready_before_the_shop_opens() -> None:
     hour = 2
     strategy = Hours(3, 6, clock=lambda: datetime(2030, 1, 1, hour, tzinfo=UTC))
     policy = Autoscale(minimum=1, maximum=8, strategy=strategy)
-    course = get_next_state(AutoscaleState(workers=1), policy, situation(3, 1), 0.0)
+    course = get_next_state(AutoscaleState(workers=1), policy, snapshot(3, 1), 0.0)
     assert course.workers == 1
     hour = 3
-    course = get_next_state(course, policy, situation(3, 1), 10.0)
+    course = get_next_state(course, policy, snapshot(3, 1), 10.0)
     assert course.workers == 4
-    course = get_next_state(course, policy, situation(45, 4), 20.0)
+    course = get_next_state(course, policy, snapshot(45, 4), 20.0)
     assert course.workers == 6
     hour = 6
     for now in (30.0, 65.0):
-        course = get_next_state(course, policy, situation(3, 6), now)
+        course = get_next_state(course, policy, snapshot(3, 6), now)
     assert course.workers == 1
     said = get_autoscale(bakery.app.settings)
     assert said is not None

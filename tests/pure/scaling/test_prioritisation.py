@@ -31,7 +31,7 @@ def line(
     return TaskLoad(queue=queue, task=task, kind=kind, waiting=waiting, mean=mean)
 
 
-def situation(*lines: TaskLoad, **busy: tuple[int, int]) -> ClusterSnapshot:
+def snapshot(*lines: TaskLoad, **busy: tuple[int, int]) -> ClusterSnapshot:
     """These lines, and one worker with so many of so many slots taken, by kind."""
     executing, most = ({kind: each[place] for kind, each in busy.items()} for place in (0, 1))
     return ClusterSnapshot(
@@ -41,27 +41,27 @@ def situation(*lines: TaskLoad, **busy: tuple[int, int]) -> ClusterSnapshot:
 
 def test_shortest_first_weighs_by_one_over_the_mean() -> None:
     told = compute_preference(
-        shortest, situation(line("a", mean=0.5), line("b", mean=2.0), line("c", mean=500.0))
+        shortest, snapshot(line("a", mean=0.5), line("b", mean=2.0), line("c", mean=500.0))
     )
     assert told.tasks == {"b": 0.25, "c": MIN_WEIGHT}
 
 
 def test_longest_first_weighs_by_the_mean() -> None:
     told = compute_preference(
-        longest, situation(line("a", mean=0.5), line("b", mean=2.0), line("c", mean=0.001))
+        longest, snapshot(line("a", mean=0.5), line("b", mean=2.0), line("c", mean=0.001))
     )
     assert told.tasks == {"a": 0.25, "c": MIN_WEIGHT}
 
 
 def test_a_task_that_never_ran_is_preferred_so_that_its_time_becomes_known() -> None:
-    lines = situation(line("a", mean=0.5), line("b", mean=2.0), line("new"))
+    lines = snapshot(line("a", mean=0.5), line("b", mean=2.0), line("new"))
     for strategy in (shortest, longest):
         assert "new" not in compute_preference(strategy, lines).tasks
 
 
 def test_rarest_first_counts_a_task_on_all_queues_together() -> None:
     lines = (line("a", 100), line("a", 100, queue="p"), line("b", 50), line("c", 20, queue="p"), line("d", 0))
-    told = compute_preference(rarest, situation(*lines))
+    told = compute_preference(rarest, snapshot(*lines))
     assert told.tasks == {"a": 0.1, "b": 0.4}
     # 100 jobs of 0.1 and 50 of 0.4 are 0.2 in the mean; 100 of 0.1 and 20 of 1.0 are 0.25, which is the best.
     assert told.queues == {"q": 0.8}
@@ -87,7 +87,7 @@ def test_what_needs_what_is_nearly_used_up_is_held_back(
     cpu: tuple[int, int], io: tuple[int, int], held_back: set[str]
 ) -> None:
     lines = (line("cpu", kind="thread"), line("box", kind="boxed"), line("io"), line("loop", kind="asyncio"))
-    told = compute_preference(Saturation(), situation(*lines, thread=cpu, trio=io))
+    told = compute_preference(Saturation(), snapshot(*lines, thread=cpu, trio=io))
     assert told.tasks == dict.fromkeys(held_back, 0.1)
 
 
@@ -103,7 +103,7 @@ def test_capacity_in_use_is_that_of_all_workers_and_kinds_together() -> None:
 
 
 def test_another_threshold_can_be_said_and_one_that_makes_no_sense_is_refused() -> None:
-    lines = situation(line("cpu", kind="thread"), line("io"), thread=(5, 10), trio=(0, 10))
+    lines = snapshot(line("cpu", kind="thread"), line("io"), thread=(5, 10), trio=(0, 10))
     assert compute_preference(Saturation(threshold=0.5), lines).tasks == {"cpu": 0.1}
     with pytest.raises(Misconfigured, match="threshold is 80: give a share of slots"):
         Saturation(threshold=80)
@@ -113,7 +113,7 @@ def test_a_strategy_of_ones_own_gives_weights_by_task_and_only_their_ratio_count
     def vip_first(seen: ClusterSnapshot) -> Mapping[str, float]:
         return {each.task: 500 if each.task == "vip" else 100 for each in seen.task_loads}
 
-    told = compute_preference(vip_first, situation(line("vip", 30), line("a", 10), line("b", 10, queue="p")))
+    told = compute_preference(vip_first, snapshot(line("vip", 30), line("a", 10), line("b", 10, queue="p")))
     assert told.tasks == {"a": 0.2, "b": 0.2}
     assert told.queues == {"p": 0.25}  # 0.2 against (30 * 1.0 + 10 * 0.2) / 40
 
@@ -121,13 +121,13 @@ def test_a_strategy_of_ones_own_gives_weights_by_task_and_only_their_ratio_count
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "much", None, True])
 def test_a_strategy_that_gives_no_weight_is_found_out(weight: Any) -> None:
     with pytest.raises(ValueError, match="the weight of 'a' is"):
-        compute_preference(lambda _seen: {"a": weight, "b": 1.0}, situation(line("a")))
+        compute_preference(lambda _seen: {"a": weight, "b": 1.0}, snapshot(line("a")))
 
 
 def test_nothing_to_prefer_is_neutral() -> None:
     for strategy in STRATEGIES.values():
         assert compute_preference(strategy, ClusterSnapshot()).is_neutral
-    assert compute_preference(lambda _seen: {"a": 0, "b": 0}, situation(line("a"))).is_neutral
+    assert compute_preference(lambda _seen: {"a": 0, "b": 0}, snapshot(line("a"))).is_neutral
 
 
 def test_what_is_in_order_has_the_heaviest_first_and_equals_as_they_came() -> None:

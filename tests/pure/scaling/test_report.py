@@ -1,4 +1,4 @@
-"""Report: the situation that is made of what workers tell and of what waits on queues."""
+"""Report: the snapshot that is made of what workers tell and of what waits on queues."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -206,9 +206,9 @@ async def test_a_scheduler_that_has_never_seen_all_brokers_tells_nobody_a_number
     assert len(lines.of("autoscale:broker-recovered")) == 1
 
 
-def posts_first(situation: ClusterSnapshot) -> Mapping[str, float]:
+def posts_first(snapshot: ClusterSnapshot) -> Mapping[str, float]:
     """A strategy of one's own."""
-    return {line.task: 4.0 if line.task == "post" else 1.0 for line in situation.task_loads}
+    return {line.task: 4.0 if line.task == "post" else 1.0 for line in snapshot.task_loads}
 
 
 async def test_each_life_hears_what_is_preferred_on_all_brokers(

@@ -23,9 +23,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling_commands, "MIN_COMMAND_INTERVAL", 0.2)
 
 
-def invoices_first(situation: ClusterSnapshot) -> Mapping[str, float]:
+def invoices_first(snapshot: ClusterSnapshot) -> Mapping[str, float]:
     """A strategy of one's own."""
-    return {line.task: 4.0 if line.task == "quick" else 1.0 for line in situation.task_loads}
+    return {line.task: 4.0 if line.task == "quick" else 1.0 for line in snapshot.task_loads}
 
 
 class Shop:

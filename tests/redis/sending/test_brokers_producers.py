@@ -113,6 +113,22 @@ async def test_the_first_that_ends_is_enough_on_whichever_broker(
 
 
 @pytest.mark.parametrize("colour", COLOURS)
+async def test_the_first_that_ends_is_enough_while_another_broker_is_left_out(
+    app: App, own_server: EmbeddedServer, colour: str
+) -> None:
+    handles = [await app.tasks[name].adelay(7) for name in ("post", "near")]
+    async with working(app, queues=("near",)):
+        await trio.to_thread.run_sync(own_server.kill)
+        with app.brokers.reachable() as unreachable:
+            done, rest = await asked(
+                colour, wait, wait_async, handles, timeout=30, return_when="FIRST_COMPLETED"
+            )
+    assert [handle.queue for handle in done] == ["near"]
+    assert [handle.queue for handle in rest] == ["post"]
+    assert set(unreachable) <= {"mails"}  # in a loop the other broker may be enough before this one fails
+
+
+@pytest.mark.parametrize("colour", COLOURS)
 async def test_a_handle_knows_its_broker_and_an_id_alone_is_looked_for_on_all(
     app: App, second: "redis.Redis", colour: str
 ) -> None:

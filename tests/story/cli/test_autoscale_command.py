@@ -53,7 +53,7 @@ def test_a_scheduler_scales_what_workers_report_and_all_can_see_it(desk: Desk) -
         scheduler.signal(signal.SIGTERM)
         assert scheduler.ended().code == 0
         for each in ("autoscale", "status"), ("info",):
-            assert "no Scheduler lives: nothing is scaled now" in desk(*each, **SCALE)
+            assert "no Scheduler is running: nothing is scaled now" in desk(*each, **SCALE)
 
 
 def test_settings_that_make_no_sense_end_a_scheduler_with_one_line(desk: Desk) -> None:

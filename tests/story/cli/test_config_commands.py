@@ -42,7 +42,7 @@ def test_config_show_tells_each_value_and_where_it_was_said(shop: Path) -> None:
 def test_config_check_tells_all_that_is_wrong_at_once(shop: Path) -> None:
     good = celery5("-A", "shop", "config", "check", cwd=shop, env={"CELERY5_COLOUR": "red"})
     assert good.code == 0
-    assert good.out.endswith(" settings, 2 of them said: all can be used\n")
+    assert good.out.endswith(" settings, 2 of them set: all can be used\n")
     assert good.err == "Warning: CELERY5_COLOUR is in the environment, and is no setting\n"
 
     (shop / "celery5.toml").write_text("lease = 0\nconcurency = 5\n")

@@ -89,7 +89,9 @@ def test_a_queue_is_paused_and_resumed_while_no_worker_lives(desk: Desk) -> None
     handle = shop.add.delay(1, 2)
     paused = told(desk, "worker", "pause-queue", "default")
     assert (paused.code, paused.err) == (0, "")
-    assert paused.out == "no worker of this application lives; those that begin later find default paused\n"
+    assert (
+        paused.out == "no worker of this application is running; those that start later find default paused\n"
+    )
     header, row = told(desk, "queue", "list").out.splitlines()[:2]  # then that nobody reads it
     assert (header.split()[-1], row.split()[-1]) == ("paused", "yes")
     header, row = told(desk, "info").out.splitlines()[2:4]

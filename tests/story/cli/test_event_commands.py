@@ -58,7 +58,7 @@ def test_what_is_wrong_is_said_in_one_line(paid: Desk, words: tuple[str, ...], s
 
 
 def test_who_sends_while_no_router_lives_is_told_and_what_waits_is_counted(paid: Desk) -> None:
-    silence = f"no Router of {paid.app.name} lives: events wait"
+    silence = f"no Router of {paid.app.name} is running: events wait"
     for n in range(3):
         ended = celery5("-A", "shop", "event", "send", "shop.Paid", f"order={n}", cwd=paid.folder)
         assert (ended.code, ended.error) == (0, silence)
@@ -66,7 +66,7 @@ def test_who_sends_while_no_router_lives_is_told_and_what_waits_is_counted(paid:
     assert (seen.code, seen.error, "for a Router: 3 wait" in seen.out) == (0, silence, True)
     told = json.loads(celery5("-A", "shop", "event", "list", "--json", cwd=paid.folder).out)
     assert (told["waiting"], told["held"], told["routers"]) == (3, 0, [])
-    assert re.search(r"(?m)^events +3 wait\nrouters +none lives$", paid("info"))
+    assert re.search(r"(?m)^events +3 wait\nrouters +none is alive$", paid("info"))
     overview = json.loads(paid("info", "--json"))
     assert (overview["events"]["waiting"], overview["routers"], overview["schedulers"]) == (3, [], [])
 

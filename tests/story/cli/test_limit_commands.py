@@ -40,7 +40,7 @@ def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) 
     assert (row["running"], row["held"], row["waiting"]) == (1, 2, 0)
     why = r"since [-\d]+ [:\d]+Z \(.* ago\) by ann: the bank is down; to go on: celery5 task resume shop.add"
     assert re.search(rf"(?m)^suspended +its task is {why}$", shown)
-    assert re.search(r"(?m)^waits at +the limit of shop.add; jobs before it: 0", shown)
+    assert re.search(r"(?m)^waits at +the limit of shop.add; jobs ahead of it: 0", shown)
     for shown in (told[1], told[3]):
         assert re.search(r"(?m)^suspended +shop.add \(the bank is down\)$", shown)
         rows = [line.split() for line in shown.splitlines()]

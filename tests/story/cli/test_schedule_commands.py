@@ -42,7 +42,7 @@ def test_schedules_that_nobody_fires_are_told_of(desk: Desk) -> None:
         ended = celery5("-A", "shop", "schedule", "list", cwd=desk.folder)
         assert (ended.code, ended.err) == (
             0,
-            f"no Scheduler of {desk.app.name} lives: nothing fires until celery5 scheduler start\n",
+            f"no Scheduler of {desk.app.name} is running: nothing fires until celery5 scheduler start\n",
         )
         return {line.split()[0]: line for line in ended.out.splitlines()}
 

@@ -142,7 +142,7 @@ def test_who_waits_for_a_restart_or_a_reload_hears_when_it_is_done_and_when_it_c
         assert sorted(controller.pids()) == ["worker-default-1"]
         late = controller.tell("restart", "--wait", "0.001")
         assert late.code == 1
-        assert "it was told to, and is not done after 0.001 s" in late.error
+        assert "the command was sent, and is not done after 0.001 s" in late.error
         file.write_text("restart_limit = 2\n[workers.default]\nenvironment = { PYTHONHOME = '/nowhere' }\n")
         broken = controller.tell("reload", "--wait", "300")
         assert broken.code == 1

@@ -77,7 +77,7 @@ def test_queues_dead_jobs_and_schedules_are_seen_and_changed_by_the_applications
     assert here("schedule", "remove", "sum").code == 0
     status = here("controller", "status")
     assert (status.code, status.out) == (1, "")
-    assert f"no Controller of application {app.name!r} lives" in status.error
+    assert f"no Controller of application {app.name!r} is running" in status.error
 
 
 def test_a_queue_that_no_worker_reads_is_marked_with_the_one_that_may_have_been_meant(
