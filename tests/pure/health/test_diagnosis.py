@@ -173,7 +173,7 @@ CASES: list[tuple[Finding, str, str]] = [
     ),
     (host_diagnosis.diagnose_application("shop", 3), "ok", "shop, 3 tasks"),
     (host_diagnosis.diagnose_application("shop", 0), "warn", "no tasks"),
-    (host_diagnosis.diagnose_settings(2, []), "ok", "2 said"),
+    (host_diagnosis.diagnose_settings(2, []), "ok", "2 set"),
     (host_diagnosis.diagnose_settings(2, ["this is odd"]), "warn", "this is odd"),
     (host_diagnosis.diagnose_workers([], "1", asked=True, unrouted=False), "warn", "none is alive"),
     (

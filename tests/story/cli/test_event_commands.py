@@ -88,7 +88,7 @@ def test_routers_and_schedulers_are_named_where_workers_are(paid: Desk) -> None:
         health = celery5("-A", "shop", "health", cwd=paid.folder)
         assert health.code == 1
         assert re.search(
-            r"no worker of \S+ lives, but others do: routers: route1:\S+; schedulers: s1:", health.out
+            r"no worker of \S+ is alive; others are: routers: route1:\S+; schedulers: s1:", health.out
         )
 
 
