@@ -42,7 +42,10 @@ def list_schedules(target: Target, *, wants_json: bool) -> None:
             return
         active = any(state.state == "active" for state in schedules)
         if active and not app.schedule.schedulers() and DEFAULT_BROKER not in reached.errors:
-            echo(f"no Scheduler of {app.name} is running: nothing fires until celery5 scheduler start", err=True)
+            echo(
+                f"no Scheduler of {app.name} is running: nothing fires until celery5 scheduler start",
+                err=True,
+            )
         _print_schedules(schedules)
 
 
