@@ -62,7 +62,7 @@ class JobInspection(msgspec.Struct, frozen=True):
     deliveries: int
     # Seconds since 1970, by Redis.
     now: float
-    # How many jobs stand before it in its waiting list; None when it is in none.
+    # How many jobs are ahead of it in its waiting list; None when it is in none.
     jobs_ahead: int | None = None
 
 

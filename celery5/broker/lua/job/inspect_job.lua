@@ -11,7 +11,7 @@
 --       2 job id
 -- Returns its place (as in the hash, or ''), its document, its message, the worker that has it (each may be ''), for how
 -- many ms that has had it, when it is due in ms since 1970 (-1 each when that is not so), how many workers died with
--- it, the time in ms since 1970, and how many stand before it in its waiting list (-1 when it is in none). A dead job's document is found in the dead-letter queue when it has expired.
+-- it, the time in ms since 1970, and how many are ahead of it in its waiting list (-1 when it is in none). A dead job's document is found in the dead-letter queue when it has expired.
 local results = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, now_ms(), -1}
 local place = redis.call('HGET', KEYS[2], ARGV[2])
 if not place then return results end
