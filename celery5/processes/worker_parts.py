@@ -84,7 +84,7 @@ from celery5.services.scaling.preferences import Preferences
 from celery5.services.scaling.reporter import ReportedLoad, ReportedWorker, Reporter
 from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget, Runner, TaskResources
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
@@ -94,7 +94,6 @@ from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
 from celery5.services.worker.lease import Heartbeat, Lease, WorkerIdentity
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, QueueReads, ReadingState, ReadOrder
 from celery5.services.worker.recovery import Recoverer
-from celery5.services.worker.resources import Runner, TaskResources
 from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
 from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import JobSafeguards, StopPolicy, TaskExecution

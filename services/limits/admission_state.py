@@ -17,9 +17,9 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.limits import AdmissionRule, LimitOverride, Range, Suspension, make_admission_rule
 from celery5.protocol.scaling.prefetch import HORIZON, count_ahead
+from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.reading import ReadingState
-from celery5.services.worker.resources import TaskResources
 
 AWAITING_ADMISSION = "awaiting-admission"
 """The kind under which the in-flight jobs count those that await admission."""

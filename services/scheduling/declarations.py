@@ -36,9 +36,9 @@ DECLARATION_LEASES = 3
 """Leases for which a Scheduler's declaration is kept."""
 RETIREMENT_GRACE_LEASES = 2.0
 """Leases without a declaration after which a schedule is retired: its Scheduler may be restarting."""
-PAUSE = 30.0
+RETIREMENT_CHECK_INTERVAL = 30.0
 """Seconds between checks for undeclared schedules, while the set of live Schedulers is unchanged."""
-LEAVE_LIMIT = 2.0
+LEAVE_TIMEOUT = 2.0
 """Seconds that withdrawing the declaration may take at the end."""
 REMOTE_RETRY_DELAY = 1.0
 """Seconds until another attempt while a further broker is unreachable."""
@@ -68,21 +68,21 @@ class ScheduleDeclarations:
         self._log = log
         self._names: tuple[str, ...] = ()
         self._stamp = (0, 0)
-        self._living: tuple[str, ...] = ()
-        self._beaten = trio.Event()
+        self._live_schedulers: tuple[str, ...] = ()
+        self._presence_renewed = trio.Event()
         self._due = 0.0
         self._heartbeats = Heartbeats(lease=lease_seconds)
         self._orphans: dict[str, float] = {}
-        self._moving = ScheduleMover(redis=redis, other_brokers=other_brokers, app=app, keys=keys)
+        self._mover = ScheduleMover(redis=redis, other_brokers=other_brokers, app=app, keys=keys)
         self._held: dict[str, Schedule] = {}
 
-    def set_live_schedulers(self, living: tuple[str, ...]) -> None:
+    def set_live_schedulers(self, schedulers: tuple[str, ...]) -> None:
         """Take the names of the Schedulers that are alive."""
         now = trio.current_time()
         self._heartbeats = self._heartbeats.with_answer(now, at=now)
-        if living != self._living:
-            self._living, self._due = living, 0.0
-        self._beaten.set()
+        if schedulers != self._live_schedulers:
+            self._live_schedulers, self._due = schedulers, 0.0
+        self._presence_renewed.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Declare schedules, and retire undeclared ones, until cancelled."""
@@ -90,8 +90,8 @@ class ScheduleDeclarations:
         task_status.started()
         try:
             while True:
-                await self._beaten.wait()
-                self._beaten = trio.Event()
+                await self._presence_renewed.wait()
+                self._presence_renewed = trio.Event()
                 try:
                     await self.renew_declaration()
                     await self._settle_held()
@@ -100,34 +100,28 @@ class ScheduleDeclarations:
                 except (BrokerUnavailable, BrokerReplied) as error:
                     self._log.event("declarations:interrupted", "debug", why=str(error))
         finally:
-            with trio.move_on_after(LEAVE_LIMIT, shield=True):
+            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
                 await self._leave()
 
     async def declare(self) -> None:
         """Store every schedule that the code declares for queues on this broker."""
-        declared, home = (
-            dict[str, tuple[DeclaredSchedule, ScheduleDefinition]](),
-            self._app.brokers.broker_of_queue,
-        )
-        for name, each in self._app.schedule.list_declared().items():
-            of = make_definition(self._app, each.call, each.periodic)
-            if home(of.queue) == self._broker:
-                declared[name] = (each, of)
+        declared: dict[str, tuple[DeclaredSchedule, ScheduleDefinition]] = {}
+        for name, declaration in self._app.schedule.list_declared().items():
+            definition = make_definition(self._app, declaration.call, declaration.periodic)
+            if self._app.brokers.broker_of_queue(definition.queue) == self._broker:
+                declared[name] = (declaration, definition)
         self._names = tuple(sorted(declared))
         await self.renew_declaration()
         now = await get_broker_time(self._app, self._redis, self._app.settings.default_queue)
         self._stamp = (self._app.settings.schedules_version, now)
-        for name, (each, of) in declared.items():
+        for name, (declaration, definition) in declared.items():
             new = periodic.make_schedule(
-                name, of, now, get_next_fire_time, origin=each.origin, stamp=self._stamp
+                name, definition, now, get_next_fire_time, origin=declaration.origin, stamp=self._stamp
             )
-            if new.next is None and get_next_fire_time(of.trigger, 0) is None:
+            if new.next is None and get_next_fire_time(definition.trigger, 0) is None:
+                when = describe_trigger(definition.trigger)
                 self._log.event(
-                    "schedule:fire-time-not-found",
-                    "error",
-                    schedule=name,
-                    when=describe_trigger(of.trigger),
-                    hint=_NEVER,
+                    "schedule:fire-time-not-found", "error", schedule=name, when=when, hint=_NEVER
                 )
             await self._settle(new, now)
 
@@ -142,11 +136,11 @@ class ScheduleDeclarations:
 
     async def retire_undeclared(self) -> None:
         """Retire undeclared schedules, and delete those that were retired long ago."""
-        # Taken first: the answers below may come after an outage and be about the time before it.
-        looked = trio.current_time()
-        self._due = looked + PAUSE
-        living = self._living or (self._name,)
-        declarations = await self._redis.perform(scheduling_calls.get_declarations(self._keys, living))
+        # Read before the calls: their replies may come after an outage and describe the time before it.
+        checked_at = trio.current_time()
+        self._due = checked_at + RETIREMENT_CHECK_INTERVAL
+        schedulers = self._live_schedulers or (self._name,)
+        declarations = await self._redis.perform(scheduling_calls.get_declarations(self._keys, schedulers))
         if None in declarations:
             return  # one of them has not declared yet
         declared_names = {
@@ -160,14 +154,14 @@ class ScheduleDeclarations:
         for schedule, record in await read_schedules(self._app, self._redis):
             if schedule.retired is not None and now - schedule.retired > RETIRED_TTL_MS:
                 await self._put(schedule, record, None, now)
-            gone = periodic.retire_schedule(schedule, now, stamp=self._stamp)
-            if schedule.name in declared_names or gone is None:
+            retired = periodic.retire_schedule(schedule, now, stamp=self._stamp)
+            if schedule.name in declared_names or retired is None:
                 continue
             # In an outage all leases lapse, so the time until then does not count as time without a declaration.
-            since = max(self._orphans.get(schedule.name, looked), self._heartbeats.steady_since)
+            since = max(self._orphans.get(schedule.name, checked_at), self._heartbeats.steady_since)
             orphans[schedule.name] = since
-            if looked - since >= RETIREMENT_GRACE_LEASES * self._lease and await self._put(
-                schedule, record, gone, now
+            if checked_at - since >= RETIREMENT_GRACE_LEASES * self._lease and await self._put(
+                schedule, record, retired, now
             ):
                 del orphans[schedule.name]
                 self._log.event("schedule:removed", "info", schedule=schedule.name, hint=_RETIRED)
@@ -176,7 +170,7 @@ class ScheduleDeclarations:
     async def _settle(self, new: Schedule, now: int) -> None:
         """Settle one schedule as the code declares it, despite concurrent changes."""
         try:
-            old = await self._moving.apply(new, now)
+            old = await self._mover.apply(new, now)
         except ScheduleNotOwned as error:
             self._log_overridden(error.schedule)
         except ScheduleMoveBlocked as error:
@@ -230,9 +224,9 @@ class RemoteBrokerSchedules:
         self._log = log
         self._is_interrupted = False
 
-    def set_live_schedulers(self, living: tuple[str, ...]) -> None:
+    def set_live_schedulers(self, schedulers: tuple[str, ...]) -> None:
         """Take the names of the Schedulers that are alive."""
-        self._declarations.set_live_schedulers(living)
+        self._declarations.set_live_schedulers(schedulers)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Declare and fire until cancelled."""

@@ -1,13 +1,19 @@
-"""Queue moves: move a schedule to the queue that its code declares, without ever firing on both.
+"""Move a schedule to the queue that its code declares, without ever firing it on two queues.
 
-Only a settled record fires. A Scheduler that wants the schedule on another queue first writes an arriving
-record there. Then it reads all queues, makes each other record rest, takes over what that has fired, and
-removes it. Only then does it settle its own record. Each step applies only to the very record that was read. Of
-two Schedulers that do this at once, at least one sees the other, and the newer one wins. One that dies in
-between leaves no record that fires, and the next one continues from there.
+Each queue has a record of its own for a schedule of this name, and only a record in the stage `settled` fires. To move
+a schedule, a Scheduler
+
+1. writes a record in the stage `arriving` on the wanted queue;
+2. reads the records on all queues, and puts each other one in the stage `resting`, in which it does not fire;
+3. copies what a newer resting record has fired into its own, and deletes the resting one;
+4. settles its own record, once it is the only one.
+
+Each step is applied only if the record is still the one that was read. Of two Schedulers that move a schedule at once,
+at least one reads the other's record, and the newer one wins. A Scheduler that dies between two steps leaves no record
+that fires, and the next one continues from there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -24,19 +30,19 @@ from celery5.protocol.scheduling.periodic import Schedule
 from celery5.scheduling.fire_times import get_next_fire_time
 from celery5.scheduling.schedules import replace_schedule
 
-TRIES = 20
+MAX_ATTEMPTS = 20
 """Attempts at a change that others make at the same time."""
 UNREACHABLE_RETRY_DELAY = 5.0
-"""Seconds for which an unreachable broker is not asked again.
+"""Seconds in which no call is made to a broker that was unreachable.
 
-An attempt may last until its time limit, and hundreds of schedules may ask.
+A call may last until its timeout, and hundreds of schedules may need one.
 """
 
 
 class ScheduleMoveBlocked(Exception):
-    """The schedule cannot be settled yet, so it does not fire here.
+    """The schedule cannot be settled yet, so it does not fire on this queue.
 
-    A broker that may have it is unreachable, others change it all the time, or a newer version has it.
+    A broker that may have a record is unreachable, other Schedulers keep changing it, or newer code has written it.
     """
 
 
@@ -48,15 +54,25 @@ class ScheduleNotOwned(Exception):
         super().__init__(schedule.name)
 
 
-@dataclass(slots=True)
-class _Seen:
-    """The record on the wanted queue, the records on other queues, and the brokers that did not answer."""
+@dataclass(frozen=True, slots=True)
+class _StoredSchedule:
+    """A schedule as it was read: decoded, as the bytes that a change must replace, and its broker's driver."""
 
-    here: tuple[Schedule, bytes] | None = None
-    others: list[tuple[AsyncDriver, Schedule, bytes]] = field(
-        default_factory=list[tuple[AsyncDriver, Schedule, bytes]]
-    )
-    away: list[str] = field(default_factory=list[str])
+    redis: AsyncDriver
+    schedule: Schedule
+    record: bytes
+
+
+@dataclass(slots=True)
+class _StoredRecords:
+    """The records of one schedule name on all queues."""
+
+    # The one on the wanted queue; None while there is none.
+    wanted: _StoredSchedule | None = None
+    # Those on other queues.
+    others: list[_StoredSchedule] = field(default_factory=list[_StoredSchedule])
+    # Brokers that did not reply.
+    unreachable: list[str] = field(default_factory=list[str])
 
 
 class ScheduleMover:
@@ -66,120 +82,136 @@ class ScheduleMover:
         self, *, redis: AsyncDriver, other_brokers: Mapping[str, AsyncDriver], app: App, keys: Keys
     ) -> None:
         self._redis = redis
-        self._others = other_brokers
+        self._other_brokers = other_brokers
         self._app = app
         self._keys = keys
-        self._away: dict[str, float] = {}
+        self._unreachable_until: dict[str, float] = {}
 
     async def apply(self, new: Schedule, now: int) -> Schedule | None:
-        """Make a schedule what the code declares; return what it was before.
+        """Store a schedule as the code declares it, and return what it was before.
 
-        Raises ScheduleNotOwned, ScheduleMoveBlocked and BrokerError.
+        Raises:
+            ScheduleNotOwned: It is not this Scheduler's.
+            ScheduleMoveBlocked: It cannot be settled yet.
+            BrokerError: This broker is unreachable, or has refused a call.
         """
         await self._redis.perform(scheduling_calls.register_schedule_queue(self._keys, new.of.queue))
-        for _ in range(TRIES):
-            seen = await self._look(new)
-            for _redis, other, _record in seen.others:
-                if (
-                    other.stage != "resting"
-                    and periodic.merge_declaration(other, new, now, get_next_fire_time) is None
-                ):
-                    raise ScheduleNotOwned(other)
-            old, record = seen.here or (None, b"")
-            if (old is None or old.stage != "settled") and seen.away:
-                raise ScheduleMoveBlocked(f"it may still be on broker {', '.join(seen.away)}, which is away")
-            if old is not None and seen.others:
-                await self._take_over(seen, old, record, now)
-            elif old is None or old.stage == "resting":
-                found = old or (seen.others[0][1] if seen.others else new)
-                await self._redis.perform(
-                    replace_schedule(self._app, new, record, _arriving(found, new), now)
-                )
-            elif (after := _settled(old, new, now)) is None:
-                raise ScheduleNotOwned(old)
-            elif await self._redis.perform(replace_schedule(self._app, new, record, after, now)):
-                return old
-        raise ScheduleMoveBlocked(f"others have changed it {TRIES} times meanwhile")
+        for _ in range(MAX_ATTEMPTS):
+            stored = await self._read_all(new)
+            self._check_ownership(stored, new, now)
+            wanted = stored.wanted
+            if (wanted is None or wanted.schedule.stage != "settled") and stored.unreachable:
+                names = ", ".join(stored.unreachable)
+                raise ScheduleMoveBlocked(f"it may still be on broker {names}, which is unreachable")
+            if wanted is not None and stored.others:
+                await self._remove_others(stored.others, wanted, now)
+            elif wanted is None:
+                source = stored.others[0].schedule if stored.others else new
+                await self._write_arriving(new, b"", source, now)
+            elif wanted.schedule.stage == "resting":
+                await self._write_arriving(new, wanted.record, wanted.schedule, now)
+            elif (settled := _make_settled(wanted.schedule, new, now)) is None:
+                raise ScheduleNotOwned(wanted.schedule)
+            elif await self._redis.perform(replace_schedule(self._app, new, wanted.record, settled, now)):
+                return wanted.schedule
+        raise ScheduleMoveBlocked(f"others have changed it {MAX_ATTEMPTS} times meanwhile")
 
-    async def _take_over(self, seen: _Seen, here: Schedule, record: bytes, now: int) -> None:
-        """Make one step towards having the only record.
+    def _check_ownership(self, stored: _StoredRecords, new: Schedule, now: int) -> None:
+        """Raise ScheduleNotOwned if a record that may fire on another queue may not be replaced."""
+        for other in stored.others:
+            if (
+                other.schedule.stage != "resting"
+                and periodic.merge_declaration(other.schedule, new, now, get_next_fire_time) is None
+            ):
+                raise ScheduleNotOwned(other.schedule)
 
-        What a newer record has fired is taken over before its removal.
-        """
-        for redis, other, there in seen.others:
-            rests = other.stage == "resting"
-            if rests and here.stage != "settled" and other.rev > here.rev:
-                await self._redis.perform(
-                    replace_schedule(self._app, here, record, _arriving(other, here), now)
-                )
+    async def _write_arriving(self, schedule: Schedule, record: bytes, source: Schedule, now: int) -> None:
+        """Replace `record` on the queue of `schedule` by an arriving one that continues `source`."""
+        arriving = _make_arriving(source, schedule.of.queue)
+        await self._redis.perform(replace_schedule(self._app, schedule, record, arriving, now))
+
+    async def _remove_others(
+        self, others: Sequence[_StoredSchedule], wanted: _StoredSchedule, now: int
+    ) -> None:
+        """Make one step with each other record: put it to rest, take over what it has fired, or delete it."""
+        for other in others:
+            is_resting = other.schedule.stage == "resting"
+            is_newer = wanted.schedule.stage != "settled" and other.schedule.rev > wanted.schedule.rev
+            if is_resting and is_newer:
+                await self._write_arriving(wanted.schedule, wanted.record, other.schedule, now)
                 continue
+            after = None if is_resting else _make_resting(other.schedule)
             try:
-                after = None if rests else _resting(other)
-                await redis.perform(replace_schedule(self._app, other, there, after, now))
+                await other.redis.perform(
+                    replace_schedule(self._app, other.schedule, other.record, after, now)
+                )
             except BrokerError as error:
-                if redis is self._redis:
+                if other.redis is self._redis:
                     raise
-                raise ScheduleMoveBlocked(f"the broker that it was on is away: {error}") from None
+                raise ScheduleMoveBlocked(f"the broker that it was on is unreachable: {error}") from None
 
-    async def _look(self, new: Schedule) -> _Seen:
+    async def _read_all(self, new: Schedule) -> _StoredRecords:
         """Read the records of this name on all queues of all brokers."""
-        seen = _Seen()
-        for schedule, record in await self._records(self._redis, new.name):
-            if schedule.of.queue == new.of.queue:
-                seen.here = schedule, record
+        stored = _StoredRecords()
+        for record in await self._read_records(self._redis, new.name):
+            if record.schedule.of.queue == new.of.queue:
+                stored.wanted = record
             else:
-                seen.others.append((self._redis, schedule, record))
-        for broker, redis in self._others.items():
+                stored.others.append(record)
+        for broker, redis in self._other_brokers.items():
             try:
-                if trio.current_time() < self._away.get(broker, -inf):
-                    seen.away.append(broker)
+                if trio.current_time() < self._unreachable_until.get(broker, -inf):
+                    stored.unreachable.append(broker)
                 else:
-                    seen.others += [(redis, *each) for each in await self._records(redis, new.name)]
+                    stored.others += await self._read_records(redis, new.name)
             except BrokerError:
-                self._away[broker] = trio.current_time() + UNREACHABLE_RETRY_DELAY
-                seen.away.append(broker)
-        return seen
+                self._unreachable_until[broker] = trio.current_time() + UNREACHABLE_RETRY_DELAY
+                stored.unreachable.append(broker)
+        return stored
 
-    async def _records(self, redis: AsyncDriver, name: str) -> list[tuple[Schedule, bytes]]:
+    async def _read_records(self, redis: AsyncDriver, name: str) -> list[_StoredSchedule]:
+        """Read the records of this name on all queues of one broker."""
         queues = await redis.perform(scheduling_calls.list_schedule_queues(self._keys))
-        asked = [scheduling_calls.get_schedule(self._keys, each, name) for each in queues]
-        found: list[bytes] = await redis.perform_all(asked) if asked else []
-        read = list[tuple[Schedule, bytes]]()
-        for record in filter(None, found):
+        calls = [scheduling_calls.get_schedule(self._keys, queue, name) for queue in queues]
+        records: list[bytes] = await redis.perform_all(calls) if calls else []
+        stored: list[_StoredSchedule] = []
+        for record in filter(None, records):
             schedule = periodic.decode_schedule(record, self._app.settings.message_limit)
             if schedule is None:
                 raise ScheduleMoveBlocked(
                     "its record was written by a newer version, or is larger than message_limit allows"
                 )
-            read.append((schedule, record))
-        return read
+            stored.append(_StoredSchedule(redis, schedule, record))
+        return stored
 
 
-def _settled(old: Schedule, new: Schedule, now: int) -> Schedule | None:
-    """Return what the only record becomes; None when it stays.
+def _make_settled(old: Schedule, new: Schedule, now: int) -> Schedule | None:
+    """Return what the only record of a schedule becomes; None if it may not be replaced.
 
-    A record that was written here as arriving has arrived.
+    An arriving record that this Scheduler has written itself already is as declared, and becomes settled.
     """
-    after = periodic.merge_declaration(old, new, now, get_next_fire_time)
-    if after is None and old.stage == "arriving" and old.origin != "runtime" and old.stamp == new.stamp:
+    settled = periodic.merge_declaration(old, new, now, get_next_fire_time)
+    if settled is None and old.stage == "arriving" and old.origin != "runtime" and old.stamp == new.stamp:
         return replace(old, rev=old.rev + 1, stage="settled")
-    return after
+    return settled
 
 
-def _resting(found: Schedule) -> Schedule:
-    """Return the record as resting: it does not fire any more."""
-    return replace(found, rev=found.rev + 1, stage="resting")
+def _make_resting(schedule: Schedule) -> Schedule:
+    """Return the next revision of a schedule, in which it does not fire."""
+    return replace(schedule, rev=schedule.rev + 1, stage="resting")
 
 
-def _arriving(found: Schedule, wanted: Schedule) -> Schedule:
-    """Return the record as arriving at the wanted queue."""
-    of, queue = found.of, wanted.of.queue
-    stays = of.queue == queue
+def _make_arriving(source: Schedule, queue: str) -> Schedule:
+    """Return the next revision of a schedule on `queue`, in which it does not fire yet.
+
+    From another queue it does not keep its last job, which stays on that queue, nor a fire time that waits for its end.
+    """
+    is_same_queue = source.of.queue == queue
     return replace(
-        found,
-        of=replace(of, queue=queue),
-        rev=found.rev + 1,
+        source,
+        of=replace(source.of, queue=queue),
+        rev=source.rev + 1,
         stage="arriving",
-        waiting=found.waiting if stays else None,
-        job=found.job if stays else "",
+        waiting=source.waiting if is_same_queue else None,
+        job=source.job if is_same_queue else "",
     )

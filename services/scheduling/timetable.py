@@ -46,10 +46,10 @@ class Timetable:
         self._keys = keys
         self._name = worker
         self._log = log
-        self._news = trio.Event()
+        self._changed = trio.Event()
         self._outages = OutageLog(log, "timetable:interrupted")
-        self._told: set[tuple[str, str]] = set()
-        self._announced: set[str] = set()
+        self._logged: set[tuple[str, str]] = set()
+        self._registered: set[str] = set()
         self._counts = {"fired": 0, "missed": 0, "skipped": 0}
 
     # ---- notifications, health and metrics
@@ -61,13 +61,11 @@ class Timetable:
 
     def on_message(self, _channel: bytes, _payload: bytes) -> None:
         """Handle a message: a schedule was added or changed."""
-        self._news.set()
+        self._changed.set()
 
     def recheck(self) -> None:
-        """Check all schedules now, since the listening connection was reconnected and messages may have been
-        lost.
-        """
-        self._news.set()
+        """Check all schedules now: the listening connection is new, and messages may have been missed."""
+        self._changed.set()
 
     def conditions(self) -> Mapping[str, str]:
         """Return no problem: it is always ready."""
@@ -90,43 +88,43 @@ class Timetable:
         while True:
             wait = await retry_until_available(self.fire_due, self._outages, RETRY_DELAY, even_refused=True)
             with trio.move_on_after(wait):
-                await self._news.wait()
-            self._news = trio.Event()
+                await self._changed.wait()
+            self._changed = trio.Event()
 
     async def fire_due(self) -> float:
         """Make one pass over all queues; return the seconds until the next schedule is due."""
         wait = LOOK_AGAIN
         queues = await self._redis.perform(scheduling_calls.list_schedule_queues(self._keys))
-        asked = [
-            scheduling_calls.get_due_schedules(self._keys, self._app.queue(each), limit=SCHEDULES_PER_CALL)
-            for each in queues
+        calls = [
+            scheduling_calls.get_due_schedules(self._keys, self._app.queue(queue), limit=SCHEDULES_PER_CALL)
+            for queue in queues
         ]
-        found: list[DueSchedules | str] = await self._performed(asked)
-        for queue, each in zip(queues, found, strict=True):
-            if isinstance(each, str):
-                self._tell_stuck(queue, "all", each)
+        replies: list[DueSchedules | str] = await self._perform(calls)
+        for queue, reply in zip(queues, replies, strict=True):
+            if isinstance(reply, str):
+                self._log_stuck(queue, "all", reply)
                 continue
-            if each.next_due_in is not None:
-                wait = min(wait, each.next_due_in)
-            wait = min(wait, await self._fire(queue, each))
+            if reply.next_due_in is not None:
+                wait = min(wait, reply.next_due_in)
+            wait = min(wait, await self._fire(queue, reply))
         return wait
 
-    async def _performed(self, trips: Sequence[Call[Any]]) -> list[Any]:
-        """Perform all calls in one trip.
+    async def _perform(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Perform all calls in one trip, and return their results.
 
         When the server refuses any, perform them one by one, so that a refused one does not hold up others. The
         result of a refused call is a text with the reason.
         """
         try:
-            return await self._redis.perform_all(trips) if trips else []
+            return await self._redis.perform_all(calls) if calls else []
         except BrokerReplied as error:
             if is_outage(error):
                 raise
-        return [await self._performed_alone(trip) for trip in trips]
+        return [await self._perform_alone(call) for call in calls]
 
-    async def _performed_alone(self, trip: Call[Any]) -> Any:
+    async def _perform_alone(self, call: Call[Any]) -> Any:
         try:
-            return await self._redis.perform(trip)
+            return await self._redis.perform(call)
         except BrokerReplied as error:
             if is_outage(error):
                 raise
@@ -134,53 +132,56 @@ class Timetable:
 
     async def _fire(self, queue: str, found: DueSchedules) -> float:
         """Process the due schedules of one queue; return when the next one is due."""
-        wait, steps, trips = (
-            LOOK_AGAIN,
-            list[tuple[Schedule, ScheduleStep | None, int | None]](),
-            list[Call[bool]](),
-        )
-        for record, busy in found.due:
+        wait = LOOK_AGAIN
+        steps: list[tuple[Schedule, ScheduleStep | None, int | None]] = []
+        calls: list[Call[bool]] = []
+        for record, is_busy in found.due:
             schedule = periodic.decode_schedule(record, self._app.settings.message_limit)
-            step = self._step(schedule, found.now, busy=busy)
+            step = self._plan(schedule, found.now, is_busy=is_busy)
             if schedule is None or isinstance(step, str):
                 wait = min(wait, STUCK)
-                self._tell_stuck(queue, record if schedule is None else schedule.name, str(step))
+                self._log_stuck(queue, record if schedule is None else schedule.name, str(step))
                 continue
             after = schedule if step is None else step.new_state
             look = after.get_next_look(found.now)
             steps.append((schedule, step, look))
-            trips.append(self._trip(queue, schedule, record, step, look, found.now))
-        done = await self._published(queue, trips)
-        for (schedule, step, look), ours in zip(steps, done, strict=True):
-            if isinstance(ours, str):
+            calls.append(self._make_call(queue, schedule, record, step, look, found.now))
+        results = await self._perform_fires(queue, calls)
+        for (schedule, step, look), result in zip(steps, results, strict=True):
+            if isinstance(result, str):
                 wait = min(wait, STUCK)
-                self._tell_stuck(queue, schedule.name, ours)
+                self._log_stuck(queue, schedule.name, result)
                 continue
             if look is not None:
                 wait = min(wait, max(0.0, (look - found.now) / 1000))
-            if step is not None and ours:
-                self._tell(schedule, step, found.now)
+            if step is not None and result:
+                self._log_step(schedule, step, found.now)
         return wait
 
-    async def _published(self, queue: str, trips: Sequence[Call[bool]]) -> list[Any]:
+    async def _perform_fires(self, queue: str, calls: Sequence[Call[bool]]) -> list[Any]:
         """Perform the calls that fire.
 
         The first one also registers the queue, since nobody else may publish to it.
         """
-        if not trips or queue in self._announced:
-            return await self._performed(trips)
-        announced, *done = await self._performed([queue_calls.register_queue(self._keys, queue), *trips])
-        if not isinstance(announced, str):
-            self._announced.add(queue)
-        return done
+        if not calls or queue in self._registered:
+            return await self._perform(calls)
+        registration, *results = await self._perform([queue_calls.register_queue(self._keys, queue), *calls])
+        if not isinstance(registration, str):
+            self._registered.add(queue)
+        return results
 
-    def _step(self, schedule: Schedule | None, now: int, *, busy: bool) -> ScheduleStep | str | None:
+    def _plan(self, schedule: Schedule | None, now: int, *, is_busy: bool) -> ScheduleStep | str | None:
         """Return what to do; a text says why that cannot be decided."""
         if schedule is None:
             return "it was written by a newer version, or is larger than message_limit allows"
         try:
             step = periodic.plan_fires(
-                schedule, now, is_busy=busy, find_next=get_next_fire_time, app=self._app.name, by=self._name
+                schedule,
+                now,
+                is_busy=is_busy,
+                find_next=get_next_fire_time,
+                app=self._app.name,
+                by=self._name,
             )
             if step is not None and step.fires:
                 read_command(schedule.of.message.encode())  # raises when there is nothing valid to send
@@ -188,7 +189,7 @@ class Timetable:
             return str(error)
         return step
 
-    def _trip(
+    def _make_call(
         self,
         queue: str,
         schedule: Schedule,
@@ -197,8 +198,9 @@ class Timetable:
         look: int | None,
         now: int,
     ) -> Call[bool]:
+        """Return the call that fires a schedule if its record is unchanged, and stores when to read it next."""
         jobs = (
-            [] if step is None else [make_fired_job(schedule.of, each.job, now / 1000) for each in step.fires]
+            [] if step is None else [make_fired_job(schedule.of, fire.job, now / 1000) for fire in step.fires]
         )
         after = record if step is None else periodic.encode_schedule(step.new_state)
         if step is not None and schedule.origin == "runtime" and look is None:
@@ -210,16 +212,11 @@ class Timetable:
 
     # ---- logging
 
-    def _tell(self, schedule: Schedule, step: ScheduleStep, now: int) -> None:
-        for what, count in (
-            ("fired", len(step.fires)),
-            ("missed", step.missed),
-            ("skipped", step.skipped),
-        ):
-            if count:
-                self._counts[what] += count
+    def _log_step(self, schedule: Schedule, step: ScheduleStep, now: int) -> None:
+        for what, count in (("fired", len(step.fires)), ("missed", step.missed), ("skipped", step.skipped)):
+            self._counts[what] += count
         if step.fires:
-            jobs = [each.job for each in step.fires]
+            jobs = [fire.job for fire in step.fires]
             late = round((now - step.fires[-1].at) / 1000, 3)
             self._log.event(
                 "schedule:fired", schedule=schedule.name, jobs=jobs[:10], count=len(jobs), late=late
@@ -238,14 +235,14 @@ class Timetable:
                 "schedule:skipped", "warning", schedule=schedule.name, count=step.skipped, hint=_SKIPPED
             )
 
-    def _tell_stuck(self, queue: str, what: str | bytes, why: str) -> None:
-        name = what if isinstance(what, str) else _name_in(what)
-        if (name, why) not in self._told and len(self._told) < 1000:
-            self._told.add((name, why))
+    def _log_stuck(self, queue: str, what: str | bytes, why: str) -> None:
+        name = what if isinstance(what, str) else _read_name(what)
+        if (name, why) not in self._logged and len(self._logged) < 1000:
+            self._logged.add((name, why))
             self._log.event("schedule:stuck", "error", schedule=name, queue=queue, why=why, hint=_STUCK)
 
 
-def _name_in(record: bytes) -> str:
+def _read_name(record: bytes) -> str:
     try:
         return str(msgspec.json.decode(record)["name"])
     except (msgspec.DecodeError, KeyError, TypeError, RecursionError):

@@ -1,11 +1,12 @@
-"""How many jobs of each kind may run at once in this worker.
+"""How many jobs of each kind may run at once in this worker, and what they run with.
 
 A fixed budget costs nothing while jobs run. A variable one is updated when jobs were read, and ten times a second.
 """
 
 import inspect
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import trio
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from celery5.errors import CommandRefused
 from celery5.health.machine import MachineReading, read_machine
 from celery5.logs.log import Log
+from celery5.protocol.job.verdict import Outcome
 from celery5.protocol.scaling.budget import (
     CPU_ADVICE,
     Budget,
@@ -26,8 +28,11 @@ from celery5.protocol.scaling.budget import (
     get_prefetch_slots,
     next_budget_state,
 )
+from celery5.protocol.scaling.prefetch import DurationEstimate
+from celery5.runners.running_job import RunningJob
 from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
+from celery5.tasks.task import Task
 
 UPDATE_INTERVAL = 0.1
 """Seconds between updates of variable budgets."""
@@ -253,3 +258,26 @@ async def _call_user_function(maximum: Maximum, demand: Demand) -> int:
         with trio.fail_after(MAXIMUM_TIMEOUT):
             result = await result
     return cast("int", result)
+
+
+class Runner(Protocol):
+    """Runs one function to its outcome."""
+
+    async def execute(
+        self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], running_job: RunningJob
+    ) -> Outcome: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResources:
+    """The tasks of a worker, and what it has to run their jobs, by kind of task."""
+
+    # The tasks, by name.
+    tasks: Mapping[str, Task[..., Any]]
+    # Where jobs wait for an executor.
+    queues: Mapping[str, InternalTasksQueue]
+    runners: Mapping[str, Runner]
+    # How long the jobs take.
+    duration_estimates: Mapping[str, DurationEstimate]
+    # How many jobs may run at once.
+    budget: MaximalConcurrencyBudget

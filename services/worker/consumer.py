@@ -18,10 +18,10 @@ from celery5.protocol.scaling.prefetch import HORIZON
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.capacity import QueueCapacity
+from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.intake import ReceivedJobs
 from celery5.services.worker.lease import WorkerIdentity
 from celery5.services.worker.reading import PassCapacity, QueueReads
-from celery5.services.worker.resources import TaskResources
 
 RETRY_INTERVAL = 0.1
 """Seconds between attempts while Redis is unreachable."""

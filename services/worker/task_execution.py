@@ -33,11 +33,11 @@ from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import RunningJob
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.shared_memory import SidecarMemory, number_queues
+from celery5.services.worker.concurrency_budget import Runner, TaskResources
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import MARGIN_FRACTION, WorkerIdentity, now
-from celery5.services.worker.resources import Runner, TaskResources
 from celery5.services.worker.time_limits import Deadlines
 from celery5.tasks.deduplication import get_rejection
 

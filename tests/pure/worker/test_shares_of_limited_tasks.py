@@ -11,11 +11,10 @@ from celery5.protocol.limits import AdmissionRule, LimitOverride
 from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.services.limits.admission_state import MAX_REQUESTED_JOBS, AdmissionState
-from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
+from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget, TaskResources
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.reading import ReadingState
-from celery5.services.worker.resources import TaskResources
 
 NAMES = ("a", "b", "c")
 

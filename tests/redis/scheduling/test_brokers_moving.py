@@ -240,7 +240,7 @@ async def test_while_a_broker_that_may_have_it_is_away_it_does_not_fire_on_anoth
 ) -> None:
     await Code(app, "mails", "post", 1).settle()
     await trio.to_thread.run_sync(own_server.kill)
-    with pytest.raises(ScheduleMoveBlocked, match="broker mails, which is away"):
+    with pytest.raises(ScheduleMoveBlocked, match="broker mails, which is unreachable"):
         await Code(app, "default", "near", 2).settle()
     assert not redis_client.hexists(app.keys.schedules("near"), "ticks")
 

@@ -23,11 +23,11 @@ from celery5.protocol.job.messages import read_command
 from celery5.protocol.job.verdict import Complete, Release
 from celery5.protocol.limits import AdmissionRule
 from celery5.services.limits.admission_state import AdmissionState
+from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.lease import Lease, WorkerIdentity
 from celery5.services.worker.reading import ReadingState
-from celery5.services.worker.resources import TaskResources
 from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
 from tests.redis.worker.workers import until
 
