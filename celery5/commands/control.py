@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 
-from celery5.broker.calls import commands as trips
+from celery5.broker.calls import commands as command_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.colour import (
     AwaitableConnections,
@@ -143,10 +143,10 @@ class Control:
 
     async def _send(self, connections: AwaitableConnections, request: "_Request") -> list[Reply]:
         redis = await connections.get_async_driver()
-        inboxes = await _inboxes(self._app, redis, request)
+        inboxes = await _find_inboxes(self._app, redis, request)
         commands = await run_in_thread(lambda: self._sign_commands(request, inboxes))
         waiter = await connections.get_async_result_waiter()
-        return await _sent(self._app, redis, waiter, request, commands)
+        return await _send_and_wait(self._app, redis, waiter, request, commands)
 
     def ping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
         """Return a reply of each worker, which shows whether it answers. For plain Python."""
@@ -167,39 +167,26 @@ class Control:
         Raises:
             CommandRefused: The worker refuses the job, or does not answer.
         """
-        parameters = self._direct(call)
-        return self._ran(
-            call, parameters, self.send(RUN_TASK.name, parameters, to=to, timeout=timeout, expires=timeout)
-        )
+        return run_blocking(self._run(BlockingConnections(self._app.connections), call, to, timeout))
 
     async def arun(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
         """`run`, from Trio or asyncio."""
-        parameters = self._direct(call)
-        return self._ran(
-            call,
-            parameters,
-            await self.asend(RUN_TASK.name, parameters, to=to, timeout=timeout, expires=timeout),
-        )
+        return await self._run(self._app.connections, call, to, timeout)
 
-    def _direct(self, call: "Signature[Any]") -> dict[str, str]:
+    async def _run(
+        self, connections: AwaitableConnections, call: "Signature[Any]", to: str, timeout: float
+    ) -> AsyncResult[Any]:
         job = call.job()
         if job.at or job.lock:
             raise Misconfigured("a job that runs on one worker at once has neither a countdown nor a key")
-        return {"job": job.message.decode(), "queue": job.queue, "id": job.id}
-
-    def _ran(
-        self, call: "Signature[Any]", parameters: Mapping[str, str], replies: list[Reply]
-    ) -> AsyncResult[Any]:
-        (reply,) = replies
+        parameters = {"job": job.message.decode(), "queue": job.queue, "id": job.id}
+        (reply,) = await self._send(
+            connections, _make_request(RUN_TASK.name, parameters, to, timeout, timeout)
+        )
         if not reply.ok:
             raise CommandRefused(f"{reply.worker} does not run it: {reply.why}")
-        return AsyncResult(
-            self._app,
-            parameters["id"],
-            queue=parameters["queue"],
-            task=call.task.name,
-            type=call.task.result_type,
-        )
+        task = call.task
+        return AsyncResult(self._app, job.id, queue=job.queue, task=task.name, type=task.result_type)
 
     def _sign_commands(self, request: "_Request", inboxes: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """Return the id and the bytes of the command for each inbox. Reads files, and makes keys the first time."""
@@ -207,18 +194,18 @@ class Control:
         now, signed = time.time(), dict[str, tuple[str, bytes]]()
         for inbox in inboxes:
             command = ControlCommand(
-                id=new_id() + self._end_of(inbox),
+                id=new_id() + self._get_id_suffix(inbox),
                 audience=format_audience(self._app.name, inbox),
                 issued=now,
                 expires=now + request.expires,
                 command=request.command,
                 parameters=request.parameters,
-                sender=_sender(),
+                sender=_get_sender(),
             )
             signed[inbox] = (command.id, sign_command(command, signer))
         return signed
 
-    def _end_of(self, inbox: str) -> str:
+    def _get_id_suffix(self, inbox: str) -> str:
         """Return the suffix of the ids of commands for an inbox; '' on the default broker.
 
         It names the broker of the inbox, since the reply is stored on that broker, too.
@@ -242,7 +229,7 @@ async def _list_live_workers(app: "Application", redis: AsyncDriver) -> tuple[st
     return tuple(sorted({get_inbox_name(worker) for worker in state.workers}))
 
 
-async def _inboxes(app: "Application", redis: AsyncDriver, request: "_Request") -> tuple[str, ...]:
+async def _find_inboxes(app: "Application", redis: AsyncDriver, request: "_Request") -> tuple[str, ...]:
     to = request.to
     if not to:
         return await _list_live_workers(app, redis) or await _set_paused(app, redis, request)
@@ -262,15 +249,13 @@ async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Request
     Returns:
         The workers that have started meanwhile: they may have read the list of paused queues before.
     """
-    calls = {PAUSE_QUEUE.name: trips.pause_queue, RESUME_QUEUE.name: trips.resume_queue}
+    calls = {PAUSE_QUEUE.name: command_calls.pause_queue, RESUME_QUEUE.name: command_calls.resume_queue}
     if request.command not in calls or request.parameters.get("here"):
         return ()
     COMMAND_DEFINITIONS[request.command].check_parameters(request.parameters)
     queue = request.parameters.get("queue")
-    used, paused = (
-        await redis.perform(queue_calls.list_queues(app.keys)),
-        await redis.perform(trips.list_paused_queues(app.keys)),
-    )
+    used = await redis.perform(queue_calls.list_queues(app.keys))
+    paused = await redis.perform(command_calls.list_paused_queues(app.keys))
     queues = {*used, *paused, *(task.queue for task in app.tasks.values())}
     if not isinstance(queue, str) or queue not in queues:
         raise UnknownQueue(str(queue), queues)
@@ -278,14 +263,14 @@ async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Request
     return await _list_live_workers(app, redis)
 
 
-async def _sent(
+async def _send_and_wait(
     app: "Application",
     redis: AsyncDriver,
     waiter: AsyncResultWaiter,
     request: _Request,
     commands: Mapping[str, tuple[str, bytes]],
 ) -> list[Reply]:
-    calls = [trips.send_command(app.keys, inbox, *command) for inbox, command in commands.items()]
+    calls = [command_calls.send_command(app.keys, inbox, *command) for inbox, command in commands.items()]
     accepted = dict(zip(commands, await redis.perform_all(calls) if calls else [], strict=True))
     keys = {
         inbox: app.keys.reply(commands[inbox][0]) for inbox, is_accepted in accepted.items() if is_accepted
@@ -305,7 +290,7 @@ async def _sent(
             )
             unanswered.append(Reply(worker=inbox, ok=False, reason="no-answer", why=why))
         else:
-            replies.append(_read(inbox, answers[keys[inbox]]))
+            replies.append(_parse_reply(inbox, answers[keys[inbox]]))
     if unanswered and request.to:
         unanswered = await _add_suggestions(app, redis, unanswered)
     return sorted([*replies, *unanswered], key=lambda reply: reply.worker)
@@ -332,7 +317,7 @@ async def _add_suggestions(app: "Application", redis: AsyncDriver, unanswered: l
     ]
 
 
-def _read(inbox: str, raw: bytes) -> Reply:
+def _parse_reply(inbox: str, raw: bytes) -> Reply:
     try:
         reply = msgspec.json.decode(raw, type=CommandReply)
         answer = msgspec.json.decode(reply.answer)
@@ -344,10 +329,12 @@ def _read(inbox: str, raw: bytes) -> Reply:
 def _make_request(
     command: str, parameters: Mapping[str, Any] | None, to: To, timeout: float, expires: float | None
 ) -> _Request:
-    return _Request(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
+    return _Request(
+        command, dict(parameters or {}), _parse_recipients(to), *_check_times(command, timeout, expires)
+    )
 
 
-def _names(to: object) -> tuple[str, ...]:
+def _parse_recipients(to: object) -> tuple[str, ...]:
     if to is None:
         return ()
     names = [to] if isinstance(to, str) else list(cast("Sequence[object]", to))
@@ -356,9 +343,9 @@ def _names(to: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cast("list[str]", names)))
 
 
-def _checked(command: str, timeout: object, expires: object) -> tuple[float, float]:
+def _check_times(command: str, timeout: object, expires: object) -> tuple[float, float]:
     if expires is None:
-        _checked(command, timeout, MAX_COMMAND_LIFETIME)
+        _check_times(command, timeout, MAX_COMMAND_LIFETIME)
         expires = (
             min(cast("float", timeout), MAX_COMMAND_LIFETIME)
             if (definition := COMMAND_DEFINITIONS.get(command)) and definition.expires_with_timeout
@@ -371,7 +358,7 @@ def _checked(command: str, timeout: object, expires: object) -> tuple[float, flo
     return cast("float", timeout), cast("float", expires)
 
 
-def _sender() -> str:
+def _get_sender() -> str:
     """Return the user, the host and the process that send, for the worker's log."""
     import getpass
     import socket

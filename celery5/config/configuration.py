@@ -54,25 +54,27 @@ class ModuleConfiguration:
     def __init__(self, module: str) -> None:
         self.where: str = f"module {module}"
         self._module = module
-        self._seen: object = None
+        self._last_state: object = None
 
     def load(self) -> Mapping[str, Any]:
         """Return the names of the module, except private names, imports, functions and classes."""
-        path = self._path()
-        self._seen = _state(path)
-        fresh = ModuleType(self._module)
-        fresh.__file__ = str(path)
+        path = self._find_file()
+        self._last_state = _get_file_state(path)
+        module = ModuleType(self._module)
+        module.__file__ = str(path)
         try:
-            exec(compile(path.read_bytes(), str(path), "exec"), vars(fresh))
+            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
         except (Exception, SystemExit) as error:
             raise Misconfigured(f"{self.where} fails: {type(error).__name__}: {error}") from error
-        return {name: value for name, value in vars(fresh).items() if _is_setting(name, value)}
+        return {name: value for name, value in vars(module).items() if _is_setting(name, value)}
 
     async def watch(self) -> None:
         """Wait until the file has changed."""
-        await _wait_for_change(lambda: _state(self._path()), lambda: self._seen, FILE_POLL_INTERVAL)
+        await _wait_for_change(
+            lambda: _get_file_state(self._find_file()), lambda: self._last_state, FILE_POLL_INTERVAL
+        )
 
-    def _path(self) -> Path:
+    def _find_file(self) -> Path:
         folder = os.getcwd()
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -94,11 +96,11 @@ class TomlConfiguration:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self.where: str = f"file {self._path}"
-        self._seen: object = None
+        self._last_state: object = None
 
     def load(self) -> Mapping[str, Any]:
         """Return the table of the file."""
-        self._seen = _state(self._path)
+        self._last_state = _get_file_state(self._path)
         try:
             table: dict[str, Any] = tomllib.loads(self._path.read_text("utf-8"))
         except (OSError, ValueError) as error:
@@ -112,7 +114,9 @@ class TomlConfiguration:
 
     async def watch(self) -> None:
         """Wait until the file has changed."""
-        await _wait_for_change(lambda: _state(self._path), lambda: self._seen, FILE_POLL_INTERVAL)
+        await _wait_for_change(
+            lambda: _get_file_state(self._path), lambda: self._last_state, FILE_POLL_INTERVAL
+        )
 
 
 class RedisConfiguration:
@@ -126,11 +130,11 @@ class RedisConfiguration:
         self.where: str = f"hash {key}"
         self._endpoint = endpoint
         self._key = key
-        self._seen: object = None
+        self._last_state: object = None
 
     def load(self) -> Mapping[str, Any]:
         """Return the fields of the hash as text. Raises Misconfigured for a field that it may not set."""
-        self._seen = fields = self._read()
+        self._last_state = fields = self._read()
         for name, raw in fields.items():
             if fault := find_hash_fault(name, raw):
                 raise Misconfigured(f"{self.where}: {fault}: HDEL {self._key} {name}")
@@ -138,13 +142,13 @@ class RedisConfiguration:
 
     async def watch(self) -> None:
         """Wait until the hash has changed. An unreachable broker counts as no change."""
-        await _wait_for_change(self._look, lambda: self._seen, REDIS_POLL_INTERVAL)
+        await _wait_for_change(self._read_or_last, lambda: self._last_state, REDIS_POLL_INTERVAL)
 
-    def _look(self) -> object:
+    def _read_or_last(self) -> object:
         try:
             return self._read()
         except BrokerError:
-            return self._seen
+            return self._last_state
 
     def _read(self) -> dict[str, str]:
         redis = BlockingRedis(self._endpoint, max_connections=1)
@@ -207,7 +211,7 @@ def _is_setting(name: str, value: object) -> bool:
     return not name.startswith("_") and not isinstance(value, ModuleType | FunctionType | type)
 
 
-def _state(path: Path) -> object:
+def _get_file_state(path: Path) -> object:
     """Return a value that changes when the file changes or is replaced; None while there is no file."""
     try:
         status = path.stat()
@@ -216,8 +220,10 @@ def _state(path: Path) -> object:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-async def _wait_for_change(look: Callable[[], object], seen: Callable[[], object], interval: float) -> None:
-    """Poll until `look` returns something else than `seen`.
+async def _wait_for_change(
+    read: Callable[[], object], get_last: Callable[[], object], interval: float
+) -> None:
+    """Poll until `read` returns something else than `get_last`.
 
     None counts as no change: a file that is missing is just being replaced.
     """
@@ -225,13 +231,13 @@ async def _wait_for_change(look: Callable[[], object], seen: Callable[[], object
 
     while True:
         await trio.sleep(interval)
-        state = await trio.to_thread.run_sync(partial(_look_safely, look))  # a stop waits for the thread
-        if state is not None and state != seen():
+        state = await trio.to_thread.run_sync(partial(_read_safely, read))  # a stop waits for the thread
+        if state is not None and state != get_last():
             return
 
 
-def _look_safely(look: Callable[[], object]) -> object:
+def _read_safely(read: Callable[[], object]) -> object:
     try:
-        return look()
+        return read()
     except Misconfigured:
         return None

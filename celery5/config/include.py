@@ -1,7 +1,7 @@
 """Find the modules that an application includes.
 
-Fennel globbed `**/tasks.py` below the working directory, and so imported virtualenvs, and one module under two names.
-Here the first word of a pattern is always a package, and a module has only the name by which Python imports it.
+The first word of a pattern is always a package, and a module has only the name by which Python imports it. A glob such
+as `**/tasks.py` below the working directory would import virtualenvs, and one module under two names.
 """
 
 import importlib
@@ -41,16 +41,16 @@ def find_modules(includes: Sequence[str]) -> list[str]:
     """
     modules: list[str] = []
     for include in includes:
-        modules += _fitting(include) if "*" in include else [include]
+        modules += _find_matching(include) if "*" in include else [include]
     return list(dict.fromkeys(modules))
 
 
 def is_included(includes: Iterable[str], module: str) -> bool:
     """Return whether `module` is one that `includes` select. Compares names only."""
-    return any(_fits(include, module) for include in includes)
+    return any(_matches(include, module) for include in includes)
 
 
-def _fits(include: str, module: str) -> bool:
+def _matches(include: str, module: str) -> bool:
     """Return whether a module matches a pattern, word by word.
 
     `reached` holds the numbers of words of the name that the pattern up to here can match. A single regular expression
@@ -73,7 +73,7 @@ def _fits(include: str, module: str) -> bool:
 _WORD = re.compile(r"\w+")
 
 
-def _fitting(include: str) -> list[str]:
+def _find_matching(include: str) -> list[str]:
     words = include.split(".")
     root = ".".join(words[: next(n for n, word in enumerate(words) if "*" in word)])
     parent = root.rpartition(".")[0]
@@ -87,8 +87,8 @@ def _fitting(include: str) -> list[str]:
         for folder in folders
         for n in range(root.count(".") + 1)
     }
-    names = [root, *_below(root, folders, parents)]
-    matching = [name for name in names if _fits(include, name) and not name.endswith(".__main__")]
+    names = [root, *_iterate_submodules(root, folders, parents)]
+    matching = [name for name in names if _matches(include, name) and not name.endswith(".__main__")]
     if not matching:
         raise Misconfigured(
             f"include {include!r}: no module of package {root!r} fits; a folder with modules needs an __init__.py"
@@ -96,7 +96,7 @@ def _fitting(include: str) -> list[str]:
     return matching
 
 
-def _below(package: str, folders: Sequence[str], seen: set[str]) -> Iterator[str]:
+def _iterate_submodules(package: str, folders: Sequence[str], seen: set[str]) -> Iterator[str]:
     """Yield the names of all modules inside a package, without importing any.
 
     Folders in `seen` are left out: a symbolic link could show one under two names, or inside itself.
@@ -110,7 +110,7 @@ def _below(package: str, folders: Sequence[str], seen: set[str]) -> Iterator[str
         elif new_folders := [folder for folder in subfolders if os.path.realpath(folder) not in seen]:
             seen.update(map(os.path.realpath, new_folders))
             yield name
-            yield from _below(name, new_folders, seen)
+            yield from _iterate_submodules(name, new_folders, seen)
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -119,11 +119,8 @@ def import_modules(names: Iterable[str]) -> None:
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:
-            if (
-                isinstance(error, ModuleNotFoundError)
-                and error.name
-                and f"{name}.".startswith(f"{error.name}.")
-            ):
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing and f"{name}.".startswith(f"{missing}."):
                 raise Misconfigured(f"there is no module {name!r} to include") from None
             reason = describe_error(error)
             raise Misconfigured(f"included module {name!r} fails while it is imported: {reason}") from error

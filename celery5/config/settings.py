@@ -482,7 +482,7 @@ class ExplicitSettings(dict[str, Any]):
 class SettingSource(msgspec.Struct, frozen=True):
     """Where one setting is set, and to what."""
 
-    # `said` (in code or by a flag), `environment` or `configuration`.
+    # `explicit` (in code or by a flag), `environment` or `configuration`.
     kind: str
     # The name of the place in errors.
     where: str
@@ -498,7 +498,7 @@ def find_source(
     """Return where a setting is set, by the order of precedence; None where its default holds."""
     variable = PREFIX + name.upper()
     if explicit.get(name) is not None:
-        return SettingSource("said", f"setting {name}", explicit[name])
+        return SettingSource("explicit", f"setting {name}", explicit[name])
     if environ.get(variable):
         return SettingSource("environment", variable, environ[variable])
     if loaded is not None and loaded.values.get(name) is not None:
@@ -506,8 +506,8 @@ def find_source(
     return None
 
 
-def _meant(name: str) -> str:
-    """Return the setting that was probably meant, or else all settings, as the end of a message."""
+def _suggest_setting(name: str) -> str:
+    """Return the setting with a similar name, or else all settings, as the end of a message."""
     return "; " + did_you_mean(name, _TYPES, otherwise=f"known: {', '.join(sorted(_TYPES))}")
 
 
@@ -521,7 +521,7 @@ def read_settings(
     values: dict[str, Any] = {}
     configured: Mapping[str, Any] = {} if loaded is None else loaded.values
     errors = [
-        f"setting {name!r} {place}is not known{find_hint('setting', name) or _meant(name)}"
+        f"setting {name!r} {place}is not known{find_hint('setting', name) or _suggest_setting(name)}"
         for settings, place in ((explicit, ""), (configured, f"in {loaded.where} " if loaded else ""))
         for name in settings
         if name not in _TYPES
@@ -540,7 +540,7 @@ def read_settings(
             values[name] = parse_value(name, source.raw)
         except Misconfigured as error:
             errors.append(f"{source.where}={format_value(source.raw)}: {error}")
-            in_code |= source.kind == "said"
+            in_code |= source.kind == "explicit"
     errors += find_route_errors(values.get("brokers", {}), values.get("routes", {}))
     if errors:
         raise InvalidSettings(errors, in_code=in_code)
@@ -566,16 +566,16 @@ def find_hash_fault(name: str, raw: object) -> str:
     """
     if name not in _TYPES:
         return ""
-    marks = _marks(name)
+    marks = _get_marks(name)
     if "in_hash" not in marks:
         return f"{name} cannot be set in the broker"
     if name in ("prioritise", "autoscale") and ":" in str(raw):
         return f"{name} cannot name code in the broker"
     try:
-        beyond = _beyond(name, parse_value(name, raw), marks)
+        bound = _find_bound(name, parse_value(name, raw), marks)
     except Misconfigured:
         return ""  # reported with all other errors
-    return f"{name} is {format_value(raw)}: in the broker {beyond} at most" if beyond else ""
+    return f"{name} is {format_value(raw)}: in the broker {bound} at most" if bound else ""
 
 
 _SLOTS_IN_HASH = {"trio": 10_000, "asyncio": 10_000, "thread": 512, "boxed": 256}
@@ -584,8 +584,8 @@ _WORKERS_IN_HASH = 1000
 """The most worker processes that the hash may let autoscaling start."""
 
 
-def _beyond(name: str, value: Any, marks: Mapping[str, Any]) -> str:
-    """Return the bound that a value of the hash breaks; '' when it breaks none."""
+def _find_bound(name: str, value: Any, marks: Mapping[str, Any]) -> str:
+    """Return the bound that a value of the hash exceeds; '' when it exceeds none."""
     if name == "budgets":
         for kind, budget in parse_budgets(value).items():
             largest = max(bound for bound in (budget.minimum, budget.maximum) if isinstance(bound, int))
@@ -599,13 +599,13 @@ def _beyond(name: str, value: Any, marks: Mapping[str, Any]) -> str:
     return ""
 
 
-def _marks(name: str) -> Mapping[str, Any]:
+def _get_marks(name: str) -> Mapping[str, Any]:
     return next(meta.extra or {} for meta in _TYPES[name].__metadata__ if isinstance(meta, Meta))
 
 
 def get_hash_limits() -> dict[str, str]:
     """Return for each setting whether the hash in Redis may set it, for the documentation."""
-    marks_by_name = {name: _marks(name) for name in _TYPES}
+    marks_by_name = {name: _get_marks(name) for name in _TYPES}
     return {
         name: "no" if "in_hash" not in marks else f"up to {marks['most']:.0f}" if "most" in marks else "yes"
         for name, marks in marks_by_name.items()
@@ -643,9 +643,9 @@ def _parse_text(name: str, raw: object) -> object:
     return _TEXT_KINDS[name].parse_unit(raw) if name in _TEXT_KINDS else raw
 
 
-def find_changed_settings(one: Settings, other: Settings) -> tuple[str, ...]:
-    """Return the names of the settings in which the two differ."""
-    return tuple(name for name in _TYPES if getattr(one, name) != getattr(other, name))
+def find_changed_settings(old: Settings, new: Settings) -> tuple[str, ...]:
+    """Return the names of the settings whose values differ."""
+    return tuple(name for name in _TYPES if getattr(old, name) != getattr(new, name))
 
 
 def suggest_variable(name: str) -> str:
@@ -722,15 +722,17 @@ def find_unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the names of variables that begin with PREFIX and mean nothing."""
     settings = {PREFIX + name.upper() for name in Settings.__struct_fields__}
     other_prefixes = tuple(PREFIX + name for name in _OTHER_VARIABLES)
-    ours = sorted(name for name in environ if name.startswith(PREFIX) and not name.startswith(other_prefixes))
-    return [name for name in ours if name not in settings]
+    names = sorted(
+        name for name in environ if name.startswith(PREFIX) and not name.startswith(other_prefixes)
+    )
+    return [name for name in names if name not in settings]
 
 
 def _origin(name: str, app: ConfiguredApplication, configuration: LoadedConfiguration | None) -> str:
     source = find_source(name, app.explicit_settings, os.environ, configuration)
     if source is None:
         return "default"
-    if source.kind == "said":
+    if source.kind == "explicit":
         return f"flag --{name.replace('_', '-')}" if name in app.explicit_settings.flags else "code"
     return (
         configuration.where if configuration is not None and source.kind == "configuration" else source.where

@@ -8,7 +8,7 @@ The Scheduler that replaces the former state atomically fires, so any number of 
 
 from base64 import urlsafe_b64encode
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Literal
 
@@ -309,14 +309,6 @@ def resume_schedule(schedule: Schedule, now: int, find_next: FindNextFireTime) -
 def record_trigger(schedule: Schedule, job: str) -> Schedule:
     """Return the schedule after a job was triggered by a command."""
     return replace(schedule, rev=schedule.rev + 1, job=job, triggered=schedule.triggered + 1)
-
-
-def iterate_fire_times(trigger: AnyTrigger, after: int, find_next: FindNextFireTime) -> Iterator[int]:
-    """Yield the fire times of a trigger after a time."""
-    at = find_next(trigger, after)
-    while at is not None:
-        yield at
-        at = find_next(trigger, at)
 
 
 _DECODER = msgspec.json.Decoder(Schedule)

@@ -39,6 +39,7 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (APP.dlq.replay, "app.dlq.areplay"),
     (APP.limits.list, "app.limits.alist"),
     (APP.control.ping, "app.control.aping"),
+    (lambda: APP.control.run(nothing.s(), to="web1"), "app.control.arun"),
     (APP.control.workers, "app.control.aworkers"),
     (APP.dlq.count, "app.dlq.acount"),
     (APP.dlq.purge, "app.dlq.apurge"),
