@@ -1,4 +1,4 @@
-"""Tell errors of Redis that end by themselves from others, and try again until they have ended."""
+"""Distinguish transient errors of Redis from others, and try again until they are over."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -10,33 +10,30 @@ from celery5.logs.log import Level, Log
 
 T = TypeVar("T")
 
-_CODES = frozenset({"OOM", "MISCONF", "NOREPLICAS", "UNBLOCKED"})
+_OUTAGE_CODES = frozenset({"OOM", "MISCONF", "NOREPLICAS", "UNBLOCKED"})
 """Memory is full; the disk is full; too few replicas; a blocked read was ended, by a failover or a lost key."""
-_OF_ONE_KEY = frozenset({"WRONGTYPE", "UNREADABLE"})
+_KEY_ERROR_CODES = frozenset({"WRONGTYPE", "UNREADABLE"})
 """Another program has written to a key: it has another type, or holds what cannot be read."""
 
 
 def is_recoverable(error: BrokerReplied | BrokerUnavailable) -> bool:
-    """Return whether trying again later makes sense. An unreachable broker comes back, a spoilt key is repaired."""
+    """Return whether a later try may succeed: a broker may be reachable again, and a corrupt key repaired."""
     return is_outage(error) or is_key_corrupt(error)
 
 
 def is_outage(error: BrokerReplied | BrokerUnavailable) -> bool:
     """Return whether the error is transient and affects every call, whatever its key."""
-    return isinstance(error, BrokerUnavailable) or error.code in _CODES
+    return isinstance(error, BrokerUnavailable) or error.code in _OUTAGE_CODES
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether this is a transient error of the broker.
-
-    The same for a process that runs and for one that begins again: both wait for transient errors.
-    """
+    """Return whether this is a recoverable error of the broker."""
     return isinstance(error, BrokerReplied | BrokerUnavailable) and is_recoverable(error)
 
 
 def is_key_corrupt(error: Exception) -> bool:
     """Return whether Redis works, and the content of one key causes the error."""
-    return isinstance(error, BrokerReplied) and error.code in _OF_ONE_KEY
+    return isinstance(error, BrokerReplied) and error.code in _KEY_ERROR_CODES
 
 
 class OutageLog:
@@ -88,10 +85,10 @@ async def retry_until_available(
 ) -> T:
     """Await `attempt()` until the broker serves it, and return its result.
 
-    Whoever has to forget something after a lost answer does so in `attempt`, and lets the error through.
+    What must be done after a lost reply is done in `attempt`, which raises the error again.
 
     Args:
-        attempt: One try. It is made again from the beginning, so what it did before the error must bear repeating.
+        attempt: One try. It is repeated from its beginning, so whatever it does before the error must be repeatable.
         outages: Logs the first error of an outage and the recovery; None where nothing is to be logged.
         interval: Seconds between two tries.
         even_refused: Try again also after an error reply that a later try does not cure.

@@ -1,7 +1,7 @@
-"""Own Folder: a folder for files that are worth nothing when their process is gone, however it goes.
+"""Keep files in a temporary folder that is removed after the end of its process, even if that is killed.
 
-A process that is killed takes nothing with it. So each has a lock in its folder, which the kernel lets go of, and the
-next process of this user takes away the folders that nobody has a lock in.
+Each process holds a lock in its folder, which the kernel releases when the process ends. The next process of the same
+user removes the folders whose lock is free.
 """
 
 import fcntl
@@ -18,7 +18,10 @@ LOCK_NAME = "lock"
 
 @contextmanager
 def temporary_folder(kind: str) -> Generator[str, None, None]:
-    """A folder for as long as the block lasts; `kind` begins its name. Takes away what was left of that kind."""
+    """Yield the path of a folder that is removed after the block. Its name begins with `kind`.
+
+    Removes the folders of that kind whose processes have ended.
+    """
     remove_stale_folders(kind)
     folder = tempfile.mkdtemp(prefix=f"{kind}-")
     lock = -1
@@ -27,7 +30,7 @@ def temporary_folder(kind: str) -> Generator[str, None, None]:
             os.path.join(folder, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.write(lock, b"held\n")  # from now on it is somebody's, or was
+        os.write(lock, b"held\n")  # only a folder with this line may be removed when its lock is free
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -36,17 +39,20 @@ def temporary_folder(kind: str) -> Generator[str, None, None]:
 
 
 def remove_stale_folders(kind: str) -> None:
-    """Take away the folders of that kind which are this user's, and whose process is gone."""
+    """Remove this user's folders of one kind whose processes have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{kind}-*"):
         with suppress(OSError):
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and _is_left(folder / LOCK_NAME):
+            status = folder.lstat()
+            if (
+                stat.S_ISDIR(status.st_mode)
+                and status.st_uid == os.geteuid()
+                and _is_abandoned(folder / LOCK_NAME)
+            ):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_left(path: Path) -> bool:
-    """Whether somebody had that lock, and nobody has. One that is just being made is not left, and one without a lock
-    is none of ours."""
+def _is_abandoned(path: Path) -> bool:
+    """Return whether a lock was held and is free now. Raises OSError if there is none, or a process holds it."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,6 @@
-"""Presence: show that this process is alive, for as long as it is.
+"""Show the other processes of a kind that this one is alive.
 
-This lease locks nobody out: what these processes do is one atomic step that any number of them may try. It only shows
-who is there.
+Its lease locks no other process out: whatever these processes do is one atomic step, which any number of them may try.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 
-BEATS_PER_LEASE = 3
+RENEWALS_PER_LEASE = 3
 """Renewals within one lease."""
 RETRY_INTERVAL = 0.5
 """Seconds between attempts while Redis is unreachable."""
@@ -26,7 +25,10 @@ ProcessNames = tuple[str, ...]
 
 
 class Presence:
-    """One process of a `kind`, `scheduler` say, among its like. Who `follows` is told at each beat who lives."""
+    """Renews the lease of one process of a `kind`, such as `scheduler`.
+
+    Each renewal returns the live processes of the kind; they are passed to `presence_listeners`.
+    """
 
     def __init__(
         self,
@@ -45,13 +47,13 @@ class Presence:
         self._name = worker
         self._lease = lease_seconds
         self._log = log
-        self._follows = presence_listeners
+        self._listeners = presence_listeners
         self._outages = OutageLog(log, "presence:renew-failed")
         self.live_processes: ProcessNames = ()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Renew the lease until cancelled, then end it."""
-        interval = self._lease / BEATS_PER_LEASE
+        interval = self._lease / RENEWALS_PER_LEASE
         try:
             await self.renew()
             task_status.started()
@@ -67,8 +69,8 @@ class Presence:
         self.live_processes = await self._redis.perform(
             cluster.renew_presence(self._keys, self._kind, self._name, lease=self._lease)
         )
-        for tell in self._follows:
-            tell(self.live_processes)
+        for listener in self._listeners:
+            listener(self.live_processes)
 
     async def _leave(self) -> None:
         try:

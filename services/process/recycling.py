@@ -1,8 +1,8 @@
-"""Recycling: ends this worker process in order when it has done its jobs or takes too much memory, to begin anew.
+"""Restart a worker process after a number of jobs, or when it takes too much memory.
 
-The worker stops reading and gives back what has not started; all else of it goes on, its beats and systemd's watchdog,
-too, until what runs has ended and is settled. Then it stops as it always does. Whoever has started it starts the next
-one, or it begins anew by itself.
+The worker stops reading and releases the jobs that have not started. Everything else continues, the heartbeats and
+systemd's watchdog too, until the running jobs have ended and are settled. Then the worker stops as usual. It is started
+again by whatever has started it, or it replaces itself.
 """
 
 import random
@@ -24,22 +24,22 @@ from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.in_flight import InFlightJobs
 
 CHECK_INTERVAL = 1.0
-"""Seconds between two looks at the memory."""
+"""Seconds between readings of the memory."""
 DRAIN_TIMEOUT = 3600.0
-"""Seconds that what runs may take to its end, before this is a stop like any other, with its grace period."""
+"""Seconds that running jobs have to end. After that the worker stops as usual, with its grace period."""
 TURN_SECONDS = 5.0
-"""Seconds for which no other worker of the application goes: within them one is back, as a rule."""
+"""Seconds in which no other worker of the application is recycled: mostly a worker is back by then."""
 RETRY_INTERVAL = 0.5
-"""Seconds between two questions whether it is this one's turn."""
+"""Seconds between attempts to get the turn."""
 TURN_TIMEOUT = 60.0
-"""Seconds for which it waits for its turn at most: memory does not wait for ever, and there may be many workers."""
+"""The most seconds to wait for the turn: the memory may keep growing, and there may be many workers."""
 
 
 @dataclass(slots=True)
 class RestartMode:
     """Whether and how a process is started again after it has been recycled."""
 
-    # Recycling was asked for; without that there are no limits.
+    # Whether it may be recycled; without that there are no limits.
     is_requested: bool = False
     # The process executes itself anew; otherwise its parent starts the next one.
     in_place: bool = False
@@ -76,7 +76,7 @@ class DrainedWork:
 
 
 class Recycling:
-    """The limits of one process, and what follows when one is reached: then `done` is set."""
+    """Drains this process when it has reached a limit, and sets `stop_requested` then."""
 
     def __init__(
         self,
@@ -98,52 +98,52 @@ class Recycling:
             if recycling_policy.restart_mode.is_requested
             else RecyclingLimits()
         )
-        self._anew = recycling_policy.restart_mode
+        self._restart_mode = recycling_policy.restart_mode
         self._consumer = drained_work.consumer
         self._in_flight = drained_work.in_flight
         self._tally = drained_work.tally
-        self._done = stop_requested
+        self._stop_requested = stop_requested
         self._log = log
         self._memory = memory
         self._due = trio.Event()
-        self._resting = False
+        self._is_draining = False
 
     @property
     def ended_jobs(self) -> int:
-        """How many attempts have ended in this process."""
+        """The number of attempts that have ended in this process."""
         return sum(self._tally.count_by_state().values())
 
     def get_status(self) -> Mapping[str, Any]:
-        """What has become of jobs here, and the limits after which this process is recycled; None: never."""
+        """Return what became of jobs in this process, and the limits at which it is recycled; None: it is not."""
         return {
             "jobs": self._tally.count_by_state(),
             "done": self.ended_jobs,
             "max_jobs": self._limits.jobs or None,
             "max_memory": self._limits.memory or None,
-            "recycling": self._resting,
+            "recycling": self._is_draining,
         }
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Wait until a limit is reached, then wind up; until cancelled."""
-        self._due, self._resting = trio.Event(), False
+        """Wait until a limit is reached, then drain this process."""
+        self._due, self._is_draining = trio.Event(), False
         async with trio.open_nursery() as nursery:
             if self._limits.memory:
-                self._check_limit()
+                self._check_memory_limit()
                 nursery.start_soon(self._watch_memory)
             if self._limits.jobs:
                 nursery.start_soon(self._watch_jobs)
             task_status.started()
             await self._due.wait()
             nursery.cancel_scope.cancel()
-        why = self._why()
+        reason = self._get_reason()
         with trio.move_on_after(TURN_TIMEOUT):
-            while not await self._my_turn():  # noqa: ASYNC110  it is Redis that changes
+            while not await self._claim_turn():  # noqa: ASYNC110  it is Redis that changes
                 await trio.sleep(RETRY_INTERVAL)
-        await self._wind_up(why)
+        await self._drain(reason)
         await trio.sleep_forever()
 
-    async def _my_turn(self) -> bool:
-        """Whether no other one has gone a moment ago. While Redis is away nobody goes: nothing could be settled."""
+    async def _claim_turn(self) -> bool:
+        """Return whether no other worker was recycled a moment ago. While Redis is unreachable nothing could be settled."""
         try:
             return await self._redis.perform(
                 cluster.claim_recycling(self._keys, self._worker, seconds=TURN_SECONDS)
@@ -151,8 +151,8 @@ class Recycling:
         except BrokerError:
             return False
 
-    def _check_limit(self) -> None:
-        """A limit that is reached before the first job would have this process begin anew for ever."""
+    def _check_memory_limit(self) -> None:
+        """Drop a limit that is reached before the first job: the process would be restarted for ever."""
         memory = self._memory()
         if memory >= self._limits.memory:
             self._log.event(
@@ -167,7 +167,7 @@ class Recycling:
     async def _watch_memory(self) -> None:
         while self._limits.memory:
             await trio.sleep(CHECK_INTERVAL)
-            if self._why():
+            if self._get_reason():
                 self._due.set()
 
     async def _watch_jobs(self) -> None:
@@ -177,29 +177,30 @@ class Recycling:
             missing = self._limits.jobs - self.ended_jobs  # not all that was settled was an attempt
         self._due.set()
 
-    def _why(self) -> str:
+    def _get_reason(self) -> str:
         return get_recycle_reason(self._limits, jobs=self.ended_jobs, memory=self._memory())
 
-    async def _wind_up(self, why: str) -> None:
+    async def _drain(self, reason: str) -> None:
+        """Stop reading, wait until all jobs are settled, and request the end of this process."""
         running = len(self._in_flight)
         self._log.event(
             "worker:recycle-requested",
-            why=why,
+            why=reason,
             jobs=self.ended_jobs,
             memory=format_mib(self._memory()),
             running=running,
         )
-        self._resting = True
+        self._is_draining = True
         self._consumer.stop_reading()
-        with trio.move_on_after(DRAIN_TIMEOUT) as limit:
+        with trio.move_on_after(DRAIN_TIMEOUT) as timeout:
             while len(self._in_flight):
                 await self._in_flight.wait_settled(self._in_flight.settled_count + 1)
-        if limit.cancelled_caught:
+        if timeout.cancelled_caught:
             self._log.event(
                 "worker:recycle-delayed", "warning", running=len(self._in_flight), after=DRAIN_TIMEOUT
             )
-        self._anew.is_due = True
-        self._done.set()
+        self._restart_mode.is_due = True
+        self._stop_requested.set()
 
 
 _NEVER_BELOW = (

@@ -1,7 +1,7 @@
-"""Systemd Notify: tells systemd that the process is ready, alive and stopping.
+"""Notify systemd that the process is ready, alive or stopping.
 
-The protocol is sd_notify(3): one datagram of `NAME=value` lines to the socket named in NOTIFY_SOCKET. The watchdog is
-fed from the event loop, so a loop that hangs for longer than `WatchdogSec` gets the process restarted.
+The protocol is sd_notify(3): one datagram of `NAME=value` lines to the socket named in NOTIFY_SOCKET. The event loop
+notifies the watchdog, so systemd restarts a process whose loop hangs for longer than `WatchdogSec`.
 """
 
 import socket
@@ -14,22 +14,21 @@ import trio
 from celery5.protocol.process.liveness import get_beat_interval
 
 SEND_TIMEOUT = 1.0
-"""Seconds for which a message that matters is offered again to a systemd that is too busy to read."""
+"""Seconds for which an important message is sent again while systemd's socket is full."""
 
 
 class NotifySettings(TypedDict):
-    """What systemd wants to hear: the `address` of its socket and the `interval` of the watchdog's food in seconds."""
+    """What systemd requests: the `address` of its socket, and the seconds between notifications of its watchdog."""
 
     address: str | None
     interval: float | None
 
 
 def read_notify_settings(environ: Mapping[str, str], pid: int) -> NotifySettings:
-    """What systemd asks of the process `pid` through its environment; nothing when it was not started by systemd.
+    """Return what systemd requests of the process `pid` through its environment; nothing without systemd.
 
-    The interval is a small part of WATCHDOG_USEC: what is killed for its silence has hung nearly as long as that, and
-    the status is fresh. Variables that were meant for another process (WATCHDOG_PID), that make no sense, or that name
-    no unix socket are as good as absent.
+    The interval is a small part of WATCHDOG_USEC, so that a process is killed only after it has hung for nearly that
+    long, and the status is fresh. Variables for another process (WATCHDOG_PID) and invalid ones are ignored.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if len(address) < 2 or address[0] not in "/@":
@@ -41,24 +40,26 @@ def read_notify_settings(environ: Mapping[str, str], pid: int) -> NotifySettings
 
 
 def take_notify_settings(environ: MutableMapping[str, str], pid: int) -> NotifySettings:
-    """As `from_environment`, and takes it out, so that no child speaks for its parent: systemd listens to one."""
-    wanted = read_notify_settings(environ, pid)
+    """Like `read_notify_settings`, and remove the variables, so that no child process notifies systemd too."""
+    settings = read_notify_settings(environ, pid)
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
         environ.pop(name, None)
-    return wanted
+    return settings
 
 
 def notify(address: str | None, *lines: str) -> bool:
-    """Send one datagram without ever waiting. False when systemd's socket is full.
+    """Send one datagram without waiting. Return False when systemd's socket is full.
 
-    A socket that is gone is no reason to stop working: systemd itself acts on what it does not hear.
+    An error of the socket is ignored: systemd itself acts when notifications are missing.
     """
     if address is None:
         return True
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-        line.setblocking(False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
         try:
-            line.sendto("\n".join(lines).encode(), f"\0{address[1:]}" if address.startswith("@") else address)
+            sender.sendto(
+                "\n".join(lines).encode(), f"\0{address[1:]}" if address.startswith("@") else address
+            )
         except BlockingIOError:
             return False
         except OSError:
@@ -67,7 +68,7 @@ def notify(address: str | None, *lines: str) -> bool:
 
 
 def notify_with_retry(address: str | None, *lines: str) -> None:
-    """Send one datagram that matters, in blocking code: again while the socket is full, for a second at most."""
+    """Send one important datagram in blocking code: again while the socket is full, for a second at most."""
     limit = time.monotonic() + SEND_TIMEOUT
     while not notify(address, *lines) and time.monotonic() < limit:
         time.sleep(0.01)
@@ -78,12 +79,14 @@ def _always() -> bool:
 
 
 class SystemdNotify:
-    """Keeps systemd informed. Without an `address` it does nothing, so every process may have one.
+    """Notifies systemd for one process. Start it last: `systemctl start` waits for READY=1.
 
-    Start it last: READY=1 is what `systemctl start` waits for. `interval` is in seconds, None for no watchdog; `status`
-    is the line that `systemctl status` shows, asked for at every beat. When it ends it says STOPPING=1, if `leaving()`
-    says that the process ends too: after STOPPING=1 there is no way back, so a worker that only begins again must not
-    say it.
+    Args:
+        address: Of systemd's socket; None to do nothing.
+        interval: Seconds between notifications of the watchdog; None for no watchdog.
+        status: Returns the line that `systemctl status` shows. Called for each notification.
+        is_exiting: Returns whether the process ends with this service. Only then STOPPING=1 is sent, which cannot be
+            undone: a worker that goes on as another incarnation must not send it.
     """
 
     def __init__(
@@ -97,31 +100,31 @@ class SystemdNotify:
         self._address = address
         self._interval = interval
         self._status = status
-        self._leaving = is_exiting
+        self._is_exiting = is_exiting
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Say READY=1, feed the watchdog until cancelled, then say STOPPING=1."""
+        """Send READY=1, notify the watchdog until cancelled, then send STOPPING=1."""
         try:
-            await self._insist("READY=1", *self._shown())
+            await self._send("READY=1", *self._format_status())
             task_status.started()
             if self._address is None or self._interval is None:
                 await trio.sleep_forever()
             while True:
                 await trio.sleep(self._interval)
-                notify(self._address, "WATCHDOG=1", *self._shown())
+                notify(self._address, "WATCHDOG=1", *self._format_status())
         finally:
-            if self._leaving():
+            if self._is_exiting():
                 with trio.CancelScope(shield=True):
-                    await self._insist("STOPPING=1")
+                    await self._send("STOPPING=1")
 
-    def _shown(self) -> tuple[str, ...]:
+    def _format_status(self) -> tuple[str, ...]:
         if self._status is None:
             return ()
         # One line, whatever it is: a newline would begin a field.
         return (f"STATUS={' '.join(self._status().split())}",)
 
-    async def _insist(self, *lines: str) -> None:
-        """Say it again while systemd's socket is full, for a second at most: we must not hang with it."""
+    async def _send(self, *lines: str) -> None:
+        """Send a message, again while systemd's socket is full, for a second at most: this process must not hang."""
         with trio.move_on_after(SEND_TIMEOUT):
-            while not notify(self._address, *lines):  # noqa: ASYNC110  only looking again tells that there is room
+            while not notify(self._address, *lines):  # noqa: ASYNC110  there is no event for it
                 await trio.sleep(0.01)
