@@ -143,7 +143,7 @@ class Recycling:
         await trio.sleep_forever()
 
     async def _claim_turn(self) -> bool:
-        """Return whether no other worker was recycled a moment ago. While Redis is unreachable nothing could be settled."""
+        """Return whether this worker may be recycled now. While Redis is unreachable nothing could be settled."""
         try:
             return await self._redis.perform(
                 cluster.claim_recycling(self._keys, self._worker, seconds=TURN_SECONDS)

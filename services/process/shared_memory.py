@@ -38,7 +38,7 @@ class SidecarMemory:
 
     @property
     def lease_until(self) -> float:
-        """The end of the lease as renewed by the sidecar, on the clock of `lease.now()`; 0.0 when it has not renewed it."""
+        """The end of the lease that the sidecar has renewed, on the clock of `lease.now()`; 0.0 if it has not."""
         return float(self._lease[0])
 
     @lease_until.setter
@@ -100,7 +100,7 @@ class SidecarMemory:
         return record
 
     def get_started_entries(self, queues: Sequence[str]) -> dict[str, list[bytes]]:
-        """Return the last stream entry that each executor started, by queue; `queues` are in the order of their numbers."""
+        """Return the last stream entry of each executor, by queue; `queues` are in the order of their numbers."""
         entries: dict[str, list[bytes]] = {queue: [] for queue in queues}
         for slot in range(self._slots):
             record: tuple[int, bytes] = _RECORD.unpack_from(self._page, self._head + slot * _RECORD.size)
