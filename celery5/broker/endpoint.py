@@ -15,11 +15,7 @@ from celery5.protocol.brokers import TLS_OPTIONS, check_broker_url, make_url_err
 
 Kind = Literal["tcp", "tls", "unix"]
 
-_CERTIFICATE_CHECKS = {
-    "none": ssl.CERT_NONE,
-    "optional": ssl.CERT_OPTIONAL,
-    "required": ssl.CERT_REQUIRED,
-}
+_CERTIFICATE_CHECKS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

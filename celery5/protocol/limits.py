@@ -243,12 +243,7 @@ def format_expiry(expires: float | None) -> str:
 
 
 def parse_declared_limits(
-    task: str,
-    limit: "int | Limit | Range | None",
-    rate: "str | Rate | None",
-    *,
-    keyed: bool,
-    fair: bool,
+    task: str, limit: "int | Limit | Range | None", rate: "str | Rate | None", *, keyed: bool, fair: bool
 ) -> DeclaredLimits | None:
     """Return the limits that a task declares; None when there are none. Raises Misconfigured."""
     if limit is None and rate is None and not keyed and not fair:

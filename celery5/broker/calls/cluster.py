@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from celery5.broker.call import Call, Script, decode_text, merge_name_tuples, parse_int, script_call
+from celery5.broker.call import Call, Script, decode_text, merge_name_tuples, parse_int, script_call, to_ms
 from celery5.broker.keys import Keys
 from celery5.protocol.cluster.leadership import LeaderRecord
 
@@ -15,7 +15,7 @@ def renew_presence(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tu
     return script_call(
         RENEW_PRESENCE,
         (keys.live_processes(kind),),
-        (name, int(lease * 1000)),
+        (name, to_ms(lease)),
         _names,
         repeatable=True,
         merge=merge_name_tuples,
@@ -41,7 +41,7 @@ def list_live_processes(keys: Keys, kind: str) -> Call[tuple[str, ...]]:
 
 def claim_recycling(keys: Keys, worker: str, *, seconds: float) -> Call[bool]:
     """Return whether `worker` may be recycled now: no other was in the last `seconds`."""
-    ms = int(seconds * 1000)
+    ms = to_ms(seconds)
     return Call(("SET", keys.recycling, worker, "NX", "PX", ms), bool, repeatable=True)
 
 
@@ -59,13 +59,13 @@ def claim_leadership(keys: Keys, name: str, *, replaces: str, epoch: int) -> Cal
 
     See `celery5.protocol.cluster.leadership`.
     """
-    words = (name, replaces, epoch, 1, int(LEADER_TTL * 1000))
+    words = (name, replaces, epoch, 1, to_ms(LEADER_TTL))
     return script_call(CLAIM_LEADERSHIP, (keys.leader,), words, _record, repeatable=True)
 
 
 def resign_leadership(keys: Keys, name: str, *, epoch: int) -> Call[LeaderRecord]:
     """Give up the lead, if `name` has it in that epoch: another Controller may take it at once."""
-    words = (name, "", epoch, 0, int(LEADER_TTL * 1000))
+    words = (name, "", epoch, 0, to_ms(LEADER_TTL))
     return script_call(CLAIM_LEADERSHIP, (keys.leader,), words, _record, repeatable=True)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, script_call
+from celery5.broker.call import Call, Script, script_call, to_ms
 from celery5.broker.keys import Keys
 
 SEND_COMMAND = Script.load("commands/send_command")
@@ -34,7 +34,7 @@ class QueuedCommand(msgspec.Struct, frozen=True):
 
 def send_command(keys: Keys, inbox: str, command_id: str, sealed: bytes) -> Call[bool]:
     """Put a command into an inbox. Return False when that is full. Safe to repeat."""
-    words = (command_id, sealed, MAX_COMMANDS, _ms(COMMAND_TTL))
+    words = (command_id, sealed, MAX_COMMANDS, to_ms(COMMAND_TTL))
     named = (keys.inbox(inbox), keys.nonce(command_id))
     return script_call(SEND_COMMAND, named, words, bool, repeatable=True)
 
@@ -48,7 +48,7 @@ def read_commands(keys: Keys, inbox: str, *, count: int, max_bytes: int) -> Call
 
 def take_command(keys: Keys, inbox: str, command_id: str, entry: bytes, *, worker: str) -> Call[int]:
     """Take a command out of the inbox. Return 1 when it may be done, 0 when it came before, or TAKEN_BY_OTHER."""
-    words = (entry, worker, _ms(COMMAND_TTL))
+    words = (entry, worker, to_ms(COMMAND_TTL))
     return script_call(TAKE_COMMAND, (keys.inbox(inbox), keys.nonce(command_id)), words, int, repeatable=True)
 
 
@@ -67,7 +67,7 @@ def reply_to_command(
         refused_entry: The entry of a command that was not taken.
         keep_first: Leave alone an answer that is there.
     """
-    words = (refused_entry, document, _ms(COMMAND_TTL), int(keep_first))
+    words = (refused_entry, document, to_ms(COMMAND_TTL), int(keep_first))
     return script_call(
         REPLY_TO_COMMAND, (keys.inbox(inbox), keys.reply(command_id)), words, bool, repeatable=True
     )
@@ -77,10 +77,6 @@ def _queued_commands(raw: Iterable[Any]) -> list[QueuedCommand]:
     return [
         QueuedCommand(entry, name.decode(errors="replace"), sealed, size) for entry, name, sealed, size in raw
     ]
-
-
-def _ms(seconds: float) -> int:
-    return int(seconds * 1000)
 
 
 def pause_queue(keys: Keys, queue: str) -> Call[bool]:

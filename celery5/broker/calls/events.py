@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, decode_text, parse_int, script_call
+from celery5.broker.call import Call, Script, Word, decode_text, parse_int, script_call, to_ms
 from celery5.broker.keys import EVENTS, GROUP, Keys, QueueKeys
 
 DECLARE_SUBSCRIPTIONS = Script.load("events/declare_subscriptions")
@@ -72,13 +72,13 @@ def declare_subscriptions(
         *map(keys.kept_events, subjects),
     )
     words: tuple[Word, ...] = tuple(word for subscription in subscriptions for word in subscription)
-    args = (_ms(ttl), catch_up, len(subscriptions), *words)
+    args = (to_ms(ttl), catch_up, len(subscriptions), *words)
     return script_call(DECLARE_SUBSCRIPTIONS, named, args, _declared, repeatable=True)
 
 
 def set_unsubscribed(keys: Keys, name: str, *, ttl: float, unsubscribed: bool = True) -> Call[bool]:
     """Take a subscription back, or allow it again. Return whether that changed something."""
-    args = (name, int(unsubscribed), _ms(ttl))
+    args = (name, int(unsubscribed), to_ms(ttl))
     return script_call(
         UNSUBSCRIBE, (keys.subscriptions, keys.subscription_deadlines), args, bool, repeatable=True
     )
@@ -119,14 +119,14 @@ def finish_events(
             outcome.detail,
         )
     )
-    args = (GROUP, router, known_state, _ms(retention), MAX_KEPT_EVENTS, _ms(UNCLAIMED_TTL), *words)
+    args = (GROUP, router, known_state, to_ms(retention), MAX_KEPT_EVENTS, to_ms(UNCLAIMED_TTL), *words)
     return script_call(FINISH_EVENTS, named, args, _verdicts, repeatable=True)
 
 
 def shorten_windows(keys: QueueKeys, locks: Sequence[str], *, ttl: float) -> Call[int]:
     """Remember for so many seconds only that these jobs were sent."""
     return script_call(
-        SHORTEN_WINDOWS, tuple(map(keys.unique_window, locks)), (_ms(ttl),), int, repeatable=True
+        SHORTEN_WINDOWS, tuple(map(keys.unique_window, locks)), (to_ms(ttl),), int, repeatable=True
     )
 
 
@@ -204,7 +204,7 @@ def claim_documents(
     """Take documents for a sink, of `max_bytes` together, for `lease` seconds; then others may take them, and what a
     lost answer carried."""
     named = (keys.documents_for(sink), keys.claimed_documents(sink), keys.document_progress(sink))
-    return script_call(CLAIM_DOCUMENTS, named, (max_documents, max_bytes, _ms(lease)), _claimed_documents)
+    return script_call(CLAIM_DOCUMENTS, named, (max_documents, max_bytes, to_ms(lease)), _claimed_documents)
 
 
 def acknowledge_documents(keys: QueueKeys, sink: str, entries: Sequence[str]) -> Call[int]:
@@ -218,7 +218,9 @@ def defer_documents(
 ) -> Call[int]:
     """Let others have them after `delay` seconds. That they were `tried` in vain is counted, so it is not repeated."""
     named = (keys.documents_for(sink), keys.claimed_documents(sink), keys.document_progress(sink))
-    return script_call(DEFER_DOCUMENTS, named, (_ms(delay), int(tried), *entries), int, repeatable=not tried)
+    return script_call(
+        DEFER_DOCUMENTS, named, (to_ms(delay), int(tried), *entries), int, repeatable=not tried
+    )
 
 
 def bury_document(keys: QueueKeys, sink: str, entry: str, failure: bytes) -> Call[int]:
@@ -238,7 +240,7 @@ def declare_recipients(keys: QueueKeys, sinks: Mapping[str, str]) -> Call[int]:
     """Record which sinks take which documents (`names`, by final state and task)."""
     args: tuple[Word, ...] = tuple([word for sink in sinks.items() for word in sink])
     return script_call(
-        DECLARE_RECIPIENTS, (keys.documents,), (_ms(RECIPIENTS_TTL), *args), int, repeatable=True
+        DECLARE_RECIPIENTS, (keys.documents,), (to_ms(RECIPIENTS_TTL), *args), int, repeatable=True
     )
 
 
@@ -249,7 +251,7 @@ def count_documents(keys: QueueKeys, sink: str) -> Call[int]:
 
 def acquire_lease(key: str, holder: str, *, lease: float) -> Call[float]:
     """Acquire a lease that one process holds at a time. Return 0, or the seconds until it may be free."""
-    return script_call(ACQUIRE_LEASE, (key,), (holder, _ms(lease)), _seconds, repeatable=True)
+    return script_call(ACQUIRE_LEASE, (key,), (holder, to_ms(lease)), _seconds, repeatable=True)
 
 
 def release_lease(key: str, holder: str) -> Call[int]:
@@ -261,10 +263,6 @@ def _claimed_documents(raw: Any) -> ClaimedDocuments:
     found, next_in = raw
     taken = [ClaimedDocument(decode_text(entry), document, tries) for entry, document, tries in found]
     return ClaimedDocuments(taken, None if next_in < 0 else next_in / 1000)
-
-
-def _ms(seconds: float) -> int:
-    return int(seconds * 1000)
 
 
 def _seconds(raw: int) -> float:

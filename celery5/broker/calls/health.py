@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, script_call
+from celery5.broker.call import Call, Script, script_call, to_ms
 from celery5.broker.connection.exchange import ReplyError, pack_commands
 from celery5.broker.connection.socket_link import dial
 from celery5.broker.endpoint import Endpoint
@@ -29,13 +29,13 @@ def claim_turn(keys: Keys, check: str, period: float) -> Call[bool]:
 
     A repeated call may return False: then nobody runs the check this time.
     """
-    ms = max(1, int(TURN_SHARE * period * 1000))
+    ms = max(1, to_ms(TURN_SHARE * period))
     return Call(("SET", keys.check_turn(check), "1", "NX", "PX", ms), bool, repeatable=True)
 
 
 def claim_notice(keys: Keys, check: str, period: float) -> Call[bool]:
     """Return whether it is the caller's turn to notify all workers that the period of a check has lapsed."""
-    ms = max(1, int(TURN_SHARE * period * 1000))
+    ms = max(1, to_ms(TURN_SHARE * period))
     return Call(("SET", keys.check_notice(check), "1", "NX", "PX", ms), bool, repeatable=True)
 
 

@@ -128,7 +128,7 @@ def read_jobs(
     """
     named = {queue.stream.encode(): queue for queue in queues}
     streams = tuple(queue.stream for queue in queues)
-    wait = ("BLOCK", max(1, int(block_seconds * 1000))) if block_seconds else ()
+    wait = ("BLOCK", max(1, to_ms(block_seconds))) if block_seconds else ()
     words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, *wait, "STREAMS")
     new = (">",) * len(streams)
     return Call((*words, *streams, *new), partial(_entries, named), blocks=block_seconds)
@@ -162,10 +162,7 @@ def read_pending(keys: QueueKeys, worker: str, *, after: bytes, count: int) -> C
 
 
 def settle(
-    keys: QueueKeys,
-    worker: str,
-    settlements: Sequence[Settlement],
-    documents: Sequence[SinkDocument] = (),
+    keys: QueueKeys, worker: str, settlements: Sequence[Settlement], documents: Sequence[SinkDocument] = ()
 ) -> Call[int]:
     """Settle outcomes of one lane, and put `documents` on the streams of Data Sinks, in one step. Safe to repeat.
 
@@ -247,9 +244,9 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
         *map(keys.result, job_ids),
     )
     ids: tuple[Word, ...] = tuple(job_ids)
-    least = int(MIN_DOCUMENT_TTL * 1000)
+    least = to_ms(MIN_DOCUMENT_TTL)
     return script_call(
-        REVOKE, named, (GROUP, keys.revoke, int(ttl * 1000), least, *ids), _texts_of, repeatable=True
+        REVOKE, named, (GROUP, keys.revoke, to_ms(ttl), least, *ids), _texts_of, repeatable=True
     )
 
 

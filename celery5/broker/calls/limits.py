@@ -194,12 +194,7 @@ def resume_task(keys: Keys, task: str, expected: Suspension | None = None) -> Ca
 def list_overrides(keys: Keys) -> Call[StoredOverrides]:
     """Return the current overrides. Those that cannot be read are skipped: a newer version may have written them."""
     return script_call(
-        LIST_OVERRIDES,
-        (keys.limits, keys.suspended),
-        (),
-        _overrides,
-        repeatable=True,
-        merge=_merge_overrides,
+        LIST_OVERRIDES, (keys.limits, keys.suspended), (), _overrides, repeatable=True, merge=_merge_overrides
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from celery5.broker.call import Call, Script, decode_text, parse_int, script_call
+from celery5.broker.call import Call, Script, decode_text, parse_int, script_call, to_ms
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.limits import unescape_word
 from celery5.protocol.scaling.autoscale import AutoscaleState
@@ -64,7 +64,7 @@ class ScalingTurn(msgspec.Struct, frozen=True):
 def claim_scaling_turn(keys: Keys, scheduler: str, *, seconds: float = TURN) -> Call[ScalingTurn]:
     """Take or keep the turn for so long, unless another Scheduler has it."""
     named = (keys.scaling_turn, keys.scaling)
-    return script_call(CLAIM_SCALING_TURN, named, (scheduler, int(seconds * 1000)), _turn, repeatable=True)
+    return script_call(CLAIM_SCALING_TURN, named, (scheduler, to_ms(seconds)), _turn, repeatable=True)
 
 
 def release_scaling_turn(keys: Keys, scheduler: str) -> Call[ScalingTurn]:
@@ -76,7 +76,7 @@ def release_scaling_turn(keys: Keys, scheduler: str) -> Call[ScalingTurn]:
 
 def save_scaling(keys: Keys, scheduler: str, scaling: Scaling) -> Call[bool]:
     """Remember where the scaling is. Return False when it is the turn of another Scheduler by now."""
-    words = (scheduler, msgspec.json.encode(scaling), int(SCALING_TTL * 1000))
+    words = (scheduler, msgspec.json.encode(scaling), to_ms(SCALING_TTL))
     return script_call(SAVE_SCALING, (keys.scaling_turn, keys.scaling), words, bool, repeatable=True)
 
 
@@ -105,7 +105,7 @@ def measure_load(app: Keys, keys: QueueKeys) -> Call[QueueLoad]:
     return script_call(
         MEASURE_LOAD,
         named,
-        (GROUP, SAMPLE, SAMPLE_BYTES, int(UPCOMING_HORIZON * 1000)),
+        (GROUP, SAMPLE, SAMPLE_BYTES, to_ms(UPCOMING_HORIZON)),
         counted,
         repeatable=True,
     )
@@ -113,7 +113,7 @@ def measure_load(app: Keys, keys: QueueKeys) -> Call[QueueLoad]:
 
 def send_report(keys: Keys, worker: str, report: WorkerReport) -> Call[bool]:
     """Send the report of a worker."""
-    words = ("SET", keys.report(worker), msgspec.json.encode(report), "PX", int(REPORT_TTL * 1000))
+    words = ("SET", keys.report(worker), msgspec.json.encode(report), "PX", to_ms(REPORT_TTL))
     return Call(words, bool, repeatable=True)
 
 

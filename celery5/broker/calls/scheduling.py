@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, decode_text, merge_name_tuples, script_call
+from celery5.broker.call import Call, Script, Word, decode_text, merge_name_tuples, script_call, to_ms
 from celery5.broker.keys import Keys, QueueKeys
 
 GET_DUE_SCHEDULES = Script.load("scheduling/get_due_schedules", "clock")
@@ -49,7 +49,7 @@ def fire_schedule(
     when it was in another state. They go on the lane of `queue`. `next_look` is when it is due next, in ms since 1970;
     `notify` the Schedulers. Safe to repeat."""
     places = tuple(key for job in jobs for key in (queue.result(job[0]), queue.unique_window(job[2])))
-    words: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:3], int((job[3] or 0) * 1000))])
+    words: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:3], to_ms(job[3] or 0))])
     schedules, times = keys.schedules(queue.queue), keys.schedule_times(queue.queue)
     named = (schedules, times, queue.stream, queue.jobs, queue.unique, *places)
     channel, due = keys.schedule_changes if notify else "", "" if next_look is None else next_look
@@ -79,9 +79,7 @@ def register_schedule_queue(keys: Keys, queue: str) -> Call[int]:
 
 def declare_schedules(keys: Keys, scheduler: str, names: bytes, *, lease: float) -> Call[bool]:
     """Declare the schedules of a Scheduler's code, for `lease` seconds."""
-    return Call(
-        ("SET", keys.declared_schedules(scheduler), names, "PX", int(lease * 1000)), bool, repeatable=True
-    )
+    return Call(("SET", keys.declared_schedules(scheduler), names, "PX", to_ms(lease)), bool, repeatable=True)
 
 
 def withdraw_declaration(keys: Keys, scheduler: str) -> Call[int]:

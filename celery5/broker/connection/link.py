@@ -1,12 +1,11 @@
-"""Link: one connection to the broker that comes back by itself.
+"""Link: one connection to the broker that reconnects by itself.
 
-The supervisor connects, shakes hands, lets the pipeline work, and when the connection ends starts again: with
-backoff and jitter, behind a circuit breaker whose probe is the supervisor's own attempt. The warden is the
-only one that looks at the clock: it fails what waited too long to be sent, ends a connection that owes an
-answer for too long, and pings a silent one.
+The supervisor connects, shakes hands, runs the pipeline, and when the connection ends starts again: with backoff and
+jitter, behind a circuit breaker whose probe is the supervisor's next attempt. The watchdog alone checks the clock: it
+fails requests that waited too long to be sent, ends a connection on which a reply is overdue, and pings a silent one.
 
-What a lost connection means for a call is decided in one place, `Pipeline.cut`: nothing is ever sent twice
-unless the call says that it may be.
+What a lost connection means for a call is decided in one place, `Pipeline.disconnect`: no call is sent twice unless it
+is repeatable.
 """
 
 import random
@@ -60,7 +59,7 @@ class LinkConnectFailed:
 class LinkLost:
     """A working connection ended.
 
-    `failed` calls may or may not have run, `kept` calls wait for the next connection.
+    `failed` calls may or may not have run; `requeued` calls wait for the next connection.
     """
 
     link: str
@@ -95,7 +94,7 @@ LinkEvent = LinkConnected | LinkConnectFailed | LinkLost | BreakerOpened | Break
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """Counters of one link: commands sent, writes they took, successful handshakes, and what is under way now."""
+    """Counters of one link: commands sent, writes, successful handshakes, and requests that are unsent or in flight."""
 
     commands: int
     batches: int
@@ -105,7 +104,7 @@ class LinkStatistics:
 
 
 def ignore_event(_event: LinkEvent) -> None:
-    """Watch nothing."""
+    """Do nothing with a LinkEvent."""
 
 
 # What a transport and the parser raise when a connection is over.
@@ -118,10 +117,9 @@ _PING = pack_command(("PING",))
 
 
 class Link:
-    """Supervisor of one connection.
+    """The supervisor of one connection.
 
-    `on_connected` is called after each successful handshake, before any call is sent; `on_push` with each pushed
-    frame.
+    `on_connected` is called after each successful handshake, before any call is sent; `on_push` with each pushed frame.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class Link:
         self.greeting: ServerHello | None = None
         self._watch = watch
         self._resp: Resp = resp
-        self._on_up = on_connected
+        self._on_connected = on_connected
         self._connect = connect
         self._opened = trio.Event()
         self._ended = False
@@ -187,32 +185,32 @@ class Link:
         if self.breaker.state is not BreakerState.CLOSED:
             raise self._circuit_open(maybe_done=False)
 
-    async def perform(self, ticket: PendingRequest) -> None:
-        """Queue a ticket and wait until it is done. Raises the ticket's error."""
+    async def perform(self, request: PendingRequest) -> None:
+        """Queue a request and wait until it is done. Raises the request's error."""
         if not self.is_accepting:
             await self.wait_until_accepting()
         pipeline = self.pipeline
         if pipeline.sends_at_once:
             # A task that is cancelled already must not send anything.
             await trio.lowlevel.checkpoint_if_cancelled()
-        pipeline.submit(ticket)
-        await pipeline.wait(ticket)
-        if ticket.error is not None:
-            raise ticket.error
+        pipeline.submit(request)
+        await pipeline.wait(request)
+        if request.error is not None:
+            raise request.error
 
-    def begin(self, ticket: PendingRequest) -> bool:
-        """Send a ticket at once, if nothing else is under way, for somebody who will `finish` it."""
-        ticket.awaited = (
-            self.is_accepting and self.pipeline.sends_at_once and self.pipeline.send_alone(ticket)
+    def begin(self, request: PendingRequest) -> bool:
+        """Send a request at once, if nothing else is under way, for a caller that will `finish` it."""
+        request.awaited = (
+            self.is_accepting and self.pipeline.sends_at_once and self.pipeline.send_alone(request)
         )
-        return ticket.awaited
+        return request.awaited
 
-    async def finish(self, ticket: PendingRequest) -> None:
-        """Wait until a ticket that was begun is done. Raises the ticket's error."""
-        if not ticket.is_done:
-            await self.pipeline.wait(ticket)
-        if ticket.error is not None:
-            raise ticket.error
+    async def finish(self, request: PendingRequest) -> None:
+        """Wait until a request that was begun is done. Raises the request's error."""
+        if not request.is_done:
+            await self.pipeline.wait(request)
+        if request.error is not None:
+            raise request.error
 
     def deadline(self, extra: float = 0.0) -> float:
         """When a call made now must have its reply; `extra` seconds of the server's time are allowed for."""
@@ -235,7 +233,7 @@ class Link:
             self._outer.cancel()
 
     def statistics(self) -> LinkStatistics:
-        """Counters, now."""
+        """Return the counters."""
         pipeline = self.pipeline
         return LinkStatistics(
             commands=pipeline.commands,
@@ -260,7 +258,7 @@ class Link:
         try:
             async with trio.open_nursery() as nursery:
                 self._outer = nursery.cancel_scope
-                nursery.start_soon(self._guard)
+                nursery.start_soon(self._watch_clock)
                 await self._keep_up(task_status)
         finally:
             self.is_accepting = False
@@ -281,11 +279,11 @@ class Link:
             try:
                 transport, replies = await self._open(give_up if first else float("inf"))
             except BrokerUnavailable as error:
-                rest = self._failed(str(error))
-                # A breaker at rest must not use up the little time that a first connection has.
-                pause = self._pause(attempt) if first else max(self._pause(attempt), rest)
+                open_for = self._record_failure(str(error))
+                # An open breaker must not use up the little time that a first connection has.
+                pause = self._pause(attempt) if first else max(self._pause(attempt), open_for)
                 if first and trio.current_time() + pause >= give_up:
-                    # An attempt that was cut short by the end of that time says less than the one before.
+                    # The error of an attempt that the end of that time cut short explains less than the one before.
                     cut_short = trio.current_time() >= give_up
                     self.fail(earlier if cut_short and earlier is not None else error)
                     return
@@ -297,7 +295,7 @@ class Link:
             except BrokerError as error:
                 self.fail(error)
                 return
-            up_since = self._up()
+            up_since = self._record_connection()
             if first:
                 first = False
                 task_status.started()
@@ -307,7 +305,7 @@ class Link:
                 await trio.sleep(self._pause(attempt))
 
     async def _open(self, give_up: float) -> tuple[Transport, ReplyParser]:
-        """One attempt. Raises BrokerUnavailable to try again, any other BrokerError to give up."""
+        """Connect once. Raises BrokerUnavailable to try again, any other BrokerError to give up."""
         now = trio.current_time()
         self.breaker = self.breaker.with_probe(now)
         limit = min(self.timing.connect, max(give_up - now, 0.001))
@@ -332,23 +330,23 @@ class Link:
     async def _shake_hands(self, transport: Transport, replies: ReplyParser) -> ServerHello:
         commands = build_hello(self.endpoint, resp=self._resp, name=self.name)
         await transport.send(pack_commands(commands))
-        answers: list[Any] = []
-        while len(answers) < len(commands):
-            answer = replies.next()
-            if answer is NEED_DATA:
-                received = await transport.receive()
-                if not received:
-                    if answers:
+        hello_replies: list[Any] = []
+        while len(hello_replies) < len(commands):
+            reply = replies.next()
+            if reply is NEED_DATA:
+                data = await transport.receive()
+                if not data:
+                    if hello_replies:
                         parse_server_hello(
-                            answers, where=self.where
-                        )  # a server that turns us away may say why
+                            hello_replies, where=self.where
+                        )  # a server that refuses us may have sent why
                     raise trio.BrokenResourceError("closed during the handshake")
-                replies.feed(received)
-            elif type(answer) is not PushNotification:
-                answers.append(answer)
-        return parse_server_hello(answers, where=self.where)
+                replies.feed(data)
+            elif type(reply) is not PushNotification:
+                hello_replies.append(reply)
+        return parse_server_hello(hello_replies, where=self.where)
 
-    def _up(self) -> float:
+    def _record_connection(self) -> float:
         now = self.connected_since = self.pipeline.last_received = trio.current_time()
         was = self.breaker.state
         self.breaker = self.breaker.after_success()
@@ -363,11 +361,11 @@ class Link:
         )
         if was is not BreakerState.CLOSED:
             self._watch(BreakerClosed(self.name, self.where))
-        self._on_up()
+        self._on_connected()
         return now
 
     async def _serve(self, transport: Transport, replies: ReplyParser) -> None:
-        """Let the pipeline work over this transport until it breaks or is dropped."""
+        """Run the pipeline over this transport until it breaks or is dropped."""
         self._reason = ""
         try:
             async with trio.open_nursery() as nursery:
@@ -387,8 +385,8 @@ class Link:
         except CONNECTION_ERRORS as error:
             self.reconnect(str(translate_error(error, maybe_done=False, where=self.where)))
 
-    def _failed(self, reason: str) -> float:
-        """An attempt failed: tell the breaker, and say how long it wants to rest."""
+    def _record_failure(self, reason: str) -> float:
+        """Report a failed attempt to the breaker. Return the seconds for which it stays open."""
         now = trio.current_time()
         was = self.breaker.state
         self.breaker = self.breaker.after_failure(now)
@@ -396,12 +394,12 @@ class Link:
         if self.breaker.state is not BreakerState.OPEN:
             return 0.0
         self.is_accepting = False
-        rest = self.breaker.open_until - now
+        open_for = self.breaker.open_until - now
         if was is BreakerState.CLOSED:
             is_error = self.breaker.log_level(now) == "error"
-            self._watch(BreakerOpened(self.name, self.where, reason, rest, is_error))
+            self._watch(BreakerOpened(self.name, self.where, reason, open_for, is_error))
             self.pipeline.fail_unsent(lambda was_sent: self._circuit_open(maybe_done=was_sent))
-        return rest
+        return open_for
 
     def _pause(self, attempt: int) -> float:
         timing = self.timing
@@ -413,45 +411,45 @@ class Link:
             maybe_done=maybe_done,
         )
 
-    # ---- the warden
+    # ---- the watchdog
 
-    async def _guard(self) -> None:
-        """Watch the deadlines of both queues, and a silent connection.
+    async def _watch_clock(self) -> None:
+        """Check the deadlines of both queues, and ping a silent connection.
 
-        A ticket queued from now on has a deadline of at least `now + reply`, so sleeping until then misses
-        none; so it is with a connection made from now on and its first ping.
+        A request that is queued while this sleeps has a deadline of at least `now + reply`, so none is missed. The same
+        is true of a new connection and its first ping.
         """
         longest = min(self.timing.reply, self.timing.idle_ping)
         while True:
             now = trio.current_time()
-            await trio.sleep_until(min(now + longest, self._next_look(now)))
+            await trio.sleep_until(min(now + longest, self._get_next_check(now)))
             now = trio.current_time()
             pipeline = self.pipeline
             pipeline.fail_unsent(self._waited_too_long, until=now)
             if not self.connected:
                 continue
             if pipeline.inflight:
-                if now >= self._answer_due(pipeline.inflight[0]):
+                if now >= self._reply_due(pipeline.inflight[0]):
                     self.reconnect(f"broker {self.where} gave no answer within {self.timing.reply:g} s")
             elif not pipeline.unsent and now >= pipeline.last_received + self.timing.idle_ping:
                 pipeline.submit(PendingRequest(_PING, now + self.timing.reply, repeatable=False))
 
-    def _next_look(self, now: float) -> float:
+    def _get_next_check(self, now: float) -> float:
         pipeline = self.pipeline
-        looks = [pipeline.unsent[0].deadline] if pipeline.unsent else []
+        next_checks = [pipeline.unsent[0].deadline] if pipeline.unsent else []
         if self.connected:
             if pipeline.inflight:
-                looks.append(self._answer_due(pipeline.inflight[0]))
+                next_checks.append(self._reply_due(pipeline.inflight[0]))
             else:
-                looks.append(pipeline.last_received + self.timing.idle_ping)
-        # Whatever is due at this very moment was dealt with; never spin.
-        return max(min(looks, default=float("inf")), now + 0.001)
+                next_checks.append(pipeline.last_received + self.timing.idle_ping)
+        # What is due now was handled already: do not loop without a pause.
+        return max(min(next_checks, default=float("inf")), now + 0.001)
 
-    def _answer_due(self, ticket: PendingRequest) -> float:
-        if ticket.replies:
-            # Some of a long batch has come: the server is at work as long as it goes on.
-            return max(ticket.deadline, self.pipeline.last_received + self.timing.reply)
-        return ticket.deadline
+    def _reply_due(self, request: PendingRequest) -> float:
+        if request.replies:
+            # A part of a long batch has come: the server works as long as more arrives.
+            return max(request.deadline, self.pipeline.last_received + self.timing.reply)
+        return request.deadline
 
     def _waited_too_long(self, was_sent: bool) -> BrokerUnavailable:
         reason = self._last_failure or "no connection"

@@ -92,19 +92,23 @@ class ParkedRedis(SingleConnection):
                     on_reply(decoded[0])
 
         async with self._turn:
-            ticket = await self._read(call, pack_command(call.words), on_raw_reply)
-            if type(ticket.reply) is ReplyError and str(ticket.reply).startswith("NOSCRIPT") and call.script:
-                ticket = await self._read(call, pack_command(call.with_script_text), on_raw_reply)
-        if ticket.error is not None or type(ticket.reply) is ReplyError or _is_empty(ticket.reply):
+            request = await self._read(call, pack_command(call.words), on_raw_reply)
+            if (
+                type(request.reply) is ReplyError
+                and str(request.reply).startswith("NOSCRIPT")
+                and call.script
+            ):
+                request = await self._read(call, pack_command(call.with_script_text), on_raw_reply)
+        if request.error is not None or type(request.reply) is ReplyError or _is_empty(request.reply):
             await checkpoint_if_cancelled()
-        if ticket.error is not None:
-            raise ticket.error
-        if type(ticket.reply) is ReplyError:
-            error = translate_reply(str(ticket.reply), where=self._where)
+        if request.error is not None:
+            raise request.error
+        if type(request.reply) is ReplyError:
+            error = translate_reply(str(request.reply), where=self._where)
             if isinstance(error, BrokerReadOnly):
                 self._link.reconnect(str(error))
             raise error
-        return decoded[0] if decoded else read_reply(call, ticket.reply, where=self._where)
+        return decoded[0] if decoded else read_reply(call, request.reply, where=self._where)
 
     async def _read(
         self, call: Call[Any], data: bytes, on_raw_reply: Callable[[Any], None]
@@ -112,32 +116,32 @@ class ParkedRedis(SingleConnection):
         link = self._link
         if not link.is_accepting:
             await link.wait_until_accepting()
-        ticket = PendingRequest(data, link.deadline(call.blocks), call.repeatable)
-        ticket.on_reply = on_raw_reply
+        request = PendingRequest(data, link.deadline(call.blocks), call.repeatable)
+        request.on_reply = on_raw_reply
 
         def leave(_raise_cancel: object) -> Abort:
-            if not ticket.sent:
-                ticket.task = None
-                link.pipeline.withdraw(ticket)
+            if not request.sent:
+                request.task = None
+                link.pipeline.withdraw(request)
                 return Abort.SUCCEEDED
-            ticket.repeatable = False
+            request.repeatable = False
             if call.blocks:
-                self._leaving = ticket
+                self._leaving = request
                 self._unblock_requested.set()
             return Abort.FAILED
 
-        link.pipeline.submit(ticket)
-        ticket.task = current_task()
+        link.pipeline.submit(request)
+        request.task = current_task()
         await wait_task_rescheduled(leave)
-        return ticket
+        return request
 
     async def _release(self) -> None:
         """Ask the server to end the wait of a read whose caller was cancelled, until it is over."""
         while True:
             await self._unblock_requested.wait()
             self._unblock_requested = trio.Event()
-            ticket = self._leaving
-            while ticket is not None and ticket.task is not None and self._link.greeting is not None:
+            request = self._leaving
+            while request is not None and request.task is not None and self._link.greeting is not None:
                 unblock: Call[int] = Call(
                     ("CLIENT", "UNBLOCK", self._link.greeting.client_id), int, repeatable=True
                 )

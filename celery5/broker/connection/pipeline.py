@@ -1,14 +1,13 @@
-"""Pipeline: many callers, one connection: their commands leave together and each gets its own reply.
+"""Send the commands of many callers over one connection, many in one write, and return to each caller its reply.
 
-Two queues. `unsent` waits for the writer, which sends all of it in one go: calls made in the same turn of the
-scheduler share one write without knowing of each other. `inflight` waits for replies, which come in the order
+There are two queues. Requests in `unsent` wait for the writer, which sends all of them in one write: so calls that are
+made in the same turn of the scheduler share a write. Requests in `inflight` wait for replies, which come in the order
 of the commands.
 
-The speed comes from what is left out. A task parks itself and is rescheduled once; its reply lies in the
-ticket. There is no event, no future, no channel and no task per call. When nothing else is under way and the
-last write carried one command, a call is sent at once by the caller itself: a lone caller saves the trip
-through the writer. Without the second condition the first of a hundred callers would travel alone each time
-and split every batch.
+It is fast because a call needs no event, no future, no channel and no task: the calling task is suspended and
+rescheduled once, and its reply is an attribute of the request. When no reply is awaited and the last write had a single
+command, the caller itself sends: a single caller saves the switch to the writer. Without the second condition the first
+of a hundred callers would send alone each time, and split every batch.
 """
 
 from collections import deque
@@ -26,11 +25,8 @@ from celery5.errors import BrokerError, BrokerUnavailable
 class PendingRequest:
     """One write of `count` commands and the task that waits for their replies.
 
-    A ticket that was not sent yet can be withdrawn without a trace. One that was sent keeps its place in the
-    row until its replies have come, because replies are told apart by their order alone; when nobody waits
-    any more they are dropped. `deadline` is a time of Trio's clock. `repeatable`: may be sent once more when
-    nobody knows whether it ran. `awaited`: if nobody waits for it yet, somebody will. `on_reply` is called with a
-    single reply in the very step in which it comes, before the task is woken.
+    A request that was not sent yet can be withdrawn. One that was sent stays in the queue until its replies have come,
+    because only their order shows which request they belong to. When no task waits for them any more they are dropped.
     """
 
     __slots__ = (
@@ -54,7 +50,8 @@ class PendingRequest:
 
     def __init__(self, data: bytes, deadline: float, repeatable: bool, count: int = 1) -> None:
         self.data = data
-        self.deadline = deadline
+        self.deadline = deadline  # on Trio's clock
+        # It may be sent once more when it is unknown whether it ran.
         self.repeatable = repeatable
         self.count = count
         self.missing = count
@@ -62,23 +59,25 @@ class PendingRequest:
         self.replies: list[Any] | None = None if count == 1 else []
         self.reply: Any = None
         self.error: BrokerError | None = None
+        # Called with a single reply in the step in which it comes, before the task is woken.
         self.on_reply: Callable[[Any], None] | None = None
         self.task: trio.lowlevel.Task | None = None
+        # A task will wait for it, if none does yet.
         self.awaited = False
         self.is_done = False
-        # Whether its bytes have left us over this connection, and whether they had over an earlier one.
+        # Whether it was sent over this connection, and whether it was sent over an earlier one.
         self.sent = False
         self.sent_before = False
         self.withdrawn = False
         self.allows_error_replies = False
 
     def allow_error_replies(self) -> None:
-        """An error reply is an extra one here, and the expected reply still follows (see `push`)."""
+        """Take error replies as additional ones: the expected reply still follows (see `push.py`)."""
         self.allows_error_replies = True
         self.replies = []
 
     def finish(self) -> None:
-        """It is over: let the task that waits go on."""
+        """Mark it as done, and wake the task that waits for it."""
         self.is_done = True
         task = self.task
         if task is not None:
@@ -86,7 +85,7 @@ class PendingRequest:
             trio.lowlevel.reschedule(task)
 
     def add_reply(self, reply: Any) -> bool:
-        """Keep one of several replies; true when that was the last."""
+        """Add one of several replies. Return whether that was the last."""
         if self.replies is not None:
             self.replies.append(reply)
         if not (self.allows_error_replies and type(reply) is ReplyError):
@@ -94,12 +93,12 @@ class PendingRequest:
         return self.missing == 0
 
     def fail(self, error: BrokerError) -> None:
-        """End it with an error."""
+        """Finish it with an error."""
         self.error = error
         self.finish()
 
     def reset(self) -> None:
-        """Make ready to be sent again, once."""
+        """Prepare it to be sent once more."""
         self.repeatable = False
         self.sent = False
         self.sent_before = True
@@ -108,15 +107,15 @@ class PendingRequest:
             self.replies = []
 
 
-# One write: more than this waits for the next one, so that replies can begin to come back.
+# The most bytes of one write: the rest waits for the next one, so that replies can begin to come back.
 MAX_BATCH_BYTES = 256 * 1024
 
 
 class Pipeline:
-    """The two queues of one link, and the writer and the reader that move tickets through them.
+    """The two queues of one link, and the writer and the reader that move requests through them.
 
-    It outlives connections: `write` and `read` run once for each, `cut` says what a lost connection means for
-    what was under way.
+    It outlives connections: `write` and `read` run once for each. `disconnect` decides what becomes of in-flight
+    requests when a connection is lost.
     """
 
     __slots__ = (
@@ -155,84 +154,81 @@ class Pipeline:
 
     @property
     def unsent_count(self) -> int:
-        """How many tickets wait to be sent."""
+        """The number of requests that wait to be sent."""
         return len(self.unsent) - self._withdrawn
 
     @property
     def sends_at_once(self) -> bool:
-        """Whether the next ticket would be sent at once by its caller."""
+        """Whether the next request would be sent at once by its caller."""
         return self._parked is not None and self.last_batch == 1 and not self.inflight
 
-    def submit(self, ticket: PendingRequest) -> None:
-        """Queue a ticket, or send it when it would be alone.
-
-        Raises BrokerUnavailable when too much waits already.
-        """
+    def submit(self, request: PendingRequest) -> None:
+        """Queue a request, or send it if it is the only one. Raises BrokerUnavailable when too many bytes wait."""
         parked = self._parked
-        if parked is not None and self.last_batch == 1 and not self.inflight and self.send_alone(ticket):
+        if parked is not None and self.last_batch == 1 and not self.inflight and self.send_alone(request):
             return
-        size = len(ticket.data)
+        size = len(request.data)
         if self.unsent_bytes + size > self.max_unsent_bytes and self.unsent:
             raise BrokerUnavailable(
                 f"broker {self.where}: {self.unsent_bytes} bytes wait to be sent already; nothing was sent"
             )
         self.unsent_bytes += size
-        self.unsent.append(ticket)
+        self.unsent.append(request)
         if parked is not None:
             self._wake_writer()
 
-    def send_alone(self, ticket: PendingRequest) -> bool:
-        """Send a ticket, or say that it cannot be sent at once: ask only while `eager`."""
+    def send_alone(self, request: PendingRequest) -> bool:
+        """Send a request at once. Return False if that is not possible. Call it only while `sends_at_once`."""
         transport = self._transport
         if transport is None or not transport.immediate:
             return False
-        data = ticket.data
+        data = request.data
         try:
             sent = transport.send_now(data)
         except OSError:
             return False  # nothing was sent: the writer will meet the same error and report it
         if not sent:
             return False
-        self._begin(ticket)
+        self._begin(request)
         if sent != len(data):
             # The socket's buffer is full after a part: the writer sends the rest before anything else.
             self._rest = data[sent:]
             self._wake_writer()
         return True
 
-    def _begin(self, ticket: PendingRequest) -> None:
-        ticket.sent = True
-        self.inflight.append(ticket)
-        self.commands += ticket.count
+    def _begin(self, request: PendingRequest) -> None:
+        request.sent = True
+        self.inflight.append(request)
+        self.commands += request.count
         self.batches += 1
-        self.last_batch = ticket.count
+        self.last_batch = request.count
 
     def _wake_writer(self) -> None:
         parked, self._parked = self._parked, None
         if parked is not None:
             reschedule(parked)
 
-    async def wait(self, ticket: PendingRequest) -> None:
-        """Park the calling task until its ticket is done.
+    async def wait(self, request: PendingRequest) -> None:
+        """Suspend the calling task until its request is done.
 
-        Cancellation withdraws it or leaves its replies to be dropped.
+        If the task is cancelled, the request is withdrawn, or its replies are dropped.
         """
 
         def abandon(_raise_cancel: object) -> Abort:
-            ticket.task = None
-            ticket.awaited = False
-            if not ticket.sent:
-                self.withdraw(ticket)
+            request.task = None
+            request.awaited = False
+            if not request.sent:
+                self.withdraw(request)
             return Abort.SUCCEEDED
 
-        ticket.task = current_task()
+        request.task = current_task()
         await wait_task_rescheduled(abandon)
 
-    def withdraw(self, ticket: PendingRequest) -> None:
-        """Take back a ticket that waits in `unsent`: it will not be sent."""
-        self.unsent_bytes -= len(ticket.data)
-        ticket.data = b""
-        ticket.withdrawn = True
+    def withdraw(self, request: PendingRequest) -> None:
+        """Withdraw a request from `unsent`: it will not be sent."""
+        self.unsent_bytes -= len(request.data)
+        request.data = b""
+        request.withdrawn = True
         self._withdrawn += 1
 
     async def write(self, transport: Transport) -> None:
@@ -251,11 +247,11 @@ class Pipeline:
                 batch = self._next_batch()
                 if not batch:
                     continue
-                data = b"".join([ticket.data for ticket in batch])
+                data = b"".join([request.data for request in batch])
                 try:
                     sent = transport.send_now(data)
                 except BaseException:
-                    # Not one byte has left, so these may wait for the next connection.
+                    # No byte was sent, so these may wait for the next connection.
                     self._put_back(batch)
                     raise
                 self._sent(batch)
@@ -281,39 +277,36 @@ class Pipeline:
             self.unsent_bytes = 0
             if self._withdrawn:
                 self._withdrawn = 0
-                return [ticket for ticket in whole if not ticket.withdrawn]
+                return [request for request in whole if not request.withdrawn]
             return whole
         batch: list[PendingRequest] = []
         size = 0
         while unsent and size < MAX_BATCH_BYTES:
-            ticket = unsent.popleft()
-            if ticket.withdrawn:
+            request = unsent.popleft()
+            if request.withdrawn:
                 self._withdrawn -= 1
                 continue
-            batch.append(ticket)
-            size += len(ticket.data)
+            batch.append(request)
+            size += len(request.data)
         self.unsent_bytes -= size
         return batch
 
     def _put_back(self, batch: list[PendingRequest]) -> None:
         self.unsent.extendleft(reversed(batch))
-        self.unsent_bytes += sum(len(ticket.data) for ticket in batch)
+        self.unsent_bytes += sum(len(request.data) for request in batch)
 
     def _sent(self, batch: list[PendingRequest]) -> None:
         count = 0
-        for ticket in batch:
-            ticket.sent = True
-            count += ticket.count
+        for request in batch:
+            request.sent = True
+            count += request.count
         self.inflight.extend(batch)
         self.commands += count
         self.batches += 1
         self.last_batch = count
 
     async def read(self, transport: Transport, replies: ReplyParser) -> None:
-        """Give each reply to its ticket, until cancelled.
-
-        Raises what the transport raises, and ProtocolError.
-        """
+        """Pass each reply to its request, until cancelled. Raises what the transport raises, and ProtocolError."""
         inflight = self.inflight
         receive, feed, following = transport.receive, replies.feed, replies.next
         while True:
@@ -326,16 +319,16 @@ class Pipeline:
                     continue
                 if not inflight:
                     raise trio.BrokenResourceError("a reply that nobody asked for")
-                ticket = inflight[0]
-                if ticket.replies is None:
+                request = inflight[0]
+                if request.replies is None:
                     inflight.popleft()
-                    ticket.reply = reply
-                    if ticket.on_reply is not None:
-                        ticket.on_reply(reply)
-                    ticket.finish()
-                elif ticket.add_reply(reply):
+                    request.reply = reply
+                    if request.on_reply is not None:
+                        request.on_reply(reply)
+                    request.finish()
+                elif request.add_reply(reply):
                     inflight.popleft()
-                    ticket.finish()
+                    request.finish()
             data = await receive()
             if not data:
                 raise trio.BrokenResourceError("closed by the server")
@@ -343,37 +336,37 @@ class Pipeline:
             feed(data)
 
     def disconnect(self, reason: str) -> tuple[int, int]:
-        """The connection is over: what was in flight fails with `reason`, or is kept where the call may be
-        sent again.
+        """End the connection: in-flight requests fail with `reason`, but for those that may be sent again.
 
-        Says how many failed and how many are kept, those that were not sent yet included.
+        Returns:
+            How many failed, and how many wait to be sent now.
         """
         again: list[PendingRequest] = []
         failed = 0
-        for ticket in self.inflight:
-            if ticket.task is None and not ticket.awaited:
-                continue  # nobody waits for it any more
-            if ticket.repeatable:
-                ticket.reset()
-                again.append(ticket)
+        for request in self.inflight:
+            if request.task is None and not request.awaited:
+                continue  # no task waits for it any more
+            if request.repeatable:
+                request.reset()
+                again.append(request)
             else:
                 failed += 1
-                ticket.fail(BrokerUnavailable(reason, maybe_done=True))
+                request.fail(BrokerUnavailable(reason, maybe_done=True))
         self.inflight.clear()
         self._put_back(again)
         self.last_batch = 1
         return failed, self.unsent_count
 
     def fail_unsent(self, error: Callable[[bool], BrokerError], *, until: float = float("inf")) -> None:
-        """Fail what waits to be sent and has its deadline at `until` or before.
+        """Fail the requests that wait to be sent and have their deadline at `until` or before.
 
-        `error` is told whether it was sent before.
+        `error` is called with whether the request was sent before.
         """
         unsent = self.unsent
         while unsent and (unsent[0].withdrawn or unsent[0].deadline <= until):
-            ticket = unsent.popleft()
-            if ticket.withdrawn:
+            request = unsent.popleft()
+            if request.withdrawn:
                 self._withdrawn -= 1
                 continue
-            self.unsent_bytes -= len(ticket.data)
-            ticket.fail(error(ticket.sent_before))
+            self.unsent_bytes -= len(request.data)
+            request.fail(error(request.sent_before))

@@ -90,12 +90,12 @@ class PushRedis(SingleConnection):
                 await self._send("UNSUBSCRIBE", names)
 
     async def _send(self, command: str, names: list[bytes]) -> None:
-        ticket = PendingRequest(
+        request = PendingRequest(
             pack_commands([(command, *names), ("PING",)]), self._link.deadline(), repeatable=False
         )
-        ticket.allow_error_replies()
-        await self._link.perform(ticket)
-        for reply in ticket.replies or ():
+        request.allow_error_replies()
+        await self._link.perform(request)
+        for reply in request.replies or ():
             if type(reply) is ReplyError:
                 raise translate_reply(str(reply), where=self._where)
 

@@ -79,7 +79,7 @@ class TrioRedis(SingleConnection):
         dropped. Raises BrokerUnavailable (`maybe_done` if the connection was lost after sending),
         CircuitOpen, BrokerLoading, BrokerReadOnly, BrokerDenied, BrokerReplied.
         """
-        request = self._ticket(call)
+        request = self._make_request(call)
         await self._link.perform(request)
         return await self._decoded(call, request)
 
@@ -88,24 +88,24 @@ class TrioRedis(SingleConnection):
 
         Returns None if nothing was sent.
         """
-        request = self._ticket(call)
+        request = self._make_request(call)
         return request if self._link.begin(request) else None
 
-    async def finish(self, call: Call[T], ticket: PendingRequest) -> T:
+    async def finish(self, call: Call[T], request: PendingRequest) -> T:
         """Return the decoded reply to a call that was begun. Raises as `perform`."""
-        await self._link.finish(ticket)
-        return await self._decoded(call, ticket)
+        await self._link.finish(request)
+        return await self._decoded(call, request)
 
-    async def _decoded(self, call: Call[T], ticket: PendingRequest) -> T:
-        reply = ticket.reply
+    async def _decoded(self, call: Call[T], request: PendingRequest) -> T:
+        reply = request.reply
         if type(reply) is ReplyError:
-            reply = await self._handle_error_reply(call, reply, maybe_done=ticket.sent_before)
+            reply = await self._handle_error_reply(call, reply, maybe_done=request.sent_before)
         try:  # inline, not by read_reply: the hot path
             return call.decode(reply)
         except Exception as error:
             raise unreadable_reply(call, error, where=self._where) from error
 
-    def _ticket(self, call: Call[Any]) -> PendingRequest:
+    def _make_request(self, call: Call[Any]) -> PendingRequest:
         if call.words[0] not in self._allowed or call.blocks:
             self._check(call)
         return PendingRequest(

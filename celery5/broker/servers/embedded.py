@@ -85,8 +85,8 @@ def find_bundled_server() -> Path | None:
 class EmbeddedServer:
     """One private server. Start it with `EmbeddedServer.start()`; leaving the `with` block stops it.
 
-    It has no TCP port, keeps nothing on disk unless asked to, and is of a session of its own: Ctrl-C in the terminal
-    reaches us, not it, so that we can still write down what we were doing.
+    It has no TCP port, and keeps nothing on disk without `save`. It runs in its own session: Ctrl-C in the terminal
+    reaches this process, not the server, so that this process can still store its results.
     """
 
     def __init__(self, binary: Path, folder: Path, *, save: bool) -> None:
@@ -104,8 +104,8 @@ class EmbeddedServer:
         `binary` is a path or a name on PATH; by default `find_server` chooses. With `save`, what was written survives
         `kill` and `revive` (an append-only file), though never `stop`, which removes the folder.
 
-        Raises `ServerNotFound` without a binary, `BrokerUnavailable` with the server's last words when it does not come
-        up, and `Misconfigured` when no folder for temporary files has a name short enough for a unix socket.
+        Raises `ServerNotFound` without a binary, `BrokerUnavailable` with the last line of the log when it does not
+        start, and `Misconfigured` when no folder for temporary files has a name short enough for a unix socket.
         """
         server = cls(find_binary(binary), _private_folder(), save=save)
         atexit.register(server.stop)
@@ -133,7 +133,7 @@ class EmbeddedServer:
 
     @property
     def log(self) -> str:
-        """What the server has said so far."""
+        """The log of the server."""
         try:
             return (self.folder / "server.log").read_text(errors="replace")
         except FileNotFoundError:
@@ -150,21 +150,19 @@ class EmbeddedServer:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                env={
-                    **os.environ,
-                    "LC_ALL": "C",
-                },  # Redis 7 ends at once under a locale that is not installed
+                # Redis 7 ends at once under a locale that is not installed.
+                env={**os.environ, "LC_ALL": "C"},
                 start_new_session=True,
             )
-        _tell(self._watcher, f"{self._server.pid}\n")
-        self._wait_until_it_answers(self._server)
+        _write_to_watcher(self._watcher, f"{self._server.pid}\n")
+        self._wait_until_ready(self._server)
 
     def kill(self) -> None:
         """End the server at once with SIGKILL, as a crash would; the folder stays, for `revive`."""
         if self._server is not None:
             _end(self._server, signal.SIGKILL)
             self._server = None
-        self._dismiss_watcher()
+        self._stop_watcher()
         self.socket.unlink(missing_ok=True)
 
     def stop(self) -> None:
@@ -175,7 +173,7 @@ class EmbeddedServer:
         if self._server is not None:
             _end(self._server, signal.SIGTERM)
             self._server = None
-        self._dismiss_watcher()
+        self._stop_watcher()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -194,35 +192,37 @@ class EmbeddedServer:
             "dir": str(self.folder),
             "save": "",
             "appendonly": "yes" if self.save else "no",
-            # Written before each answer, so that it survives the server's death; the kernel sees to the disk. With the
-            # usual `everysec` a busy disk may put writing off for two seconds.
+            # Written before each reply, so that it survives the server's death; the kernel writes to the disk. With
+            # the usual `everysec` a busy disk may delay writing for two seconds.
             "appendfsync": "no",
         }
         return [str(self.binary), *(word for name, value in options.items() for word in (f"--{name}", value))]
 
-    def _wait_until_it_answers(self, server: subprocess.Popen[bytes]) -> None:
+    def _wait_until_ready(self, server: subprocess.Popen[bytes]) -> None:
         limit = time.monotonic() + START_LIMIT
         while not _answers(self.socket):
             if (code := server.poll()) is not None:
                 raise BrokerUnavailable(
-                    f"the embedded server {self.binary} ended with code {code}: {self._last_words()}"
+                    f"the embedded server {self.binary} ended with code {code}: {self._last_line()}"
                 )
             if time.monotonic() > limit:
                 raise BrokerUnavailable(
-                    f"the embedded server {self.binary} did not answer within {START_LIMIT:g} s: {self._last_words()}"
+                    f"the embedded server {self.binary} did not answer within {START_LIMIT:g} s: {self._last_line()}"
                 )
             time.sleep(0.003)
 
-    def _last_words(self) -> str:
-        said = [line.strip() for line in self.log.splitlines() if line.strip()]
-        return said[-1] if said else "it said nothing"
+    def _last_line(self) -> str:
+        lines = [line.strip() for line in self.log.splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
 
-    def _dismiss_watcher(self) -> None:
+    def _stop_watcher(self) -> None:
         if self._watcher is None:
             return
-        _tell(self._watcher, "\nfarewell\n")  # the empty line stands for a server that never started
+        _write_to_watcher(
+            self._watcher, "\nfarewell\n"
+        )  # the empty line stands for a server that never started
         assert self._watcher.stdin is not None
-        with suppress(BrokenPipeError):  # it is gone, and what it was told is still in the buffer
+        with suppress(BrokenPipeError):  # it has ended, and what was written to it is still in the buffer
             self._watcher.stdin.close()
         _end(self._watcher, None)
         self._watcher = None
@@ -261,7 +261,7 @@ def _watch(folder: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def _tell(watcher: subprocess.Popen[bytes], words: str) -> None:
+def _write_to_watcher(watcher: subprocess.Popen[bytes], words: str) -> None:
     assert watcher.stdin is not None
     try:
         watcher.stdin.write(words.encode())

@@ -15,7 +15,7 @@ import redis
 
 from celery5.broker.servers import kept_server
 from celery5.broker.servers.embedded import find_binary
-from celery5.broker.servers.kept_server import KeptServer
+from celery5.broker.servers.kept_server import KeptServer, ServerState
 from celery5.errors import BrokerUnavailable, Misconfigured, ServerNotFound
 from celery5.protocol.cluster.own_broker import OwnBroker
 from tests.redis.commands.staff import is_alive
@@ -40,10 +40,10 @@ def keep(short_path: Path, server_binary: str | None) -> Iterator[Keep]:
 
 def forsake(server: KeptServer) -> int:
     """What is left when whoever keeps it dies: the server, without its keeper's locks. Gives its process."""
-    for each in (server._own, server._lock):
+    for each in (server._server_lock, server._lock):
         if each >= 0:
             os.close(each)
-    pid, server._own, server._lock = server.pid, -1, -1
+    pid, server._server_lock, server._lock = server.pid, -1, -1
     if server._child is not None:
         server._child.returncode = 0  # it is to be no child of ours
     server.pid, server._child = 0, None
@@ -166,10 +166,11 @@ def test_it_throws_no_job_away_is_no_affair_of_systemds_and_ends_in_order(
 def test_one_that_still_reads_its_data_is_waited_for(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     server = keep()
     server.start()
-    said = [(server.pid, False), None, (server.pid, False), (server.pid, True)]
-    monkeypatch.setattr(server, "_asked", lambda: said.pop(0))
-    server._wait_until_it_answers(lambda: False)
-    assert said == []
+    loading, serving = ServerState(server.pid, False), ServerState(server.pid, True)
+    states = [loading, None, loading, serving]
+    monkeypatch.setattr(server, "_inspect", lambda: states.pop(0))
+    server._wait_until_ready(lambda: False)
+    assert states == []
     monkeypatch.undo()
 
 
@@ -324,6 +325,6 @@ def test_who_has_given_up_does_not_wait(keep: Keep, monkeypatch: pytest.MonkeyPa
     os.kill(server.pid, signal.SIGSTOP)
     try:
         with pytest.raises(BrokerUnavailable, match="does not answer yet"):
-            server._wait_until_it_answers(lambda: True)
+            server._wait_until_ready(lambda: True)
     finally:
         os.kill(server.pid, signal.SIGCONT)
