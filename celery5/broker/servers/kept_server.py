@@ -146,7 +146,7 @@ class KeptServer:
     def _find_running(self) -> bool:
         """Return whether a server runs that an earlier Controller has left, and that can be adopted.
 
-        Raises Misconfigured when another server answers on the socket, or a server over this data that it did not start.
+        Raises Misconfigured when another server answers on the socket, or one over this data that it did not start.
         """
         if self._child is not None:
             return False
