@@ -38,9 +38,9 @@ from celery5.protocol.job.job import Job
 from celery5.results.sinks import SinkOptions, check_sinks, get_all_recipients, get_all_sink_options
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry
-from celery5.services.events.event_actions import EventActions
 from celery5.services.events.event_ingestion import (
     BrokerLookup,
+    EventActions,
     EventBrokers,
     EventHandling,
     EventIngestion,

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 import trio
@@ -63,8 +63,6 @@ MAX_OWN_COMMANDS = 100
 """The most waiting commands of a process to itself."""
 MAX_LOGGED_REFUSALS = 10
 """Refusals that are logged in a second; more are only counted."""
-
-T = TypeVar("T")
 
 
 class InboxKeyring(Protocol):

@@ -4,7 +4,7 @@ Redis stores which queues are paused for all. A worker reads that at its start a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
@@ -19,8 +19,6 @@ from celery5.services.worker.consumer import Consumer
 
 RETRY_INTERVAL = 1.0
 """Seconds between attempts while Redis is unreachable, or another program has spoilt the key."""
-
-T = TypeVar("T")
 
 
 class PausedQueues:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
@@ -41,8 +41,6 @@ MAX_SHOWN_JOBS = 1000
 """The most running jobs in one answer."""
 MAX_JOBS_BEFORE = 256
 """The most jobs that may wait before the job of `run-task`: all are read with it, and released again."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,22 @@
-"""Event Ingestion: makes of each event one job for each of its subscribers.
+"""Make a job of each event for each of its subscribers.
 
-First the jobs are published, then the event is ended. Should the Router die between the two, another one gets the event
-and publishes the same jobs, whose ids follow from the event's: they are known already (`claim.lua`), and stay known
-until the event has ended, however long that takes.
+First the jobs are published, then the event is finished. If the Router dies between the two, another one publishes the
+same jobs again. Their ids are derived from the event's, so Redis recognises them as duplicates (`claim.lua`) until the
+event is finished, however long that takes.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import trio
 
 from celery5.broker.call import Call
 from celery5.broker.calls import events as trips
 from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import limits
 from celery5.broker.calls.events import EventOutcome
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.connection.parked import ParkedRedis
@@ -27,6 +29,7 @@ from celery5.protocol.events.messages import (
     EventMessage,
     Subscription,
     encode,
+    format_subject,
     group_by_subject,
     make_event_job,
     parse_event,
@@ -34,17 +37,69 @@ from celery5.protocol.events.messages import (
 )
 from celery5.protocol.job.job import DEDUPLICATION_GRACE, Job
 from celery5.protocol.job.messages import read_job_id
+from celery5.protocol.limits import Suspension
 from celery5.sending.publisher import PublishPlanner
-from celery5.services.events.event_actions import EventActions
 from celery5.services.process.broker_outages import OutageLog, is_outage, retry_until_available
 from celery5.services.worker.lease import Lease
 
-AT_ONCE = 200
-"""Events read in one trip."""
+READ_BATCH = 200
+"""The most events read in one trip."""
 RETRY_DELAY = 0.5
-"""Seconds until another attempt, when AsyncDriver does not serve."""
+"""Seconds between attempts while Redis is unreachable."""
 
-T = TypeVar("T")
+
+EventAction = Callable[[EventMessage], Awaitable[None]]
+"""Takes the event. Raises Corrupt for invalid fields, and BrokerError."""
+
+
+class _Suspended(msgspec.Struct):
+    task: str
+    why: str = ""
+
+
+class _Resumed(msgspec.Struct):
+    task: str
+
+
+EventFields = TypeVar("EventFields", _Suspended, _Resumed)
+
+
+class EventActions:
+    """What a Router itself does at some events: it suspends and resumes tasks.
+
+    Each action may be repeated, if its Router dies before the event is finished.
+    """
+
+    def __init__(self, *, redis: AsyncDriver, keys: Keys, log: Log) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._log = log
+
+    @property
+    def actions(self) -> Mapping[str, EventAction]:
+        """Return the actions by subject: an event and its version."""
+        return {
+            format_subject("celery5.TaskSuspended", 1): self._suspend,
+            format_subject("celery5.TaskResumed", 1): self._resume,
+        }
+
+    async def _suspend(self, event: EventMessage) -> None:
+        fields = _parse_fields(event, _Suspended)
+        suspension = Suspension(why=fields.why, by=f"event {event.id}", since=event.sent)
+        await self._redis.perform(limits.suspend_task(self._keys, fields.task, suspension))
+        self._log.event("events:task-suspended", "warning", task=fields.task, why=fields.why)
+
+    async def _resume(self, event: EventMessage) -> None:
+        fields = _parse_fields(event, _Resumed)
+        await self._redis.perform(limits.resume_task(self._keys, fields.task))
+        self._log.event("events:task-resumed", task=fields.task)
+
+
+def _parse_fields(event: EventMessage, kind: type[EventFields]) -> EventFields:
+    try:
+        return msgspec.json.decode(msgspec.json.encode(event.fields), type=kind)
+    except ValueError as error:
+        raise Corrupt(f"event {event.event}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +139,10 @@ class EventBrokers:
 
 
 class EventIngestion:
-    """Routes the events that this Router reads. `routed`: events that had subscribers, jobs that were made of them,
-    events that nobody wanted, events that were buried."""
+    """Routes the events that this Router reads.
+
+    `counts` has events with subscribers, jobs made of them, events without subscribers, and dead-lettered events.
+    """
 
     def __init__(
         self,
@@ -100,66 +157,66 @@ class EventIngestion:
         clock: "Clock",
     ) -> None:
         self._redis = redis
-        self._routed = event_brokers.broker_router
-        self._home = event_brokers.find_broker
-        self._away: set[str] = set()
-        self._held_until = math.inf
+        self._broker_router = event_brokers.broker_router
+        self._find_broker = event_brokers.find_broker
+        self._unreachable: set[str] = set()
+        self._delayed_until = math.inf
         self._reader = event_reading.reader
         self._keys = keys
         (self._events,) = event_reading.consumed
         self._lease = lease
         self._log = log
-        self._waits = OutageLog(log, "events:interrupted", "events:resumed")
+        self._outages = OutageLog(log, "events:interrupted", "events:resumed")
         self._router = event_reading.worker
         self._block = event_reading.read_block
         self._retention = event_handling.event_retention
         self._limit = event_handling.message_limit
         self._clock = clock
-        self._acts = event_handling.event_actions.actions
+        self._actions = event_handling.event_actions.actions
         self._state = b""
         self._subscribed: Mapping[str, Sequence[Subscription]] = {}
         self._publishers: dict[str, PublishPlanner] = {}
-        self._look = True
+        self._may_have_pending = True
         self.counts = {"events": 0, "jobs": 0, "unclaimed": 0, "buried": 0}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Route until cancelled. What is under way then is another Router's soon, and doubles nothing."""
-        self._look = True
+        """Route until cancelled. Another Router then takes over unfinished events; no job runs twice."""
+        self._may_have_pending = True
         task_status.started()
         while True:
-            await retry_until_available(self._route_new, self._waits, RETRY_DELAY, even_refused=True)
+            await retry_until_available(self._route_new, self._outages, RETRY_DELAY, even_refused=True)
 
     async def _route_new(self) -> None:
         try:
             if entries := await self._read():
                 await self._route_all(entries)
         except (BrokerUnavailable, BrokerReplied):
-            self._look = True  # the reply that was lost may have carried events
+            self._may_have_pending = True  # a lost reply may have contained events
             raise
 
     async def _read(self) -> list[Entry]:
-        if trio.current_time() >= self._held_until:
-            self._look, self._held_until = True, math.inf
-        if self._look:
-            found = await self._redis.perform(
-                jobs_calls.read_pending(self._events, self._router, after=b"0", count=AT_ONCE)
+        if trio.current_time() >= self._delayed_until:
+            self._may_have_pending, self._delayed_until = True, math.inf
+        if self._may_have_pending:
+            pending = await self._redis.perform(
+                jobs_calls.read_pending(self._events, self._router, after=b"0", count=READ_BATCH)
             )
-            self._look = bool(found)
-            if found:
-                return found
+            self._may_have_pending = bool(pending)
+            if pending:
+                return pending
         return await self._reader.perform(
-            jobs_calls.read_jobs([self._events], self._router, count=AT_ONCE, block_seconds=self._block)
+            jobs_calls.read_jobs([self._events], self._router, count=READ_BATCH, block_seconds=self._block)
         )
 
     async def _route_all(self, entries: Sequence[Entry]) -> None:
-        """Route these; when the server refuses, one by one, so that one that cannot be routed holds up no other."""
+        """Route these events; if the server refuses, one by one, so that a faulty one does not hold up the others."""
         try:
             await self.route(entries)
         except BrokerReplied as error:
             if is_outage(error):
                 raise
-            for each in entries:
-                await self._route_or_bury(each)
+            for entry in entries:
+                await self._route_or_bury(entry)
 
     async def _route_or_bury(self, entry: Entry) -> None:
         try:
@@ -168,140 +225,146 @@ class EventIngestion:
             if is_outage(error):
                 raise
             self._log.event("events:dead-lettered", "error", id=read_job_id(entry.message), why=str(error))
-            await self._finish([_buried(entry, str(error))])
+            await self._finish([_make_burial(entry, str(error))])
 
     async def route(self, entries: Sequence[Entry]) -> None:
-        """Publish the jobs of these events, then end the events."""
+        """Publish the jobs of these events, then finish the events."""
         await self._lease.wait_until_valid()
-        await self._learn()
-        decided = [await self._decided(entry) for entry in entries]
-        await self._lease.wait_until_valid()  # whoever was frozen since may have been taken for dead
-        held = await self._publish([job for _, jobs in decided for job in jobs])
-        if held:  # their events stay this Router's, who tries again, and reads others meanwhile
-            self._look, self._held_until = False, trio.current_time() + RETRY_DELAY
-        sent = [(ending, jobs) for ending, jobs in decided if held.isdisjoint(job.id for job in jobs)]
-        ended = await self._finish([ending for ending, _ in sent])
-        # An event that another Router has by now may come again: its jobs must be remembered.
-        mine = [jobs for (_, jobs), is_mine in zip(sent, ended, strict=True) if is_mine]
-        await self._forget([job for jobs in mine for job in jobs])
+        await self._read_subscribers()
+        routed = [await self._route_one(entry) for entry in entries]
+        await self._lease.wait_until_valid()  # this Router may have been frozen, and counted as dead
+        unpublished = await self._publish([job for event in routed for job in event.jobs])
+        if unpublished:  # their events stay pending, and are tried again; others are read meanwhile
+            self._may_have_pending, self._delayed_until = False, trio.current_time() + RETRY_DELAY
+        published = [event for event in routed if unpublished.isdisjoint(job.id for job in event.jobs)]
+        finished = await self._finish([event.outcome for event in published])
+        # An event that another Router has now may be read again: the ids of its jobs must stay known.
+        ours = [event.jobs for event, is_ours in zip(published, finished, strict=True) if is_ours]
+        await self._forget([job for jobs in ours for job in jobs])
 
-    async def _learn(self) -> None:
-        """Who is subscribed now: asked after the events were read, so whoever subscribed before they were sent is
-        there."""
-        known = await self._redis.perform(trips.get_subscribers(self._keys, self._state))
-        if known.retired:
-            names = [name.replace("\n", " ") for name in known.retired]
+    async def _read_subscribers(self) -> None:
+        """Read the current subscriptions.
+
+        They are read after the events, so they include all that were declared before those events were sent.
+        """
+        reply = await self._redis.perform(trips.get_subscribers(self._keys, self._state))
+        if reply.retired:
+            names = [name.replace("\n", " ") for name in reply.retired]
             self._log.event("subscription:expired", "warning", subscriptions=names, why=_RETIRED)
-        if known.entries is not None:
-            read = {name: parse_subscription(value, self._limit) for name, value in known.entries.items()}
-            for name in (name for name, each in read.items() if each is None):
+        if reply.entries is not None:
+            parsed = {name: parse_subscription(value, self._limit) for name, value in reply.entries.items()}
+            for name in (name for name, subscription in parsed.items() if subscription is None):
                 self._log.event("subscription:read-failed", "error", subscription=name.replace("\n", " "))
-            self._subscribed = group_by_subject(each for each in read.values() if each is not None)
-        self._state = known.state
+            self._subscribed = group_by_subject(each for each in parsed.values() if each is not None)
+        self._state = reply.state
 
-    async def _decided(self, entry: Entry) -> tuple[EventOutcome, list[Job]]:
-        """How an event ends, and the jobs that are to be there before. What the Router itself does at it is done."""
+    async def _route_one(self, entry: Entry) -> "_RoutedEvent":
+        """Perform the Router's own action for an event; return its outcome, and the jobs to publish before."""
         try:
             event = parse_event(entry.message, self._limit)
-            act = self._acts.get(event.subject)
-            if act is not None:
-                await act(event)
+            action = self._actions.get(event.subject)
+            if action is not None:
+                await action(event)
         except Corrupt as error:
             self._log.event("events:dead-lettered", "error", id=read_job_id(entry.message), why=str(error))
-            return _buried(entry, str(error)), []
+            return _RoutedEvent(_make_burial(entry, str(error)))
         subscribed = self._subscribed.get(event.subject, ())
-        if not subscribed and act is None:
-            return EventOutcome("keep", entry.id, event.id, event.subject, entry.message), []
-        return EventOutcome("done", entry.id, event.id, event.subject, b""), self._jobs(event, subscribed)
-
-    def _jobs(self, event: EventMessage, subscribed: Iterable[Subscription]) -> list[Job]:
+        if not subscribed and action is None:
+            return _RoutedEvent(EventOutcome("keep", entry.id, event.id, event.subject, entry.message))
         now = self._clock()
-        return [make_event_job(event, each, now=now) for each in subscribed]
+        jobs = [make_event_job(event, subscription, now=now) for subscription in subscribed]
+        return _RoutedEvent(EventOutcome("done", entry.id, event.id, event.subject, b""), jobs)
 
     async def _publish(self, jobs: Sequence[Job]) -> set[str]:
-        """All of them, each queue's in one script or a few. They are there when this returns, but for those whose ids
-        it gives: their broker is another one than the events', and away."""
-        held = set[str]()
-        for (app, broker), mine in self._apart(jobs).items():
+        """Publish the jobs, those of each queue in one script or a few.
+
+        Return the ids of those that could not be published because their broker is unreachable. Raises
+        BrokerUnavailable if that is the broker of the events.
+        """
+        unpublished = set[str]()
+        for (app, broker), of_broker in self._group_by_broker(jobs).items():
             publisher = self._publishers.setdefault(app, PublishPlanner(keys=Keys(app)))
-            redis = self._redis if broker == DEFAULT_BROKER else self._routed
+            redis = self._redis if broker == DEFAULT_BROKER else self._broker_router
             try:
-                publisher.record_published(mine, await redis.perform_all(publisher.plan_calls(mine)))
+                replies = await redis.perform_all(publisher.plan_calls(of_broker))
+                publisher.record_published(of_broker, replies)
             except BrokerUnavailable as error:
                 if broker == DEFAULT_BROKER:
                     raise
-                level: Level = "debug" if broker in self._away else "warning"
-                self._log.event("events:delayed", level, broker=broker, jobs=len(mine), why=str(error))
-                self._away.add(broker)
-                held |= {job.id for job in mine}
+                level: Level = "debug" if broker in self._unreachable else "warning"
+                self._log.event("events:delayed", level, broker=broker, jobs=len(of_broker), why=str(error))
+                self._unreachable.add(broker)
+                unpublished |= {job.id for job in of_broker}
             else:
-                self._away.discard(broker)
-                self.counts["jobs"] += len(mine)
-        return held
+                self._unreachable.discard(broker)
+                self.counts["jobs"] += len(of_broker)
+        return unpublished
 
-    def _apart(self, jobs: Iterable[Job]) -> dict[tuple[str, str], list[Job]]:
-        """The jobs by application and broker."""
-        found: dict[tuple[str, str], list[Job]] = {}
+    def _group_by_broker(self, jobs: Iterable[Job]) -> dict[tuple[str, str], list[Job]]:
+        """Return the jobs by application and broker."""
+        groups: dict[tuple[str, str], list[Job]] = {}
         for job in jobs:
-            found.setdefault((job.app, self._home(job.app, job.queue)), []).append(job)
-        return found
+            groups.setdefault((job.app, self._find_broker(job.app, job.queue)), []).append(job)
+        return groups
 
-    async def _finish(self, endings: Sequence[EventOutcome]) -> list[bool]:
-        """End them; gives which of them have ended by that."""
+    async def _finish(self, outcomes: Sequence[EventOutcome]) -> list[bool]:
+        """Finish events; return for each whether this call finished it."""
         call = trips.finish_events(
             self._keys,
             self._events,
             self._router,
-            endings,
+            outcomes,
             known_state=self._state,
             retention=self._retention,
         )
-        ended = await self._redis.perform(call)
-        for ending, how in zip(endings, ended, strict=True):
-            if how == 1:
-                self.counts[_COUNTED[ending.verb]] += 1
-            elif how == -1:
-                self._look = True  # somebody has subscribed meanwhile: it is still ours, and routed once more
-        return [how == 1 for how in ended]
+        replies = await self._redis.perform(call)
+        for outcome, reply in zip(outcomes, replies, strict=True):
+            if reply == 1:
+                self.counts[_COUNTER_NAMES[outcome.verb]] += 1
+            elif reply == -1:
+                self._may_have_pending = (
+                    True  # it has a subscriber now: it is still pending, and routed again
+                )
+        return [reply == 1 for reply in replies]
 
     async def _forget(self, jobs: Sequence[Job]) -> None:
-        """The events have ended: their jobs need not be remembered for long. If this is missed, they are for longer."""
-        made: list[Call[Any]] = []
-        for app, mine in _by_app(jobs).items():
-            queues: dict[str, list[str]] = {}
-            for job in mine:
-                queues.setdefault(job.queue, []).append(job.lock)
-            keys = self._publishers[app]
-            made += [
-                trips.shorten_windows(keys.queue(queue), locks, ttl=DEDUPLICATION_GRACE)
-                for queue, locks in queues.items()
-            ]
+        """Shorten the time for which the ids of these jobs stay known: their events are finished.
+
+        If this fails, they stay known for longer.
+        """
+        locks_by_queue: dict[tuple[str, str], list[str]] = {}
+        for job in jobs:
+            locks_by_queue.setdefault((job.app, job.queue), []).append(job.lock)
+        calls: list[Call[Any]] = [
+            trips.shorten_windows(self._publishers[app].queue(queue), locks, ttl=DEDUPLICATION_GRACE)
+            for (app, queue), locks in locks_by_queue.items()
+        ]
         try:
-            await self._routed.perform_all(made)
+            await self._broker_router.perform_all(calls)
         except BrokerError as error:
             self._log.event("events:forget-failed", "debug", why=str(error))
 
 
 class Clock(Protocol):
-    """Tells the time, in seconds since 1970."""
+    """Returns the time, in seconds since 1970."""
 
     def __call__(self) -> float: ...
 
 
 class BrokerLookup(Protocol):
-    """Tells which broker a queue is on."""
+    """Returns the name of a queue's broker."""
 
     def __call__(self, app: str, queue: str, /) -> str: ...
 
 
-def _by_app(jobs: Iterable[Job]) -> dict[str, list[Job]]:
-    found: dict[str, list[Job]] = {}
-    for job in jobs:
-        found.setdefault(job.app, []).append(job)
-    return found
+@dataclass(frozen=True, slots=True)
+class _RoutedEvent:
+    outcome: EventOutcome
+    # The jobs to publish before the event is finished.
+    jobs: Sequence[Job] = ()
 
 
-def _buried(entry: Entry, why: str) -> EventOutcome:
+def _make_burial(entry: Entry, why: str) -> EventOutcome:
     document = {
         "v": 1,
         "id": read_job_id(entry.message),
@@ -312,5 +375,5 @@ def _buried(entry: Entry, why: str) -> EventOutcome:
     return EventOutcome("bury", entry.id, read_job_id(entry.message), "", entry.message, encode(document))
 
 
-_COUNTED = {"done": "events", "keep": "unclaimed", "bury": "buried"}
+_COUNTER_NAMES = {"done": "events", "keep": "unclaimed", "bury": "buried"}
 _RETIRED = "no worker has declared them for as long as the setting subscription_ttl says"

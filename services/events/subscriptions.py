@@ -5,7 +5,6 @@ declares any more expires. A worker without subscriptions does nothing here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import trio
 
@@ -17,18 +16,16 @@ from celery5.logs.log import Log
 from celery5.protocol.events.messages import Subscription, encode
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 
-OFTEN = 60.0
-"""Seconds between two declarations at most: after that long the registry is whole again, should Redis lose it."""
+MAX_DECLARE_INTERVAL = 60.0
+"""The most seconds between two declarations: after that the registry is complete again if Redis lost it."""
 RETRY_DELAY = 1.0
 """Seconds until another attempt, while Redis is unreachable."""
-PORTION = 200
+CATCH_UP_BATCH = 200
 """Kept events that are sent again in one trip."""
-
-T = TypeVar("T")
 
 
 class Subscriptions:
-    """The subscriptions of one worker's tasks, by the application whose events those are."""
+    """Declares the subscriptions of one worker's tasks, by the application whose events those are."""
 
     def __init__(
         self,
@@ -41,67 +38,68 @@ class Subscriptions:
     ) -> None:
         self._redis = redis
         self._subscribed = subscribed
-        self._lasts = subscription_ttl
-        self._room = PORTION if event_catch_up else 0
+        self._ttl = subscription_ttl
+        self._catch_up = CATCH_UP_BATCH if event_catch_up else 0
         self._log = log
         self._outages = OutageLog(log, "subscription:declare-failed")
-        self._back: dict[str, tuple[str, ...]] = {}
+        self._unsubscribed: dict[str, tuple[str, ...]] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Declare them, and again before their time is over, until cancelled."""
+        """Declare them, and again before they expire, until cancelled."""
         if not self._subscribed:
             task_status.started()
             await trio.sleep_forever()
-        await self._look()
+        await self._warn_of_unknown_apps()
         await self.declare()
         task_status.started()
         while True:
-            await trio.sleep(min(self._lasts / 3, OFTEN))
+            await trio.sleep(min(self._ttl / 3, MAX_DECLARE_INTERVAL))
             await retry_until_available(
-                self.declare, self._outages, min(self._lasts / 3, RETRY_DELAY), even_refused=True
+                self.declare, self._outages, min(self._ttl / 3, RETRY_DELAY), even_refused=True
             )
 
     async def declare(self) -> None:
-        """Declare all of them once; those that are new get the events that were kept."""
+        """Declare all of them once; new ones get the events that were kept."""
         for app, subscriptions in self._subscribed.items():
-            named = [(each.name, encode(each)) for each in subscriptions]
-            more, back = True, self._back.get(app, ())
-            while more:
-                wanted = [each for each in subscriptions if each.name not in back]
-                subjects = sorted({subject for each in wanted for subject in each.subjects})
-                told = await self._redis.perform(
-                    trips.declare_subscriptions(
-                        Keys(app), named, subjects, ttl=self._lasts, catch_up=self._room
-                    )
+            entries = [(subscription.name, encode(subscription)) for subscription in subscriptions]
+            has_more, unsubscribed = True, self._unsubscribed.get(app, ())
+            while has_more:
+                # Events that only removed subscriptions want would be kept again, and sent again.
+                wanted = [each.subjects for each in subscriptions if each.name not in unsubscribed]
+                subjects = sorted({subject for of_one in wanted for subject in of_one})
+                call = trips.declare_subscriptions(
+                    Keys(app), entries, subjects, ttl=self._ttl, catch_up=self._catch_up
                 )
-                self._learn(app, told.unsubscribed)
-                # What is only wanted by those that were taken back would be kept again, and sent again.
-                more = self._room > 0 and told.sent == self._room
-                back = told.unsubscribed
-                if told.changed or told.sent:
+                reply = await self._redis.perform(call)
+                unsubscribed = reply.unsubscribed
+                self._note_unsubscribed(app, unsubscribed)
+                has_more = self._catch_up > 0 and reply.sent == self._catch_up
+                if reply.changed or reply.sent:
                     self._log.event(
-                        "subscription:declared", of=app, changed=told.changed, caught_up=told.sent
+                        "subscription:declared", of=app, changed=reply.changed, caught_up=reply.sent
                     )
 
-    def _learn(self, app: str, back: tuple[str, ...]) -> None:
-        """Remember what was taken back, and tell once of each."""
-        new = [name.replace("\n", " ") for name in back if name not in self._back.get(app, ())]
-        self._back[app] = back
+    def _note_unsubscribed(self, app: str, names: tuple[str, ...]) -> None:
+        """Remember the subscriptions that an operator has removed, and log each once."""
+        new = [name.replace("\n", " ") for name in names if name not in self._unsubscribed.get(app, ())]
+        self._unsubscribed[app] = names
         if new:
-            self._log.event("events:unsubscribed", "warning", of=app, subscriptions=new, hint=_BACK)
+            self._log.event("events:unsubscribed", "warning", of=app, subscriptions=new, hint=_UNSUBSCRIBED)
 
-    async def _look(self) -> None:
-        """Warn of applications that nobody has seen yet: their names may be misspelt."""
+    async def _warn_of_unknown_apps(self) -> None:
+        """Warn of applications that have nothing in Redis yet: their names may be misspelt."""
         for app, subscriptions in self._subscribed.items():
-            if app in {each.job.app for each in subscriptions}:
+            if app in {subscription.job.app for subscription in subscriptions}:
                 continue
-            known = await self._redis.perform(trips.is_app_known(Keys(app)))
-            if not known and not await self._redis.perform(queues.list_queues(Keys(app))):
-                events = sorted({each.event for each in subscriptions})
+            is_known = await self._redis.perform(trips.is_app_known(Keys(app)))
+            if not is_known and not await self._redis.perform(queues.list_queues(Keys(app))):
+                events = sorted({subscription.event for subscription in subscriptions})
                 self._log.event(
                     "events:application-not-found", "warning", of=app, events=events, hint=_UNKNOWN
                 )
 
 
 _UNKNOWN = "no application of this name has queues or events in Redis: it is new, or of=... is misspelt"
-_BACK = "celery5 event unsubscribe took these back: they get no events, until celery5 event resubscribe"
+_UNSUBSCRIBED = (
+    "celery5 event unsubscribe took these back: they get no events, until celery5 event resubscribe"
+)

@@ -8,7 +8,7 @@ call (`settle_limited.lua`); this service is for all other cases.
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
@@ -37,8 +37,6 @@ MAX_RULES_PER_CALL = 32
 """The most tasks whose jobs are requested in one call."""
 JUST_AFTER = 0.002
 """Seconds to wait beyond the time at which a rate allows the next job, before that is requested."""
-
-T = TypeVar("T")
 QueueTask = tuple[str, str]
 """A queue, and a task that has jobs in its waiting list there."""
 

@@ -7,7 +7,7 @@ every third heartbeat; so an idle worker sends less than one command in a second
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
@@ -31,8 +31,6 @@ CORRUPT_KEY_DELAY = 5.0
 HEARTBEATS_PER_CHECK = 3
 BREAKER_NAME = "breaker"
 """The name under which a circuit breaker suspends a task."""
-
-T = TypeVar("T")
 
 
 class LimitOverrides:

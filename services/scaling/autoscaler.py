@@ -6,7 +6,6 @@ configured.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
 
 import msgspec
 import trio
@@ -40,8 +39,6 @@ A_SECOND = 3
 """The most Redis commands in a second, on average over a snapshot of many queues and the pause after it."""
 LEAVE_LIMIT = 1.0
 """Seconds that giving up the turn may take at the end; otherwise it expires."""
-
-T = TypeVar("T")
 
 
 class Autoscaler:

@@ -6,7 +6,7 @@ workers return to normal. A worker with several brokers gets commands in the inb
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 import trio
@@ -29,8 +29,6 @@ from celery5.protocol.scaling.autoscale import AutoscaleState
 from celery5.protocol.scaling.prioritisation import Preference
 from celery5.protocol.scaling.snapshot import ClusterSnapshot, ClusterWorker
 from celery5.services.commands.inbox import InboxAddress
-
-T = TypeVar("T")
 
 
 class SigningKeys(Protocol):
