@@ -1,9 +1,8 @@
-"""Sink Delivery: gives Data Sinks the documents of results, each sink by itself.
+"""Deliver the documents of results to Data Sinks, independently of each other.
 
-Each sink has a task of its own here, its own documents in Redis and its own retries, so one that fails or
-hangs holds
-up no other. A Router has documents for a while, which it renews while they are being written: when it dies, another
-takes them. So a sink is given each at least once.
+Each sink has its own Trio task, its own documents in Redis and its own retries, so one that fails or hangs does not
+delay the others. A Router leases documents, and renews the leases while it writes: when it dies, another one delivers
+them. So a sink gets each document at least once.
 """
 
 import inspect
@@ -32,22 +31,27 @@ from celery5.results.sinks import SinkOptions
 from celery5.services.process.broker_outages import OutageLog
 
 LEASE = 5.0
-"""Seconds for which a Router has documents; while they are being written it renews that three times in each."""
-POLL = 5.0
-"""Seconds between looks at all queues: what was announced while the connection was down, nobody has heard."""
-ROOM = 4 * 1024 * 1024
-"""Bytes of documents taken at once, unless one alone has more."""
+"""Seconds of the lease of documents; it is renewed three times in each while they are written."""
+POLL_INTERVAL = 5.0
+"""Seconds between reads of all queues: messages are missed while the connection is down."""
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+"""The most bytes of documents in one batch, unless one alone has more."""
 RETRY_DELAY = 0.5
-"""Seconds between attempts while AsyncDriver is away."""
-SAY_AGAIN = 86400.0
-"""Seconds until AsyncDriver is told again which sinks take what, which it remembers for longer."""
+"""Seconds between attempts while Redis is unreachable."""
+REDECLARE_INTERVAL = 86400.0
+"""Seconds until it is declared again which sinks get which documents; Redis keeps that for longer."""
 STOP_LIMIT = 5.0
-"""Seconds that a write may go on, and that is told of, when this stops."""
+"""Seconds that a write may take, and then its confirmation, when this stops."""
 
 
 class SinkDelivery:
-    """Gives each of `outlets` its documents, from whatever queue of the application they come; of those in
-    `queue_names` it is told at once. `takers` says which take the documents of which tasks, as `all_takers` does."""
+    """Delivers the documents of all queues of an application.
+
+    Args:
+        sink_options: The sinks.
+        recipients: Which sinks get the documents, by final state.
+        queue_names: The queues whose new documents are announced by messages; the others are polled.
+    """
 
     def __init__(
         self,
@@ -62,147 +66,148 @@ class SinkDelivery:
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._takers = recipients
-        self._waits = OutageLog(log, "sink:interrupted", "sink:resumed")
+        self._recipients = recipients
+        self._outages = OutageLog(log, "sink:interrupted", "sink:resumed")
         self._queues: dict[str, QueueKeys] = {}
-        self._said = -math.inf
+        self._declared_at = -math.inf
         self._waiting: dict[str, int] = {}
         self._channels = (
             {keys.for_queue(name).documents: keys.for_queue(name) for name in queue_names}
             if sink_options
             else {}
         )
-        self._flows = [_Outflow(redis, each, message_limit, log) for each in sink_options]
+        self._deliveries = [_OneSinkDelivery(redis, options, message_limit, log) for options in sink_options]
 
     @property
     def channels(self) -> list[str]:
-        """The channels to listen to. Other queues are looked at now and then."""
+        """Return the channels to listen to. Other queues are polled."""
         return list(self._channels)
 
     def on_message(self, channel: bytes, _payload: bytes) -> None:
-        """There are new documents."""
-        self._look(self._channels[channel.decode()])
+        """Deliver the new documents of a queue."""
+        self._expect_documents(self._channels[channel.decode()])
 
     def recheck(self) -> None:
-        """The listening connection was made anew: something may have been missed."""
+        """Read all queues: a message may have been missed while the connection was down."""
         for keys in self._queues.values():
-            self._look(keys)
+            self._expect_documents(keys)
 
     def get_counts(self) -> dict[str, tuple[int, int]]:
-        """How many documents this process has given to each sink, and how many it has buried."""
-        return {flow.name: (flow.written, flow.buried) for flow in self._flows}
+        """Return how many documents this process has delivered to each sink, and how many it has dead-lettered."""
+        return {delivery.name: (delivery.written, delivery.buried) for delivery in self._deliveries}
 
     def get_waiting_counts(self) -> dict[str, int]:
-        """How many documents each sink had not got yet when all queues were looked at last, whichever Router has them;
-        for as long as there was no look, none is told of."""
+        """Return how many documents waited for each sink, in all Routers, when that was last counted; empty before."""
         return self._waiting
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Deliver until cancelled; then what is being written is finished, for a moment."""
+        """Deliver until cancelled; then finish the current writes, for a moment."""
         task_status.started()
-        if not self._flows:
+        if not self._deliveries:
             await trio.sleep_forever()
         try:
             async with trio.open_nursery() as nursery:
-                for flow in self._flows:
-                    nursery.start_soon(flow.run)
+                for delivery in self._deliveries:
+                    nursery.start_soon(delivery.run)
                 while True:
                     try:
                         await self._find_queues()
-                        await self._count()
+                        await self._count_waiting()
                     except BrokerError as error:
-                        self._waits.record_error(error)
-                        await self._find_some()
+                        self._outages.record_error(error)
+                        await self._find_reachable_queues()
                     else:
-                        self._waits.record_recovery()
+                        self._outages.record_recovery()
                     self.recheck()
-                    await trio.sleep(POLL)
+                    await trio.sleep(POLL_INTERVAL)
         finally:
             with trio.move_on_after(STOP_LIMIT, shield=True):
                 async with trio.open_nursery() as nursery:
-                    for flow in self._flows:
-                        nursery.start_soon(flow.close)
+                    for delivery in self._deliveries:
+                        nursery.start_soon(delivery.close)
 
     async def _find_queues(self) -> None:
-        found = await self._redis.perform(queues.list_queues(self._keys))
-        if trio.current_time() > self._said + SAY_AGAIN:
+        names = await self._redis.perform(queues.list_queues(self._keys))
+        if trio.current_time() > self._declared_at + REDECLARE_INTERVAL:
             self._queues.clear()
-            self._said = trio.current_time()
-        new = [self._keys.for_queue(name) for name in found if name not in self._queues]
-        if self._takers and new:
+            self._declared_at = trio.current_time()
+        new = [self._keys.for_queue(name) for name in names if name not in self._queues]
+        if self._recipients and new:
             await self._redis.perform_all(
-                [events_calls.declare_recipients(keys, self._takers) for keys in new]
+                [events_calls.declare_recipients(keys, self._recipients) for keys in new]
             )
         self._queues |= {keys.queue: keys for keys in new}
 
-    async def _find_some(self) -> None:
-        """One broker is away: at least the queues that tasks name are found where the others are."""
+    async def _find_reachable_queues(self) -> None:
+        """Add the queues of `queue_names` whose brokers are reachable, while another broker is not."""
         for keys in self._channels.values():
             if keys.queue not in self._queues:
                 with suppress(BrokerError):
-                    await self._redis.perform(events_calls.declare_recipients(keys, self._takers))
+                    await self._redis.perform(events_calls.declare_recipients(keys, self._recipients))
                     self._queues[keys.queue] = keys
 
-    async def _count(self) -> None:
-        asked = [(flow.name, keys) for flow in self._flows for keys in self._queues.values()]
-        found = dict.fromkeys([flow.name for flow in self._flows], 0)
-        counts = [events_calls.count_documents(keys, name) for name, keys in asked]
-        for (name, _), number in zip(
-            asked, await self._redis.perform_all(counts) if counts else [], strict=True
-        ):
-            found[name] += number
-        self._waiting = found
+    async def _count_waiting(self) -> None:
+        queue_keys = list(self._queues.values())
+        names = [delivery.name for delivery in self._deliveries for _ in queue_keys]
+        calls = [
+            events_calls.count_documents(keys, each.name) for each in self._deliveries for keys in queue_keys
+        ]
+        counts = await self._redis.perform_all(calls) if calls else []
+        waiting = {delivery.name: 0 for delivery in self._deliveries}
+        for name, count in zip(names, counts, strict=True):
+            waiting[name] += count
+        self._waiting = waiting
 
-    def _look(self, keys: QueueKeys) -> None:
-        for flow in self._flows:
-            flow.expect(keys, trio.current_time())
+    def _expect_documents(self, keys: QueueKeys) -> None:
+        for delivery in self._deliveries:
+            delivery.expect(keys, trio.current_time())
 
 
-class _Outflow:
-    """What goes to one sink."""
+class _OneSinkDelivery:
+    """Delivers documents to one sink."""
 
-    def __init__(self, redis: AsyncDriver, outlet: SinkOptions, message_limit: int, log: Log) -> None:
-        self.name = outlet.name
+    def __init__(self, redis: AsyncDriver, options: SinkOptions, message_limit: int, log: Log) -> None:
+        self.name = options.name
         self.written = self.buried = 0
         self._redis = redis
-        self._outlet = outlet
+        self._options = options
         self._message_limit = message_limit
         self._log = log
-        self._waits = OutageLog(log, "sink:interrupted", "sink:resumed", sink=outlet.name)
-        self._flow = DeliveryPacing.start(outlet.batch)
+        self._outages = OutageLog(log, "sink:interrupted", "sink:resumed", sink=options.name)
+        self._pacing = DeliveryPacing.start(options.batch)
         self._due: dict[str, float] = {}
         self._keys: dict[str, QueueKeys] = {}
-        self._news = trio.Event()
+        self._due_changed = trio.Event()
         self._thread: trio.CapacityLimiter | None = None
 
     def expect(self, keys: QueueKeys, when: float) -> None:
-        """There are documents of that queue to be looked for then."""
+        """Look for documents of a queue at the time `when`."""
         self._keys[keys.queue] = keys
         if when < self._due.get(keys.queue, math.inf):
             self._due[keys.queue] = when
-            self._news.set()
+            self._due_changed.set()
 
     async def run(self) -> None:
         """Deliver until cancelled."""
         while True:
             with trio.move_on_at(min(self._due.values(), default=math.inf)):
-                await self._news.wait()
-            self._news = trio.Event()
+                await self._due_changed.wait()
+            self._due_changed = trio.Event()
             for queue, due in list(self._due.items()):
                 if due <= trio.current_time():
                     try:
-                        await self._take_from(self._keys[queue])
+                        await self._deliver_from(self._keys[queue])
                     except BrokerError as error:
                         # Not retry_until_available: one queue's broker may be unreachable while another's is not.
-                        self._waits.record_error(error)
+                        self._outages.record_error(error)
                         self.expect(self._keys[queue], trio.current_time() + RETRY_DELAY)
                         await trio.sleep(RETRY_DELAY)
                     else:
-                        self._waits.record_recovery()
+                        self._outages.record_recovery()
 
     async def close(self) -> None:
-        """Close the sink, if it is one that can be closed: it opens again when another Router needs it here."""
-        close = getattr(self._outlet.sink, "close", None)
+        """Close the sink, if it can be closed: it opens again when another Router in this process needs it."""
+        close = getattr(self._options.sink, "close", None)
         if not callable(close):
             return
         try:
@@ -215,93 +220,94 @@ class _Outflow:
                 "sink:close-failed", "warning", sink=self.name, why=describe_error(error, MAX_ERROR_LENGTH)
             )
 
-    async def _take_from(self, keys: QueueKeys) -> None:
-        """One batch of one queue."""
+    async def _deliver_from(self, keys: QueueKeys) -> None:
+        """Deliver one batch of one queue."""
         self._due.pop(keys.queue, None)
         call = events_calls.claim_documents(
-            keys, self.name, max_documents=self._flow.batch_size, max_bytes=ROOM, lease=LEASE
+            keys, self.name, max_documents=self._pacing.batch_size, max_bytes=MAX_BATCH_BYTES, lease=LEASE
         )
-        found = await self._redis.perform(call)
-        if found.retry_in is not None:
-            self.expect(keys, trio.current_time() + found.retry_in)
-        if found.documents:
+        claim = await self._redis.perform(call)
+        if claim.retry_in is not None:
+            self.expect(keys, trio.current_time() + claim.retry_in)
+        if claim.documents:
             self.expect(keys, trio.current_time())  # there may be more
-            batch = await self._readable(keys, found.documents)
+            batch = await self._parse(keys, claim.documents)
             if batch:
                 await self._deliver(keys, batch)
 
-    async def _readable(self, keys: QueueKeys, taken: Sequence[ClaimedDocument]) -> "_Batch":
+    async def _parse(self, keys: QueueKeys, claimed: Sequence[ClaimedDocument]) -> "_Batch":
+        """Return the documents that can be read; dead-letter the others."""
         batch: _Batch = []
-        for each in taken:
+        for one in claimed:
             try:
-                batch.append((each, parse_result_document(keys.queue, each.document, self._message_limit)))
+                batch.append((one, parse_result_document(keys.queue, one.document, self._message_limit)))
             except Corrupt as error:
-                await self._bury(keys, each, error)
+                await self._bury(keys, one, error)
         return batch
 
     async def _deliver(self, keys: QueueKeys, batch: "_Batch") -> None:
-        # A stop waits for what is being written, for a moment; else it would be written once more.
+        # A stop waits for the write, for a moment; otherwise the documents would be delivered again.
         limit, renewing = trio.CancelScope(shield=True), trio.CancelScope(shield=True)
-        limit.deadline = trio.current_time() + self._outlet.timeout + 2 * STOP_LIMIT
+        limit.deadline = trio.current_time() + self._options.timeout + 2 * STOP_LIMIT
         error: Exception | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_hurry, limit)
-            nursery.start_soon(self._renew, keys, [each.entry for each, _ in batch], renewing)
+            nursery.start_soon(_shorten_on_stop, limit)
+            nursery.start_soon(self._renew, keys, [claimed.entry for claimed, _ in batch], renewing)
             with limit:
                 error = await self._write([document for _, document in batch])
                 renewing.cancel()
-                await self._tell(keys, batch, error)
+                await self._confirm(keys, batch, error)
             renewing.cancel()
             nursery.cancel_scope.cancel()
         if error is None:
-            if self._flow.failures:
+            if self._pacing.failures:
                 self._log.event("sink:recovered", sink=self.name, why="it takes documents again")
-            self._flow = self._flow.after_success()
+            self._pacing = self._pacing.after_success()
         else:
-            self._flow = self._flow.after_failure(len(batch))
-            await trio.sleep(self._flow.get_delay(random.random))
+            self._pacing = self._pacing.after_failure(len(batch))
+            await trio.sleep(self._pacing.get_delay(random.random))
 
-    async def _tell(self, keys: QueueKeys, batch: "_Batch", error: Exception | None) -> None:
-        """What came of a batch. Should AsyncDriver be away, it is tried again when it is back."""
+    async def _confirm(self, keys: QueueKeys, batch: "_Batch", error: Exception | None) -> None:
+        """Store in Redis what became of a batch. If Redis is unreachable, the batch is delivered again later."""
         try:
             if error is not None:
-                await self._after_failure(keys, batch, error)
+                await self._handle_failure(keys, batch, error)
                 return
-            entries = [each.entry for each, _ in batch]
+            entries = [claimed.entry for claimed, _ in batch]
             await self._redis.perform(events_calls.acknowledge_documents(keys, self.name, entries))
             self.written += len(entries)
-        except BrokerError as away:
+        except BrokerError as outage:
             self._log.event(
                 "sink:confirm-failed",
                 "warning",
                 sink=self.name,
                 count=len(batch),
-                why=str(away),
-                hint=_UNTOLD,
+                why=str(outage),
+                hint=_UNCONFIRMED,
             )
             self.expect(keys, trio.current_time() + LEASE)
 
-    async def _write(self, given: list[ResultDocument]) -> Exception | None:
-        """Have the sink write; gives what it raised."""
-        outlet = self._outlet
+    async def _write(self, documents: list[ResultDocument]) -> Exception | None:
+        """Write documents to the sink; return what it raised."""
+        options = self._options
         try:
-            with trio.fail_after(outlet.timeout):
-                if outlet.is_async:
-                    await outlet.sink.write(given)
+            with trio.fail_after(options.timeout):
+                if options.is_async:
+                    await options.sink.write(documents)
                 else:
-                    # One thread for each sink: one that hangs for ever takes no more than that.
+                    # One thread for each sink: one that hangs for ever blocks no other thread.
                     self._thread = self._thread or trio.CapacityLimiter(1)
-                    write: Callable[[], Any] = partial(outlet.sink.write, given)
-                    # Trio refuses a write that nobody awaits.
+                    write: Callable[[], Any] = partial(options.sink.write, documents)
+                    # Trio raises an error if `write` returns a coroutine.
                     await trio.to_thread.run_sync(write, abandon_on_cancel=True, limiter=self._thread)
         except trio.TooSlowError:
-            return TimeoutError(f"it did not end within {outlet.timeout:g} s")
+            return TimeoutError(f"it did not end within {options.timeout:g} s")
         except (Exception, SystemExit) as error:  # the user's code
             return error if isinstance(error, Exception) else RuntimeError(f"it wanted to exit: {error}")
         return None
 
     async def _renew(self, keys: QueueKeys, entries: Sequence[str], scope: trio.CancelScope) -> None:
-        """They are being written."""
+        """Renew the lease of documents while they are written."""
         with scope:
             while True:
                 await trio.sleep(LEASE / 3)
@@ -311,9 +317,9 @@ class _Outflow:
                 except BrokerError as error:
                     self._log.event("sink:interrupted", "debug", sink=self.name, why=str(error))
 
-    async def _after_failure(self, keys: QueueKeys, batch: "_Batch", error: Exception) -> None:
-        one, policy = batch[0][0], self._outlet.retry
-        if len(batch) > 1:  # one of them is to blame, or none is
+    async def _handle_failure(self, keys: QueueKeys, batch: "_Batch", error: Exception) -> None:
+        (one, document), policy = batch[0], self._options.retry
+        if len(batch) > 1:  # any one of them may be the cause: smaller batches find it
             self._log.event(
                 "sink:failed",
                 "debug",
@@ -321,14 +327,14 @@ class _Outflow:
                 count=len(batch),
                 why=describe_error(error, MAX_ERROR_LENGTH),
             )
-            entries = [each.entry for each, _ in batch]
+            entries = [claimed.entry for claimed, _ in batch]
             await self._redis.perform(
                 events_calls.defer_documents(keys, self.name, entries, delay=0, tried=False)
             )
         elif policy.allows(one.tries + 1) and policy.covers(get_class_names(error)):
             delay = policy.delay(one.tries + 1, random.random)
             self._log.event(
-                "sink:failed", "warning", sink=self.name, document=batch[0][1].id, tries=one.tries + 1,
+                "sink:failed", "warning", sink=self.name, document=document.id, tries=one.tries + 1,
                 delay=round(delay, 3), why=describe_error(error, MAX_ERROR_LENGTH),
             )  # fmt: skip
             await self._redis.perform(
@@ -358,13 +364,13 @@ class _Outflow:
 _Batch = list[tuple[ClaimedDocument, ResultDocument]]
 
 
-async def _hurry(limit: trio.CancelScope) -> None:
-    """When this stops there is little time left."""
+async def _shorten_on_stop(limit: trio.CancelScope) -> None:
+    """Shorten the time limit of a write when the Router stops."""
     try:
         await trio.sleep_forever()
     finally:
         limit.deadline = min(limit.deadline, trio.current_time() + STOP_LIMIT)
 
 
-_UNTOLD = "the sink may have them, and is given them again when AsyncDriver is back"
+_UNCONFIRMED = "the sink may have them, and gets them again when Redis is reachable"
 _BURIED = "it is in the queue's dead-letter queue: celery5 dlq read --sink, and dlq replay when the sink is well again"

@@ -1,8 +1,8 @@
-"""Source Ingestion: runs Data Sources, and publishes what they bring to the tasks that want it.
+"""Run Data Sources, and publish their documents to the tasks that subscribe to them.
 
-A document becomes a job for each task that has subscribed. The job's id is made of the document's, and remembered for a
-while: whatever comes twice is one job, also when a Router died between two tasks. A source that fails is begun again,
-after a wait that grows.
+A document becomes a job for each subscribed task. The job's id is derived from the document's and kept for a while: a
+document that comes twice is one job, also when a Router died between two tasks. A source that fails is started again,
+after a delay that grows.
 """
 
 import random
@@ -28,15 +28,15 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.tasks.task import Task
 
 LEASE = 5.0
-"""Seconds for which a source that runs in one Router at a time is held; it is renewed three times in each."""
-FIRST_WAIT = 0.5
-"""Seconds until a source that failed is begun again, at most, the first time."""
-LONGEST_WAIT = 60.0
-"""Seconds until then, at most."""
-STEADY = 60.0
-"""Seconds after which one that runs has not failed in a row with what was before."""
+"""Seconds of the lease of a source that runs in one Router at a time; it is renewed three times in each."""
+FIRST_DELAY = 0.5
+"""The most seconds until a source is started again after its first failure."""
+MAX_DELAY = 60.0
+"""The most seconds until then after any failure."""
+STABLE_SECONDS = 60.0
+"""Seconds of running after which earlier failures no longer count."""
 STOP_LIMIT = 5.0
-"""Seconds that giving up what is held may take."""
+"""Seconds that closing a source, or releasing its lease, may take."""
 
 Tasks = Sequence[Task[..., Any]]
 Send = Callable[[Sequence[Job]], Awaitable[Sequence[Any]]]
@@ -44,7 +44,7 @@ Send = Callable[[Sequence[Job]], Awaitable[Sequence[Any]]]
 
 
 class SourceIngestion:
-    """Runs each source for the tasks that have subscribed to it. `worker` is this Router's name."""
+    """Runs each source for the tasks that subscribe to it. `worker` is the name of this Router."""
 
     def __init__(
         self,
@@ -56,26 +56,33 @@ class SourceIngestion:
         log: Log,
         worker: str,
     ) -> None:
-        self._kept = [
-            _Kept(each, _Emit(each, tasks, send), redis, keys.source_lease(each.name), log, worker)
-            for each, tasks in subscriptions.items()
+        self._runners = [
+            _SourceRunner(
+                source,
+                _DocumentPublisher(source, tasks, send),
+                redis,
+                keys.source_lease(source.name),
+                log,
+                worker,
+            )
+            for source, tasks in subscriptions.items()
         ]
 
     def get_counts(self) -> dict[str, int]:
-        """How many documents this process has published, by source."""
-        return {kept.source.name: kept.emit.count for kept in self._kept}
+        """Return how many documents this process has published, by source."""
+        return {runner.source.name: runner.publish.count for runner in self._runners}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run them until cancelled."""
+        """Run all sources until cancelled."""
         task_status.started()
         async with trio.open_nursery() as nursery:
-            for each in self._kept:
-                nursery.start_soon(each.run)
+            for runner in self._runners:
+                nursery.start_soon(runner.run)
             await trio.sleep_forever()
 
 
-class _Emit:
-    """What a source is handed: publishes a document to the tasks that have subscribed."""
+class _DocumentPublisher:
+    """Publishes the documents of a source to the tasks that subscribe to it. A source gets it as its argument."""
 
     def __init__(self, source: Source, tasks: Tasks, send: Send) -> None:
         self._source = source
@@ -91,35 +98,35 @@ class _Emit:
         id: str = "",  # noqa: A002  as everywhere
         attributes: Mapping[str, str] | None = None,
     ) -> str:
-        said = body if isinstance(body, SourceDocument) else SourceDocument(body=_bytes_of(body))
+        raw = body if isinstance(body, SourceDocument) else SourceDocument(body=_encode_body(body))
         document = msgspec.structs.replace(
-            said,
-            id=_checked(id or said.id) or new_id(),
+            raw,
+            id=_check_id(id or raw.id) or new_id(),
             source=self._source.name,
-            attributes={**said.attributes, **(attributes or {})},
-            received=said.received or round(time.time(), 6),
+            attributes={**raw.attributes, **(attributes or {})},
+            received=raw.received or round(time.time(), 6),
         )
-        named = bool(id or said.id)
-        jobs = [self._job(task, document, named=named) for task in self._tasks]
+        has_id = bool(id or raw.id)
+        jobs = [self._make_job(task, document, has_id=has_id) for task in self._tasks]
         await self._send(jobs)
         self.count += 1
         return document.id
 
-    def _job(self, task: Task[..., Any], document: SourceDocument, *, named: bool) -> Job:
-        """The job that gives `task` the document. One that has an id of its own is remembered by it."""
-        name = make_document_job_id(self._source.name, document.id, task.name)
-        if named:
-            # A dead job keeps nobody away, and another attempt at publishing is no new document: the id and the window
-            # outlive both.
-            kept = task.send_options.results_ttl or task.app.settings.results_ttl
+    def _make_job(self, task: Task[..., Any], document: SourceDocument, *, has_id: bool) -> Job:
+        """Return the job of `task` for the document. Duplicates are recognised if the source gave it an id."""
+        job_id = make_document_job_id(self._source.name, document.id, task.name)
+        if has_id:
+            # The id alone would not do: a dead job with this id does not prevent another one. The deduplication
+            # window lasts longer than the job, and than further attempts to publish it.
+            results_ttl = task.send_options.results_ttl or task.app.settings.results_ttl
             task = task.options(
-                id=name, key=f"document {name}", unique_for=self._source.remember, results_ttl=kept
+                id=job_id, key=f"document {job_id}", unique_for=self._source.remember, results_ttl=results_ttl
             )
         return task.job(document)
 
 
-def _bytes_of(body: object) -> bytes:
-    """A body as bytes. Raises BadArguments for what has no JSON."""
+def _encode_body(body: object) -> bytes:
+    """Return a body as bytes. Raises BadArguments for one without a JSON form."""
     if isinstance(body, bytes | bytearray):
         return bytes(body)
     if isinstance(body, str):
@@ -132,49 +139,55 @@ def _bytes_of(body: object) -> bytes:
         ) from None
 
 
-def _checked(name: object) -> str:
-    if not isinstance(name, str) or len(name) > 200:
-        raise BadArguments(f"a document's id is {name!r}: give a text of at most 200 characters")
-    return name
+def _check_id(document_id: object) -> str:
+    if not isinstance(document_id, str) or len(document_id) > 200:
+        raise BadArguments(f"a document's id is {document_id!r}: give a text of at most 200 characters")
+    return document_id
 
 
-class _Kept:
-    """One source, kept running."""
+class _SourceRunner:
+    """Keeps one source running."""
 
     def __init__(
-        self, source: Source, emit: _Emit, redis: AsyncDriver, key: str, log: Log, worker: str
+        self,
+        source: Source,
+        publish: _DocumentPublisher,
+        redis: AsyncDriver,
+        lease_key: str,
+        log: Log,
+        worker: str,
     ) -> None:
         self.source = source
-        self.emit = emit
+        self.publish = publish
         self._redis = redis
-        self._key = key
+        self._lease_key = lease_key
         self._log = log
         self._worker = worker
         self._failures = 0
 
     async def run(self) -> None:
-        """Run it again and again, until cancelled."""
+        """Run the source, and again after each failure, until cancelled."""
         run = self._run_single if self.source.single else self._run_again
         while True:
             began = trio.current_time()
             try:
                 await run()
-            except Exception as error:  # the source is the user's code; or Redis is away
-                if trio.current_time() - began >= STEADY:
+            except Exception as error:  # of the user's code, or because Redis is unreachable
+                if trio.current_time() - began >= STABLE_SECONDS:
                     self._failures = 0
-                wait = full_jitter(self._failures, start=FIRST_WAIT, cap=LONGEST_WAIT, random=random.random)
+                delay = full_jitter(self._failures, start=FIRST_DELAY, cap=MAX_DELAY, random=random.random)
                 self._failures += 1
                 self._log.event(
                     "source:failed",
                     "warning",
                     source=self.source.name,
                     why=describe_error(error, MAX_ERROR_LENGTH),
-                    again_in=round(wait, 3),
+                    again_in=round(delay, 3),
                 )
-                await trio.sleep(wait)
+                await trio.sleep(delay)
 
     async def _run_again(self) -> None:
-        """Run it, and again after a while when it ends; for ever asleep when it is not to be run again."""
+        """Run the source, and again after its interval; without one, sleep for ever once it has ended."""
         self._log.event("source:started", source=self.source.name, single=self.source.single)
         while True:
             await self._run_once()
@@ -188,25 +201,27 @@ class _Kept:
     async def _run_once(self) -> None:
         run: Any = self.source.run
         if self.source.kind == "coroutine":
-            stays = run() if isinstance(run, type) else run
-            await getattr(stays, "run", stays)(self.emit)
+            source = run() if isinstance(run, type) else run
+            await getattr(source, "run", source)(self.publish)
         elif self.source.kind == "generator":
             bodies = cast("AsyncIterator[object]", run())
             try:
-                async for each in bodies:
-                    await self._emit_or_tell(each)
+                async for body in bodies:
+                    await self._publish_or_log(body)
             finally:
                 with trio.move_on_after(STOP_LIMIT, shield=True):
                     await cast("Any", bodies).aclose()
         else:
-            for each in await trio.to_thread.run_sync(partial(_listed, run), abandon_on_cancel=True):
-                await self._emit_or_tell(each)
+            for body in await trio.to_thread.run_sync(partial(_list_bodies, run), abandon_on_cancel=True):
+                await self._publish_or_log(body)
 
-    async def _emit_or_tell(self, body: object) -> None:
-        """A body that can never be published is told of, and holds up none that come after it: begun again, the source
-        would only bring it again."""
+    async def _publish_or_log(self, body: object) -> None:
+        """Publish a body; log one that can never be published, and go on with the next.
+
+        A restart of the source would only return it again.
+        """
         try:
-            await self.emit(body)
+            await self.publish(body)
         except (BadArguments, MessageTooLarge) as error:
             self._log.event(
                 "source:document-rejected",
@@ -218,33 +233,35 @@ class _Kept:
     # ---- one Router at a time
 
     async def _run_single(self) -> None:
-        """Wait until it is ours to run, and run it for as long as it is."""
-        while wait := await self._hold():  # noqa: ASYNC110  it is Redis that changes
+        """Wait for the lease of the source, and run it while the lease is held."""
+        while wait := await self._acquire_lease():  # noqa: ASYNC110  it is Redis that changes
             await trio.sleep(min(wait + 0.05, LEASE / 2))
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._keep_holding, nursery.cancel_scope)
+                nursery.start_soon(self._keep_lease, nursery.cancel_scope)
                 await self._run_again()
         except ExceptionGroup as errors:
-            raise _first_of(errors) from None
+            raise _get_first(errors) from None
         finally:
             with trio.move_on_after(STOP_LIMIT, shield=True):
-                await self._let_go()
+                await self._release_lease()
 
-    async def _hold(self) -> float:
-        """Try to hold it; gives 0, or in how many seconds it may be free."""
-        return await self._redis.perform(events_calls.acquire_lease(self._key, self._worker, lease=LEASE))
+    async def _acquire_lease(self) -> float:
+        """Acquire or renew the lease; return 0, or the seconds until it may be free."""
+        return await self._redis.perform(
+            events_calls.acquire_lease(self._lease_key, self._worker, lease=LEASE)
+        )
 
-    async def _keep_holding(self, scope: trio.CancelScope) -> None:
-        """Renew it; when that does not succeed in time, another may have it, so it ends here."""
+    async def _keep_lease(self, scope: trio.CancelScope) -> None:
+        """Renew the lease; cancel `scope` if that fails for too long, since another Router may have it then."""
         until = trio.current_time() + LEASE
         while True:
             await trio.sleep(LEASE / 3)
-            asked, lost = trio.current_time(), False
+            renewed_at, lost = trio.current_time(), False
             with trio.move_on_at(until):
                 try:
-                    lost = bool(await self._hold())
-                    until = until if lost else asked + LEASE
+                    lost = bool(await self._acquire_lease())
+                    until = until if lost else renewed_at + LEASE
                 except BrokerError as error:
                     self._log.event("source:renew-failed", "warning", source=self.source.name, why=str(error))
             if lost or trio.current_time() >= until:
@@ -252,25 +269,25 @@ class _Kept:
                 scope.cancel()
                 return
 
-    async def _let_go(self) -> None:
+    async def _release_lease(self) -> None:
         try:
-            await self._redis.perform(events_calls.release_lease(self._key, self._worker))
+            await self._redis.perform(events_calls.release_lease(self._lease_key, self._worker))
         except BrokerError as error:
             self._log.event("source:release-failed", "debug", source=self.source.name, why=str(error))
 
 
-def _listed(run: Callable[[], Any]) -> list[object]:
-    """What a plain function gives, in its thread. Raises Misconfigured."""
-    found: Any = run()
-    if isinstance(found, bytes | str) or not isinstance(found, Iterable):
-        raise Misconfigured(f"the source gave {type(found).__name__}: give a list of bodies, or yield them")
-    return list(cast("Iterable[object]", found))
+def _list_bodies(run: Callable[[], Any]) -> list[object]:
+    """Return the bodies of a plain function, called in a thread. Raises Misconfigured."""
+    bodies: Any = run()
+    if isinstance(bodies, bytes | str) or not isinstance(bodies, Iterable):
+        raise Misconfigured(f"the source gave {type(bodies).__name__}: give a list of bodies, or yield them")
+    return list(cast("Iterable[object]", bodies))
 
 
-def _first_of(group: Any) -> Exception:
-    """The first error in a group of groups."""
+def _get_first(group: Any) -> Exception:
+    """Return the first error in an exception group, also a nested one."""
     first = group.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+    return _get_first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-_LOST = "another Router may run it now; here it ends, and waits for its turn"
+_LOST = "another Router may run it now; this one stops it, and waits for the lease"

@@ -142,7 +142,7 @@ async def test_a_task_that_failed_on_a_document_is_not_given_it_again_by_itself(
 
 
 async def test_a_source_that_fails_is_begun_again(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_ingestion, "FIRST_WAIT", 0.02)
+    monkeypatch.setattr(source_ingestion, "FIRST_DELAY", 0.02)
     starts: list[int] = []
 
     @source
