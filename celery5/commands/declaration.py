@@ -39,20 +39,19 @@ class DeclareCommand:
         CommandRefused to refuse a command.
 
         Args:
-            function: The function, when the decorator is used without arguments.
             name: The name of the command; by default that of the function, with `-` for `_`.
 
         Raises:
             Misconfigured: The name is invalid or taken, or `function` is no function.
         """
 
-        def declared(function: Any) -> Any:
+        def declare(function: Any) -> Any:
             if not callable(function):
                 raise Misconfigured(f"@command takes a function, got {function!r}")
             self._add(name or str(getattr(function, "__name__", "")).strip("_").replace("_", "-"), function)
             return function
 
-        return declared if function is None else declared(function)
+        return declare if function is None else declare(function)
 
     def _add(self, name: str, function: Callable[..., Any]) -> None:
         if not _NAME.match(name):
@@ -75,14 +74,14 @@ def _handler(name: str, function: Callable[..., Any]) -> OwnCommandHandler:
         except TypeError as error:
             raise CommandRefused(f"{name}: {error}") from None
         try:
-            return await _called(function, parameters)
+            return await _call(function, parameters)
         except SystemExit as error:  # a command must not end the worker
             raise RuntimeError(f"{name} raised SystemExit({error.code!r})") from None
 
     return handle
 
 
-async def _called(function: Callable[..., Any], parameters: Mapping[str, Any]) -> object:
+async def _call(function: Callable[..., Any], parameters: Mapping[str, Any]) -> object:
     if inspect.iscoroutinefunction(function):
         return await cast("Callable[..., Awaitable[object]]", function)(**parameters)
     import trio  # only workers get here

@@ -56,7 +56,7 @@ class HealthCheck:
     Without functions it is in the state that was reported last, which is stale only when `period` is given.
 
     Args:
-        look: A function that returns the state; `subscribe` adds more.
+        function: A function that returns the state; `subscribe` adds more.
         states: The worst first, the good one last. When several hold, the first counts.
         period: Seconds between two runs; by default 30.
         timeout: Seconds that a run may take; by default 10, but no more than the period.
@@ -73,7 +73,7 @@ class HealthCheck:
     def __init__(
         self,
         name: str,
-        look: CheckFunction | None = None,
+        function: CheckFunction | None = None,
         *,
         states: Sequence[str] = CHECK_STATES,
         period: float | None = None,
@@ -89,7 +89,9 @@ class HealthCheck:
             raise Misconfigured(f"health check name {name!r}: use 1 or more characters, no spaces, no braces")
         self.name: str = name
         self.states: tuple[str, ...] = validate_states(states, name)
-        self.functions: list[CheckFunction] = [] if look is None else [_get_check_function(look, name)]
+        self.functions: list[CheckFunction] = (
+            [] if function is None else [_get_check_function(function, name)]
+        )
         self.period: float = PERIOD if period is None else period
         self.timeout: float = min(TIMEOUT, self.period) if timeout is None else timeout
         self.window: float = 12 * self.period if window is None else window
@@ -102,7 +104,7 @@ class HealthCheck:
         """Why it is in this state, from a check of an own class."""
         self._is_periodic = period is not None
         self._listeners: list[ReportListener] = []
-        self._check()
+        self._validate()
 
     def __repr__(self) -> str:
         return f"<HealthCheck {self.name}: {self.state}>"
@@ -175,7 +177,7 @@ class HealthCheck:
     def _get_default_allowed(self) -> dict[str, int]:
         return {state: 10 if state == "degraded" else 2 for state in self.states[:-1]}
 
-    def _check(self) -> None:
+    def _validate(self) -> None:
         unknown = [state for state in self.allowed if state not in self.states]
         if unknown:
             raise Misconfigured(
@@ -198,19 +200,21 @@ class HealthCheck:
             raise Misconfigured(f"health check {self.name}: scope is {self.scope!r}; use 'local' or 'global'")
 
 
-def _get_check_function(look: Any, check: str) -> CheckFunction:
+def _get_check_function(function_or_task: Any, check: str) -> CheckFunction:
     """Return the function to run; for a task, its own. Raises Misconfigured."""
-    kind = getattr(look, "kind", "")
-    function: Any = look.function if kind in ("trio", "thread") else look
+    kind = getattr(function_or_task, "kind", "")
+    function: Any = function_or_task.function if kind in ("trio", "thread") else function_or_task
     if kind in ("asyncio", "boxed"):
-        raise Misconfigured(f"health check {check}: {look!r} is {kind}: use async def on Trio, or def")
+        raise Misconfigured(
+            f"health check {check}: {function_or_task!r} is {kind}: use async def on Trio, or def"
+        )
     if not callable(function):
-        raise Misconfigured(f"health check {check}: {look!r} is no function")
+        raise Misconfigured(f"health check {check}: {function_or_task!r} is no function")
     try:
         inspect.signature(function).bind()
     except TypeError as error:
         raise Misconfigured(
-            f"health check {check}: {look!r} cannot be called without arguments: {error}"
+            f"health check {check}: {function_or_task!r} cannot be called without arguments: {error}"
         ) from None
     except ValueError:  # written in C: it has no signature
         pass
@@ -265,12 +269,12 @@ class DeclareCheck:
     ) -> Any:
         """Declare a check. Raises Misconfigured."""
 
-        def declared(function: CheckFunction) -> HealthCheck:
+        def declare(function: CheckFunction) -> HealthCheck:
             if not callable(function):
                 raise Misconfigured(f"@health_check takes a function, got {function!r}")
             return self.add(HealthCheck(name or str(getattr(function, "__name__", "")), function, **options))
 
-        return declared if function is None else declared(function)
+        return declare if function is None else declare(function)
 
     def add(self, check: HealthCheck) -> HealthCheck:
         """Let the application's workers run a check. Raises Misconfigured when another one has its name."""

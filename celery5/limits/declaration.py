@@ -34,16 +34,16 @@ class LimitDeclaration:
         self,
         task: str,
         function: Callable[..., Any],
-        gate: DeclaredLimits,
+        limits: DeclaredLimits,
         keys: tuple[LimitKey | None, LimitKey | None],
         queue: str | None,
     ) -> None:
-        self.declared = gate
+        self.declared = limits
         self._task = task
         self._signature = inspect.signature(function)
         self._keys = keys
         self._queue = queue
-        self._turns = _turns_of(task, gate)
+        self._fair_rule = _make_fair_rule(task, limits)
         for name, key in zip(("concurrency_key", "fair_key"), keys, strict=True):
             if key is not None and not callable(key) and key not in self._signature.parameters:
                 parameters = ", ".join(self._signature.parameters) or "none"
@@ -64,21 +64,21 @@ class LimitDeclaration:
         Raises BadArguments where an argument is missing, and what a key function of the user's raises.
         """
         bound: dict[str, Any] | None = None
-        made_keys = ["", ""]
+        computed_keys = ["", ""]
         for n, key in enumerate(self._keys):
             if key is None:
                 continue
             if callable(key):
                 value = key(*args, **kwargs)
             else:
-                bound = self._bound(args, kwargs) if bound is None else bound
+                bound = self._bind(args, kwargs) if bound is None else bound
                 value = bound[key]
-            made_keys[n] = _text(value)
-        return made_keys[0], made_keys[1]
+            computed_keys[n] = _shorten_key(value)
+        return computed_keys[0], computed_keys[1]
 
     def get_waiting_list(self, slot: str, turn: str) -> str:
         """Return the waiting list of a job with these keys; '' if its task has no fairness."""
-        return get_waiting_list(self._turns, slot, turn) if self._turns else ""
+        return get_waiting_list(self._fair_rule, slot, turn) if self._fair_rule else ""
 
     def complete_keys(
         self, slot: str, turn: str, arguments: Callable[[], tuple[Any, Any]]
@@ -99,7 +99,7 @@ class LimitDeclaration:
             return slot, turn
         return slot or computed[0], turn or computed[1]
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -118,32 +118,30 @@ class LimitOptions(TypedDict, total=False):
 
 
 def declare_limits(
-    task: str, function: Callable[..., Any], queue: str | None, **said: Unpack[LimitOptions]
+    task: str, function: Callable[..., Any], queue: str | None, **options: Unpack[LimitOptions]
 ) -> LimitDeclaration | None:
     """Return the limits that a task's options declare for a queue; None without any. Raises Misconfigured."""
-    concurrency_key, fair_key = said.get("concurrency_key"), said.get("fair_key")
+    concurrency_key, fair_key = options.get("concurrency_key"), options.get("fair_key")
     for name, key in (("concurrency_key", concurrency_key), ("fair_key", fair_key)):
         untyped: object = key
         is_text = isinstance(untyped, str)  # pyright: ignore[reportUnnecessaryIsInstance]
         if untyped is not None and not callable(untyped) and not is_text:
             raise Misconfigured(f"task {task}: {name} is {key!r}: give a parameter's name, or a function")
-    limit, rate = said.get("limit"), said.get("rate_limit")
+    limit, rate = options.get("limit"), options.get("rate_limit")
     limits = parse_declared_limits(
         task, limit, rate, keyed=concurrency_key is not None, fair=fair_key is not None
     )
-    return (
-        None
-        if limits is None
-        else LimitDeclaration(task, function, limits, (concurrency_key, fair_key), queue)
-    )
+    if limits is None:
+        return None
+    return LimitDeclaration(task, function, limits, (concurrency_key, fair_key), queue)
 
 
-def _turns_of(task: str, gate: DeclaredLimits) -> AdmissionRule | None:
+def _make_fair_rule(task: str, limits: DeclaredLimits) -> AdmissionRule | None:
     """Return the rule that makes the waiting lists of a fair task; None for others. Overrides make no other lists."""
-    rule = make_admission_rule(task, gate, computed=None, override=None, suspended=False)
-    return rule if gate.fair else None
+    rule = make_admission_rule(task, limits, computed=None, override=None, suspended=False)
+    return rule if limits.fair else None
 
 
-def _text(value: object) -> str:
+def _shorten_key(value: object) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= MAX_KEY_LENGTH else hash_call(text.encode(errors="replace"))

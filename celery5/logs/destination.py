@@ -69,12 +69,12 @@ BUILT_IN_DETECTORS: tuple[Detector, ...] = (detect_journal,)
 
 
 def make_destination(
-    form: Format, environment: RuntimeEnvironment, own: Sequence[Detector] = ()
+    form: Format, environment: RuntimeEnvironment, detectors: Sequence[Detector] = ()
 ) -> LogDestination:
     """Return the destination that `form` names; with `auto`, that of the first detector which recognizes the runtime.
 
     Args:
-        own: The application's detectors.
+        detectors: Those of the application.
 
     Raises:
         Misconfigured: `form` is `journal`, and no journal listens.
@@ -89,7 +89,7 @@ def make_destination(
             ) from None
     if form != "auto":
         return environment.make_line_writer(form)
-    for detect in (*own, *BUILT_IN_DETECTORS):
+    for detect in (*detectors, *BUILT_IN_DETECTORS):
         try:
             destination = detect(environment)
         except Exception as error:  # the user's code: the log must not keep the worker from working

@@ -89,12 +89,12 @@ _NAMES: "dict[str, Callable[[App], Iterable[str]]]" = {
 """The names to complete, by the name of the parameter."""
 
 
-class _TooLate(BaseException):
+class _LimitReached(BaseException):
     """Raised when a limit is reached. Not an Exception, so that `except Exception` in a user's module passes it."""
 
 
-def _too_late(_number: int, _frame: object) -> None:
-    raise _TooLate
+def _raise_limit_reached(_number: int, _frame: object) -> None:
+    raise _LimitReached
 
 
 @contextmanager
@@ -104,12 +104,12 @@ def _limited_and_silent() -> Generator[None, None, None]:
         (signal.ITIMER_REAL, signal.SIGALRM, IMPORT_TIMEOUT),
         (signal.ITIMER_PROF, signal.SIGPROF, CPU_LIMIT),
     )
-    before = {number: signal.signal(number, _too_late) for _, number, _ in timers}
+    old_handlers = {number: signal.signal(number, _raise_limit_reached) for _, number, _ in timers}
     for timer, _, limit in timers:
         signal.setitimer(timer, limit)
     try:
         with (
-            suppress(CeleryError, _TooLate),
+            suppress(CeleryError, _LimitReached),
             open(os.devnull, "w") as devnull,
             redirect_stdout(devnull),
             redirect_stderr(devnull),
@@ -118,4 +118,4 @@ def _limited_and_silent() -> Generator[None, None, None]:
     finally:
         for timer, number, _ in timers:
             signal.setitimer(timer, 0)
-            signal.signal(number, before[number])
+            signal.signal(number, old_handlers[number])

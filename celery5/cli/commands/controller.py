@@ -116,7 +116,7 @@ def _develop(app: "App", file: str, values: dict[str, Any]) -> int:
     return serve(app, options)
 
 
-def _with_readable_replies(command: Callable[P, None]) -> Callable[P, None]:
+def _report_unreadable_replies(command: Callable[P, None]) -> Callable[P, None]:
     """End a command with one line when an answer has an unexpected form: answers are not signed."""
 
     @wraps(command)
@@ -137,7 +137,7 @@ def _with_readable_replies(command: Callable[P, None]) -> Callable[P, None]:
 @controller.command()
 @reply_flags
 @click.pass_obj
-@_with_readable_replies
+@_report_unreadable_replies
 def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     """Show how the members of the cluster are. Fails when one is not as it should be."""
     replies = _request(target.load(), MEMBERS.name, {}, timeout)
@@ -164,7 +164,7 @@ def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     help="How long the end is waited for.",
 )
 @click.pass_obj
-@_with_readable_replies
+@_report_unreadable_replies
 def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
     """Have the Controller end all members in order, and itself; returns when that is done."""
     app = target.load()
@@ -197,7 +197,7 @@ _wait_flag = click.option(
 @reply_flags
 @_wait_flag
 @click.pass_obj
-@_with_readable_replies
+@_report_unreadable_replies
 def reload(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
     """Have the Controller read the cluster description again. Only what has changed is restarted, one member of a
     group at a time."""
@@ -209,7 +209,7 @@ def reload(target: Target, /, *, wants_json: bool, timeout: float, wait: float) 
 @reply_flags
 @_wait_flag
 @click.pass_obj
-@_with_readable_replies
+@_report_unreadable_replies
 def restart(
     target: Target, /, *, members: tuple[str, ...], wants_json: bool, timeout: float, wait: float
 ) -> None:
@@ -329,7 +329,7 @@ def _to_json_fields(reply: "Reply") -> dict[str, Any]:
 
 
 def _format_members(reply: "Reply") -> str:
-    """Return a Controller's members, a line for each, below a line about the cluster."""
+    """Return a line about the cluster, and below it a line for each member of a Controller."""
     rows = [
         {
             "member": member["name"],
@@ -339,8 +339,10 @@ def _format_members(reply: "Reply") -> str:
             "for": "" if member["for"] is None else format_duration(member["for"]),
             "died": member["deaths"],
             "restarts": member["restarts"],
-            "told": "" if member["status_age"] is None else f"{format_duration(member['status_age'])} ago",
-            "says": member["trouble"] or member["status"],
+            "reported": ""
+            if member["status_age"] is None
+            else f"{format_duration(member['status_age'])} ago",
+            "status": member["trouble"] or member["status"],
         }
         for member in reply.answer["members"]
     ]

@@ -141,7 +141,7 @@ GRACE_PERIOD = 2.0
 """Seconds that running jobs get after Ctrl-C: reading a file again costs nothing."""
 CLEANUP_LIMIT = 5.0
 """Seconds that removing the keys from a shared broker may take."""
-_CLOSING = """\
+_WHAT_NEXT = """\
 Jobs were sent by the thousand, so nearly all of the latency is waiting for a turn: a single job, sent
 to an idle worker, takes about a millisecond.
 
@@ -172,24 +172,24 @@ def demo(folder: Path | None, *, wants_json: bool, concurrency: int | None, max_
     with Interruption(duplicate_window=WAIT_LIMIT) as interruption:
         if not wants_json:
             require_rich()
-        files = _files_of(folder or Path(sysconfig.get_path("stdlib")), max_files)
+        files = _find_files(folder or Path(sysconfig.get_path("stdlib")), max_files)
         app = _make_app(concurrency)
         try:
-            outcome, seconds = _indexed(app, files, interruption, wants_json=wants_json)
+            outcome, seconds = _index_files(app, files, interruption, wants_json=wants_json)
         except Exception:
             if not interruption.was_requested:
                 raise
             raise click.Abort from None  # for example, the same signal ended the server while it started
-        plain = None if outcome is None else _plain(files, interruption, wants_json=wants_json)
+        plain = None if outcome is None else _count_plainly(files, interruption, wants_json=wants_json)
         if outcome is None or plain is None:
             raise click.Abort
-        differences = _differences(outcome, plain, jobs=3 * len(files.files) + 2)
+        differences = _find_differences(outcome, plain, jobs=3 * len(files.files) + 2)
         _report(files, outcome, seconds, differences, wants_json=wants_json)
     if differences:
         raise CountsDiffer(f"the jobs and a plain count differ: {'; '.join(differences)}")
 
 
-def _files_of(path: Path, max_files: int | None) -> "Folder":
+def _find_files(path: Path, max_files: int | None) -> "Folder":
     from celery5.examples.index_files.folder import look_into
 
     try:
@@ -216,7 +216,7 @@ def _make_app(concurrency: int | None) -> "App":
     return app
 
 
-def _indexed(
+def _index_files(
     app: "App", folder: "Folder", interruption: Interruption, *, wants_json: bool
 ) -> "tuple[Outcome | None, float]":
     """Return the outcome of the jobs, None when a signal interrupted them, and the seconds that they took."""
@@ -232,7 +232,7 @@ def _indexed(
         return trio.run(_run, app, index, display, interruption)
 
 
-def _plain(folder: "Folder", interruption: Interruption, *, wants_json: bool) -> "Totals | None":
+def _count_plainly(folder: "Folder", interruption: Interruption, *, wants_json: bool) -> "Totals | None":
     """Return the result of a plain count; None when a signal interrupted it."""
     from celery5.examples.index_files.folder import plain_count
 
@@ -243,7 +243,7 @@ def _plain(folder: "Folder", interruption: Interruption, *, wants_json: bool) ->
 
 
 async def _run(
-    app: "App", index: "Index", shown: ProgressDisplay, interruption: Interruption
+    app: "App", index: "Index", display: ProgressDisplay, interruption: Interruption
 ) -> "tuple[Outcome | None, float]":
     import trio
 
@@ -256,7 +256,7 @@ async def _run(
             token = trio.lowlevel.current_trio_token()
             interruption.on_stop(lambda _number: _cancel_soon(token, scope))
             async with run_in_background(app, ServeOptions()):
-                with shown:
+                with display:
                     start = time.perf_counter()
                     outcome = await index.run()
                     seconds = time.perf_counter() - start
@@ -283,7 +283,7 @@ async def _erase_keys(app: "App", index: "Index") -> None:
             await app.aperform(call)
 
 
-def _differences(outcome: "Outcome", plain: "Totals", *, jobs: int) -> list[str]:
+def _find_differences(outcome: "Outcome", plain: "Totals", *, jobs: int) -> list[str]:
     """Return in words each result that is not the expected one."""
     from celery5.examples.index_files.index import EXPECTED_DEAD, EXPECTED_RETRIES
 
@@ -295,9 +295,9 @@ def _differences(outcome: "Outcome", plain: "Totals", *, jobs: int) -> list[str]
     compared["dead"] = (outcome.dead, EXPECTED_DEAD)
     compared["in the dead-letter queue"] = (outcome.in_dead_letter_queue, EXPECTED_DEAD)
     differences = [
-        f"{name} {ours} instead of {expected}"
-        for name, (ours, expected) in compared.items()
-        if ours != expected
+        f"{name} {actual} instead of {expected}"
+        for name, (actual, expected) in compared.items()
+        if actual != expected
     ]
     return differences + [outcome.first_failure] * bool(outcome.first_failure)
 
@@ -330,7 +330,7 @@ def _report(
         "a plain count of the same files": "differs" if differences else "agrees",
     }
     show_table(f"{folder.path}, indexed in {seconds:.2f} s", rows)
-    echo(_CLOSING)
+    echo(_WHAT_NEXT)
 
 
 def _percentile(ordered: list[float], share: float) -> float:

@@ -59,10 +59,10 @@ def _receive_all(connection: socket.socket, deadline: float) -> bytes:
     """Receive until the server closes the connection. Raises TimeoutError at the deadline, ValueError for too much."""
     data = bytearray()
     while len(data) <= MAX_RESPONSE_BYTES:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError
-        connection.settimeout(left)
+        connection.settimeout(remaining)
         chunk = connection.recv(65536)
         if not chunk:
             return bytes(data)
@@ -154,9 +154,8 @@ def health(
 
 def _parse_url(url: str) -> tuple[str, int]:
     """Return host and port of a URL. Raises Misconfigured."""
-    from celery5.protocol.text_values import (
-        HOST_AND_PORT,  # not needed for `--port`: a probe imports as little as possible
-    )
+    # Not needed for `--port`: a probe imports as little as possible.
+    from celery5.protocol.text_values import HOST_AND_PORT
 
     try:
         host, port = HOST_AND_PORT.parse(url.removeprefix("http://").rstrip("/"))
@@ -167,7 +166,7 @@ def _parse_url(url: str) -> tuple[str, int]:
     return host, port
 
 
-def _report(answer: ProbeResponse) -> dict[str, Any]:
+def _read_report(answer: ProbeResponse) -> dict[str, Any]:
     try:
         report: object = json.loads(answer.body)
     except ValueError:
@@ -176,21 +175,21 @@ def _report(answer: ProbeResponse) -> dict[str, Any]:
 
 
 def _to_json_fields(where: str, answer: ProbeResponse) -> dict[str, Any]:
-    more = {"why": answer.why} if answer.why else {}
-    return {"where": where, "status": answer.status, **_report(answer), "ok": answer.ok, **more}
+    why = {"why": answer.why} if answer.why else {}
+    return {"where": where, "status": answer.status, **_read_report(answer), "ok": answer.ok, **why}
 
 
 def _describe(answer: ProbeResponse, *, live: bool) -> str:
     """Return in one line that the worker is well, or what is wrong."""
-    what = "alive" if live else "ready"
-    report = _report(answer)
+    condition = "alive" if live else "ready"
+    report = _read_report(answer)
     if answer.ok:
-        return f"{report.get('worker') or 'the worker'} is {what}"
+        return f"{report.get('worker') or 'the worker'} is {condition}"
     raw_conditions = report.get("conditions")
     conditions = cast("dict[str, Any]", raw_conditions) if isinstance(raw_conditions, dict) else {}
-    wrong = [f"{name}: {why}" for name, why in conditions.items() if why]
-    reasons = "; ".join(wrong) or answer.why or report.get("error") or f"it answers with {answer.status}"
-    return collapse_whitespace(f"is not {what}: {reasons}")
+    problems = [f"{name}: {why}" for name, why in conditions.items() if why]
+    reasons = "; ".join(problems) or answer.why or report.get("error") or f"it answers with {answer.status}"
+    return collapse_whitespace(f"is not {condition}: {reasons}")
 
 
 def _check_by_redis(target: Target, *, wants_json: bool) -> int:

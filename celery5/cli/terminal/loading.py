@@ -167,8 +167,8 @@ def _locate_error(error: BaseException) -> str:
         for frame in frames
         if not os.path.abspath(frame.filename).startswith((package, *_list_library_folders()))
     ]
-    place = (user_frames or frames)[-1:]
-    return f"({place[0].filename}:{place[0].lineno})" if place else ""
+    frames = (user_frames or frames)[-1:]
+    return f"({frames[0].filename}:{frames[0].lineno})" if frames else ""
 
 
 def _list_library_folders() -> tuple[str, ...]:

@@ -32,7 +32,7 @@ FRAME_OVERHEAD = 64 * 1024
 MAX_TEXT = 2_000
 MAX_TRACEBACK = 8_000
 """Characters of a failure's texts and of its traceback that are kept, as of every failure."""
-_STARTS = 64
+_SEARCHED = 64
 """Bytes that are searched for the type of a frame: at the start of a line that is too long, and at both ends of one
 that is not JSON."""
 
@@ -169,7 +169,7 @@ _TO_BOX: msgspec.json.Decoder[ToBox] = msgspec.json.Decoder(ToBox)
 _FROM_BOX: msgspec.json.Decoder[FromBox] = msgspec.json.Decoder(FromBox)
 _TYPED = msgspec.json.Decoder(_Typed)
 _TAGS = ("ready", "result", "error", "retry", "reject", "refuse", "log")
-_MEANT = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(_TAGS).encode())
+_TYPE_PATTERN = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(_TAGS).encode())
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -199,7 +199,9 @@ def decode_from_box(line: bytes) -> FromBox | MalformedFrame | None:
         is_frame = _TYPED.decode(line).type in _TAGS
     except (ValueError, RecursionError):
         # Not JSON: it has a NaN, for example. If it is meant as a reply, the worker must not wait for it for ever.
-        is_frame = any(_MEANT.search(line, at, at + _STARTS) for at in (0, max(len(line) - _STARTS, 0)))
+        is_frame = any(
+            _TYPE_PATTERN.search(line, at, at + _SEARCHED) for at in (0, max(len(line) - _SEARCHED, 0))
+        )
     return MalformedFrame(reason) if is_frame else None
 
 
@@ -237,7 +239,7 @@ class LineSplitter:
         if len(self._rest) + len(piece) > self._limit:
             self._is_too_long = True
             start = bytes(self._rest[:MAX_TEXT]) + piece[:MAX_TEXT]
-            self._rest = bytearray(start[: max(MAX_TEXT, _STARTS)])
+            self._rest = bytearray(start[: max(MAX_TEXT, _SEARCHED)])
         else:
             self._rest += piece
 
@@ -253,16 +255,16 @@ def to_outcome(reply: BoxReply) -> Outcome:
         case BoxResult():
             return Returned(bytes(reply.value))
         case BoxError():
-            failure = _bounded(reply.failure)
+            failure = _shorten(reply.failure)
             raised = Raised(failure, reply.kinds or ((failure.type, "builtins.Exception"),), reply.ruling)
             return BrokerLost(failure, raised) if reply.stranded else raised
         case RetryJob():
-            failure = _bounded(reply.failure)
+            failure = _shorten(reply.failure)
             return RetryRequested(failure, reply.countdown, reply.policy, _to_int(reply.max_retries))
         case RejectJob():
             return JobRejected(reply.why[:MAX_TEXT] or "its box rejected it")
         case RefuseJob():
-            return PermanentFailure(reply.reason, _bounded(reply.failure))
+            return PermanentFailure(reply.reason, _shorten(reply.failure))
 
 
 def to_box_reply(outcome: Outcome, job: str) -> BoxReply:
@@ -285,7 +287,7 @@ def to_box_reply(outcome: Outcome, job: str) -> BoxReply:
             return BoxError(Failure(type="Cancelled", message="the job was told to stop"), job)
 
 
-def _bounded(failure: Failure) -> Failure:
+def _shorten(failure: Failure) -> Failure:
     return msgspec.structs.replace(
         failure,
         type=failure.type[:200],
