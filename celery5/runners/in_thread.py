@@ -26,14 +26,16 @@ class CallInterrupter:
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._early_error: type[BaseException] | None = None
-        self._over = False
+        self._is_over = False
 
     def interrupt(self, error: Exception) -> None:
-        """Raise an error like this one in the call: at once if it runs, else when it begins. Call it from another
-        thread."""
+        """Raise an error like this one in the call: at once if it runs, else when it begins.
+
+        To be called from another thread.
+        """
         error_class = _as_class(error)
         with self._lock:
-            if self._over:
+            if self._is_over:
                 return
             if self._thread is None:
                 self._early_error = error_class
@@ -64,7 +66,7 @@ class CallInterrupter:
 
     def _end(self) -> None:
         with self._lock:
-            self._over = True
+            self._is_over = True
             if self._thread is not None:
                 _raise_in(self._thread, _NOTHING)  # clears an error that has not been raised yet
 
@@ -83,9 +85,9 @@ def _as_class(error: Exception) -> type[BaseException]:
 class ThreadRunner:
     """Runs CPU-bound tasks, at most `get_slots()` at once.
 
-    A thread cannot be killed. A cancelled job can notice that by `trio.from_thread.check_cancelled()`; how long it is
-    waited for is said by `RunningJob.cancel` (by default not at all). After that the thread is abandoned: it keeps its
-    slot until it ends, which sets `RunningJob.thread_ended`.
+    A thread cannot be killed. A cancelled job can notice that by `trio.from_thread.check_cancelled()`. How long its end
+    is awaited is an argument of `RunningJob.cancel` (by default not at all). After that the thread is abandoned: it
+    keeps its slot until it ends, which sets `RunningJob.thread_ended`.
     """
 
     def __init__(self, *, get_slots: Callable[[], int]) -> None:

@@ -97,17 +97,19 @@ class _Wait:
 
 
 def _at_a_checkpoint(coroutine: Any) -> bool:
-    """Whether a coroutine is in `trio.lowlevel.checkpoint()` (or `sleep(0)`), where an error can do no harm. Whatever
-    else yields to the loop may have done something already."""
+    """Return whether a coroutine is in `trio.lowlevel.checkpoint()` (or `sleep(0)`), where an error can do no harm.
+
+    Whatever else yields to the loop may have done something already.
+    """
     inner = coroutine
     while inner is not None:
         if getattr(inner, "cr_code", None) is _CHECKPOINT:
             return True
-        inner = _awaited(inner)
+        inner = _get_awaited(inner)
     return False
 
 
-def _awaited(outer: Any) -> Any:
+def _get_awaited(outer: Any) -> Any:
     """Return what a coroutine, a generator or a step of an asynchronous generator awaits; None at the end."""
     for name in ("cr_await", "gi_yieldfrom", "ag_await"):
         if hasattr(outer, name):

@@ -58,11 +58,11 @@ def get_error_outcome(error: BaseException) -> Raised | RetryRequested | JobReje
     if isinstance(leaf.error, Retry) and leaf.ruling is None:
         return _make_retry_request(error, leaf.error)
     if isinstance(leaf.error, Reject) and leaf.ruling is None:
-        return JobRejected(_text(leaf.error) or "its task rejected it")
+        return JobRejected(_get_text(leaf.error) or "its task rejected it")
     kinds = tuple(error_leaf.kinds for error_leaf in leaves if error_leaf.ruling is None)
     outcome = Raised(make_failure(error), kinds, leaf.ruling)
     is_poisonous = leaf.ruling is not None and leaf.ruling.reason is Reason.POISONOUS
-    return BrokerLost(outcome.failure, outcome) if _is_an_outage(error) and not is_poisonous else outcome
+    return BrokerLost(outcome.failure, outcome) if _is_outage(error) and not is_poisonous else outcome
 
 
 def _make_retry_request(error: BaseException, retry: Retry) -> RetryRequested:
@@ -83,11 +83,11 @@ def _is_number(value: object, limit: float) -> bool:
     return isinstance(value, int | float) and 0 <= value <= limit
 
 
-def _is_an_outage(error: Any) -> bool:
-    """Whether it is an error of celery5 for a broker that cannot be reached, or a group of such errors."""
+def _is_outage(error: Any) -> bool:
+    """Return whether this is an error of celery5 for an unreachable broker, or a group of such errors."""
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
-        return all(_is_an_outage(member) for member in group.exceptions)
+        return all(_is_outage(member) for member in group.exceptions)
     return type(error) in _OUTAGES
 
 
@@ -95,23 +95,23 @@ def make_failure(error: BaseException) -> Failure:
     """Return an error as text. Never raises, whatever the error's own methods do."""
     return Failure(
         type=type(error).__qualname__,
-        message=_text(error),
-        args=_arguments(error),
-        traceback=_traceback(error)[-TRACEBACK_LIMIT:],
+        message=_get_text(error),
+        args=_get_arguments(error),
+        traceback=_format_traceback(error)[-TRACEBACK_LIMIT:],
     )
 
 
-def _arguments(error: BaseException) -> tuple[str, ...]:
+def _get_arguments(error: BaseException) -> tuple[str, ...]:
     try:
-        return tuple(_text(arg, repr) for arg in error.args[:ARGS_LIMIT])
+        return tuple(_get_text(arg, repr) for arg in error.args[:ARGS_LIMIT])
     except Exception:  # a class may have redefined `args`
         return ()
 
 
-def _traceback(error: BaseException) -> str:
+def _format_traceback(error: BaseException) -> str:
     try:
         lines = traceback.format_exception(type(error), error, _skip_callers(error.__traceback__))
-        return _encodable("".join(lines))
+        return _escape_surrogates("".join(lines))
     except Exception as other:
         return f"<no traceback: {type(other).__name__} while it was made>"
 
@@ -124,13 +124,13 @@ def _skip_callers(steps: TracebackType | None) -> TracebackType | None:
     return step or steps
 
 
-def _text(value: object, form: Any = str) -> str:
+def _get_text(value: object, form: Any = str) -> str:
     try:
-        return _encodable(str(form(value))[:TEXT_LIMIT])
+        return _escape_surrogates(str(form(value))[:TEXT_LIMIT])
     except Exception:
         return f"<{type(value).__name__} that cannot be shown>"
 
 
-def _encodable(text: str) -> str:
+def _escape_surrogates(text: str) -> str:
     """Return the text with lone surrogates escaped, which file names may contain and JSON may not."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -52,7 +52,7 @@ class ProcessGroup:
         self.stdin, self.stdout, self.stderr = map(
             _stream, (self._popen.stdin, self._popen.stdout, self._popen.stderr)
         )
-        self._is_reaped = self._reaped_elsewhere = False
+        self._is_reaped = self._was_reaped_by_job = False
         self.start_ticks = get_start_ticks(self.pid)
 
     @property
@@ -67,15 +67,15 @@ class ProcessGroup:
 
     def limit_memory(self, size: int) -> None:
         """Limit the data of each process to so many bytes. Raises BoxCrashed if the system cannot do that."""
-        self._restrict(resource.RLIMIT_DATA, size, is_final=True)
+        self._set_limit(resource.RLIMIT_DATA, size, is_final=True)
 
     def limit_cpu_time(self, seconds: float) -> None:
         """Limit the processor time that the process uses from now on, in seconds. Raises like `limit_memory`."""
         with suppress(OSError):  # it has ended: the next write to it will fail
             used = parse_stat(_read_stat(self.pid), at=0.0, ticks=os.sysconf("SC_CLK_TCK")).cpu_seconds or 0.0
-            self._restrict(resource.RLIMIT_CPU, math.ceil(used + seconds), is_final=False)
+            self._set_limit(resource.RLIMIT_CPU, math.ceil(used + seconds), is_final=False)
 
-    def _restrict(self, kind: int, limit: int, *, is_final: bool) -> None:
+    def _set_limit(self, kind: int, limit: int, *, is_final: bool) -> None:
         if sys.platform != "linux":
             raise BoxCrashed(
                 "Box(memory=..., cpu=...) need Linux: there a running process can be given its limits"
@@ -90,7 +90,7 @@ class ProcessGroup:
         """Send a signal to the whole group. No other process has its id before this one was reaped."""
         if not (
             self._is_reaped
-            or (self._reaped_elsewhere and get_start_ticks(self.pid) not in (self.start_ticks, 0))
+            or (self._was_reaped_by_job and get_start_ticks(self.pid) not in (self.start_ticks, 0))
         ):
             with suppress(ProcessLookupError, PermissionError):  # all of it has ended
                 os.killpg(self.pid, number)
@@ -134,13 +134,12 @@ class ProcessGroup:
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:  # a job has reaped all children of the worker
-            self._reaped_elsewhere = True
+            self._was_reaped_by_job = True
             return True
 
 
 def get_start_ticks(pid: int) -> int:
-    """Return when the process with this id was started, in the kernel's ticks; 0 if there is none, or if the system
-    does not tell."""
+    """Return the start time of a process in the kernel's ticks; 0 if there is no such process or no such time."""
     try:
         return parse_start_ticks(_read_stat(pid))
     except (OSError, ValueError):

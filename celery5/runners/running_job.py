@@ -1,4 +1,4 @@
-"""The running job: what an executor runs now, how long that may take, and how it is told to stop.
+"""The running job: what an executor runs now, how long that may take, and how it is stopped.
 
 An executor reuses one RunningJob for job after job until one of them is cancelled.
 """
@@ -64,7 +64,7 @@ class RunningJob:
         self.raise_soft_limit, self.interrupt = raise_soft_limit, interrupt
 
     def forbid_interrupts(self) -> None:
-        """The job has ended: no error can be raised inside it."""
+        """Raise no more errors inside the job, which has ended."""
         self.raise_soft_limit = self.interrupt = None
 
     def cancel(self, outcome: Outcome, wait_seconds: float | None = None) -> None:
@@ -132,7 +132,7 @@ class RunningJob:
 
         Args:
             ended: Set when the job has ended.
-            default_wait: Seconds to wait unless `cancel` said otherwise.
+            default_wait: Seconds to wait unless `cancel` has set others.
         """
         self._default_wait = default_wait
         with trio.CancelScope(shield=True, deadline=self._wait_deadline()) as self._wait_scope:

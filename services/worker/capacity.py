@@ -57,12 +57,12 @@ class Lookahead:
             if kind in self._lookaheads and self._lookaheads[kind].has_started:
                 self._lookaheads[kind].record_read(counts, kind)
 
-    def record_release(self, kind: str, given_back: int) -> bool:
+    def record_release(self, kind: str, count: int) -> bool:
         """Record jobs of a kind that waited for too long. Return whether that was to be expected."""
         lookahead = self._lookaheads[kind]
         if not lookahead.has_started:
             return False
-        lookahead.record_release(given_back, trio.current_time())
+        lookahead.record_release(count, trio.current_time())
         return True
 
     def update(self) -> None:

@@ -43,7 +43,7 @@ class Consumer:
 
     _connects = 1
     _audit_at = math.inf
-    _is_resting = False
+    _stopped_reading = False
 
     def __init__(
         self,
@@ -134,13 +134,13 @@ class Consumer:
 
     def stop_reading(self) -> None:
         """Read no more jobs, for good: release those that have not started, and let running jobs go on."""
-        self._is_resting = True
+        self._stopped_reading = True
         self._reading.pause(*(keys.queue for keys in self._read_order.queues))
         self.release_unstarted()
 
     def resume(self, queue: str) -> None:
         """Read a queue again."""
-        if self._is_resting:
+        if self._stopped_reading:
             return
         self._reading.resume(queue)
         self._in_flight.notify()
@@ -187,9 +187,7 @@ class Consumer:
         )
         shares = capacity.group_by_share(open_queues)
         received = await self._read_order.read_nonblocking(open_queues, capacity, self._receive)
-        if received or any(
-            self._reading.is_paused(keys.queue) for keys in open_queues
-        ):  # paused during the reads
+        if received or any(self._reading.is_paused(keys.queue) for keys in open_queues):  # paused meanwhile
             return received
         lanes = self._read_order.get_lanes(open_queues)
         count = max(min(shares) * len(open_queues) // len(lanes), 1)
@@ -243,12 +241,8 @@ class Consumer:
                     break
                 after = entries[-1].id
         if lost:
-            self._log.event(
-                "consumer:jobs-recovered",
-                "warning",
-                count=lost,
-                why="their delivery was lost with a connection",
-            )
+            why = "their delivery was lost with a connection"
+            self._log.event("consumer:jobs-recovered", "warning", count=lost, why=why)
 
     async def _release_stale_jobs(self) -> None:
         """Release jobs that wait for too long, and estimate their duration anew: long jobs may follow short ones."""

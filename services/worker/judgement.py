@@ -95,7 +95,7 @@ class OutcomeHandler:
         command = delivery.command
         assert command is not None
         if type(outcome) is Returned and len(outcome.value) > self._message_limit:
-            outcome = _too_large(len(outcome.value), self._message_limit)
+            outcome = _make_too_large_failure(len(outcome.value), self._message_limit)
         if command.task in self._checks_left and type(outcome) is Returned:
             self._check_result(outcome.value, command)
         if type(outcome) is not Returned or command.task in self._circuit_breakers.needing_success:
@@ -132,7 +132,7 @@ class OutcomeHandler:
         self._checks_left[task] -= 1
         if why:
             self._log.event(
-                "job:result-mismatched", "warning", job=command.id, task=task, why=why, hint=_WRONG
+                "job:result-mismatched", "warning", job=command.id, task=task, why=why, hint=_MISMATCH_HINT
             )
         if why or not self._checks_left[task]:
             del self._checks_left[task]
@@ -153,16 +153,18 @@ class OutcomeHandler:
             attempt=command.attempt,
             seconds=seconds,
             trace=command.trace,
-            extra=_details(verdict, extra_fields, traced=type(verdict) not in self._without_traceback)
+            extra=_get_log_fields(verdict, extra_fields, traced=type(verdict) not in self._without_traceback)
             if extra_fields
             else None,
         )
 
 
-_WRONG = "it is stored unchanged, and get() raises BadResult: correct the annotation or what is returned"
+_MISMATCH_HINT = (
+    "it is stored unchanged, and get() raises BadResult: correct the annotation or what is returned"
+)
 
 
-def _details(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[str, Any]:
+def _get_log_fields(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[str, Any]:
     """Return the additional log fields of a job that did not succeed; with the traceback if it is `traced`."""
     fields = {name: value for name in names if (value := getattr(verdict, name)) != ""}
     if "reason" in fields and isinstance(verdict, (Hold, RejectVerdict)):
@@ -174,7 +176,7 @@ def _details(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[st
     return fields
 
 
-def _too_large(size: int, limit: int) -> PermanentFailure:
+def _make_too_large_failure(size: int, limit: int) -> PermanentFailure:
     text = (
         f"the result has {size} bytes, over the limit of {limit}: return a reference, or raise message_limit"
     )

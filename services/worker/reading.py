@@ -90,7 +90,7 @@ class QueueLanes:
     """The lanes of one worker's queues, as far as they are in use. A new one ends the read that is under way."""
 
     def __init__(self, *, consumed: Sequence[QueueKeys], reading: ReadingState) -> None:
-        self._used: dict[str, str] = {keys.queue: "" for keys in consumed}
+        self._lanes_in_use: dict[str, str] = {keys.queue: "" for keys in consumed}
         self._read: dict[str, tuple[QueueKeys, ...]] = {keys.queue: (keys,) for keys in consumed}
         self._reading = reading
 
@@ -100,12 +100,12 @@ class QueueLanes:
 
     def get_held_lanes(self, keys: QueueKeys) -> list[QueueKeys]:
         """Return the lanes on which this worker may hold jobs of a queue."""
-        return [keys, *(keys.on_lane(lane) for lane in self._used[keys.queue])]
+        return [keys, *(keys.on_lane(lane) for lane in self._lanes_in_use[keys.queue])]
 
     def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> None:
         """Take the heartbeat reply of one queue: its lanes."""
-        if pulse.lanes != self._used[keys.queue]:
-            self._used[keys.queue] = pulse.lanes
+        if pulse.lanes != self._lanes_in_use[keys.queue]:
+            self._lanes_in_use[keys.queue] = pulse.lanes
             self._read[keys.queue] = tuple(
                 keys.on_lane(lane) for lane in (HIGH, NORMAL, LOW) if lane in pulse.lanes
             )
@@ -152,61 +152,61 @@ class ReadOrder:
         return [lane for keys in self._queues for lane in self._lanes.get_held_lanes(keys)]
 
     async def read_nonblocking(
-        self, queues: Sequence[QueueKeys], room: "PassCapacity", receive: ReceiveFunction
+        self, queues: Sequence[QueueKeys], capacity: "PassCapacity", receive: ReceiveFunction
     ) -> int:
         """Read without blocking, where one read of all queues would not do. Return how many jobs were read."""
         if len(queues) > 1:
             if self._order.names:
-                return await self._read_by_order(queues, room, receive)
+                return await self._read_by_order(queues, capacity, receive)
             if self._order.weights or self._preferences.queues:
-                return await self._read_by_weight(queues, room, receive)
-        shares = room.group_by_share(queues)
+                return await self._read_by_weight(queues, capacity, receive)
+        shares = capacity.group_by_share(queues)
         if len(shares) > 1 or 0 in shares or len(self.get_lanes(queues)) > len(queues):
             return await self._read_by_share(shares, receive)
         return 0
 
     async def _read_by_order(
-        self, open_: Sequence[QueueKeys], room: "PassCapacity", receive: ReceiveFunction
+        self, queues: Sequence[QueueKeys], capacity: "PassCapacity", receive: ReceiveFunction
     ) -> int:
         """Read a queue only when those before it are empty, or there is no capacity for their jobs."""
-        found = 0
-        for keys in sorted(open_, key=lambda each: self._order.get_rank(each.queue)):
-            count = room.get_remaining(keys.queue)
+        total = 0
+        for keys in sorted(queues, key=lambda keys: self._order.get_rank(keys.queue)):
+            count = capacity.get_remaining(keys.queue)
             if count and keys.queue not in self._order.names:
                 self._move_to_end(keys)
             read_count = await self._read(keys, count, receive) if count else 0
-            found += read_count
+            total += read_count
             if count and read_count == count:
                 break
-            room.use(keys.queue, read_count)
-        return found
+            capacity.use(keys.queue, read_count)
+        return total
 
     async def _read_by_weight(
-        self, open_: Sequence[QueueKeys], room: "PassCapacity", receive: ReceiveFunction
+        self, queues: Sequence[QueueKeys], capacity: "PassCapacity", receive: ReceiveFunction
     ) -> int:
         preferred, configured = self._preferences.queues, self._order.weights
         weights = {
-            keys.queue: configured.get(keys.queue, 1.0) * preferred.get(keys.queue, 1.0) for keys in open_
+            keys.queue: configured.get(keys.queue, 1.0) * preferred.get(keys.queue, 1.0) for keys in queues
         }
-        total, found = max(room.get_remaining(keys.queue) for keys in open_), 0
-        shares_by_name = self._split.divide(total, weights)
+        total, found = max(capacity.get_remaining(keys.queue) for keys in queues), 0
+        shares_by_queue = self._split.divide(total, weights)
         full_queues: list[QueueKeys] = []
-        for keys in sorted(open_, key=lambda each: shares_by_name[each.queue], reverse=True):
-            count = min(shares_by_name[keys.queue], room.get_remaining(keys.queue))
+        for keys in sorted(queues, key=lambda keys: shares_by_queue[keys.queue], reverse=True):
+            count = min(shares_by_queue[keys.queue], capacity.get_remaining(keys.queue))
             read_count = await self._read(keys, count, receive) if count else 0
             found += read_count
-            room.use(keys.queue, read_count)
+            capacity.use(keys.queue, read_count)
             if read_count == count:
                 full_queues.append(keys)
         if found < total and full_queues:  # the capacity that other queues have left
-            left = self._split.divide(
+            leftover_shares = self._split.divide(
                 total - found, {keys.queue: weights[keys.queue] for keys in full_queues}
             )
             for keys in full_queues:
-                if count := min(left[keys.queue], room.get_remaining(keys.queue)):
+                if count := min(leftover_shares[keys.queue], capacity.get_remaining(keys.queue)):
                     read_count = await self._read(keys, count, receive)
                     found += read_count
-                    room.use(keys.queue, read_count)
+                    capacity.use(keys.queue, read_count)
         return found
 
     async def _read_by_share(
@@ -240,10 +240,10 @@ class ReadOrder:
         if weights is None:
             shares = [count] + [0] * (len(lanes) - 1)
             return len(await receive(jobs.read_by_lane(lanes, self._worker, count=count, shares=shares)))
-        shares_by_name = self._splits[keys.queue].divide(
-            count, {each.lane: weights[each.lane] for each in lanes}
+        shares_by_lane = self._splits[keys.queue].divide(
+            count, {lane_keys.lane: weights[lane_keys.lane] for lane_keys in lanes}
         )
-        shares = [shares_by_name[each.lane] for each in lanes]
+        shares = [shares_by_lane[lane_keys.lane] for lane_keys in lanes]
         return len(await receive(jobs.read_by_lane(lanes, self._worker, count=count, shares=shares)))
 
     def _move_to_end(self, keys: QueueKeys) -> None:
@@ -278,9 +278,9 @@ class PassCapacity:
         """Return the remaining capacity for jobs of a queue."""
         if not self._used_by_queue:
             return self._capacity[queue]
-        rivals = self._rivals(queue)
-        remaining = max(self._capacity[each] for each in rivals) - sum(
-            self._used_by_queue.get(each, 0) for each in rivals
+        rivals = self._find_rivals(queue)
+        remaining = max(self._capacity[rival] for rival in rivals) - sum(
+            self._used_by_queue.get(rival, 0) for rival in rivals
         )
         return max(0, min(remaining, self._capacity[queue] - self._used_by_queue.get(queue, 0)))
 
@@ -289,16 +289,18 @@ class PassCapacity:
         if count:
             self._used_by_queue[queue] = self._used_by_queue.get(queue, 0) + count
 
-    def _rivals(self, queue: str) -> list[str]:
-        own = self._kinds[queue]
-        return [other for other, kinds in self._kinds.items() if not own.isdisjoint(kinds)]
+    def _find_rivals(self, queue: str) -> list[str]:
+        """Return the queues with jobs of the same kinds, and this one."""
+        own_kinds = self._kinds[queue]
+        return [name for name, kinds in self._kinds.items() if not own_kinds.isdisjoint(kinds)]
 
-    def group_by_share(self, open_: Sequence[QueueKeys]) -> dict[int, list[QueueKeys]]:
+    def group_by_share(self, queues: Sequence[QueueKeys]) -> dict[int, list[QueueKeys]]:
         """Return the queues by how many jobs of each to read, with equal shares.
 
         The share is 0 where there is less capacity than queues: these take turns.
         """
-        found: dict[int, list[QueueKeys]] = {}
-        for keys in open_:
-            found.setdefault(self._capacity[keys.queue] // len(self._rivals(keys.queue)), []).append(keys)
-        return found
+        queues_by_share: dict[int, list[QueueKeys]] = {}
+        for keys in queues:
+            share = self._capacity[keys.queue] // len(self._find_rivals(keys.queue))
+            queues_by_share.setdefault(share, []).append(keys)
+        return queues_by_share

@@ -198,8 +198,8 @@ class ResultPublisher:
         if plain and delivery.lane != ADMITTED and len(self._in_flight) == 1:
             keys = self._queues[delivery.queue].on_lane(delivery.lane)
             settle = jobs.settle(keys, self._worker, [settlement])
-            if ticket := self._redis.begin(settle):
-                self._begun = settle, ticket
+            if request := self._redis.begin(settle):
+                self._begun = settle, request
 
     async def settle(self, outcomes: Outcomes) -> None:
         """Settle outcomes of any queues, each lane in one call, or in several where they are large."""
@@ -268,17 +268,20 @@ class ResultPublisher:
         )
         may_admit = self._admission.is_used or keys.lane == ADMITTED
         all_have_slots = keys.lane == ADMITTED  # these have slots, even if they could not be decoded
-        leaving = (
+        slot_holders = (
             [delivery for delivery, _ in batch if all_have_slots or delivery.rule is not None]
             if may_admit
             else []
         )
-        if not leaving:
+        if not slot_holders:
             return await self._redis.perform(settle)
-        tasks = {delivery.command.task for delivery in leaving if delivery.command}
-        rules, requested_at = self._admission.plan_requests(keys.queue, tasks, settled=leaving), time.time()
+        tasks = {delivery.command.task for delivery in slot_holders if delivery.command}
+        rules, requested_at = (
+            self._admission.plan_requests(keys.queue, tasks, settled=slot_holders),
+            time.time(),
+        )
         with self._admission.reserving_slots(rules):
-            reply = await self._redis.perform(limits.settle_limited(keys, settle, leaving, rules))
+            reply = await self._redis.perform(limits.settle_limited(keys, settle, slot_holders, rules))
         rule_list = [rule for rule, _ in rules]
         self._receive_admitted = partial(
             self._admission_control.receive_jobs, keys.queue, rule_list, reply, requested_at
@@ -287,11 +290,14 @@ class ResultPublisher:
 
     def _filter_unsettled(self, batch: Outcomes, sent: bool) -> Outcomes:
         """Return the outcomes of `batch` that are still to be settled, and note them as unsettled."""
-        left = self._unpublishable_retries.filter_outcomes(batch, sent=sent)
-        if left != batch:
-            gone = {delivery for delivery, _ in batch}
-            self._unsettled = [*left, *(outcome for outcome in self._unsettled if outcome[0] not in gone)]
-        return left
+        remaining = self._unpublishable_retries.filter_outcomes(batch, sent=sent)
+        if remaining != batch:
+            batch_deliveries = {delivery for delivery, _ in batch}
+            self._unsettled = [
+                *remaining,
+                *(outcome for outcome in self._unsettled if outcome[0] not in batch_deliveries),
+            ]
+        return remaining
 
     async def _flush(self) -> None:
         await self.settle(self._unsettled)
@@ -308,13 +314,9 @@ class ResultPublisher:
                 "this worker lost its lease" if self._lease.is_lost else "Redis could not be reached in time"
             )
             self._log.event(
-                "results:dropped",
-                "error",
-                count=len(dropped),
-                jobs=_list_job_ids(dropped),
-                worker=self._worker,
-                why=why,
-            )
+                "results:dropped", "error",
+                count=len(dropped), jobs=_list_job_ids(dropped), worker=self._worker, why=why,
+            )  # fmt: skip
 
 
 def _split(batch: Outcomes, max_count: int) -> Iterator[Outcomes]:
@@ -334,8 +336,8 @@ def _split(batch: Outcomes, max_count: int) -> Iterator[Outcomes]:
 
 def _make_documents(batch: Outcomes) -> list[SinkDocument]:
     """Return the documents of these outcomes for data sinks."""
-    taken = [outcome for outcome in batch if outcome[0].recipients is not None]
-    return [document for outcome in taken if (document := make_sink_argument(*outcome))]
+    with_sinks = [outcome for outcome in batch if outcome[0].recipients is not None]
+    return [document for outcome in with_sinks if (document := make_sink_argument(*outcome))]
 
 
 def _list_job_ids(batch: Outcomes) -> list[str]:

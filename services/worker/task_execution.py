@@ -369,7 +369,7 @@ class TaskExecution:
         with trio.move_on_after(CANCEL_TIMEOUT):
             await self._wait_until_idle()
         if self._waits_for_jobs and self._running:
-            self._log.event("job:awaited", "warning", jobs=self._list_running_ids(), hint=_WAITED_FOR)
+            self._log.event("job:awaited", "warning", jobs=self._list_running_ids(), hint=_AWAITED_HINT)
             await self._wait_until_idle()
         self._waits_for_jobs = False
         self._stuck = bool(self._running)
@@ -414,7 +414,7 @@ class TaskExecution:
         return delivery.kind in ("trio", "asyncio") and not self._tasks[command.task].continue_without_lease
 
     def _list_running_ids(self) -> list[str]:
-        return [each.command.id for each in self._running if each.command][:20]
+        return [delivery.command.id for delivery in self._running if delivery.command][:20]
 
     async def _wait_until_idle(self) -> None:
         while self._running:
@@ -426,6 +426,6 @@ class TaskExecution:
 
 
 _Recorder = Callable[[Delivery], None] | None
-_WAITED_FOR = (
+_AWAITED_HINT = (
     "they take no notice of being cancelled, and run here: this worker begins anew when they have ended"
 )

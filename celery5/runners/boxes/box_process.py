@@ -121,16 +121,8 @@ _NOT_IN_NAMES = re.compile(r"[^A-Z0-9_]")
 _BOX_EVENTS = ("section:retried", "section:ignored")
 """Events that celery5 itself logs in a box."""
 _RESERVED_FIELDS = {
-    "worker",
-    "job",
-    "task",
-    "level",
-    "message_type",
-    "timestamp",
-    "task_uuid",
-    "task_level",
-    "name",
-}
+    "worker", "job", "task", "level", "message_type", "timestamp", "task_uuid", "task_level", "name"
+}  # fmt: skip
 """Fields of a log message that the box cannot set."""
 
 
@@ -177,7 +169,7 @@ class BoxProcess:
 
     @property
     def start_ticks(self) -> int:
-        """When it was started, in the kernel's ticks; 0 if the system does not tell."""
+        """Its start time in the kernel's ticks; 0 if the system has none."""
         return self._group.start_ticks
 
     @property
@@ -231,8 +223,8 @@ class BoxProcess:
     ) -> Outcome:
         """Run one job and return its outcome.
 
-        Cancellation asks the box to stop the job, and kills the box if it does not. Cancelled is raised unless the job
-        has ended with an outcome.
+        When cancelled, it requests the box to stop the job, and kills the box if that does not. Cancelled is raised
+        unless the job has ended with an outcome.
 
         Args:
             run: The frame that starts the job.
@@ -328,7 +320,7 @@ class BoxProcess:
             case BoxLogLine():
                 self._output.log_line(frame)
             case MalformedFrame():
-                self._set_outcome(_unread(frame), "", line)
+                self._set_outcome(_make_unreadable_outcome(frame), "", line)
             case _:
                 self._set_outcome(to_outcome(frame), frame.id, line)
         self._changed.set()
@@ -370,7 +362,7 @@ class BoxProcess:
         return self._ready is not None and frame_type in self._ready.hears
 
     async def _stop_job(self, running_job: RunningJob, *, was_sent: bool) -> None:
-        """Ask the box to end the job, else kill the box."""
+        """Request the box to end the job, else kill the box."""
         outcome = running_job.cancel_outcome
         limit = outcome.failure.message if isinstance(outcome, Raised) else ""
         if was_sent and self._accepts("cancel"):
@@ -404,8 +396,8 @@ class BoxProcess:
         return BoxCrashed(f"the box {how}{last}", stderr=stderr)
 
 
-def _unread(frame: MalformedFrame) -> Outcome:
-    """The outcome of a job whose answer cannot be read."""
+def _make_unreadable_outcome(frame: MalformedFrame) -> Outcome:
+    """Return the outcome of a job whose reply cannot be read."""
     if frame.too_large:
         text = f"{frame.why}: return a reference, or raise message_limit"
         return PermanentFailure(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))

@@ -90,21 +90,21 @@ class BoxedRunner:
         box_groups: BoxGroups | None = None,
     ) -> None:
         self._tasks = tasks
-        self._slots = get_slots
-        self._home = get_home
+        self._get_slots = get_slots
+        self._get_home = get_home
         self._log_event = log_event
         self._worker = worker
         self._limits = limits
         self._groups = box_groups
         self._nursery: trio.Nursery | None = None
-        self._all: set[BoxProcess] = set()
+        self._box_processes: set[BoxProcess] = set()
         self._idle: deque[BoxProcess] = deque()  # the box that became idle last is at the right
         self._idle_added = trio.Event()
 
     @property
     def pids(self) -> list[int]:
         """The process ids of all boxes."""
-        return [box_process.pid for box_process in self._all]
+        return [box_process.pid for box_process in self._box_processes]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep boxes until cancelled, then end them all."""
@@ -140,7 +140,7 @@ class BoxedRunner:
         Cancellation ends the job, and the box if need be. Cancelled is raised unless the job has ended with an outcome.
         """
         command = None if running_job.delivery is None else running_job.delivery.command
-        assert command is not None, "an executor has it"
+        assert command is not None, "an executor has set it"
         task = self._tasks[command.task]
         run = self._make_run(task, command, args, kwargs, running_job, policy=function is task.deduplicate)
         early: list[SoftTimeLimitExceeded] = []
@@ -148,7 +148,7 @@ class BoxedRunner:
         try:
             return await self._run_in_box(task.box or PYTHON_BOX, run, running_job, early)
         except BoxCrashed as error:
-            return _crash_outcome(error)
+            return _make_crash_outcome(error)
         finally:
             running_job.forbid_interrupts()
 
@@ -204,7 +204,7 @@ class BoxedRunner:
                 return box_process
         if self._nursery is None:
             raise BoxCrashed("the worker is stopping: it starts no box any more")
-        spare = self._count_boxes() - max(self._slots() - 1, 0)
+        spare = self._count_boxes() - max(self._get_slots() - 1, 0)
         for box_process in list(self._idle)[: max(spare, 0)]:  # of other kinds: their slots are needed
             self._idle.remove(box_process)
             self._nursery.start_soon(box_process.stop)
@@ -214,9 +214,9 @@ class BoxedRunner:
         from celery5.runners.boxes.box_process import BoxProcess
 
         box_process = BoxProcess(
-            box, _command(box), result_limit=self._limits.result_bytes, log_event=self._log_event
+            box, _make_command(box), result_limit=self._limits.result_bytes, log_event=self._log_event
         )
-        self._all.add(box_process)
+        self._box_processes.add(box_process)
         if self._groups is not None:
             self._groups.add_box(box_process.pid, box_process.start_ticks)
         nursery.start_soon(self._run_box, box_process)
@@ -231,7 +231,7 @@ class BoxedRunner:
         try:
             await box_process.run()
         finally:
-            self._all.discard(box_process)
+            self._box_processes.discard(box_process)
             if self._groups is not None:
                 self._groups.remove_box(box_process.pid)
             if box_process in self._idle:
@@ -245,17 +245,17 @@ class BoxedRunner:
         if (
             box_process.is_usable
             and box_process.job_count < self._limits.max_jobs
-            and self._count_boxes() <= self._slots()
+            and self._count_boxes() <= self._get_slots()
         ):
             box_process.mark_idle()
             self._idle.append(box_process)
             self._idle_added.set()
-        elif box_process in self._all:
+        elif box_process in self._box_processes:
             nursery.start_soon(box_process.stop)
 
     def _count_boxes(self) -> int:
         """Return how many boxes there are, without those that are being ended."""
-        return sum(box_process.is_usable for box_process in self._all)
+        return sum(box_process.is_usable for box_process in self._box_processes)
 
     async def _end_idle_boxes(self) -> None:
         assert self._nursery is not None
@@ -272,26 +272,26 @@ class BoxedRunner:
         with trio.CancelScope(shield=True):
             self._idle.clear()
             async with trio.open_nursery() as ending:
-                for box_process in self._all:
+                for box_process in self._box_processes:
                     ending.start_soon(box_process.stop)
 
     def _make_hello(self, box: Box) -> "BoxHello":
         from celery5.protocol.boxes.frames import VERSION, BoxHello
 
         return BoxHello(
-            VERSION, self._worker, self._limits.result_bytes, self._home() if box.is_python else None
+            VERSION, self._worker, self._limits.result_bytes, self._get_home() if box.is_python else None
         )
 
 
-def _command(box: Box) -> list[str]:
-    """Return the command that starts a box: a Python box directly, any other through the launcher, which becomes it."""
+def _make_command(box: Box) -> list[str]:
+    """Return the command that starts a box: a Python box directly, any other by the launcher, which becomes it."""
     worker_pid = str(os.getpid())
     if box.is_python:
         return [sys.executable, "-m", "celery5.processes.box", worker_pid]
     return [sys.executable, "-I", "-S", str(LAUNCHER), worker_pid, *box.command]
 
 
-def _crash_outcome(error: BoxCrashed) -> Outcome:
+def _make_crash_outcome(error: BoxCrashed) -> Outcome:
     """Return a failed attempt whose traceback is what the box wrote last."""
     outcome = get_error_outcome(error)
     if not isinstance(outcome, Raised):
