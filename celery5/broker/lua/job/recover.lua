@@ -23,12 +23,12 @@
 --       10 lease of that worker in ms
 --       11 bytes from which a message is not decoded: only its id is read
 --       12.. stream entries that it had begun, each with the letter of its lane
--- Returns the worker's name ('' when there is none to recover), how many jobs were put back, how many were dead-lettered, and
--- 1 when there is more to do. Only a worker is recovered whose lease had lapsed by the heartbeat already, and nobody by
--- a worker whose own lease has lapsed since, or that means itself: this script may run long after it was sent, when the
--- server was frozen, and then all leases have lapsed. A job that was revoked while the worker had it (its place says V) ends as REVOKED. A place
--- with another entry is that of another copy of the job, and stays as it is; a copy of a job that was revoked, or has
--- ended, goes.
+-- Returns the worker's name ('' when there is none to recover), how many jobs were put back, how many were dead-lettered,
+-- and 1 when there is more to do. Only a worker whose lease had lapsed at the time of the heartbeat is recovered. Nothing
+-- is done for a worker whose own lease has lapsed since, or that names itself: this script may run long after it was sent,
+-- when the server was frozen, and then all leases have lapsed. A job that was revoked while the worker had it (its place
+-- begins with V) ends as REVOKED. A place with a different entry is that of another copy of the job, and stays as it is; a
+-- copy of a job that was revoked or has ended is deleted.
 local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local streams = {[''] = KEYS[1], h = KEYS[11], l = KEYS[12], g = KEYS[13]}
 local at, freed = use_keys {slots = KEYS[8], taken = KEYS[9], prefix = KEYS[10]}, {}
@@ -39,7 +39,7 @@ if judge ~= '' then
   lapsed_by = math.min(tonumber(ARGV[9]), now)
   local until_then = tonumber(redis.call('ZSCORE', leases, judge) or 0)
   local named = name ~= '' and tonumber(redis.call('ZSCORE', leases, name) or 0)
-  -- The judge's own lease stands, so it never means itself.
+  -- The judge's own lease is valid, so it never names itself.
   local refused = until_then <= now or ARGV[9] + ARGV[10] <= now or named and named > lapsed_by
   if refused then return {'', 0, 0, 0} end
 end
@@ -51,7 +51,7 @@ local function stray()
     end
   end
 end
--- Of what is too large to be decoded only the id is read, where producers write it: at the beginning (`id_of` in
+-- Of a message that is too large to be decoded only the id is read, where producers write it: at the beginning (`id_of` in
 -- protocol/job/messages.py).
 local function read_message(message)
   if #message >= tonumber(ARGV[11]) then
@@ -60,7 +60,7 @@ local function read_message(message)
   end
   return decode_message(message)
 end
--- The job has ended: its document is kept and announced, its key is free.
+-- End a job: store and announce its document, and free its key.
 local function end_job(id, lock, document, state, task)
   store_document(KEYS[5] .. id, document, ARGV[5])
   look_up_sinks(KEYS[7], state, task, document)
@@ -74,8 +74,8 @@ if name == '' then
     if not name then return {'', 0, 0, 0} end
   end
 end
--- Who has no lease begins no job, so what it was given all the same has taken nobody down; nor has what was left behind
--- by who left in order, with a lease of 0. Portions that follow know both by the fence.
+-- A worker without a lease begins no job, so none of its entries has killed a worker; nor has an entry of a worker that
+-- left in order, with a lease of 0. The calls that follow know both by the fence.
 local lease = redis.call('ZSCORE', leases, name)
 if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
@@ -95,7 +95,7 @@ local function undo(one, lane)
   local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
   local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = as_whole(command.attempt, 1),
     replays = as_whole(command.replays, 0)}
-  if not entry or over or (revoked and not here) then -- nothing is left to be run
+  if not entry or over or (revoked and not here) then -- there is nothing to run
   elseif revoked then
     document.state = 'REVOKED'
     redis.call('HDEL', jobs, id)
@@ -111,14 +111,14 @@ local function undo(one, lane)
     end
     dead_lettered = dead_lettered + 1
   else
-    -- What was given to the dead worker goes to the lane of its priority.
+    -- A job on the lane `handed` goes to the lane of its priority.
     if lane == 'g' then lane = lane_of(command) end
     local again = redis.call('XADD', streams[lane], '*', 'job', fields.job or '', 'deliveries', deliveries)
     if id ~= '' and (here or place == '') then redis.call('HSET', jobs, id, 'S' .. again .. lane) end
     back = back + 1
   end
 end
--- Take entries off a lane: they are nobody's, and their slots are free.
+-- Remove entries from a lane, and free their slots.
 local function take_off(entries, lane)
   redis.call('XACK', streams[lane], group, unpack(entries))
   redis.call('XDEL', streams[lane], unpack(entries))

@@ -1,4 +1,4 @@
--- Revoke jobs. What waits ends here; what a worker has is marked, and its worker is notified.
+-- Revoke jobs. A job that waits ends now; one that a worker has is marked, and its worker is notified.
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3 scheduled jobs by time
@@ -16,7 +16,7 @@
 --       3 ttl of a document in ms, unless the job says otherwise
 --       4 the least ttl in ms
 --       5.. each job's id
--- Returns for each job what was found: REVOKED (it will not run, and did not before this), EXECUTING (a worker has it and
+-- Returns for each job: REVOKED (it will not run, and was not running), EXECUTING (a worker has it and
 -- is notified), the state of one that had ended before, or UNKNOWN. The mark on a job that a worker has (its place says V)
 -- lasts: it is never tried again, given back or recovered. Repeating the call returns the same again.
 local jobs, due, waiting, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -25,8 +25,8 @@ local at = use_keys {due = due, held = KEYS[10], prefix = KEYS[11]}
 local group = ARGV[1]
 local now = now_ms()
 local function as_number(value, least) return type(value) == 'number' and value >= least and value < 1e12 and value or least end
--- Without a message nobody knows the job's key, but what it holds is known. Not all keys are looked at: one that a job
--- holds which is not there any more is free for whoever asks for it (claim.lua).
+-- Without its message the key of a job is not known, so the keys are searched for its id. Not all keys are searched: a key
+-- of a job that does not exist any more is free for the next job anyway (claim.lua).
 local PAGES, pages, owners = 4, 0, nil
 local function unlock_all(id)
   local cursor = not owners and '0'
@@ -55,7 +55,7 @@ local function withdraw(id, message, result)
   if message then unlock(unique, lock_of(command), id) else unlock_all(id) end
   return 'REVOKED'
 end
--- The final state of a job without a place.
+-- Return the final state of a job without a place.
 local function ended(result)
   local document = decode_message(redis.call('GET', result))
   return type(document.state) == 'string' and document.state or 'UNKNOWN'

@@ -1,13 +1,12 @@
--- Admission: which jobs may run within their limits, which wait, and whose turn it is. A part of the scripts that have to
--- do with limits: they begin with it. A limit holds for a task, or for a task and a key (its token).
+-- Admission: which jobs may run within their limits, which wait, and in which order. A part of the scripts that apply
+-- limits: they begin with it. A limit holds for a task, or for a task and a key (its token).
 -- Every function takes `at`, which `use_keys` makes of a table of the queue's keys by what they hold:
---   jobs, waiting, due   as everywhere
+--   jobs, waiting, due   as in all scripts
 --   slots    stream entry (with its lane's letter) -> the limit and the worker of the job that has a slot: `task token worker`
 --   taken    how many slots are taken, by limit (`task token`), and by limit and worker (`task token worker`)
 --   held     how many jobs wait, by task; under ' expires' how many of them are in `due`, to expire in time
---   prefix   prefix of the waiting lists: `line <task> <fair> <token>` ZSET of job ids, first come first, in the order of
---            priorities; `tokens <task> <fair>` and `turns <task>` ZSETs of the tokens and the fair keys that have an open
---            list, by whose turn it is; `parked <task> <token>` ZSET of the fair keys whose lists with that token are
+--   prefix   prefix of the waiting lists: `line <task> <fair> <token>` ZSET of job ids, by priority, then by age; `tokens <task> <fair>` and `turns <task>` ZSETs of the tokens and the fair keys that have an open
+--            list, in the order of their turns; `parked <task> <token>` ZSET of the fair keys whose lists with that token are
 --            parked, and `full <task>` ZSET of the tokens that have a parked list, by the limit at which they were full;
 --            `starts <task>`, with ` <worker>` where it is counted by worker, LIST of the last starts of a rate, in ms,
 --            with a time to live
@@ -15,9 +14,9 @@
 -- Every word (task, token, fair key) has its spaces quoted: protocol/limits.py.
 --
 -- A waiting list is open or parked. A script looks only at open lists. When it finds the limit of an open list full, it
--- parks the list; a script that frees a slot of that limit opens one parked list of it again. So a script never looks twice
--- at what cannot move, however many keys there are. What holds after every script: a limit with parked lists is full, at
--- the limit that stands in `full`, or one of its lists is open. `admit_next` opens what a higher limit lets through. Lists are not
+-- parks the list; a script that frees a slot of that limit opens one parked list of it again. So no script looks
+-- twice at lists that cannot move, however many keys there are. After every script this is true: a limit with parked
+-- lists is full, at the limit that `full` has, or one of its lists is open. `admit_next` opens lists that a higher limit admits. Lists are not
 -- parked for a limit per worker: another worker may have a free slot.
 --
 -- Writes are collected and made at the end, by `write`: one command for many jobs. A script that calls any function of
@@ -31,7 +30,7 @@ local function use_keys(at)
   at.later, at.sums, at.read, at.ends, at.looks, at.unfinished = {}, {}, {}, {}, LOOKS, false
   return at
 end
--- Collect words of one command.
+-- Collect the arguments of one command.
 local function later(at, command, key, word, value)
   local name = command .. ' ' .. key
   local words = at.later[name]
@@ -42,19 +41,19 @@ local function later(at, command, key, word, value)
   words[#words + 1] = word
   if value then words[#words + 1] = value end
 end
--- Collect a change of a number in a hash. A field that comes to 0 is gone.
+-- Collect a change of a number in a hash. A field that becomes 0 is deleted.
 local function count(at, key, field, by)
   local sums = at.sums[key] or {}
   at.sums[key], sums[field] = sums, (sums[field] or 0) + by
 end
--- Make the collected changes of numbers in one hash.
+-- Write the collected changes of numbers in one hash.
 local function write_sums(at, key)
   for field, by in pairs(at.sums[key] or {}) do -- bound: the tasks of the jobs of this script
     if by ~= 0 and redis.call('HINCRBY', key, field, by) <= 0 then redis.call('HDEL', key, field) end
   end
   at.sums[key] = nil
 end
--- A job that waited does not expire where it was: take those that this script moved out of `due`.
+-- Remove from `due` the jobs that this script moved: they do not expire in a waiting list any more.
 local function write_not_due(at, words)
   for first = 1, #words, WORDS do -- bound: the jobs of this script
     local gone = redis.call('ZREM', at.due, unpack(words, first, math.min(first + WORDS - 1, #words)))
@@ -101,12 +100,12 @@ local function take_slot(at, entry, limit, worker)
   count(at, at.taken, limit, 1)
   count(at, at.taken, limit .. ' ' .. worker, 1)
 end
--- How many slots of a limit are taken, with those that this script has taken and freed.
+-- Return how many slots of a limit are taken, with those that this script has taken and freed.
 local function slots_taken(at, limit)
   if not at.read[limit] then at.read[limit] = tonumber(redis.call('HGET', at.taken, limit) or 0) end
   return at.read[limit] + ((at.sums[at.taken] or {})[limit] or 0)
 end
--- How many more may run at once.
+-- Return how many more may run at once.
 local function slots_left(at, rule, token, worker)
   if rule.most < 0 then return math.huge end
   local limit = rule.task .. ' ' .. token
@@ -116,13 +115,13 @@ end
 local function starts_key(at, rule, worker)
   return at.prefix .. 'starts ' .. rule.task .. (rule.rate_per_worker and ' ' .. worker or '')
 end
--- The time in ms since 1970.
+-- Return the time in ms since 1970.
 local function now_of(at)
   local time = not at.now and redis.call('TIME')
   at.now = at.now or time[1] * 1000 + math.floor(time[2] / 1000)
   return at.now
 end
--- In how many ms another one may begin, by the rate.
+-- Return in how many ms another job may begin, by the rate.
 local function begins_in(at, rule, worker)
   if rule.rate == 0 then return 0 end
   local last = redis.call('LINDEX', starts_key(at, rule, worker), -rule.rate)
@@ -135,17 +134,17 @@ local function note_start(at, rule, worker)
   redis.call('LTRIM', key, -rule.rate, -1)
   redis.call('PEXPIRE', key, rule.window)
 end
--- Whether a job of a task waits in any list.
+-- Return whether a job of a task waits in any list.
 local function somebody_waits(at, task)
   return redis.call('EXISTS', at.prefix .. 'turns ' .. task, at.prefix .. 'full ' .. task) > 0
 end
--- The score that stands behind all others of a turn order.
+-- Return a score that is higher than all others of a turn order.
 local function end_of(at, key)
   local last = at.ends[key] or redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2] or -1
   at.ends[key] = last + 1
   return last + 1
 end
--- Go to the end of those whose turn comes.
+-- Move a member to the end of a turn order.
 local function to_the_end(at, key, member)
   redis.call('ZADD', key, end_of(at, key), member)
 end
@@ -209,7 +208,7 @@ local function free_slots(at, entries)
   if limits[1] then read_taken(at, limits) end
   return found
 end
--- Free the slot of an entry, and let a parked list of its limit go on. Returns its task, or nothing where it had none.
+-- Free the slot of an entry, and open a parked list of its limit. Returns its task, nothing when it had no slot.
 local function free_slot(at, entry)
   local freed = free_slots(at, {entry})[1]
   if not freed then return end
@@ -241,7 +240,7 @@ local function add_to_lists(at, lists)
   end
   for _, one in ipairs(opened) do open(at, one[1], one[2], one[3]) end -- bound: the jobs of this call
 end
--- A job that waited does not expire where it was.
+-- Note that a job which waited does not expire in its waiting list.
 local function expires_no_more(at, id)
   at.not_due = at.not_due or {}
   at.not_due[#at.not_due + 1] = id
@@ -253,7 +252,7 @@ local function unpark_list(at, task, fair, token)
   if redis.call('EXISTS', parked) == 0 then redis.call('ZREM', at.prefix .. 'full ' .. task, token) end
   return true
 end
--- The last job has left a list: it has no turn any more. If it was open, the next one of its limit is.
+-- Remove a list that its last job has left from the turn order. If it was open, open the next list of its limit.
 local function forget_list(at, task, fair, token, is_open)
   if not is_open and unpark_list(at, task, fair, token) then return end
   if close(at, task, fair, token) then
@@ -286,7 +285,7 @@ local function admit_first(at, rule, fair, token, worker, is_open)
     if place == '' then redis.call('HDEL', at.waiting, id) end
     return false, others
   end
-  -- Nearly all messages say nothing of when they expire; then the job is not in `due`.
+  -- Nearly all messages have no `expires`; then the job is not in `due`.
   if string.find(message, 'expires', 1, true) or string.find(message, '\\u', 1, true) then expires_no_more(at, id) end
   local entry
   if tonumber(deaths) then
@@ -300,7 +299,7 @@ local function admit_first(at, rule, fair, token, worker, is_open)
   note_start(at, rule, worker)
   return true, others
 end
--- The tokens at the head of a fair key's turn order whose limits are full, `most` of them at most.
+-- Return the tokens at the head of a fair key's turn order whose limits are full, at most `most` of them.
 local function leading_full(at, rule, fair, most)
   local tokens = redis.call('ZRANGE', at.prefix .. 'tokens ' .. rule.task .. ' ' .. fair, 0, most - 1)
   local limits, found = {}, {}
@@ -313,8 +312,8 @@ local function leading_full(at, rule, fair, most)
   end
   return found
 end
--- The first open list with a free slot at its limit: its fair key, its token, and whether other lists stand beside it in
--- either order. Parks those before it whose limits are full. Nothing when there is none.
+-- Find the first open list with a free slot at its limit, and park those before it whose limits are full. Returns its
+-- fair key, its token, and whether there are other lists in either order; nothing when there is no such list.
 local function first_open(at, rule, worker)
   local turns = at.prefix .. 'turns ' .. rule.task
   if at.nobody_open then return end
@@ -336,8 +335,8 @@ local function first_open(at, rule, worker)
   end
   at.unfinished = true
 end
--- The same for a limit per worker: lists whose limits are full for this worker stay where they are. Should there be more of
--- them than are looked at, they go to the end, and others are looked at the next time.
+-- Do the same for a limit per worker: lists whose limits are full for this worker stay open. If there are more of them
+-- than are looked at, they go to the end of the order, and others are looked at the next time.
 local function first_open_here(at, rule, worker)
   local turns, pages, skip = at.prefix .. 'turns ' .. rule.task, 0, at.skip
   if not rule.keyed and slots_left(at, rule, '', worker) <= 0 then return end
@@ -370,8 +369,8 @@ local function first_open_here(at, rule, worker)
     until #tokens < PAGE
   end
 end
--- Open lists that this rule's limit lets through though they were parked at another one. A few more are chosen at random:
--- should a slot have been freed by a version that does not know parked lists, their jobs still run.
+-- Open lists that this rule's limit admits though they were parked at another limit. A few more are chosen at random: if
+-- a version that does not know parked lists has freed a slot, their jobs still run.
 local function reopen(at, rule)
   local full = at.prefix .. 'full ' .. rule.task
   local any = rule.most < 0 or rule.per_worker
@@ -387,14 +386,14 @@ local function reopen(at, rule)
   end
 end
 -- Give up to `rule.want` jobs of one task to a worker: first of the limits that have just become free (`free`: how many
--- slots, by token), then in turn. Returns how many, in how many ms the rate lets the next one through or this is to be
--- called again, and whether others could go on at once.
+-- slots, by token), then in turn. Returns how many, in how many ms the rate admits the next one or this is to be called
+-- again, and whether other jobs could run at once.
 local function admit_next(at, rule, free, worker)
   local given, wait = 0, begins_in(at, rule, worker)
   local first = rule.per_worker and first_open_here or first_open
   at.looks, at.unfinished, at.skip, at.nobody_open = LOOKS, false, {}, false
   local function may() return given < rule.want and wait == 0 end
-  -- Admit the first job of a list. Returns whether others are left in it, and whether they may go on, too.
+  -- Admit the first job of a list. Returns whether others are left in it, and whether they may run, too.
   local function admit_one(fair, token, is_open)
     local done, others = admit_first(at, rule, fair, token, worker, is_open)
     if done then given, wait = given + 1, begins_in(at, rule, worker) else at.looks = at.looks - 1 end
@@ -421,7 +420,7 @@ local function admit_next(at, rule, free, worker)
     elseif others and more_tokens then
       to_the_end(at, at.prefix .. 'tokens ' .. rule.task .. ' ' .. fair, token)
     end
-    -- Lists of one limit that stand behind this one are not passed over while it has free slots.
+    -- Later lists of the same limit are not skipped while it has free slots.
     if left and rule.fair and rule.keyed then unpark(at, rule.task, token) end
     if more_fairs and redis.call('ZSCORE', at.prefix .. 'turns ' .. rule.task, fair) then
       to_the_end(at, at.prefix .. 'turns ' .. rule.task, fair)
@@ -437,7 +436,7 @@ local function admit_next(at, rule, free, worker)
   end
   return given, wait, more
 end
--- Take what was just given to this worker, `given` jobs, as the worker's own.
+-- Read the `given` jobs that were just put on the lane `handed`, so that they are pending for this worker.
 local function read_admitted(at, group, worker, given)
   if given == 0 then return {} end
   local taken = redis.pcall('XREADGROUP', 'GROUP', group, worker, 'COUNT', given, 'STREAMS', at.handed, '>')

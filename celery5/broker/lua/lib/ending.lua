@@ -1,6 +1,6 @@
 -- Ending: what the scripts that end jobs share: they begin with it.
--- Return the fields of a message. It may say anything, and what fails in the middle of a script would take jobs with it:
--- what is not readable has no fields, and each field is checked where it is used.
+-- Return the fields of a message. It may contain anything, and an error in the middle of a script could lose jobs. So a
+-- message that cannot be decoded has no fields, and each field is checked where it is used.
 local function decode_message(message)
   local readable, command = pcall(cjson.decode, message or '')
   return readable and type(command) == 'table' and command or {}
@@ -16,7 +16,7 @@ local function lock_of(command)
 end
 -- Return the lane of a job by its priority.
 local function lane_of(command) return ({high = 'h', low = 'l'})[as_text(command.priority)] or '' end
--- Free the key of a job, unless another job has it by now.
+-- Free the key of a job, unless another job has taken it.
 local function unlock(unique, lock, id)
   if lock ~= '' and redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
 end
@@ -26,14 +26,14 @@ local function store_document(result, document, ttl)
   redis.call('PUBLISH', result, document)
 end
 -- Put a document on the streams of Data Sinks: `sinks` are their names, `documents` is the key that the streams are named
--- after, and the channel that wakes Routers. Returns whether there is any.
+-- after, and the channel that wakes Routers. Returns whether there are any sinks.
 local function send_to_sinks(documents, sinks, document)
   for sink in string.gmatch(sinks or '', '%S+') do -- bound: the sinks of one task
     redis.call('XADD', documents .. ':' .. sink, '*', 'document', document)
   end
   return (sinks or '') ~= ''
 end
--- The same for a job that no worker ended: its sinks are looked up by the state and the task.
+-- Do the same for a job that no worker ended: its sinks are looked up by the state and the task.
 local function look_up_sinks(documents, state, task, document)
   local found = send_to_sinks(documents, redis.call('HGET', documents, state .. ' ' .. task) or '', document)
   if found then redis.call('PUBLISH', documents, '') end

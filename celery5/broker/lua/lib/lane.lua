@@ -1,4 +1,4 @@
--- Lane: the stream of one lane of a queue, and its consumer group. A part of the scripts that look at lanes: they begin with it.
+-- Lane: the stream of one lane of a queue, and its consumer group. A part of the scripts that measure lanes: they begin with it.
 -- Put a reply of names and values into a table.
 local function to_table(reply)
   local fields = {}
@@ -12,7 +12,7 @@ local function consumers_of(stream, group)
   for n, consumer in ipairs(consumers) do consumers[n] = to_table(consumer) end -- bound: the workers of the queue
   return consumers
 end
--- Return how many entries workers have, and the last entry that one was given.
+-- Return how many entries workers have, and the last entry that a worker has read.
 local function group_of(stream, group)
   local groups = redis.pcall('XINFO', 'GROUPS', stream)
   for _, one in ipairs(groups.err and {} or groups) do -- bound: the consumer groups of a stream, one
@@ -22,7 +22,7 @@ local function group_of(stream, group)
   return 0, '0-0'
 end
 -- Return how many entries workers have, and the age in ms at `now` of the oldest entry that no worker has, -1 when
--- there is none. An entry's id begins with the time, in ms, at which it came. Costs the same however long the stream is.
+-- there is none. An entry's id begins with the time in ms at which it was added. The cost does not grow with the stream.
 local function measure_lane(stream, group, now)
   local pending, last = group_of(stream, group)
   local first = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]

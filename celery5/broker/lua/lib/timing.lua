@@ -4,7 +4,7 @@ local function parse_time(when, now)
   if string.sub(when, 1, 1) == '+' then return now + tonumber(string.sub(when, 2)) end
   return tonumber(when)
 end
--- Keep a job until its time. Its place is the letter and what follows it.
+-- Keep a job until its time. `place` is its place: the letter and what follows it.
 local function keep_until(due, waiting, jobs, id, message, place, when)
   redis.call('ZADD', due, when, id)
   redis.call('HSET', waiting, id, message)

@@ -1,21 +1,21 @@
--- Put jobs that take turns into their waiting lists, without the way by the stream: what was sent before them
--- for others would hold them up there, until a worker has read it.
+-- Put jobs of a task with fair keys directly into their waiting lists, not on the stream: jobs of other keys that were
+-- sent before them would delay them there, until a worker has read those.
 -- KEYS  1 where the queue's jobs are
 --       2 Commands of waiting jobs
 --       3 scheduled jobs by time
 --       4 how many jobs wait
 --       5 prefix of the waiting lists
 --       6.. result key of each job, in order
--- ARGV  1 channel that notifies workers of who may go on
+-- ARGV  1 channel that notifies workers of jobs that may run
 --       2 letter of the lane of their priority, '' for the normal one
 --       3.. for each job: its id, its Command, its waiting list, when it expires (ms since 1970, or '')
 -- Returns how many were new: a job that is known already, or has ended already, is left alone.
--- What can be asked and written for all jobs at once is, as in publish.lua.
+-- All jobs are looked up and written with as few commands as possible, as in publish.lua.
 local at = use_keys {jobs = KEYS[1], waiting = KEYS[2], due = KEYS[3], held = KEYS[4], prefix = KEYS[5]}
 local ids, places, commands, expiring, lists, tasks, met = {}, {}, {}, {}, {}, {}, {}
 for n = 3, #ARGV, 4 do ids[#ids + 1] = ARGV[n] end -- bound: the jobs of this call
 local known, some_ended = redis.call('HMGET', at.jobs, unpack(ids)), redis.call('EXISTS', unpack(KEYS, 6)) > 0
--- As admit.lua has it, by microseconds: what was sent later stands behind. Exact: it is below 2^53.
+-- The score as in admit.lua, by microseconds: later jobs have higher scores. It is exact, since it is below 2^53.
 local time, level = redis.call('TIME'), ({h = 0, l = 2})[ARGV[2]] or 1
 local now = time[1] * 1e6 + time[2] + level * 2e15
 for n, id in ipairs(ids) do -- bound: the jobs of this call

@@ -1,4 +1,4 @@
--- Ask for jobs that a worker has read whether they may run: each takes a slot of its limit, or goes to its waiting list.
+-- Decide for jobs that a worker has read whether they may run: each takes a slot of its limit, or goes to its waiting list.
 -- KEYS  1 stream of the normal lane
 --       2 stream of its lane `high`
 --       3 stream of its lane `low`
@@ -17,10 +17,11 @@
 --       3 channel that notifies workers of free slots
 --       4 rules: JSON, a list of those that the jobs go by
 --       5.. for each job: its entry with its lane's letter, its id, its waiting list, how many workers died with it, when it
---           expires (ms since 1970, or ''), and what is asked: `run` it if it may; `wait`, whether it may or not; `count`
+--           expires (ms since 1970, or ''), and the mode: `run` it if it may; `wait`, whether it may or not; `count`
 --           it, for it has begun
 -- Returns -1 when the worker has lost its lease (then nothing was done), else for each job: 1 it may run; 0 it waits; -1 it
--- was revoked; -2 it is not this worker's, or was a copy of one that is elsewhere: it is gone. After that, for each rule,
+-- was revoked; -2 it is not this worker's, or was a copy of a job
+-- with another place: it is deleted. After that, for each rule,
 -- in how many ms its rate lets the next one through (0: it does not wait for that). Repeating the call returns the same.
 local streams = {[''] = KEYS[1], h = KEYS[2], l = KEYS[3], g = KEYS[4]}
 local at = use_keys {jobs = KEYS[6], waiting = KEYS[7], due = KEYS[8], slots = KEYS[9], taken = KEYS[10], held = KEYS[11],
@@ -29,7 +30,7 @@ local group, me = ARGV[1], ARGV[2]
 if not has_lease(KEYS[5], me) then return -1 end
 local rules, results, open = {}, {}, {}
 for _, rule in ipairs(cjson.decode(ARGV[4])) do rules[rule.task] = rule end -- bound: the tasks of these jobs
--- What is asked for all jobs at once: their places and slots, and the messages of each lane.
+-- Read for all jobs at once: their places and slots, and the messages of each lane.
 local entries, ids, spans, messages = {}, {}, {}, {}
 local function is_before(one, other)
   local ms, seq = string.match(one, '^(%d+)-(%d+)')
@@ -54,8 +55,8 @@ if limits[1] then read_taken(at, limits) end
 local places, has_slot = {}, {}
 for n, place in ipairs(ids[1] and redis.call('HMGET', at.jobs, unpack(ids)) or {}) do places[ids[n]] = place or '' end -- bound: as above
 for n, slot in ipairs(ids[1] and redis.call('HMGET', at.slots, unpack(entries)) or {}) do has_slot[entries[n]] = slot end -- bound: as above
--- Which of them are pending for this worker. Of a span with very many others some may be missing: they are asked for by
--- themselves.
+-- Which of them are pending for this worker. Of a span with very many others some may be missing: these are looked up one
+-- by one.
 local MOST = 1000
 local function is_pending(entry, lane, on_stream)
   local span = spans[lane]
@@ -86,7 +87,7 @@ local function message_of(entry, lane, on_stream)
   if not messages[entry] then read(on_stream, on_stream, 1) end
   return messages[entry]
 end
--- Where an entry stands in its waiting list: by its age, the urgent ones first. Exact: it is below 2^53.
+-- The score of an entry in its waiting list: by priority, then by age. It is exact, since it is below 2^53.
 local function score(entry, lane)
   local ms, seq = string.match(entry, '^(%d+)-(%d+)')
   local level = ({h = 0, l = 2})[lane] or 1
@@ -100,7 +101,7 @@ local function move_to_list(n, entry, lane, on_stream, id, list, place)
   spans[lane].gone[#spans[lane].gone + 1] = on_stream
   if has_slot[entry] then free_slot(at, entry) end
   if not message then return -2 end
-  -- A copy: the job is elsewhere, or has ended.
+  -- A copy: the job has another place, or has ended.
   if place ~= '' and string.sub(place, 2) ~= entry then return -2 end
   if place == '' and redis.call('EXISTS', KEYS[12 + n]) == 1 then return -2 end
   local deaths, expires = ARGV[6 * n + 2], ARGV[6 * n + 3]
@@ -121,7 +122,7 @@ local function move_to_list(n, entry, lane, on_stream, id, list, place)
 end
 for n = 1, #KEYS - 12 do -- bound: the jobs of this call
   local first = 6 * n - 1
-  local entry, id, list, asked = ARGV[first], ARGV[first + 1], ARGV[first + 2], ARGV[first + 5]
+  local entry, id, list, mode = ARGV[first], ARGV[first + 1], ARGV[first + 2], ARGV[first + 5]
   local on_stream, lane = string.match(entry, '^([%d-]*)(%a?)')
   local task, fair, token = string.match(list, '^([^ ]*) ([^ ]*) ([^ ]*)$')
   local rule, may, place = rules[task], false, places[id]
@@ -129,21 +130,21 @@ for n = 1, #KEYS - 12 do -- bound: the jobs of this call
   local is_copy = lane == 'g' and string.sub(place, 2) ~= entry
   if is_copy then
     may = false
-  elseif asked == 'run' then
+  elseif mode == 'run' then
     may = slots_left(at, rule, token, me) > 0 and begins_in(at, rule, me) == 0
       and not lists[list] and redis.call('EXISTS', at.prefix .. 'line ' .. list) == 0
-  elseif asked == 'count' then
+  elseif mode == 'count' then
     may = redis.call('XPENDING', streams[lane], group, on_stream, on_stream, 1)[1] ~= nil
   end
-  if string.sub(place, 1, 1) == 'V' and string.sub(place, 2) == entry and asked ~= 'count' then
+  if string.sub(place, 1, 1) == 'V' and string.sub(place, 2) == entry and mode ~= 'count' then
     results[n] = -1
-  elseif asked ~= 'wait' and has_slot[entry] then
+  elseif mode ~= 'wait' and has_slot[entry] then
     results[n] = 1
   elseif may then
     take_slot(at, entry, task .. ' ' .. token, me)
-    if asked == 'run' then note_start(at, rule, me) end
+    if mode == 'run' then note_start(at, rule, me) end
     results[n] = 1
-  elseif asked == 'count' then
+  elseif mode == 'count' then
     results[n] = -2
   else
     results[n] = move_to_list(n, entry, lane, on_stream, id, list, place)
@@ -157,7 +158,7 @@ for lane, span in pairs(spans) do -- bound: the four lanes
   end
 end
 add_to_lists(at, lists)
--- Where somebody waits who need not, whoever has capacity is notified.
+-- Where a job waits that could run, workers with capacity are notified.
 local waits = #results
 for n, rule in ipairs(cjson.decode(ARGV[4])) do -- bound: the tasks of these jobs
   local wait = begins_in(at, rule, me)

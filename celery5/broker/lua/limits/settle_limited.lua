@@ -1,5 +1,5 @@
 -- Settle a batch in which jobs have slots: as settle.lua, which is a part of this script. Then their slots are free, and
--- whoever waits for them is given to this worker, as far as it has capacity.
+-- jobs that wait for them are given to this worker, as far as it has capacity.
 -- KEYS  1 stream of the lane `handed`
 --       2 where the queue's jobs are
 --       3 Commands of waiting jobs
@@ -13,9 +13,10 @@
 --       2 rules: JSON, a list of those of the batch's jobs
 --       3 entries that have slots: JSON, a list
 --       4.. what settle.lua takes
--- Returns what settle.lua does, the jobs that were given to this worker, as XREADGROUP does, and for each rule how many of them are
--- its, and in how many ms its rate lets the next one through, or there is more to look at (0: neither). An entry that is settled has no
--- slot any more, so the call may be repeated; what the answer to the first one carried is this worker's all the same.
+-- Returns what settle.lua does, the jobs that were given to this worker, as XREADGROUP does, and for each rule how many of
+-- them are of its task, and in how many ms its rate admits the next one, or the call is to be repeated (0: neither). An
+-- entry that is settled has no slot any more, so the call may be repeated; the jobs of a lost reply are pending for this
+-- worker.
 local at = use_keys {settles = true, handed = KEYS[1], jobs = KEYS[2], waiting = KEYS[3], due = KEYS[4], slots = KEYS[5], taken = KEYS[6],
   held = KEYS[7], prefix = KEYS[8]}
 local keys, argv = {}, {}
@@ -38,7 +39,7 @@ for n, rule in ipairs(cjson.decode(ARGV[2])) do -- bound: the tasks of these out
   total = total + given
   results[n] = {given, wait}
 end
--- Of a task whose rule this worker does not know any more, others may.
+-- Other workers may know the rule of a task that this worker does not know any more.
 for task, tokens in pairs(freed) do -- bound: the tasks of these outcomes
   for token, slots in pairs(tokens) do -- bound: the outcomes of this call
     for _ = 1, slots do -- bound: the outcomes of this call

@@ -6,11 +6,11 @@
 --       5 how many jobs wait at limits
 --       6.. streams of its lanes
 -- ARGV  1 consumer group
--- Returns for each lane how many jobs wait on it, how many jobs of all lanes a worker has, how many wait for their time, in how many ms
--- the next of them falls due (-1 when none waits), how many are dead, for how many ms the oldest of them has been (-1
--- when none is), how many keys live jobs have, and the workers, each with its name, its lease's ms to come (0 when it has
--- lapsed) and how many jobs it has; each task whose jobs wait at limits, and how many do. Last, for how many ms the oldest
--- job that waits on a lane has (-1 when none does).
+-- Returns how many jobs wait on each lane, how many jobs of all lanes workers have, how many wait for their time, in how
+-- many ms the next of these is due (-1 when there is none), how many are dead, for how many ms the oldest of these has
+-- been dead (-1 when there is none), how many keys live jobs have, and the workers: the name of each, the ms that its lease
+-- still lasts (0 when it has lapsed), and how many jobs it has. Then each task whose jobs wait at limits, and how many do.
+-- Last, the age in ms of the oldest job that waits on a lane (-1 when there is none).
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = now_ms()
 local held, all, waiting, workers, oldest_waiting = {}, 0, {}, {}, -1

@@ -5,7 +5,7 @@
 --       4.. streams of its lanes
 -- ARGV  1 consumer group
 -- Returns how many jobs are on the streams, how many of those a worker has, how many wait for their time, how many are
--- dead, how many wait at limits, and for how many ms the oldest job of those on the streams that no worker has was there,
+-- dead, how many wait at limits, and the age in ms of the oldest job on the streams that no worker has,
 -- -1 when there is none.
 local there, held, oldest = 0, 0, -1
 local now = now_ms()

@@ -1,4 +1,4 @@
--- Count the jobs of a queue that nobody has yet, and return of which tasks some of them are.
+-- Count the jobs of a queue that no worker has, and return the tasks of some of them.
 -- KEYS  1 leases of its workers
 --       2 schedules whose jobs go to the queue
 --       3 when to look at each of them
@@ -8,8 +8,9 @@
 --       2 jobs to look at on each stream, at both of its ends
 --       3 bytes after which no more of them are looked at
 --       4 ms in which the jobs of schedules count
--- Returns how many jobs wait, how many workers have, the tasks of those that were looked at (one of them as often as it was seen), the workers that
--- live, the tasks of schedules that fire soon, and how many jobs wait at limits, by task. Of a message only what stands right after "task" is read.
+-- Returns how many jobs wait, how many jobs workers have, the tasks of the jobs that were sampled (one entry for each
+-- job), the live workers, the tasks of schedules that fire soon, and how many jobs wait at limits, by task. Of a message
+-- only what follows "task" is read.
 local now = now_ms()
 local waiting, held, seen, left = 0, 0, {}, tonumber(ARGV[3])
 local function look(entries)

@@ -1,5 +1,5 @@
--- Put a schedule into its next state, if it still is in the state that was expected, and publish the jobs that are due
--- by that: all of it or nothing. Of any number who try, one does it.
+-- Move a schedule from the expected state to its next one, and publish the jobs that this makes due: all of it or
+-- nothing. If several Schedulers try, one succeeds.
 -- KEYS  1 schedules of the queue
 --       2 when to look at each of them
 --       3 stream of the jobs' lane
@@ -8,14 +8,14 @@
 --       6.. for each job, in order: its result key, and the key of its window
 -- ARGV  1 the schedule's name
 --       2 its state as it was expected ('' for none)
---       3 its state from now on ('' for none); the same when only the time to look at it is another
+--       3 its state from now on ('' for none); the same when only the time changes
 --       4 when to look at it next, in ms since 1970 ('' for never)
 --       5 channel on which Schedulers are notified ('' for none)
 --       6 channel that wakes workers
 --       7 letter of the lane, '' for the normal one
 --       8.. for each job: its id, its Command, what its key is remembered under ('' for none), its `unique_for` in ms
 --           (0 for none)
--- Returns 1 when it was done, now or at an earlier try of the same, and 0 when the state was another. A job that is known
+-- Returns 1 when it was done, now or by an earlier call with the same arguments, and 0 when the state was different. A job that is known
 -- already is left alone, and one whose key another job holds is not sent.
 local schedules, times, stream, jobs, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local name, expected, new, look, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
