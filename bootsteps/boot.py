@@ -16,7 +16,6 @@ from celery5.bootsteps.own_steps import check_step
 from celery5.bootsteps.supervised import SupervisedStep
 from celery5.errors import CeleryError, Misconfigured
 from celery5.logs.log import Log
-from celery5.protocol.process.supervision import StepState
 from celery5.protocol.similar_names import did_you_mean
 from celery5.services.commands.dispatcher import SelfCommandSender
 from celery5.services.health.circuits import CircuitBreakers
@@ -155,7 +154,7 @@ class BootGraph:
         self._steps = merge_steps(steps, added)
         self._offered = dict(offered or {})
         self._own = {step.name for step in steps}
-        self._board, self._posts, self._log = step_status or StepStatus(), self_commands, log
+        self._step_status, self._posts, self._log = step_status or StepStatus(), self_commands, log
         self._circuit_breakers = circuit_breakers
         names = {step.name for step in added}
         for step in added:
@@ -199,7 +198,7 @@ class BootGraph:
         return SupervisedStep(
             step=step,
             offered=offered,
-            step_status=self._board,
+            step_status=self._step_status,
             self_commands=self._posts,
             log=self._log,
             working=working,
@@ -234,7 +233,7 @@ class BootGraph:
         await trio.lowlevel.checkpoint_if_cancelled()
         running_step.scope.shield = True  # from now on only stop() ends it, in its turn
         if not supervised:
-            self._board.add_step(step.name, optional=False).state = StepState.UP
+            self._step_status.add_step(step.name, optional=False).set_up()
         ready[step.name].set()
 
 

@@ -1,11 +1,10 @@
 """Keep the status of each boot step of this process, and pass on requests to retry one.
 
-The boot graph records here what becomes of its steps. The command `retry-boot-step` (the CEP's Retry Failed Boot Step)
-finds its step here.
+The boot graph records what becomes of its steps. The command `retry-boot-step` (the CEP's Retry Failed Boot Step)
+requests a retry.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -15,16 +14,41 @@ from celery5.protocol.process.supervision import StepState
 from celery5.protocol.similar_names import did_you_mean
 
 
-@dataclass(slots=True)
 class StepRecord:
-    """The status of one step."""
+    """The status of one step. The step itself records it; a command may request a retry."""
 
-    optional: bool
-    state: StepState = StepState.WAITING
-    why: str = ""  # it failed last
-    failures: int = 0  # in a row
-    max_tries: int = 0
-    retry_requested: trio.Event = field(default_factory=trio.Event)
+    def __init__(self, *, optional: bool, max_tries: int = 0) -> None:
+        self.optional = optional
+        self.max_tries = max_tries
+        self.state = StepState.WAITING
+        self.last_error = ""
+        self.failures = 0
+        """How often in a row it failed."""
+        self._retry_requested = trio.Event()
+
+    def set_state(self, state: StepState) -> None:
+        """Record another state."""
+        self.state = state
+
+    def set_up(self) -> None:
+        """Record that the step is up, and forget its failures."""
+        self.state, self.last_error, self.failures = StepState.UP, "", 0
+
+    def set_failed(self, state: StepState, error: str, failures: int) -> None:
+        """Record the last error, and how often in a row the step failed."""
+        self.state, self.last_error, self.failures = state, error, failures
+
+    def request_retry(self) -> None:
+        """Wake the step, if it waits for its next try."""
+        self._retry_requested.set()
+
+    async def wait_retry(self, timeout: float) -> bool:
+        """Return whether a retry is requested within `timeout` seconds, or was since the last call."""
+        with trio.move_on_after(timeout):
+            await self._retry_requested.wait()
+        is_requested = self._retry_requested.is_set()
+        self._retry_requested = trio.Event()
+        return is_requested
 
 
 class StepStatus:
@@ -33,43 +57,41 @@ class StepStatus:
     def __init__(self) -> None:
         self._steps: dict[str, StepRecord] = {}
 
-    def add_step(self, step: str, *, optional: bool) -> StepRecord:
-        """Add a step, and return its record."""
-        self._steps[step] = StepRecord(optional)
+    def add_step(self, step: str, *, optional: bool, max_tries: int = 0) -> StepRecord:
+        """Return a new record for a step."""
+        self._steps[step] = StepRecord(optional=optional, max_tries=max_tries)
         return self._steps[step]
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Return all steps as values with a JSON form: `state`, and for one that failed `failures` and `why`."""
         return {
-            name: {"state": step.state.value}
-            | ({"failures": step.failures, "why": step.why} if step.why else {})
-            for name, step in self._steps.items()
+            name: {"state": record.state.value}
+            | ({"failures": record.failures, "why": record.last_error} if record.last_error else {})
+            for name, record in self._steps.items()
         }
 
     async def handle_command(self, parameters: Mapping[str, Any]) -> object:
         """Perform `retry-boot-step`: try a failed optional step again, at once and then as its policy says.
 
-        It returns at once; the log shows what becomes of the step. Circuit breakers do not apply.
-
-        Raises:
-            CommandRefused: There is no such step, it is not optional, or it has not failed.
+        Returns at once; the log reports the outcome. The retry does not wait for the step's circuit breaker. Raises
+        CommandRefused for a step that is unknown, is not optional, or has not failed.
         """
         name = parameters.get("step")
-        step = self._steps.get(name) if isinstance(name, str) else None
-        if step is None:
-            failed = [step_name for step_name, record in self._steps.items() if record.state in _FAILED]
+        record = self._steps.get(name) if isinstance(name, str) else None
+        if record is None:
+            failed = [step for step, other in self._steps.items() if other.state in _FAILED]
             hint = did_you_mean(str(name), self._steps, otherwise=f"failed: {', '.join(failed) or 'none'}")
             raise CommandRefused(f"no boot step {name!r} here; {hint}")
-        if not step.optional:
+        if not record.optional:
             raise CommandRefused(
                 f"boot step {name!r} is mandatory: it is tried again by itself, or its worker stops"
             )
-        if step.state not in _FAILED:
+        if record.state not in _FAILED:
             raise CommandRefused(
-                f"boot step {name!r} is {step.state.value}: only one that failed is tried again"
+                f"boot step {name!r} is {record.state.value}: only one that failed is tried again"
             )
-        step.retry_requested.set()
-        return {"step": name, "tries": step.max_tries}
+        record.request_retry()
+        return {"step": name, "tries": record.max_tries}
 
 
 _FAILED = (StepState.FAILED, StepState.GIVEN_UP)

@@ -51,7 +51,7 @@ async def test_celery5s_own_services_are_registered_as_an_applications_are(url: 
         steps=(),
         added=usual._steps,
         offered=usual._offered,
-        step_status=usual._board,
+        step_status=usual._step_status,
         self_commands=usual._posts,
         log=log,
     )
@@ -62,7 +62,7 @@ async def test_celery5s_own_services_are_registered_as_an_applications_are(url: 
             assert await result.aget() == 14
         nursery.cancel_scope.cancel()
     log.finish()
-    assert set(usual._board.to_json()) == {each.name for each in usual._steps}
+    assert set(usual._step_status.to_json()) == {each.name for each in usual._steps}
     app.close()
 
 
