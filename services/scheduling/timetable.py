@@ -1,7 +1,7 @@
 """Timetable: fire the schedules that are due.
 
-Any number of Schedulers may do this at the same time. Each reads what is due, decides what to do, and asks
-Redis to do it if the schedule is unchanged: one of them succeeds. The time is that of Redis.
+Any number of Schedulers may do this at the same time. Each reads what is due, decides what to do, and has a
+script do it if the schedule is unchanged: one of them succeeds. The time is that of Redis.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -130,22 +130,22 @@ class Timetable:
                 raise
             return str(error)
 
-    async def _fire(self, queue: str, found: DueSchedules) -> float:
+    async def _fire(self, queue: str, due_schedules: DueSchedules) -> float:
         """Process the due schedules of one queue; return when the next one is due."""
         wait = LOOK_AGAIN
         steps: list[tuple[Schedule, ScheduleStep | None, int | None]] = []
         calls: list[Call[bool]] = []
-        for record, is_busy in found.due:
+        for record, is_busy in due_schedules.due:
             schedule = periodic.decode_schedule(record, self._app.settings.message_limit)
-            step = self._plan(schedule, found.now, is_busy=is_busy)
+            step = self._plan(schedule, due_schedules.now, is_busy=is_busy)
             if schedule is None or isinstance(step, str):
                 wait = min(wait, STUCK)
                 self._log_stuck(queue, record if schedule is None else schedule.name, str(step))
                 continue
             after = schedule if step is None else step.new_state
-            look = after.get_next_look(found.now)
+            look = after.get_next_look(due_schedules.now)
             steps.append((schedule, step, look))
-            calls.append(self._make_call(queue, schedule, record, step, look, found.now))
+            calls.append(self._make_call(queue, schedule, record, step, look, due_schedules.now))
         results = await self._perform_fires(queue, calls)
         for (schedule, step, look), result in zip(steps, results, strict=True):
             if isinstance(result, str):
@@ -153,9 +153,9 @@ class Timetable:
                 self._log_stuck(queue, schedule.name, result)
                 continue
             if look is not None:
-                wait = min(wait, max(0.0, (look - found.now) / 1000))
+                wait = min(wait, max(0.0, (look - due_schedules.now) / 1000))
             if step is not None and result:
-                self._log_step(schedule, step, found.now)
+                self._log_step(schedule, step, due_schedules.now)
         return wait
 
     async def _perform_fires(self, queue: str, calls: Sequence[Call[bool]]) -> list[Any]:

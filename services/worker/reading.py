@@ -188,49 +188,49 @@ class ReadOrder:
         weights = {
             keys.queue: configured.get(keys.queue, 1.0) * preferred.get(keys.queue, 1.0) for keys in queues
         }
-        total, found = max(capacity.get_remaining(keys.queue) for keys in queues), 0
+        total, read_total = max(capacity.get_remaining(keys.queue) for keys in queues), 0
         shares_by_queue = self._split.divide(total, weights)
         full_queues: list[QueueKeys] = []
         for keys in sorted(queues, key=lambda keys: shares_by_queue[keys.queue], reverse=True):
             count = min(shares_by_queue[keys.queue], capacity.get_remaining(keys.queue))
             read_count = await self._read(keys, count, receive) if count else 0
-            found += read_count
+            read_total += read_count
             capacity.use(keys.queue, read_count)
             if read_count == count:
                 full_queues.append(keys)
-        if found < total and full_queues:  # the capacity that other queues have left
+        if read_total < total and full_queues:  # the capacity that other queues have left
             leftover_shares = self._split.divide(
-                total - found, {keys.queue: weights[keys.queue] for keys in full_queues}
+                total - read_total, {keys.queue: weights[keys.queue] for keys in full_queues}
             )
             for keys in full_queues:
                 if count := min(leftover_shares[keys.queue], capacity.get_remaining(keys.queue)):
                     read_count = await self._read(keys, count, receive)
-                    found += read_count
+                    read_total += read_count
                     capacity.use(keys.queue, read_count)
-        return found
+        return read_total
 
     async def _read_by_share(
         self, shares: Mapping[int, Sequence[QueueKeys]], receive: ReceiveFunction
     ) -> int:
-        found = 0
+        read_total = 0
         for share, queues in shares.items():
             single_lane_queues = (
                 [keys for keys in queues if len(self._lanes.get_read_lanes(keys.queue)) == 1] if share else []
             )
             if single_lane_queues:
-                found += len(
+                read_total += len(
                     await receive(
                         jobs.read_jobs(single_lane_queues, self._worker, count=share, block_seconds=0)
                     )
                 )
             for keys in queues if share else ():
                 if keys not in single_lane_queues:
-                    found += await self._read(keys, share, receive)
+                    read_total += await self._read(keys, share, receive)
         for keys in shares.get(0, ()):
             self._move_to_end(keys)
             if await self._read(keys, 1, receive):
-                return found + 1
-        return found
+                return read_total + 1
+        return read_total
 
     async def _read(self, keys: QueueKeys, count: int, receive: ReceiveFunction) -> int:
         """Read one queue without blocking: of each lane its share."""

@@ -1,1 +1,1 @@
-"""Boxes: processes of their own for tasks that ask for isolation."""
+"""Boxes: processes of their own for tasks that need isolation."""

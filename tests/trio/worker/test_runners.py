@@ -274,3 +274,27 @@ async def test_what_has_nothing_to_do_with_asyncio_hears_nothing_of_it(runners: 
     outcome = await execute(runners, "trio", raiser(RuntimeError("no luck")))
     assert isinstance(outcome, Raised)
     assert outcome.failure.message == "no luck"
+
+
+async def test_threads_follow_the_number_of_slots_when_it_changes() -> None:
+    slots, go = 1, threading.Event()
+    runner, started = ThreadRunner(get_slots=lambda: slots), list[int]()
+
+    def wait(number: int) -> None:
+        started.append(number)
+        go.wait(30)
+
+    async with trio.open_nursery() as nursery:
+        for number in (1, 2):
+            nursery.start_soon(runner.execute, wait, [number], {}, RunningJob())
+        with trio.fail_after(30):
+            while len(started) < 1:  # noqa: ASYNC110  it is a thread that changes it
+                await trio.sleep(0.01)
+        await trio.sleep(0.05)
+        assert len(started) == 1
+        slots = 3
+        nursery.start_soon(runner.execute, wait, [3], {}, RunningJob())
+        with trio.fail_after(30):
+            while len(started) < 3:  # noqa: ASYNC110  it is a thread that changes it
+                await trio.sleep(0.01)
+        go.set()
