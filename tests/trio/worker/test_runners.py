@@ -288,13 +288,13 @@ async def test_threads_follow_the_number_of_slots_when_it_changes() -> None:
         for number in (1, 2):
             nursery.start_soon(runner.execute, wait, [number], {}, RunningJob())
         with trio.fail_after(30):
-            while len(started) < 1:  # noqa: ASYNC110  it is a thread that changes it
+            while len(started) < 1:
                 await trio.sleep(0.01)
         await trio.sleep(0.05)
         assert len(started) == 1
         slots = 3
         nursery.start_soon(runner.execute, wait, [3], {}, RunningJob())
         with trio.fail_after(30):
-            while len(started) < 3:  # noqa: ASYNC110  it is a thread that changes it
+            while len(started) < 3:
                 await trio.sleep(0.01)
         go.set()
