@@ -18,8 +18,10 @@ Per = Literal["all", "worker"]
 
 MAX_LIMIT = 1_000_000
 """The highest limit or rate."""
-SHARE, LEAST, LONGEST = 1 / 20, 0.05, 1.0
-"""The slack of a rate: a share of its period, and its bounds in seconds."""
+SLACK_SHARE = 1 / 20
+"""The slack of a rate, as a share of its period."""
+MIN_SLACK, MAX_SLACK = 0.05, 1.0
+"""The bounds of the slack, in seconds."""
 MAX_EXPIRY_MS = 10**15
 """Milliseconds since 1970: the latest expiry."""
 
@@ -96,7 +98,7 @@ class Rate(msgspec.Struct, frozen=True):
         Jobs that begin in a period were admitted in it or at most so many seconds before, so admissions are counted
         over both.
         """
-        return min(max(self.span * SHARE, LEAST), LONGEST)
+        return min(max(self.span * SLACK_SHARE, MIN_SLACK), MAX_SLACK)
 
     def validate(self, task: str) -> "Rate":
         """Return itself. Raises Misconfigured."""

@@ -1,4 +1,4 @@
-"""Metrics: numbers under names and labels, and the text in which Prometheus reads them.
+"""Hold metrics, and write them as text for Prometheus.
 
 The text is Prometheus' exposition format, version 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -19,7 +19,7 @@ Labels = Mapping[str, str]
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One number, with its labels. `suffix` goes on the family's name."""
+    """One number with its labels. `suffix` is appended to the family's name."""
 
     value: float
     labels: Labels = {}
@@ -27,7 +27,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class MetricFamily(msgspec.Struct, frozen=True):
-    """Numbers of one name, one kind and one meaning."""
+    """The samples of one metric."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -36,12 +36,12 @@ class MetricFamily(msgspec.Struct, frozen=True):
 
 
 def make_gauge(name: str, help: str, *samples: tuple[float, Labels] | float) -> MetricFamily:  # noqa: A002  the format's word
-    """Numbers that go up and down."""
+    """Return a gauge: a number that goes up and down."""
     return MetricFamily(name, "gauge", help, _samples(samples))
 
 
 def make_counter(name: str, help: str, *samples: tuple[float, Labels] | float) -> MetricFamily:  # noqa: A002  the format's word
-    """Numbers that go up, from 0 when the process began. The name ends in `_total`."""
+    """Return a counter: a number that only goes up, from 0 at the start. Its name ends in `_total`."""
     return MetricFamily(name, "counter", help, _samples(samples))
 
 
@@ -52,19 +52,19 @@ def _samples(samples: Iterable[tuple[float, Labels] | float]) -> list[Sample]:
 class JobTally:
     """How often jobs of each task have ended in each state, and how long they took.
 
-    A plain list for each: the sum of the seconds, then a count for each bucket. Whoever counts does so by two
-    additions, `tally[0] += seconds` and `tally[bisect_left(EDGES, seconds)] += 1`: it is on the way of every job.
+    Each tally is a plain list: the sum of the seconds, then a count for each bucket. Each job costs only two additions:
+    `tally[0] += seconds` and `tally[bisect_left(HISTOGRAM_BUCKETS, seconds)] += 1`.
     """
 
     def __init__(self) -> None:
         self._states: dict[str, dict[str, list[float]]] = {}
 
     def get_tallies(self, state: str) -> dict[str, list[float]]:
-        """The tallies of one state, by task; one that is asked for is there."""
+        """Return the tallies of one state, by task. A missing one is created on access."""
         return self._states.setdefault(state, defaultdict(_empty))
 
     def count_jobs(self) -> dict[tuple[str, str], int]:
-        """How many jobs have ended, by task and state."""
+        """Return how many jobs have ended, by task and state."""
         return {
             (task, state): int(sum(tally[1:]))
             for state, tasks in self._states.items()
@@ -72,34 +72,36 @@ class JobTally:
         }
 
     def sum_durations(self) -> dict[str, tuple[int, float]]:
-        """How many jobs of each task have ended, and how many seconds all of them took."""
-        found: dict[str, tuple[int, float]] = {}
+        """Return how many jobs of each task have ended, and how many seconds they took together."""
+        durations: dict[str, tuple[int, float]] = {}
         for tasks in self._states.values():
             for task, tally in list(tasks.items()):
-                count, seconds = found.get(task, (0, 0.0))
-                found[task] = (count + int(sum(tally[1:])), seconds + tally[0])
-        return found
+                count, seconds = durations.get(task, (0, 0.0))
+                durations[task] = (count + int(sum(tally[1:])), seconds + tally[0])
+        return durations
 
     def count_by_state(self) -> dict[str, int]:
-        """How many jobs have ended, by state; states in which none has are left out."""
-        found = {
-            state: int(sum(sum(each[1:]) for each in list(tasks.values())))
+        """Return how many jobs have ended, by state; states without any are left out."""
+        counts = {
+            state: int(sum(sum(tally[1:]) for tally in list(tasks.values())))
             for state, tasks in self._states.items()
         }
-        return {state: count for state, count in found.items() if count}
+        return {state: count for state, count in counts.items() if count}
 
     def metric_families(self) -> list[MetricFamily]:
-        """All of it as metrics."""
+        """Return the counts and durations as metrics."""
         counts = [
             (float(count), {"task": task, "state": state})
             for (task, state), count in self.count_jobs().items()
         ]
-        tasks: dict[str, list[list[float]]] = {}
-        for each in self._states.values():
-            for task, tally in list(each.items()):
-                tasks.setdefault(task, []).append(tally)
+        tallies_by_task: dict[str, list[list[float]]] = {}
+        for tasks in self._states.values():
+            for task, tally in list(tasks.items()):
+                tallies_by_task.setdefault(task, []).append(tally)
         samples = [
-            sample for task, tallies in tasks.items() for sample in _durations(tallies, {"task": task})
+            sample
+            for task, tallies in tallies_by_task.items()
+            for sample in _make_histogram(tallies, {"task": task})
         ]
         return [
             make_counter(
@@ -112,46 +114,46 @@ class JobTally:
 
 
 HISTOGRAM_BUCKETS = (-1.0, *BUCKET_BOUNDS)
-"""What `bisect_left` finds the place of a duration in, in a tally."""
+"""The bounds in which `bisect_left` finds the index of a duration in a tally."""
 
 
 def _empty() -> list[float]:
     return [0.0] * (len(BUCKET_BOUNDS) + 2)
 
 
-def _durations(tallies: Sequence[Sequence[float]], labels: Labels) -> list[Sample]:
-    """The samples of one histogram, of several tallies."""
+def _make_histogram(tallies: Sequence[Sequence[float]], labels: Labels) -> list[Sample]:
+    """Return the samples of one histogram from several tallies."""
     samples: list[Sample] = []
     below = 0.0
     for index, bound in enumerate((*BUCKET_BOUNDS, math.inf), 1):
-        below += sum(each[index] for each in tallies)
+        below += sum(tally[index] for tally in tallies)
         samples.append(Sample(below, {**labels, "le": _number(bound)}, "_bucket"))
-    samples.append(Sample(sum(each[0] for each in tallies), labels, "_sum"))
+    samples.append(Sample(sum(tally[0] for tally in tallies), labels, "_sum"))
     samples.append(Sample(below, labels, "_count"))
     return samples
 
 
 def format_exposition(metric_families: Iterable[MetricFamily]) -> bytes:
-    """All of it as text. A family that comes twice is written once, with the samples of both."""
+    """Return metrics as text. A family that occurs twice is written once, with the samples of both."""
     merged: dict[str, MetricFamily] = {}
-    for each in metric_families:
-        known = merged.get(each.name)
-        merged[each.name] = (
-            each if known is None else msgspec.structs.replace(known, samples=[*known.samples, *each.samples])
-        )
+    for family in metric_families:
+        if first := merged.get(family.name):
+            family = msgspec.structs.replace(first, samples=[*first.samples, *family.samples])
+        merged[family.name] = family
     return "".join(map(_text, merged.values())).encode("utf-8", "backslashreplace")
 
 
 def _text(family: MetricFamily) -> str:
-    said = family.help.replace("\\", "\\\\").replace("\n", "\\n")
-    lines = [f"# HELP {family.name} {said}", f"# TYPE {family.name} {family.kind}"]
-    for each in family.samples:
-        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in each.labels.items())
-        lines.append(f"{family.name}{each.suffix}{f'{{{labels}}}' if labels else ''} {_number(each.value)}")
+    help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
+    lines = [f"# HELP {family.name} {help_text}", f"# TYPE {family.name} {family.kind}"]
+    for sample in family.samples:
+        labels = ",".join(f'{name}="{_escape(value)}"' for name, value in sample.labels.items())
+        in_braces = f"{{{labels}}}" if labels else ""
+        lines.append(f"{family.name}{sample.suffix}{in_braces} {_number(sample.value)}")
     return "\n".join(lines) + "\n"
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
