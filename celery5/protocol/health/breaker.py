@@ -2,7 +2,7 @@
 
 A closed breaker allows every call. It opens after `threshold` failures, or when a health check was in a bad state more
 often than allowed; then it refuses all calls. After the open period it allows one probe (half-open). Success of the
-probe closes the breaker; failure opens it again, for longer if the policy says so. A breaker is a frozen value, and each
+probe closes the breaker; failure opens it again, maybe for longer. A breaker is a frozen value, and each
 event returns the next one.
 """
 
