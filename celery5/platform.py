@@ -1,25 +1,16 @@
-"""Platform: what starts and ends the processes of a cluster, and tells what becomes of them.
+"""Platform: the class that starts and ends the processes of a cluster, and reports their state.
 
-The Foreman decides and a platform does. celery5 has some: sub-processes of the Controller, systemd, other hosts. Write
-your own for whatever else runs processes, and name it in the cluster description: `platform = "module:Class"`. The
-class is called with `cluster`, the `Cluster` of the description, and `app`, the name of the application.
+The Foreman decides and a platform acts. celery5 has platforms for sub-processes of the Controller, for systemd and for
+other hosts. For anything else that runs processes write a subclass of `Platform`, and name it in the cluster
+description: `platform = "module:Class"`. The class is called with `cluster`, the `Cluster` of the description, and
+`app`, the name of the application.
 
-A platform may have a method `outlives(name)`: whether this member goes on without the Controller that has started it,
-and is found by `living()` of the next one. A Controller that leads no more then leaves it alone.
-
-It may have a method `pid_of(name)`, which gives the id of a member's process on its host, None when it is not known:
-`celery5 controller status` shows it.
-
-It may have a method `fence(may)`, too, which is called once: what it does later than it was asked, it does when
-`may()` says so, since another Controller may lead by then; and `leave()`: that one looks after its members from now on,
-and what has not been done is to be forgotten.
-
-A platform is asked for one thing at a time for each member, and never to start one that has not `Ended`. Anything that
-it raises but PlatformError ends the Controller.
+The Foreman calls one method at a time for each member, and never starts a member that has not `Ended`. Any exception
+but PlatformError ends the Controller.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
 
 import trio
 
@@ -55,38 +46,67 @@ __all__ = [
 ]
 
 
-@runtime_checkable
-class Platform(Protocol):
-    """Starts and ends members. None of its methods may take long, but for `live`."""
+class Platform(ABC):
+    """Starts and ends members. A subclass defines the six abstract methods; the other four have defaults.
 
+    No method may take long, except `live`.
+    """
+
+    @abstractmethod
     async def live(
         self,
-        heard: Callable[[MemberEvent], None],
+        report: Callable[[MemberEvent], None],
+        /,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Live until cancelled, and tell what happens through `heard`, in order: a member is `Ready`, it lives (`Beat`,
-        several times in `hung_after` seconds), it is `Stopping`, it has `Ended`, or how it is is `Unknown`. `started()`
-        when members can be started. Processes need not outlive it: what still runs when it is cancelled is to end."""
-        ...
+        """Run until cancelled, and call `report` with each event, in order.
 
+        A member is `Ready`, it works (`Beat`, several times in `hung_after` seconds), it is `Stopping`, it has `Ended`,
+        or its state is `Unknown`. Call `task_status.started()` when members can be started. Members need not survive
+        this method: those that still run when it is cancelled are meant to end.
+        """
+
+    @abstractmethod
     async def start(self, member: Member) -> None:
-        """Begin to start it, and return. Raises PlatformError when that cannot be; then it is tried again later."""
-        ...
+        """Begin to start a member, and return. Raises PlatformError if that fails: it is tried again later."""
 
+    @abstractmethod
     async def stop(self, name: str) -> None:
-        """Ask it to end in order: SIGTERM, or what is like it. Nothing for one that does not run."""
-        ...
+        """Ask a member to end in order, by SIGTERM or its equivalent. Do nothing if it does not run."""
 
+    @abstractmethod
     async def kill(self, name: str) -> None:
-        """End it at once: SIGKILL, or what is like it. Nothing for one that does not run."""
-        ...
+        """End a member at once, by SIGKILL or its equivalent. Do nothing if it does not run."""
 
+    @abstractmethod
     async def reload(self, name: str) -> None:
-        """Have it read its configuration again: SIGHUP, or what is like it. Nothing for one that does not run."""
-        ...
+        """Make a member read its configuration again, by SIGHUP or its equivalent. Do nothing if it does not run."""
 
+    @abstractmethod
     async def living(self) -> Mapping[str, State]:
-        """What runs already in this cluster's name, by member, when a Controller begins: it is adopted, and spoken of
-        through `heard` like all others. Members of which nobody knows how they are count as `starting`."""
-        ...
+        """Return the members of this cluster that run already, with their states, when a Controller begins to lead.
+
+        The Controller adopts them, and `live` reports their events like those of all others. A member whose state
+        cannot be found out counts as `starting`.
+        """
+
+    def outlives(self, _name: str) -> bool:
+        """Return whether a member survives the Controller that started it, so that `living` of the next one finds it.
+
+        A Controller that leads no more does not stop such members. Default: none survives.
+        """
+        return False
+
+    def pid_of(self, _name: str) -> int | None:
+        """Return the process id of a member on its host, for `controller status`; None (default) if not known."""
+        return None
+
+    def fence(self, may_act: Callable[[], bool]) -> None:  # noqa: B027
+        """Call `may_act` before each postponed action, and drop the action if it returns False.
+
+        Called once, before `live`: another Controller may lead when the action is due. Default: nothing is postponed.
+        """
+
+    def leave(self) -> None:  # noqa: B027
+        """Forget postponed actions: another Controller now keeps the members. Default: nothing is postponed."""

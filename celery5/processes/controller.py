@@ -38,7 +38,7 @@ from celery5.processes.own_broker import (
     running_own_broker,
     supervised_server,
 )
-from celery5.processes.platforms import make_platform
+from celery5.processes.platform_factory import make_platform
 from celery5.processes.process_parts import (
     AuxiliaryParts,
     ChannelListener,

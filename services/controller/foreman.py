@@ -29,7 +29,6 @@ from celery5.protocol.cluster.members import (
     Stop,
 )
 from celery5.protocol.health.metrics import MetricFamily, make_gauge
-from celery5.services.controller import platforms
 
 DECISION_PERIOD = 1.0
 """Seconds between two decisions when nothing happens."""
@@ -61,8 +60,8 @@ class LeadershipStatus(Protocol):
         """Return the variables by which a member knows in which epoch it was started."""
         ...
 
-    def add_listener(self, callback: Callable[[], object], /) -> None:
-        """Call `callback` whenever this Controller begins or ceases to lead."""
+    async def wait_changed(self) -> None:
+        """Wait until this Controller begins or ceases to lead."""
         ...
 
     async def resign(self) -> None:
@@ -128,17 +127,17 @@ class Foreman:
         """Set when all members have been up."""
         self._is_running = False
         self._actions: trio.Nursery | None = None
-        leader.add_listener(lambda: self._changed.set())  # each turn has a new event
-        platforms.set_fence(platform, lambda: leader.has_valid_lease)
         self.apply_description(cluster)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the members running until cancelled, then stop them in order."""
         self._is_acting = False
         scope = trio.CancelScope()
+        self._platform.fence(lambda: self._leads.has_valid_lease)
         async with trio.open_nursery() as nursery:
             try:
                 await nursery.start(self._work, scope)
+                nursery.start_soon(self._watch_leadership)
                 await trio.lowlevel.checkpoint_if_cancelled()  # see Boot
                 scope.shield = True  # keep the platform running while the members stop in order
                 await self._follow_leadership()
@@ -187,7 +186,7 @@ class Foreman:
 
     def pid_of(self, name: str) -> int | None:
         """Return the process id of a member on its host; None when it does not run or the platform does not know it."""
-        return platforms.pid_of(self._platform, name)
+        return self._platform.pid_of(name)
 
     @property
     def is_complete(self) -> bool:
@@ -201,10 +200,10 @@ class Foreman:
     @property
     def status_line(self) -> str:
         """Return the state of the cluster, in one line."""
-        stands = self._leads.status_line
-        if not stands or self.cluster_state.is_stopped:
-            return stands or self.cluster_state.status_line
-        return f"{stands}; {self.cluster_state.status_line}"
+        leadership = self._leads.status_line
+        if not leadership or self.cluster_state.is_stopped:
+            return leadership or self.cluster_state.status_line
+        return f"{leadership}; {self.cluster_state.status_line}"
 
     def conditions(self) -> Mapping[str, str]:
         """Return the problem of the members, if there is one."""
@@ -242,6 +241,12 @@ class Foreman:
                     task_status.started()
             finally:
                 self._is_running = False
+
+    async def _watch_leadership(self) -> None:
+        """Decide at once when this Controller begins or ceases to lead."""
+        while True:
+            await self._leads.wait_changed()
+            self._changed.set()
 
     async def _decide_once(self) -> None:
         """Decide once, then wait until there may be something new to decide."""
@@ -289,11 +294,11 @@ class Foreman:
 
     def _release_members(self) -> None:
         self.cluster_state.release([name for name in self.cluster_state.members if self._outlives(name)])
-        platforms.release_members(self._platform)
+        self._platform.leave()
 
     def _outlives(self, name: str) -> bool:
         """Return whether a member survives this process, so that another Controller may have adopted it."""
-        return platforms.outlives(self._platform, name)
+        return self._platform.outlives(name)
 
     async def _act(self, action: Action) -> None:
         name = action.member.name if isinstance(action, Start) else action.name
@@ -330,10 +335,10 @@ class Foreman:
         before = None if state is None else state.phase
         self.cluster_state.handle_event(event, trio.current_time(), is_excused=self._excused)
         if state is not None and state.phase is not before:
-            self._log_change(event, state.phase, asked=before is Phase.STOPPING)
+            self._log_change(event, state.phase, is_expected=before is Phase.STOPPING)
         self._changed.set()
 
-    def _log_change(self, event: MemberEvent, phase: Phase, *, asked: bool) -> None:
+    def _log_change(self, event: MemberEvent, phase: Phase, *, is_expected: bool) -> None:
         if phase is Phase.GIVEN_UP:
             how = self.cluster_state.members[event.name].end_reason
             kept = [
@@ -344,7 +349,7 @@ class Foreman:
         elif isinstance(event, Ended):
             self._log.event(
                 "member:ended",
-                "info" if asked else "warning",
+                "info" if is_expected else "warning",
                 name=event.name,
                 how=event.how,
                 code=event.code,
@@ -398,8 +403,8 @@ class Foreman:
 def get_end_limit(members: Iterable[Member]) -> float:
     """Return the seconds that stopping all these members, in order, may take."""
     longest: dict[Kind, float] = dict.fromkeys(STOP_ORDER, 0.0)
-    for each in members:
-        longest[each.kind] = max(longest[each.kind], each.stop_after)
+    for member in members:
+        longest[member.kind] = max(longest[member.kind], member.stop_after)
     return sum(longest.values()) + END_MARGIN
 
 

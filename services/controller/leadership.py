@@ -47,34 +47,34 @@ class Leadership:
         self._keys = keys
         self._log = log
         self._now = clock
-        self._standing = LeadershipState(name=worker)
-        self._followers: list[Callable[[], object]] = []
+        self._state = LeadershipState(name=worker)
+        self._changed = trio.Event()
         self._outages = OutageLog(log, "leadership:interrupted", hint=_UNHEARD)
         self._resigned = False
 
     @property
     def epoch(self) -> int:
         """Return the epoch in which it leads, with or without a valid lease; 0 when it stands by."""
-        return self._standing.epoch
+        return self._state.epoch
 
     @property
     def record(self) -> LeaderRecord:
         """Return the last known record of the leader."""
-        return self._standing.last_record or LeaderRecord()
+        return self._state.last_record or LeaderRecord()
 
     @property
     def is_leader(self) -> bool:
         """Return whether it leads as far as it knows, with or without a valid lease."""
-        return self._standing.epoch != 0
+        return self._state.epoch != 0
 
     @property
     def has_valid_lease(self) -> bool:
         """Return whether it may act at this moment. Ask before each act."""
-        return self._standing.has_valid_lease(self._now())
+        return self._state.has_valid_lease(self._now())
 
     @property
     def status_line(self) -> str:
-        """Return its standing, for people; '' when it leads."""
+        """Return its state, for people; '' when it leads."""
         if self.is_leader:
             return "" if self.has_valid_lease else _UNSURE
         if self._resigned:
@@ -83,11 +83,11 @@ class Leadership:
 
     def get_epoch_environment(self) -> Mapping[str, str]:
         """Return the environment variables for a process that is started now."""
-        return {EPOCH_VARIABLE: str(self._standing.epoch)}
+        return {EPOCH_VARIABLE: str(self._state.epoch)}
 
-    def add_listener(self, callback: Callable[[], object]) -> None:
-        """Call `callback` whenever it begins or ceases to lead."""
-        self._followers.append(callback)
+    async def wait_changed(self) -> None:
+        """Wait until it begins or ceases to lead."""
+        await self._changed.wait()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Lead or stand by until cancelled, then resign."""
@@ -96,7 +96,7 @@ class Leadership:
             await self.refresh()
             task_status.started()
             while not self._resigned:
-                await trio.sleep(self._standing.get_poll_delay(self._now()))
+                await trio.sleep(self._state.get_poll_delay(self._now()))
                 await retry_until_available(self.refresh, self._outages, POLL_PERIOD)
             await trio.sleep_forever()
         finally:
@@ -110,12 +110,12 @@ class Leadership:
         """
         if self._resigned:
             return
-        asked, standing = self._now(), self._standing
+        requested_at, state = self._now(), self._state
         call = cluster.claim_leadership(
-            self._keys, standing.name, replaces=standing.get_replaceable_version(asked), epoch=standing.epoch
+            self._keys, state.name, replaces=state.get_replaceable_version(requested_at), epoch=state.epoch
         )
         with trio.move_on_after(REQUEST_LIMIT):
-            self._heard(await self._redis.perform(call), asked)
+            self._apply_record(await self._redis.perform(call), requested_at)
             return
         raise BrokerUnavailable(f"no answer within {REQUEST_LIMIT:g} s")
 
@@ -124,12 +124,12 @@ class Leadership:
 
         This one does not try again until `run` is called again.
         """
-        epoch, self._resigned = self._standing.epoch, True
-        self._stand(LeadershipState(name=self._standing.name))
+        epoch, self._resigned = self._state.epoch, True
+        self._set_state(LeadershipState(name=self._state.name))
         if not epoch:
             return
         try:
-            await self._redis.perform(cluster.resign_leadership(self._keys, self._standing.name, epoch=epoch))
+            await self._redis.perform(cluster.resign_leadership(self._keys, self._state.name, epoch=epoch))
         except BrokerError as error:
             self._log.event("leadership:resign-failed", "debug", why=str(error))
         else:
@@ -150,23 +150,24 @@ class Leadership:
             "celery5_controller_epoch", "The epoch of the leader, as far as is known.", self.record.epoch
         )
 
-    def _heard(self, record: LeaderRecord, asked: float) -> None:
+    def _apply_record(self, record: LeaderRecord, requested_at: float) -> None:
         if self._resigned:  # the answer to a request from before it resigned
             return
-        led = self._standing.epoch
-        standing, news = self._standing.apply_record(record, asked_at=asked, now=self._now())
+        led = self._state.epoch
+        state, news = self._state.apply_record(record, asked_at=requested_at, now=self._now())
         if news is LeadershipChange.LOST or (led and news is LeadershipChange.ACQUIRED):
             self._log.event("leadership:lost", "error", epoch=led, leader=record.leader, hint=_LOST)
         if news is LeadershipChange.ACQUIRED:
             self._log.event("leadership:acquired", epoch=record.epoch)
         elif news is LeadershipChange.NEW_LEADER:
             self._log.event("leadership:changed", leader=record.leader, epoch=record.epoch)
-        self._stand(standing)
+        self._set_state(state)
 
-    def _stand(self, standing: LeadershipState) -> None:
-        changed, self._standing = standing.epoch != self._standing.epoch, standing
-        for tell in self._followers if changed else ():
-            tell()
+    def _set_state(self, state: LeadershipState) -> None:
+        changed, self._state = state.epoch != self._state.epoch, state
+        if changed:
+            self._changed.set()
+            self._changed = trio.Event()
 
 
 _UNSURE = "it cannot tell whether it still leads: it does nothing"

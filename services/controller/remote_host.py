@@ -14,6 +14,7 @@ import trio
 
 from celery5.errors import PlatformError
 from celery5.logs.log import Level, Log
+from celery5.platform import Platform
 from celery5.protocol.cluster.members import (
     Beat,
     Ended,
@@ -76,7 +77,7 @@ class _There:
     text: str = ""
 
 
-class RemoteHost:
+class RemoteHost(Platform):
     """A platform on one remote host.
 
     Args:
@@ -99,7 +100,7 @@ class RemoteHost:
         self._line = connection
         self._log = log
         self._interval = interval
-        self._heard: Callable[[MemberEvent], None] = _nobody
+        self._report: Callable[[MemberEvent], None] = _nobody
         self._away = "not reached yet"
         self._refusal = ""
         self._members: dict[str, _There] = {}
@@ -107,13 +108,13 @@ class RemoteHost:
         self._asked: list[UnitCommand] = []
         self._something = trio.Event()
         self._tried = trio.Event()
-        self._may: Callable[[], bool] = _always
+        self._may_act: Callable[[], bool] = _always
         self._terms = 0
         self._ignoring = False
 
     async def live(
         self,
-        heard: Callable[[MemberEvent], None],
+        report: Callable[[MemberEvent], None],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -121,7 +122,7 @@ class RemoteHost:
 
         It is up at once, so that an unreachable host does not hold up the cluster.
         """
-        self._heard = heard
+        self._report = report
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_connected)
             nursery.start_soon(self._speak_of_the_unknown)
@@ -175,9 +176,9 @@ class RemoteHost:
         """Return True: members on another host survive the Controller."""
         return True
 
-    def fence(self, may: Callable[[], bool]) -> None:
-        """Ask `may` before performing actions that waited for the host."""
-        self._may = may
+    def fence(self, may_act: Callable[[], bool]) -> None:
+        """Ask `may_act` before performing actions that waited for the host."""
+        self._may_act = may_act
 
     def leave(self) -> None:
         """Leave the members to another Controller and drop the actions that still wait."""
@@ -253,7 +254,7 @@ class RemoteHost:
     def _say_unknown(self, why: str) -> None:
         for name, there in list(self._members.items()):
             there.text = ""  # report its status again when the host is back
-            self._heard(Unknown(name, why))
+            self._report(Unknown(name, why))
 
     async def _speak_of_the_unknown(self) -> None:
         """Report unknown members at the reporting interval: without any event they would count as hung."""
@@ -285,15 +286,15 @@ class RemoteHost:
             return
         there.invocation = unit.invocation  # it may have been restarted by hand
         if state != there.state and state != "starting":
-            self._heard(Ready(name) if state == "up" else Stopping(name))
+            self._report(Ready(name) if state == "up" else Stopping(name))
         there.state = state
         if state == "up":
-            self._heard(Beat(name, unit.status_text if unit.status_text != there.text else ""))
+            self._report(Beat(name, unit.status_text if unit.status_text != there.text else ""))
             there.text = unit.status_text
 
     def _end(self, name: str, how: str, code: int | None) -> None:
         self._members.pop(name, None)
-        self._heard(Ended(name, how, code))
+        self._report(Ended(name, how, code))
 
     def _ask(self, act: UnitCommand) -> None:
         if act not in self._asked:
@@ -305,7 +306,7 @@ class RemoteHost:
             if not self._asked:
                 self._something = trio.Event()
                 await self._something.wait()
-            while self._asked and not self._may():  # noqa: ASYNC110  the answer depends on a clock
+            while self._asked and not self._may_act():  # noqa: ASYNC110  the answer depends on a clock
                 await trio.sleep(self._interval)
             acts, self._asked, term = self._asked, [], self._terms
             try:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import trio
 
 from celery5.errors import PlatformError
+from celery5.platform import Platform
 from celery5.protocol.cluster.description import Cluster
 from celery5.protocol.cluster.members import (
     PARENT_VARIABLE,
@@ -66,7 +67,7 @@ class _Child:
     attended: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
 
 
-class SubProcesses:
+class SubProcesses(Platform):
     """Runs members as children of this process. Their sockets are in a folder that only this user can enter."""
 
     def __init__(self, *, cluster: Cluster, app: str = "") -> None:
@@ -76,16 +77,16 @@ class SubProcesses:
         self._folder = ""
         self._count = 0
         self._nursery: trio.Nursery | None = None
-        self._heard: Callable[[MemberEvent], None] = _nobody
+        self._report: Callable[[MemberEvent], None] = _nobody
 
     async def live(
         self,
-        heard: Callable[[MemberEvent], None],
+        report: Callable[[MemberEvent], None],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Watch the children until cancelled, then end those that remain."""
-        self._heard = heard
+        self._report = report
         with temporary_folder("celery5-controller") as self._folder:
             try:
                 async with trio.open_nursery() as self._nursery:
@@ -178,7 +179,7 @@ class SubProcesses:
         code = child.process.returncode
         if code is not None:
             how = describe_exit(code) if code == 0 else format_end_reason(describe_exit(code), child.reason)
-            self._heard(Ended(child.member.name, how, code))
+            self._report(Ended(child.member.name, how, code))
 
     async def _listen(self, child: _Child, ear: trio.socket.SocketType) -> None:
         while True:
@@ -198,7 +199,7 @@ class SubProcesses:
                 child.reason = parse_error(said) or child.reason
                 for word in parse_notification(child.member.name, said):
                     child.state = _STATES.get(type(word), child.state)
-                    self._heard(word)
+                    self._report(word)
 
     async def _end(self) -> None:
         """End the remaining children."""

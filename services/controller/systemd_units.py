@@ -20,6 +20,7 @@ import trio
 
 from celery5.broker.servers.kept_folder import make_private
 from celery5.errors import PlatformError
+from celery5.platform import Platform
 from celery5.protocol.cluster.description import Cluster
 from celery5.protocol.cluster.members import (
     Beat,
@@ -88,7 +89,7 @@ class _Known:
         self.begun = True
 
 
-class SystemdUnits:
+class SystemdUnits(Platform):
     """Runs members as services of the user's systemd, or of the system's when run by root.
 
     Args:
@@ -111,11 +112,11 @@ class SystemdUnits:
         self._paths: dict[str, str] = {}
         self._doubtful: set[str] = set()
         self._doubt = trio.Event()
-        self._heard: Callable[[MemberEvent], None] = _nobody
+        self._report: Callable[[MemberEvent], None] = _nobody
 
     async def live(
         self,
-        heard: Callable[[MemberEvent], None],
+        report: Callable[[MemberEvent], None],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -123,7 +124,7 @@ class SystemdUnits:
 
         A lost connection is tried again; only the first connection raises PlatformError.
         """
-        self._heard = heard
+        self._report = report
         begun, attempt = False, 0
 
         def up() -> None:
@@ -346,7 +347,7 @@ class SystemdUnits:
 
     def _say(self, known: _Known, word: MemberEvent) -> None:
         if known.ours:
-            self._heard(word)
+            self._report(word)
 
     def _know(self, name: str, known: _Known) -> _Known:
         self._known[name] = known

@@ -95,7 +95,7 @@ def _check_cluster(app: "App", file: str) -> None:
     """Check the cluster description as a Controller would. Raises Misconfigured."""
     from celery5.config.settings import find_unknown_variables
     from celery5.processes.controller import ClusterOptions, load_cluster
-    from celery5.processes.platforms import make_platform
+    from celery5.processes.platform_factory import make_platform
     from celery5.protocol.cluster.description import build_members
 
     cluster = load_cluster(app, ClusterOptions("", file))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 import redis
 import trio
+import trio.testing
 
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
@@ -237,8 +238,14 @@ async def test_a_leader_says_what_it_is(
     await second.refresh()
     assert (first.epoch, second.epoch) == (epoch, 0)
     heard: list[str] = []
-    first.add_listener(lambda: heard.append("a"))
-    second.add_listener(lambda: heard.append("b"))
+
+    async def wait_changed(leadership: Leadership, name: str) -> None:
+        await leadership.wait_changed()
+        heard.append(name)
+
+    nursery.start_soon(wait_changed, first, "a")
+    nursery.start_soon(wait_changed, second, "b")
+    await trio.testing.wait_all_tasks_blocked()
     await first.resign()
     assert not first.is_leader
     assert first.status_line == "leads no more, and ends: another Controller takes over, if one stands by"

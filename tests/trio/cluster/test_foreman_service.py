@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from celery5.errors import CommandRefused, Misconfigured, PlatformError
 from celery5.logs.log import Log, NullLog
 from celery5.platform import Beat, Cluster, Ended, Member, MemberEvent, Platform, Ready, State, Stopping
-from celery5.processes.platforms import make_platform
+from celery5.processes.platform_factory import make_platform
 from celery5.protocol.cluster.description import parse_cluster
 from celery5.protocol.cluster.foreman import ClusterState
 from celery5.protocol.cluster.leadership import LeaderRecord
@@ -25,7 +25,7 @@ from celery5.services.process.reloader import ReloadSignal
 CLUSTER = parse_cluster({"workers": {"default": {"count": 2}}, "schedulers": {"default": {}}})
 
 
-class Stage:
+class Stage(Platform):
     """A platform whose members are names on a list. Those that are `broken` cannot be started."""
 
     def __init__(self, *, cluster: Cluster = CLUSTER, app: str = "") -> None:
@@ -95,14 +95,14 @@ class Lead:
     is_leader: bool = True
     status_line: str = ""
     resigned: int = 0
-    tell: Callable[[], object] = lambda: None
+    changed: trio.Event = field(default_factory=trio.Event)
     record = LeaderRecord(7, 1, "c")
 
     def get_epoch_environment(self) -> Mapping[str, str]:
         return {"EPOCH": "7"}
 
-    def add_listener(self, tell: Callable[[], object], /) -> None:
-        self.tell = tell
+    async def wait_changed(self) -> None:
+        await self.changed.wait()
 
     async def resign(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -115,7 +115,12 @@ class Lead:
             sure,
             "" if leads else "stands by: b leads",
         )
-        self.tell()
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake the Foreman."""
+        self.changed.set()
+        self.changed = trio.Event()
 
 
 @dataclass
@@ -356,7 +361,7 @@ def test_a_platform_of_ones_own_is_named_in_the_description() -> None:
         ("no.such.module:Class", "ModuleNotFoundError"),
         ("trio:NoSuch", "has no class NoSuch"),
         ("builtins:int", "it is called with cluster and app"),
-        ("builtins:dict", "lacks a method"),
+        ("builtins:dict", "is not a subclass of celery5.platform.Platform"),
     ],
 )
 def test_a_platform_that_is_none_is_told_of(name: str, wrong: str) -> None:

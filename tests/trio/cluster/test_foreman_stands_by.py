@@ -42,6 +42,23 @@ async def test_who_begins_to_lead_adopts_what_runs_and_starts_the_rest(autojump_
         assert house.told[-1] == "3 of 3 members up"
 
 
+async def test_a_change_of_the_lead_is_acted_on_before_the_next_regular_decision(
+    autojump_clock: MockClock,
+) -> None:
+    async with standing_by().open() as house:
+        await trio.sleep(30.2)
+        house.lead.become(leads=True, sure=True)
+        await trio.sleep(0.5)
+        assert ("start", "worker-default-1") in house.stage.did
+
+
+async def test_a_platform_with_the_six_methods_has_defaults_for_the_others() -> None:
+    stage = Stage()
+    stage.fence(lambda: True)
+    stage.leave()
+    assert (stage.outlives("worker-default-1"), stage.pid_of("worker-default-1")) == (False, None)
+
+
 async def test_a_platform_that_cannot_tell_what_runs_is_told_of_once(autojump_clock: MockClock) -> None:
     class Heard(NullLog):
         def __init__(self) -> None:
@@ -151,7 +168,7 @@ async def test_a_lead_that_was_lost_and_won_again_between_two_looks_is_taken_up_
         stage.there["worker-default-9"] = stage.there["worker-default-1"]  # the other one's
         stage.before = dict.fromkeys(stage.there, "up")
         monkeypatch.setattr(house.lead, "get_epoch_environment", lambda: {"EPOCH": "9"})
-        house.lead.tell()
+        house.lead.notify()
         await trio.sleep(30)
         assert ("stop", "worker-default-9") in stage.did
 

@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from celery5.errors import PlatformError
-from celery5.platform import Beat, Ended, Member, MemberEvent, Ready, Stopping, Unknown
+from celery5.platform import Beat, Ended, Member, MemberEvent, Platform, Ready, State, Stopping, Unknown
 from celery5.protocol.cluster.remote_units import RemoteSetup, UnitCommand, get_unit_name, make_command_script
-from celery5.services.controller.platforms import MultiHostPlatform
+from celery5.services.controller.multi_host import MultiHostPlatform
 from celery5.services.controller.remote_host import RemoteHost
 from tests.trio.cluster import sshd
 from tests.trio.cluster.sshd import OtherHost
@@ -314,14 +314,18 @@ async def test_a_host_without_a_user_manager_is_away_and_says_so(host: OtherHost
 
 
 async def test_members_are_divided_among_here_and_there(host: OtherHost, tmp_path: Path) -> None:
-    class Here:
+    class Here(Platform):
         """A platform that notes what it is asked for."""
 
         def __init__(self) -> None:
             self.asked: list[str] = []
 
         async def live(
-            self, heard: Callable[[MemberEvent], None], *, task_status: trio.TaskStatus[None]
+            self,
+            report: Callable[[MemberEvent], None],
+            /,
+            *,
+            task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
         ) -> None:
             task_status.started()
             await trio.sleep_forever()
@@ -338,12 +342,12 @@ async def test_members_are_divided_among_here_and_there(host: OtherHost, tmp_pat
         async def reload(self, name: str) -> None:
             self.asked.append(f"reload {name}")
 
-        async def living(self) -> dict[str, str]:
+        async def living(self) -> dict[str, State]:
             return {"router-default-1": "up"}
 
     here, heard = Here(), Heard()
     there = RemoteHost(name="web2", setup=place(host), connection=host.line(), interval=0.1)
-    both = MultiHostPlatform(local=here, remote={"web2": there})  # type: ignore[arg-type]
+    both = MultiHostPlatform(local=here, remote={"web2": there})
     local = Member(name="worker-default-1", kind="worker", arguments=("worker", "start"))
     lost = Member(name="worker-default-1@web3", kind="worker", host="web3", arguments=("worker", "start"))
     async with trio.open_nursery() as nursery:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from celery5.errors import Misconfigured, PlatformError
-from celery5.processes.platforms import make_platform, resolve_platform_name
+from celery5.processes.platform_factory import make_platform, resolve_platform_name
 from celery5.protocol.cluster.description import Cluster
 from celery5.services.controller.sub_processes import SubProcesses
 from celery5.services.controller.systemd_bus import find_bus, get_runtime_folder, is_service

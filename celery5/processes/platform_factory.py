@@ -1,4 +1,4 @@
-"""Platforms: which platform a cluster description means, and how it is made."""
+"""Platform factory: make the platform that a cluster description names."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from celery5.platform import Platform
 from celery5.protocol.cluster.description import Cluster
 from celery5.protocol.cluster.remote_units import RemoteSetup
 from celery5.services.controller import systemd_bus
-from celery5.services.controller.platforms import MultiHostPlatform
+from celery5.services.controller.multi_host import MultiHostPlatform
 from celery5.services.controller.remote_host import RemoteHost
 from celery5.services.controller.ssh_line import SSHConnection
 from celery5.services.controller.sub_processes import SubProcesses
@@ -24,31 +24,32 @@ BUILT_IN_PLATFORMS: Mapping[str, PlatformFactory] = {"processes": SubProcesses, 
 
 
 def make_platform(cluster: Cluster, app: str, environ: Mapping[str, str], log: Log | None = None) -> Platform:
-    """The platform for a description: what is named there, and for its hosts ssh. A platform of the user's own has all
-    members, those on hosts, too. Raises Misconfigured."""
+    """Return the platform of a description, with ssh for its hosts. Raises Misconfigured.
+
+    A user's platform runs all members, also those with a host.
+    """
     name = resolve_platform_name(cluster.platform, environ)
-    makes = BUILT_IN_PLATFORMS.get(name) or _users(name)
+    factory = BUILT_IN_PLATFORMS.get(name) or _load_class(name)
     try:
-        made: Any = makes(cluster=cluster, app=app)
+        platform: Any = factory(cluster=cluster, app=app)
     except TypeError as error:
         raise Misconfigured(
             f"platform {name!r}: it is called with cluster and app, and raises {error}"
         ) from None
     except PlatformError as error:
         raise Misconfigured(f"platform {name!r}: {error}") from None
-    if not isinstance(made, Platform):
-        raise Misconfigured(f"platform {name!r} lacks a method: see celery5.platform.Platform")
-    platform: Platform = made
+    if not isinstance(platform, Platform):
+        raise Misconfigured(f"platform {name!r} is not a subclass of celery5.platform.Platform")
     if not cluster.hosts or name not in BUILT_IN_PLATFORMS:
         return platform
-    there = {host: make_remote_host(cluster, host, app, log) for host in cluster.hosts}
-    return MultiHostPlatform(local=platform, remote=there)
+    remote = {host: make_remote_host(cluster, host, app, log) for host in cluster.hosts}
+    return MultiHostPlatform(local=platform, remote=remote)
 
 
 def make_remote_host(cluster: Cluster, name: str, app: str, log: Log | None = None) -> RemoteHost:
-    """The members on one host of a description. Their unit bears twice as long with a start as the Foreman does."""
+    """Return the platform for one host of a description. Its units wait twice as long for a start as the Foreman."""
     host = cluster.hosts[name]
-    place = RemoteSetup(
+    setup = RemoteSetup(
         app=app,
         command=host.command,
         directory=host.directory,
@@ -58,27 +59,27 @@ def make_remote_host(cluster: Cluster, name: str, app: str, log: Log | None = No
         hung_after=cluster.hung_after,
     )
     return RemoteHost(
-        name=name, setup=place, connection=SSHConnection(name=name, destination=host.ssh), log=log
+        name=name, setup=setup, connection=SSHConnection(name=name, destination=host.ssh), log=log
     )
 
 
 def resolve_platform_name(name: str, environ: Mapping[str, str]) -> str:
-    """What `auto` means here: systemd, for a Controller that is a service of systemd's itself and may ask it."""
+    """Return the name that `auto` stands for: systemd if the Controller is a systemd service that may call systemd."""
     if name != "auto":
         return name
     return "systemd" if systemd_bus.should_use_systemd(environ, os.getpid()) else "processes"
 
 
-def _users(name: str) -> PlatformFactory:
-    """A class of the user's. Raises Misconfigured."""
+def _load_class(name: str) -> PlatformFactory:
+    """Return a user's class, named `module:Class`. Raises Misconfigured."""
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
-        known = ", ".join(["auto", *BUILT_IN_PLATFORMS])
-        raise Misconfigured(f"platform {name!r} is not known: {known}, or module:Class of your own")
+        names = ", ".join(["auto", *BUILT_IN_PLATFORMS])
+        raise Misconfigured(f"platform {name!r} is not known: {names}, or module:Class of your own")
     try:
-        found: Any = importlib.import_module(module)
+        source: Any = importlib.import_module(module)
     except Exception as error:  # the user's code
         raise Misconfigured(f"platform {name!r}: {type(error).__name__}: {error}") from None
-    if not callable(getattr(found, attribute, None)):
+    if not callable(getattr(source, attribute, None)):
         raise Misconfigured(f"platform {name!r}: module {module} has no class {attribute}")
-    return cast("PlatformFactory", getattr(found, attribute))
+    return cast("PlatformFactory", getattr(source, attribute))
