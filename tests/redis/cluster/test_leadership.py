@@ -202,6 +202,12 @@ def test_whatever_befalls_three_of_them_no_two_act_at_once(held: Contest) -> Non
 # ---- in the test's own run
 
 
+async def note_change(leadership: Leadership, name: str, heard: list[str]) -> None:
+    """Add `name` to `heard` when the lead begins or ends."""
+    await leadership.wait_changed()
+    heard.append(name)
+
+
 async def test_a_leader_says_what_it_is(
     app_name: str, url: str, redis_client: "redis.Redis", nursery: trio.Nursery
 ) -> None:
@@ -238,13 +244,8 @@ async def test_a_leader_says_what_it_is(
     await second.refresh()
     assert (first.epoch, second.epoch) == (epoch, 0)
     heard: list[str] = []
-
-    async def wait_changed(leadership: Leadership, name: str) -> None:
-        await leadership.wait_changed()
-        heard.append(name)
-
-    nursery.start_soon(wait_changed, first, "a")
-    nursery.start_soon(wait_changed, second, "b")
+    nursery.start_soon(note_change, first, "a", heard)
+    nursery.start_soon(note_change, second, "b", heard)
     await trio.testing.wait_all_tasks_blocked()
     await first.resign()
     assert not first.is_leader
@@ -252,5 +253,6 @@ async def test_a_leader_says_what_it_is(
     await second.refresh()
     assert second.epoch > epoch
     await first.refresh()  # what has ended does not come back
+    await trio.testing.wait_all_tasks_blocked()
     assert (first.epoch, heard) == (0, ["a", "b"])
     nursery.cancel_scope.cancel()

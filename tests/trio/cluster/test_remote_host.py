@@ -321,11 +321,7 @@ async def test_members_are_divided_among_here_and_there(host: OtherHost, tmp_pat
             self.asked: list[str] = []
 
         async def live(
-            self,
-            report: Callable[[MemberEvent], None],
-            /,
-            *,
-            task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+            self, _report: object, /, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
         ) -> None:
             task_status.started()
             await trio.sleep_forever()
