@@ -29,7 +29,7 @@ _OWNED = re.compile(
 
 
 def is_owned(key: str) -> bool:
-    """Whether a key without a time to live has an owner."""
+    """Return whether a key without a time to live has an owner."""
     return _OWNED.fullmatch(key) is not None
 
 
@@ -37,7 +37,7 @@ def is_owned(key: str) -> bool:
 class QueueKeys:
     """The keys of one queue, on one of its lanes: `stream` is that of the lane, all others are the same on each.
 
-    `Keys.of` gives them on the normal lane. Made once for a queue and kept: string work costs time on the hot path.
+    `Keys.for_queue` returns them on the normal lane. They are made once for a queue: string work is slow on the hot path.
     """
 
     queue: str
@@ -69,14 +69,14 @@ class QueueKeys:
     )
 
     def on_lane(self, lane: str) -> "QueueKeys":
-        """The same queue on the lane of that letter; made once."""
+        """Return the keys on the lane of that letter; made once."""
         if lane == self.lane:
             return self
-        found = self._lanes.get(lane)
-        if found is None:
+        keys = self._lanes.get(lane)
+        if keys is None:
             stream = {NORMAL: self.normal, HIGH: self.high, LOW: self.low, ADMITTED: self.handed}[lane]
-            found = self._lanes[lane] = replace(self, stream=stream, lane=lane)
-        return found
+            keys = self._lanes[lane] = replace(self, stream=stream, lane=lane)
+        return keys
 
     @property
     def streams(self) -> tuple[str, str, str, str]:
@@ -97,15 +97,15 @@ class QueueKeys:
         return self.result_prefix + job_id
 
     def documents_for(self, sink: str) -> str:
-        """STREAM  the documents that a Data Sink is to be given."""
+        """STREAM  the documents for a Data Sink."""
         return f"{self.documents}:{sink}"
 
     def claimed_documents(self, sink: str) -> str:
-        """ZSET    those that a Router has, or that are to be tried again, by when another may take them in ms."""
+        """ZSET    documents that a Router has, or that are to be retried, by when another Router may take them, in ms."""
         return f"{self.documents}-taken:{sink}"
 
     def document_progress(self, sink: str) -> str:
-        """HASH    the last one that was taken, and how often each was tried in vain."""
+        """HASH    the last document that was taken, and how often each has failed."""
         return f"{self.documents}-progress:{sink}"
 
 
@@ -142,7 +142,7 @@ class Keys:
 
     @property
     def limits(self) -> str:
-        """HASH    what was imposed on tasks, for whoever did; the channel of the same name tells of changes."""
+        """HASH    the overrides of the limits of tasks; the channel of the same name announces changes."""
         return f"celery5:{{{self.app}}}:limits"
 
     @property
@@ -151,7 +151,7 @@ class Keys:
         return f"celery5:{{{self.app}}}:suspended"
 
     def check(self, name: str) -> str:
-        """STRING  what is known of a global health check, with a time to live."""
+        """STRING  the state of a global health check, with a time to live."""
         return f"celery5:{{{self.app}}}:check:{name}"
 
     def check_turn(self, name: str) -> str:
@@ -159,7 +159,7 @@ class Keys:
         return f"celery5:{{{self.app}}}:check-turn:{name}"
 
     def check_notice(self, name: str) -> str:
-        """STRING  a Scheduler has told the workers of that check, until this is gone."""
+        """STRING  set when a Scheduler has notified the workers of that check, with a time to live."""
         return f"celery5:{{{self.app}}}:check-telling:{name}"
 
     @property
@@ -204,7 +204,7 @@ class Keys:
 
     @property
     def scaling(self) -> str:
-        """STRING  where the scaling of the application is, with a time to live."""
+        """STRING  the state of the scaling of the application, with a time to live."""
         return f"celery5:{{{self.app}}}:scaling"
 
     @property
@@ -213,26 +213,26 @@ class Keys:
         return f"celery5:{{{self.app}}}:scaling-turn"
 
     def report(self, worker: str) -> str:
-        """STRING  how a worker does, with a time to live."""
+        """STRING  the report of a worker on its load, with a time to live."""
         return f"celery5:{{{self.app}}}:report:{worker}"
 
     @property
     def subscriptions(self) -> str:
-        """HASH    who is subscribed to the application's events, with a time to live."""
+        """HASH    the subscribers to the application's events, with a time to live."""
         return f"celery5:{{{self.app}}}:subscriptions"
 
     @property
     def subscription_deadlines(self) -> str:
-        """ZSET    until when each subscription counts, in ms, with a time to live."""
+        """ZSET    until when each subscription is valid, in ms, with a time to live."""
         return f"celery5:{{{self.app}}}:subscribed"
 
     @property
     def unclaimed_events(self) -> str:
-        """HASH    how many events nobody wanted, by event and version, with a time to live."""
+        """HASH    how many events had no subscriber, by event and version, with a time to live."""
         return f"celery5:{{{self.app}}}:unclaimed"
 
     def kept_events(self, subject: str) -> str:
-        """STREAM  events of one version that nobody wanted, with a time to live."""
+        """STREAM  events of one version that had no subscriber, with a time to live."""
         return f"celery5:{{{self.app}}}:kept:{subject}"
 
     def inbox(self, name: str) -> str:
@@ -240,30 +240,30 @@ class Keys:
         return f"celery5:{{{self.app}}}:inbox:{name}"
 
     def nonce(self, command_id: str) -> str:
-        """STRING  that a command was posted, then who took it, so that nobody does it again."""
+        """STRING  set when a command is sent, then the process that took it: so it is performed once."""
         return f"celery5:{{{self.app}}}:nonce:{command_id}"
 
     def reply(self, command_id: str) -> str:
-        """STRING  what came of a command; the channel of the same name announces it."""
+        """STRING  the reply to a command; the channel of the same name announces it."""
         return f"celery5:{{{self.app}}}:answer:{command_id}"
 
     def parse_result_key(self, result: str) -> tuple[str, str]:
-        """The queue and the id of the job that a result key is of."""
+        """Return the queue and the id of the job of a result key."""
         tag, _, job_id = result.partition("}:result:")
         _, _, queue = tag.partition("{")[2].partition(":")
         return queue, job_id
 
     def for_queue(self, queue: str) -> QueueKeys:
-        """The keys of one queue."""
+        """Return the keys of one queue, on the normal lane."""
         # An application's name has no colon, so no two applications make the same key.
         tag = f"celery5:{{{self.app}:{queue}}}" if queue != EVENTS else f"celery5:{{{self.app}}}:events"
         return QueueKeys(
             queue=queue,
             stream=f"{tag}:stream",  # STREAM  jobs that may run now, on the normal lane
             normal=f"{tag}:stream",
-            high=f"{tag}:high",  # STREAM  those of a high priority
-            low=f"{tag}:low",  # STREAM  those of a low priority
-            handed=f"{tag}:handed",  # STREAM  those that a gate has handed to a worker
+            high=f"{tag}:high",  # STREAM  jobs of high priority
+            low=f"{tag}:low",  # STREAM  jobs of low priority
+            handed=f"{tag}:handed",  # STREAM  jobs that a limit has admitted for a worker
             jobs=f"{tag}:jobs",  # HASH    where each unfinished or dead job is
             due=f"{tag}:due",  # ZSET    scheduled jobs, retries and held jobs, by their time in ms
             waiting=f"{tag}:waiting",  # HASH    their Commands
@@ -273,11 +273,11 @@ class Keys:
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others
             revoke=f"{tag}:revoke",  # channel: a job was revoked while a worker had it
             replication_mark=f"{tag}:mark",  # STRING  nothing, for a second: what a producer waits for on its replicas
-            documents=f"{tag}:documents",  # HASH    which sinks take which; the channel says that there are new ones
-            slots=f"{tag}:slots",  # HASH    the gate of each job that has a slot
-            slot_counts=f"{tag}:counts",  # HASH    how many slots are taken, by gate
-            limited_counts=f"{tag}:held",  # HASH    how many jobs wait at gates, by task
-            slots_freed=f"{tag}:free",  # channel: somebody may go on who waits at a gate
+            documents=f"{tag}:documents",  # HASH    which Data Sinks take which documents; the channel announces new ones
+            slots=f"{tag}:slots",  # HASH    the limit of each job that has a slot
+            slot_counts=f"{tag}:counts",  # HASH    how many slots are taken, by limit
+            limited_counts=f"{tag}:held",  # HASH    how many jobs wait at limits, by task
+            slots_freed=f"{tag}:free",  # channel: a job that waits at a limit may run
             waiting_list_prefix=f"{tag}:room:",
             result_prefix=f"{tag}:result:",
             window_prefix=f"{tag}:unique:",

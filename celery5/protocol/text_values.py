@@ -43,7 +43,7 @@ class TextKind(Generic[T]):
         return self.parse(text) if text.strip() else None
 
     def parse_unit(self, text: str) -> "T | str":
-        """Return the value of a text that ends with a unit; other texts as they are, for who parses numbers itself.
+        """Return the value of a text that ends with a unit; other texts as they are, for callers that parse numbers.
         Raises Misconfigured."""
         word = text.strip()
         plain = not word[-1:].isalpha() or word.lower() in _NOT_UNITS

@@ -25,13 +25,13 @@ from celery5.errors import BrokerUnavailable, Misconfigured, ServerNotFound
 
 START_LIMIT = 30.0
 """Seconds within which a new server must answer PING. One that cannot start ends, which is noticed at once: this is for
-a machine that stands still."""
+a machine that is suspended or overloaded."""
 
 STOP_LIMIT = 3.0
 """Seconds that a server has to end by itself before it is killed."""
 
 KILL_LIMIT = 60.0
-"""Seconds until one that was killed is surely gone. On a machine that stands still or swaps that is not at once."""
+"""Seconds until a server that was killed has ended. On a machine that is suspended or swaps that takes time."""
 
 MAX_SOCKET_PATH = 103
 """Bytes of a unix socket's path that every system takes (macOS 103, Linux 107)."""

@@ -21,8 +21,8 @@ SUBSCRIBE_AT_ONCE = 1000
 # Seconds after which missing documents are read again: a safety net, which also shows that the connection works.
 REREAD_INTERVAL = 5.0
 
-# Channels that will announce nothing more. They are unsubscribed together with the next other command: a write of their
-# own would be every third one of a lone caller.
+# Channels that will announce nothing more. They are unsubscribed together with the next other command: a separate write
+# would be every third one of a single caller.
 UNSUBSCRIBE_BATCH = 25
 
 
@@ -64,7 +64,7 @@ class ResultWaitProtocol:
         """Take the frames that were received, and wake the callers that have enough documents.
 
         Raises:
-            ReplyError: The server refuses. The connection is of no use any more.
+            ReplyError: The server refuses. The connection cannot be used any more.
         """
         for frame in frames:
             if type(frame) is PushNotification:
@@ -114,7 +114,7 @@ class ResultWaitProtocol:
 
     @property
     def is_reply_due(self) -> bool:
-        """Whether the server owes a reply."""
+        """Whether a reply of the server is outstanding."""
         return bool(self._reading)
 
     @property

@@ -1,8 +1,7 @@
 """Record which callers wait for which documents, and what has arrived; shared by all three colours.
 
-A document is stored under a key and announced on the channel of the same name. The first caller subscribes, then
-reads
-the key, then listens: so no announcement is missed. A document that arrives twice does no harm.
+A document is stored under a key and announced on the channel of the same name. The first caller
+subscribes, then reads the key, then listens: so no announcement is missed. A document may arrive twice.
 """
 
 from collections.abc import Callable, Iterable, Mapping
