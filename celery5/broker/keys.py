@@ -37,7 +37,7 @@ def is_owned(key: str) -> bool:
 class QueueKeys:
     """The keys of one queue, on one of its lanes: `stream` is that of the lane, all others are the same on each.
 
-    `Keys.for_queue` returns them on the normal lane. They are made once for a queue: string work is slow on the hot path.
+    `Keys.for_queue` returns them on the normal lane. They are made once for a queue: string work is slow.
     """
 
     queue: str
@@ -101,7 +101,7 @@ class QueueKeys:
         return f"{self.documents}:{sink}"
 
     def claimed_documents(self, sink: str) -> str:
-        """ZSET    documents that a Router has, or that are to be retried, by when another Router may take them, in ms."""
+        """ZSET    documents that a Router has, or to be retried, by when another Router may take them, in ms."""
         return f"{self.documents}-taken:{sink}"
 
     def document_progress(self, sink: str) -> str:
@@ -273,7 +273,7 @@ class Keys:
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others
             revoke=f"{tag}:revoke",  # channel: a job was revoked while a worker had it
             replication_mark=f"{tag}:mark",  # STRING  nothing, for a second: what a producer waits for on its replicas
-            documents=f"{tag}:documents",  # HASH    which Data Sinks take which documents; the channel announces new ones
+            documents=f"{tag}:documents",  # HASH    which Data Sinks take which documents; the channel announces more
             slots=f"{tag}:slots",  # HASH    the limit of each job that has a slot
             slot_counts=f"{tag}:counts",  # HASH    how many slots are taken, by limit
             limited_counts=f"{tag}:held",  # HASH    how many jobs wait at limits, by task
