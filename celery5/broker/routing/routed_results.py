@@ -126,8 +126,8 @@ async def _together_on_trio(waits: WaitFunctions) -> None:
             if is_over:
                 nursery.cancel_scope.cancel()
 
-        for wait in waits:
-            nursery.start_soon(run, wait)
+        for function in waits:
+            nursery.start_soon(run, function)
     if errors:
         raise errors[0]
 
@@ -135,7 +135,7 @@ async def _together_on_trio(waits: WaitFunctions) -> None:
 async def _together_on_asyncio(waits: WaitFunctions) -> None:
     import asyncio
 
-    tasks = [asyncio.ensure_future(wait()) for wait in waits]
+    tasks = [asyncio.ensure_future(function()) for function in waits]
     try:
         for finished in asyncio.as_completed(tasks):
             if await finished:
