@@ -22,7 +22,7 @@ class RoutedResultWaiter:
 
     def __init__(self, broker_map: BrokerMap, get_waiter: Callable[[str], ResultWaiter]) -> None:
         self._map = broker_map
-        self._get_waiter = get_waiter
+        self._reach = get_waiter
 
     def wait(
         self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
@@ -31,7 +31,7 @@ class RoutedResultWaiter:
         parts = _parts(self._map, keys)
         if len(parts) == 1:
             ((broker, part),) = parts.items()
-            return self._get_waiter(broker).wait(part, timeout=timeout, enough=enough)
+            return self._reach(broker).wait(part, timeout=timeout, enough=enough)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         documents: dict[str, bytes] = {}
         if enough is not None:
@@ -39,7 +39,7 @@ class RoutedResultWaiter:
         for broker, part in parts.items():
             remaining = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             try:
-                documents |= self._get_waiter(broker).wait(part, timeout=remaining)
+                documents |= self._reach(broker).wait(part, timeout=remaining)
             except UNREACHABLE as error:
                 _leave_out(broker, error)
         return documents
@@ -57,7 +57,7 @@ class RoutedResultWaiter:
                 if missing:
                     turn_timeout = min(POLL_INTERVAL, max(0.0, remaining))
                     try:
-                        documents |= self._get_waiter(broker).wait(
+                        documents |= self._reach(broker).wait(
                             missing, timeout=turn_timeout, enough=_with(documents, enough)
                         )
                     except UNREACHABLE as error:
@@ -76,7 +76,7 @@ class AsyncRoutedResultWaiter:
         self, broker_map: BrokerMap, get_waiter: Callable[[str], Awaitable[AsyncResultWaiter]]
     ) -> None:
         self._map = broker_map
-        self._get_waiter = get_waiter
+        self._reach = get_waiter
 
     async def wait(
         self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
@@ -85,14 +85,14 @@ class AsyncRoutedResultWaiter:
         parts = _parts(self._map, keys)
         if len(parts) == 1:
             ((broker, part),) = parts.items()
-            waiter = await self._get_waiter(broker)
+            waiter = await self._reach(broker)
             return await waiter.wait(part, timeout=timeout, enough=enough)
         documents: dict[str, bytes] = {}
 
         async def wait_on(broker: str, part: list[str]) -> bool:
             """Wait on one broker; return whether there are enough documents now."""
             try:
-                waiter_of_part = await self._get_waiter(broker)
+                waiter_of_part = await self._reach(broker)
                 part_documents = await waiter_of_part.wait(
                     part, timeout=timeout, enough=enough and _with(documents, enough)
                 )
@@ -126,8 +126,8 @@ async def _together_on_trio(waits: WaitFunctions) -> None:
             if is_over:
                 nursery.cancel_scope.cancel()
 
-        for function in waits:
-            nursery.start_soon(run, function)
+        for each in waits:
+            nursery.start_soon(run, each)
     if errors:
         raise errors[0]
 
@@ -135,10 +135,10 @@ async def _together_on_trio(waits: WaitFunctions) -> None:
 async def _together_on_asyncio(waits: WaitFunctions) -> None:
     import asyncio
 
-    tasks = [asyncio.ensure_future(function()) for function in waits]
+    tasks = [asyncio.ensure_future(each()) for each in waits]
     try:
-        for finished in asyncio.as_completed(tasks):
-            if await finished:
+        for each in asyncio.as_completed(tasks):
+            if await each:
                 return
     finally:
         for task in tasks:
