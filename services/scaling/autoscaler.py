@@ -61,14 +61,14 @@ class Autoscaler:
         self._policy = autoscale
         self._strategy = prioritise
         self._observer = observer
-        self._telling = scaling_commands
+        self._scaling_commands = scaling_commands
         self._name = worker
         self._log = log
         self._has_turn = False
         self._pause = LOOK
         self._failed: dict[str, str] = {}
         self._outages = OutageLog(log, "autoscale:failed", of="redis")
-        self._found: Scaling | None = None
+        self._last_scaling: Scaling | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Decide at intervals until cancelled."""
@@ -90,7 +90,7 @@ class Autoscaler:
 
     def metric_families(self) -> Iterable[MetricFamily]:
         """Yield the desired scale as metrics, if this one has the turn."""
-        found = self._found
+        found = self._last_scaling
         if found is None:
             return
         yield make_gauge("celery5_scaling_jobs", "Jobs that could use a slot.", found.jobs)
@@ -129,14 +129,14 @@ class Autoscaler:
         found = msgspec.structs.replace(found, preferred=dict(preference.tasks))
         if not await self._redis.perform(scaling_calls.save_scaling(self._keys, self._name, found)):
             return
-        self._found = found
+        self._last_scaling = found
         controllers = await self._redis.perform(cluster.list_live_processes(self._keys, "controller"))
-        await self._telling.send_changes(snapshot, found.course, preference, controllers)
+        await self._scaling_commands.send_changes(snapshot, found.course, preference, controllers)
 
     def _change_turn(self, mine: bool) -> None:
         if mine != self._has_turn:
-            self._has_turn, self._found = mine, None
-            self._telling.reset()
+            self._has_turn, self._last_scaling = mine, None
+            self._scaling_commands.reset()
             self._observer.reset()
             self._log.event(
                 "autoscale:lock-acquired" if mine else "autoscale:lock-lost", "info" if mine else "debug"
@@ -160,7 +160,7 @@ class Autoscaler:
         try:
             course = get_next_state(before, policy, snapshot, turn.now)
         except (Exception, SystemExit) as error:  # user code
-            self._told_once("autoscale", f"its strategy failed: {error!r}")
+            self._log_once("autoscale", f"its strategy failed: {error!r}")
             course = before
         else:
             self._failed.pop("autoscale", None)
@@ -173,10 +173,10 @@ class Autoscaler:
             needed=load.needed(),
             cool_until=max(0.0, get_cooldown_end(course, policy)),
         )
-        self._tell_step(before, course, found)
+        self._log_changes(before, course, found)
         return found
 
-    def _tell_step(self, before: AutoscaleState, after: AutoscaleState, found: Scaling) -> None:
+    def _log_changes(self, before: AutoscaleState, after: AutoscaleState, found: Scaling) -> None:
         for name, (was, now) in get_changes(before, after).items():
             self._log.event(
                 "autoscale:decided",
@@ -196,7 +196,7 @@ class Autoscaler:
         try:
             preference = compute_preference(self._strategy, snapshot)
         except (Exception, SystemExit) as error:  # user code
-            self._told_once("prioritise", f"its strategy failed: {error!r}")
+            self._log_once("prioritise", f"its strategy failed: {error!r}")
             return Preference()
         self._failed.pop("prioritise", None)
         return preference
@@ -207,7 +207,7 @@ class Autoscaler:
         except BrokerError as error:
             self._log.event("autoscale:lock-release-failed", "debug", why=str(error))
 
-    def _told_once(self, what: str, why: str) -> None:
+    def _log_once(self, what: str, why: str) -> None:
         """Log a warning, once for each reason until it is over."""
         if self._failed.get(what) != why:
             self._failed[what] = why

@@ -90,17 +90,17 @@ class ClusterObserver:
         known_queues: Collection[str],
         log: Log,
     ) -> None:
-        self._ways = broker_connections
-        self._home = find_broker
+        self._brokers = broker_connections
+        self._find_broker = find_broker
         self._keys = keys
         self._kinds = kinds
-        self._gates = declared_limits
-        self._known = known_queues
+        self._declared_limits = declared_limits
+        self._known_queues = known_queues
         self._log = log
         self._queues: dict[str, QueueKeys] = {}
         self._looked_at: dict[str, int] = {}
         self._too_many: dict[str, int] = {}
-        self._sight = BrokerVisibility()
+        self._visibility = BrokerVisibility()
 
     @property
     def max_queues_observed(self) -> int:
@@ -109,36 +109,36 @@ class ClusterObserver:
 
     def reset(self) -> None:
         """Forget what was seen: another Scheduler had the turn meanwhile."""
-        self._sight = BrokerVisibility()
+        self._visibility = BrokerVisibility()
 
     async def take_snapshot(self) -> ClusterSnapshot:
         """Return the snapshot of all brokers. Raises BrokerError without the default broker."""
-        found = await run_all_async([partial(self._on, broker) for broker in self._ways])
+        found = await run_all_async([partial(self._observe_broker, broker) for broker in self._brokers])
         parts: list[ClusterSnapshot] = []
         away: dict[str, BrokerError] = {}
-        for broker, part in zip(self._ways, found, strict=True):
+        for broker, part in zip(self._brokers, found, strict=True):
             if not isinstance(part, BrokerError):
                 parts.append(part)
             elif broker == DEFAULT_BROKER:
                 raise part
             else:
                 away[broker] = part
-        self._see(away)
-        return merge_snapshots(parts, self._sight.unreachable)
+        self._update_visibility(away)
+        return merge_snapshots(parts, self._visibility.unreachable)
 
-    def _see(self, away: Mapping[str, BrokerError]) -> None:
-        before, now = self._sight, trio.current_time()
-        self._sight = update_visibility(before, away, now, settle_seconds=SETTLE_SECONDS)
-        for broker in self._sight.until.keys() - before.until.keys():
+    def _update_visibility(self, away: Mapping[str, BrokerError]) -> None:
+        before, now = self._visibility, trio.current_time()
+        self._visibility = update_visibility(before, away, now, settle_seconds=SETTLE_SECONDS)
+        for broker in self._visibility.until.keys() - before.until.keys():
             self._log.event(
                 "autoscale:broker-lost", "warning", broker=broker, why=str(away[broker]), hint=_MEANWHILE
             )
-        for broker in before.until.keys() - self._sight.until.keys():
+        for broker in before.until.keys() - self._visibility.until.keys():
             self._log.event("autoscale:broker-recovered", "info", broker=broker)
 
-    async def _on(self, broker: str) -> ClusterSnapshot:
+    async def _observe_broker(self, broker: str) -> ClusterSnapshot:
         """Return the snapshot of one broker."""
-        redis, keys = self._ways[broker], self._keys
+        redis, keys = self._brokers[broker], self._keys
         asked: list[Call[Any]] = [
             queues.list_queues(keys),
             commands.list_paused_queues(keys),
@@ -146,23 +146,26 @@ class ClusterObserver:
         ]
         names, paused, imposed = await redis.perform_all(asked)
         censuses = await redis.perform_all(
-            [scaling_calls.measure_load(keys, self._queue(name)) for name in self._of(broker, names)]
+            [
+                scaling_calls.measure_load(keys, self._queue(name))
+                for name in self._select_queues(broker, names)
+            ]
         )
         workers = sorted({name for each in censuses for name in each.workers})
         reports = await redis.perform(scaling_calls.get_reports(keys, workers)) if workers else {}
         said: StoredOverrides = imposed
         terms = make_task_constraints(
-            self._kinds, self._gates, limits=said.limits, suspended=said.suspended, paused=paused
+            self._kinds, self._declared_limits, limits=said.limits, suspended=said.suspended, paused=paused
         )
         return make_snapshot(censuses, reports, terms)
 
-    def _of(self, broker: str, names: Sequence[str]) -> list[str]:
+    def _select_queues(self, broker: str, names: Sequence[str]) -> list[str]:
         """Return which of the queues known to a broker are read.
 
         A queue that has moved is read only where it is served.
         """
-        here = [name for name in names if self._home(name) == broker]
-        looked_at = sorted(here, key=lambda name: name not in self._known)[:MAX_QUEUES]
+        here = [name for name in names if self._find_broker(name) == broker]
+        looked_at = sorted(here, key=lambda name: name not in self._known_queues)[:MAX_QUEUES]
         if len(here) > MAX_QUEUES and self._too_many.get(broker) != len(here):
             why = f"{len(here)} queues: only {MAX_QUEUES} of them are looked at"
             self._log.event("autoscale:failed", "warning", of="queues", broker=broker, why=why)

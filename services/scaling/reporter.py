@@ -72,9 +72,9 @@ class Reporter:
         self._queues = tuple(each.queue for each in reported_worker.consumed)
         self._kinds = sorted({task.kind for task in reported_worker.tasks.values()})
         self._budget = reported_load.budget
-        self._ledger = reported_load.in_flight
-        self._vitals = reported_load.process_status
-        self._reach = reported_load.prefetch_factor
+        self._in_flight = reported_load.in_flight
+        self._process_status = reported_load.process_status
+        self._prefetch_factor = reported_load.prefetch_factor
         self._worker = reported_worker.worker
         self._process = reported_worker.process
         self._reports = reports
@@ -85,7 +85,7 @@ class Reporter:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Report until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._reach.run_expiry)
+            nursery.start_soon(self._prefetch_factor.run_expiry)
             task_status.started()
             if self._reports:
                 await self._report_on()
@@ -100,29 +100,29 @@ class Reporter:
 
     def make_report(self) -> WorkerReport:
         """Return the current report."""
-        told = self._budget.get_counts()
+        counts = self._budget.get_counts()
         return WorkerReport(
             queues=self._queues,
-            slots={kind: told[kind]["current"] for kind in self._kinds},
-            most={kind: told[kind]["maximum"] for kind in self._kinds},
-            executing={kind: told[kind]["executing"] for kind in self._kinds},
-            held=self._held(),
-            means=self._lately(),
-            prefetch=self._reach.factor,
+            slots={kind: counts[kind]["current"] for kind in self._kinds},
+            most={kind: counts[kind]["maximum"] for kind in self._kinds},
+            executing={kind: counts[kind]["executing"] for kind in self._kinds},
+            held=self._count_held(),
+            means=self._get_means(),
+            prefetch=self._prefetch_factor.factor,
             process=self._process,
         )
 
-    def _held(self) -> dict[str, dict[str, int]]:
+    def _count_held(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
-        for each in self._ledger:
+        for each in self._in_flight:
             if each.command is not None and each.kind:
                 tasks = found.setdefault(each.queue, {})
                 tasks[each.command.task] = tasks.get(each.command.task, 0) + 1
         return found
 
-    def _lately(self) -> dict[str, float]:
+    def _get_means(self) -> dict[str, float]:
         """Return the mean duration of jobs by task. The jobs since the last report weigh as much as all before."""
-        for task, (count, seconds) in self._vitals.jobs.sum_durations().items():
+        for task, (count, seconds) in self._process_status.jobs.sum_durations().items():
             before = self._seen.get(task, (0, 0.0))
             new = count - before[0]
             if new > 0:

@@ -93,8 +93,8 @@ class CommandSender:
         """Sign the command. Runs in a thread, since it reads files and imports libraries."""
         signer = self._keyring.get_signer() if self._address.is_signed else None
         now = time.time()  # a folder of keys that was created just now accepts nothing older
-        life = order.expires - order.issued  # computed first: a sum of two times would be rounded
-        fresh = msgspec.structs.replace(order, issued=now, expires=now + life)
+        lifetime = order.expires - order.issued  # computed first: a sum of two times would be rounded
+        fresh = msgspec.structs.replace(order, issued=now, expires=now + lifetime)
         return sign_command(fresh, signer)
 
 
@@ -118,18 +118,18 @@ class ScalingCommands:
     """Sends the decisions of an autoscaler and remembers what each recipient has."""
 
     def __init__(self, *, command_sender: ScalingCommandSender, log: Log) -> None:
-        self._orders = command_sender
+        self._command_sender = command_sender
         self._log = log
-        self._reach: dict[str, tuple[float, float]] = {}
-        self._preferred: dict[str, tuple[Preference, float]] = {}
-        self._workers: dict[str, tuple[int, float]] = {}
-        self._alone = False
+        self._sent_prefetch: dict[str, tuple[float, float]] = {}
+        self._sent_preferences: dict[str, tuple[Preference, float]] = {}
+        self._sent_workers: dict[str, tuple[int, float]] = {}
+        self._has_no_controller = False
 
     def reset(self) -> None:
         """Forget what was sent: another Scheduler may have sent other commands meanwhile."""
-        self._reach.clear()
-        self._preferred.clear()
-        self._workers.clear()
+        self._sent_prefetch.clear()
+        self._sent_preferences.clear()
+        self._sent_workers.clear()
 
     async def send_changes(
         self,
@@ -139,65 +139,67 @@ class ScalingCommands:
         controllers: Sequence[str],
     ) -> None:
         """Send each recipient what it does not know yet."""
-        lives = [life for each in snapshot.workers for life in each.command_targets]
-        names = {each.name for each in lives}
-        for known in (self._reach, self._preferred):
+        targets = [target for each in snapshot.workers for target in each.command_targets]
+        names = {each.name for each in targets}
+        for known in (self._sent_prefetch, self._sent_preferences):
             for gone in known.keys() - names:
                 del known[gone]
-        for life in lives:
+        for target in targets:
             if state is not None:
-                await self._tell_reach(life, state.get_prefetch(life.queues))
-            await self._tell_preferred(life, preference)
+                await self._send_prefetch(target, state.get_prefetch(target.queues))
+            await self._send_preference(target, preference)
         # where not all workers are seen, a number that was never decided may be too small
         other = state is not None and state.workers != len(snapshot.workers) and not snapshot.unreachable
         if state is not None and (state.at or other):
-            await self._tell_workers(state.workers, sorted(controllers))
+            await self._send_workers(state.workers, sorted(controllers))
 
-    async def _tell_reach(self, member: ClusterWorker, factor: float) -> None:
-        told, at = self._reach.get(member.name, (0.0, -RENEW_INTERVAL))
+    async def _send_prefetch(self, member: ClusterWorker, factor: float) -> None:
+        sent, at = self._sent_prefetch.get(member.name, (0.0, -RENEW_INTERVAL))
         passed = trio.current_time() - at
         known = member.prefetch == factor and (factor == 1 or passed < RENEW_INTERVAL)
-        if known or (told == factor and passed < MIN_COMMAND_INTERVAL):
+        if known or (sent == factor and passed < MIN_COMMAND_INTERVAL):
             return
         parameters = {"factor": factor, "seconds": COMMAND_TTL}
-        if await self._orders.send(get_inbox_name(member.name), PREFETCH.name, parameters):
-            self._reach[member.name] = (factor, trio.current_time())
+        if await self._command_sender.send(get_inbox_name(member.name), PREFETCH.name, parameters):
+            self._sent_prefetch[member.name] = (factor, trio.current_time())
 
-    async def _tell_preferred(self, member: ClusterWorker, preference: Preference) -> None:
-        told, at = self._preferred.get(member.name, (Preference(), -RENEW_INTERVAL))
+    async def _send_preference(self, member: ClusterWorker, preference: Preference) -> None:
+        sent, at = self._sent_preferences.get(member.name, (Preference(), -RENEW_INTERVAL))
         passed = trio.current_time() - at
         if passed < MIN_COMMAND_INTERVAL or not (
-            told.differs_from(preference) or (not told.is_neutral and passed >= RENEW_INTERVAL)
+            sent.differs_from(preference) or (not sent.is_neutral and passed >= RENEW_INTERVAL)
         ):
             return
         weights = {"tasks": _lightest(preference.tasks), "queues": _lightest(preference.queues)}
-        if await self._orders.send(
+        if await self._command_sender.send(
             get_inbox_name(member.name), PREFER.name, {**weights, "seconds": COMMAND_TTL}
         ):
-            self._preferred[member.name] = (preference, trio.current_time())
+            self._sent_preferences[member.name] = (preference, trio.current_time())
 
-    async def _tell_workers(self, workers: int, controllers: Sequence[str]) -> None:
+    async def _send_workers(self, workers: int, controllers: Sequence[str]) -> None:
         """Send each Controller its share of all workers."""
-        if not controllers and not self._alone:
+        if not controllers and not self._has_no_controller:
             self._log.event("autoscale:not-applied", "info", workers=workers, hint=_ALONE)
-        self._alone = not controllers
-        for gone in self._workers.keys() - set(controllers):
-            del self._workers[gone]
+        self._has_no_controller = not controllers
+        for gone in self._sent_workers.keys() - set(controllers):
+            del self._sent_workers[gone]
         for place, name in enumerate(controllers):
             share = workers // len(controllers) + (place < workers % len(controllers))
-            await self._tell_controller(name, share, workers)
+            await self._send_to_controller(name, share, workers)
 
-    async def _tell_controller(self, name: str, share: int, workers: int) -> None:
+    async def _send_to_controller(self, name: str, share: int, workers: int) -> None:
         """Send one Controller its share.
 
         Repeat it from time to time: the Controller may have been frozen, or without keys.
         """
-        told, at = self._workers.get(name, (-1, 0.0))
-        if told == share and trio.current_time() - at < RENEW_INTERVAL:
+        sent, at = self._sent_workers.get(name, (-1, 0.0))
+        if sent == share and trio.current_time() - at < RENEW_INTERVAL:
             return
-        if await self._orders.send(get_inbox_name(name), SCALE.name, {"workers": share, "of": workers}):
-            self._workers[name] = (share, trio.current_time())
-            if told != share:
+        if await self._command_sender.send(
+            get_inbox_name(name), SCALE.name, {"workers": share, "of": workers}
+        ):
+            self._sent_workers[name] = (share, trio.current_time())
+            if sent != share:
                 self._log.event("autoscale:commanded", "info", controller=name, workers=share, of=workers)
 
 
