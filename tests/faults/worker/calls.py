@@ -6,6 +6,7 @@ from typing import Any
 import trio
 
 from celery5.broker.call import Call
+from tests.pace import Pace
 
 
 def raw(*words: str | bytes | float, repeatable: bool = False, blocks: float = 0.0) -> Call[Any]:
@@ -25,6 +26,7 @@ def incr(key: str, *, repeatable: bool = False) -> Call[int]:
 
 async def until(condition: Callable[[], bool], *, within: float = 30.0) -> None:
     """Wait until something is true, looking again every few milliseconds."""
+    pace = Pace()
     with trio.fail_after(within):
-        while not condition():
-            await trio.sleep(0.002)
+        while not pace.look(condition):
+            await trio.sleep(pace.pause)

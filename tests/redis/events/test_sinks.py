@@ -289,13 +289,13 @@ async def test_a_stop_lets_the_write_that_is_under_way_finish(app: App) -> None:
 
 
 async def test_what_takes_long_is_given_to_nobody_else_meanwhile(app: App, monkeypatch: Any) -> None:
-    monkeypatch.setattr("celery5.services.events.sink_delivery.LEASE", 0.3)
+    monkeypatch.setattr("celery5.services.events.sink_delivery.LEASE", 1.0)
     began: list[int] = []
 
     class Slow(Awaited):
         async def write(self, documents: Any) -> None:
             began.append(len(documents))
-            await trio.sleep(1.0)
+            await trio.sleep(2.0)
             await super().write(documents)
 
     slow = Slow("slow")

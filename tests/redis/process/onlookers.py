@@ -9,13 +9,15 @@ from typing import Any
 
 import redis
 
+from tests.pace import Pace
+
 
 def until(condition: Callable[[], object], limit: float = 30.0) -> None:
     """Look again and again until `condition` holds. Fails after `limit` seconds."""
-    end = time.monotonic() + limit
-    while not condition():
+    end, pace = time.monotonic() + limit, Pace()
+    while not pace.look(condition):
         assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.005)
+        time.sleep(pace.pause)
 
 
 def settle(client: "redis.Redis", key: str, document: bytes = b"done") -> None:

@@ -87,6 +87,25 @@ class Sender(threading.Thread):
                     break
 
 
+def _count_stored(senders: list[Sender]) -> int:
+    return sum(len(sender.stored) for sender in senders)
+
+
+def _are_sending(senders: list[Sender]) -> bool:
+    return any(sender.is_alive() for sender in senders)
+
+
+def _strike(daemon: Daemon, server: EmbeddedServer, chance: random.Random) -> None:
+    """Kill the daemon or the server, and start it again."""
+    if chance.random() < 0.5:
+        daemon.kill()
+        daemon.launch()
+    else:
+        server.kill()
+        time.sleep(chance.uniform(0, 0.3))
+        server.revive()
+
+
 def test_killed_at_random_points_while_clients_send_and_redis_comes_and_goes_each_job_is_there_once(
     own_daemon: Daemon, own_server: EmbeddedServer
 ) -> None:
@@ -96,21 +115,22 @@ def test_killed_at_random_points_while_clients_send_and_redis_comes_and_goes_eac
     for each in senders:
         each.enough.clear()
         each.start()
+
     chance, deaths = random.Random(), 0
-    while any(each.is_alive() for each in senders) and deaths < 40:
+    while _are_sending(senders) and deaths < 20:
         time.sleep(chance.uniform(0.05, 0.6))
-        if chance.random() < 0.5:
-            own_daemon.kill()
-            own_daemon.launch()
-            wait_until(own_daemon.socket.exists, within=LONG)
-        else:
-            own_server.kill()
-            time.sleep(chance.uniform(0, 0.3))
-            own_server.revive()
+        before = _count_stored(senders)
+        _strike(own_daemon, own_server, chance)
         deaths += 1
-        if deaths == 3:  # on a machine that is fast they would have ended before
+        if deaths == 3:  # on a fast machine they would have ended before
             for each in senders:
                 each.enough.set()
+        # Every other time it may be killed before it has even started; else a slow machine would never store anything.
+        if deaths % 2 == 0:
+            wait_until(
+                lambda before=before: _count_stored(senders) > before or not _are_sending(senders),  # type: ignore[misc]
+                within=LONG,
+            )
     for each in senders:
         each.join(LONG)
     assert deaths >= 2

@@ -10,7 +10,7 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, JobState, agather, gather
+from celery5 import App, AsyncResult, JobState, agather, gather
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import leases as lease_calls
@@ -101,6 +101,8 @@ async def test_all_lanes_are_read_again_after_redis_has_lost_everything(
     own_server: EmbeddedServer, app_name: str
 ) -> None:
     app = App(app_name, broker=own_server.url, lease=1.0)
+    # The worker closes its application's connection when it loses its lease, so the jobs are sent by another handle.
+    producer = App(app_name, broker=own_server.url)
 
     @app.task
     async def double(number: int) -> int:
@@ -111,9 +113,11 @@ async def test_all_lanes_are_read_again_after_redis_has_lost_everything(
             for number in range(3):
                 for lane in ("h", "", "l"):
                     job = double.job(number)
-                    await app.aperform(on_lane(app, lane, job))
-                    assert await app.result(job.id, task=double).aget(timeout=30) == 2 * number
+                    await producer.aperform(on_lane(producer, lane, job))
+                    result: AsyncResult[int] = producer.result(job.id, queue="default")
+                    assert await result.aget(timeout=30) == 2 * number
                 client.flushall()
+    producer.close()
 
 
 def test_workers_are_killed_again_and_again_and_every_job_of_every_priority_ends(

@@ -17,6 +17,7 @@ from celery5.logs.log import Log, LogWriter
 from celery5.processes.lifecycle.foreground import WORKER
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.worker import WorkerOptions
+from tests.pace import Pace
 
 LEASE = 1.0
 """Seconds. Short, so that a dead worker is noticed soon."""
@@ -69,9 +70,10 @@ async def working(app: App, **options: Any) -> AsyncGenerator[Working, None]:
 
 async def until(condition: Callable[[], bool], *, within: float = 30.0) -> None:
     """Wait until `condition()` holds, for `within` seconds at most."""
+    pace = Pace()
     with trio.fail_after(within):
-        while not condition():
-            await trio.sleep(0.005)
+        while not pace.look(condition):
+            await trio.sleep(pace.pause)
 
 
 async def until_async(condition: Callable[[], Awaitable[bool]], *, within: float = 30.0) -> None:
@@ -118,8 +120,10 @@ class Lines:
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """All messages `celery5:<name>` so far."""
-        lines = [json.loads(line) for line in self._stream.getvalue().splitlines()]
-        return [line for line in lines if line.get("message_type") == f"celery5:{name}"]
+        message_type = f"celery5:{name}"
+        # Most lines need no parsing.
+        lines = [json.loads(line) for line in self._stream.getvalue().splitlines() if message_type in line]
+        return [line for line in lines if line.get("message_type") == message_type]
 
 
 def of_kind(app: App, kind: str, body: Any) -> Any:

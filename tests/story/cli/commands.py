@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tests.pace import Pace
 from tests.story.cli.forking import AT_START, ForkServer
 
 LIMIT = 30.0
@@ -67,10 +68,10 @@ def celery5(
 
 def until(condition: Callable[[], Any], *, within: float = LIMIT) -> Any:
     """Wait until something is true, looking again every few milliseconds; gives what it was."""
-    end = time.monotonic() + within
-    while not (value := condition()):
+    end, pace = time.monotonic() + within, Pace()
+    while not (value := pace.look(condition)):
         assert time.monotonic() < end, f"not true within {within} s"
-        time.sleep(0.01)
+        time.sleep(pace.pause)
     return value
 
 
@@ -102,7 +103,10 @@ class Serving:
 
     def logged(self, kind: str) -> list[dict[str, Any]]:
         """The messages of one kind, such as `worker:started`."""
-        return [each for each in self.messages if each.get("message_type") == f"celery5:{kind}"]
+        message_type = f"celery5:{kind}"
+        whole = (line for line in self._out.read_text().splitlines(True) if line.endswith("\n"))
+        messages = [json.loads(line) for line in whole if message_type in line]  # most lines need no parsing
+        return [message for message in messages if message.get("message_type") == message_type]
 
     def ready(self, workers: int = 1) -> Self:
         """Wait until so many workers consume."""

@@ -1,0 +1,30 @@
+"""Pace: how often a test looks whether a condition holds."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SHORTEST = 0.005
+LONGEST = 0.2
+"""Seconds from the end of one look to the next."""
+
+
+class Pace:
+    """Looks at conditions, and measures how long that takes.
+
+    A test shares its processors with the processes that it waits for. So it pauses for three times as long as the last
+    look took: a condition that reads ten thousand jobs or a long log must not keep a processor busy.
+    """
+
+    def __init__(self) -> None:
+        self.pause = SHORTEST
+        """Seconds until the next look."""
+
+    def look(self, condition: Callable[[], T]) -> T:
+        """Return what `condition()` returns."""
+        began = time.perf_counter()
+        value = condition()
+        self.pause = min(max(3 * (time.perf_counter() - began), SHORTEST), LONGEST)
+        return value
