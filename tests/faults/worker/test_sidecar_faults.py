@@ -39,15 +39,15 @@ async def test_a_slow_server_is_waited_for_as_long_as_the_lease_allows(
     )
     driver.perform(leases.join_queue(app.queue("mail"), "w", lease=60))
     watch = sidecar._Watch(app, box, os.getpid(), -1, -1)
-    watch._hear(msgspec.json.encode(BeatReport("w", ("mail",), Endpoint.from_url(proxy.url))) + b"\n")
+    watch._read_reports(msgspec.json.encode(BeatReport("w", ("mail",), Endpoint.from_url(proxy.url))) + b"\n")
     with trio.fail_after(30):
         proxy.delay = 0.2
-        assert (await trio.to_thread.run_sync(watch._step_in)).is_alive
+        assert (await trio.to_thread.run_sync(watch._renew_leases)).is_alive
         assert box.lease_until > 0
         assert capfd.readouterr().err == ""
         proxy.stall()
         for _ in range(2):
-            await trio.to_thread.run_sync(watch._step_in)
+            await trio.to_thread.run_sync(watch._renew_leases)
         assert capfd.readouterr().err.count("its sidecar cannot renew its lease: ") == 1
     app.close()
     driver.close()
@@ -76,7 +76,7 @@ async def test_jobs_that_wait_for_the_lease_are_told_of_unless_the_worker_has_sa
     app = App(app_name, broker=proxy.url)
     watch = sidecar._Watch(app, SidecarMemory(slots=1), os.getpid(), -1, -1)
     said = BeatReport("w", ("mail",), Endpoint.from_url(proxy.url), left)
-    watch._hear(msgspec.json.encode(said) + b"\n")
+    watch._read_reports(msgspec.json.encode(said) + b"\n")
     proxy.refuse()
     with trio.fail_after(30):
         await trio.to_thread.run_sync(watch._recover)

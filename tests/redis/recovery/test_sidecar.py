@@ -95,8 +95,8 @@ def test_where_there_is_neither_a_process_handle_nor_proc_the_end_of_the_pipe_te
         "from celery5.processes.watch import sidecar\n"
         "from celery5.protocol.process.liveness import ProcessSample\n"
         "from tests.redis.events.historian import app\n"
-        "sidecar._handle_of = lambda pid: -1\n"
-        "sidecar._look_at = lambda pid: ProcessSample(sidecar.now())\n"
+        "sidecar._open_pidfd = lambda pid: -1\n"
+        "sidecar._sample_process = lambda pid: ProcessSample(sidecar.now())\n"
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
     worker = staff.launch([sys.executable, "-c", script], lease=0.8)
