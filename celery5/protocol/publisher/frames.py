@@ -41,7 +41,7 @@ RefusalCode = Literal["full", "too-large", "unfit", "unavailable"]
 
 
 class JobMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A job for the daemon: the fields of `celery5.protocol.job.Job` that say where and when its message goes."""
+    """A job for the daemon: the fields of `celery5.protocol.job.job.Job` that say where and when its message goes."""
 
     id: str
     queue: str

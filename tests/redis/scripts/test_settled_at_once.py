@@ -4,6 +4,7 @@ nothing that comes meanwhile is taken for settled with it.
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -94,7 +95,7 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
         held=held,
         unpublishable_retries=unpublishable,
         admission=AdmissionState(resources=resources, held=held, reading=ReadingState(), log=log),
-        admission_control=cast("Any", None),  # no task has a rule
+        admission_control=cast("Any", SimpleNamespace(on_capacity=lambda: None)),  # no task has a rule
         log=log,
     )
 

@@ -96,7 +96,7 @@ RACER = """
 import sys, time
 from pathlib import Path
 from celery5 import App
-from celery5.broker.calls.jobs import list_queues
+from celery5.broker.calls.queues import list_queues
 app = App(sys.argv[1], broker=sys.argv[2])
 task = app.task(name="t")(lambda n: n)
 app.perform(list_queues(app.keys))
