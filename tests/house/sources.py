@@ -1,6 +1,7 @@
 """Sources: the house's own files, for the tests that read them."""
 
 import ast
+import gc
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,10 @@ def files(*folders: str, suffix: str = ".py") -> tuple[Path, ...]:
 @cache
 def tree(path: Path) -> ast.Module:
     """The syntax tree of a file."""
-    return ast.parse(path.read_text(), filename=str(path))
+    parsed = ast.parse(path.read_text(), filename=str(path))
+    # The trees stay until the session ends: millions of objects, through which every full collection would go.
+    gc.freeze()
+    return parsed
 
 
 @cache

@@ -37,6 +37,7 @@ def _with_password(url: str) -> str:
 def _of_celery5(*roots: Any) -> Iterator[Any]:
     """Yield everything of celery5's that is alive in this process, and what it holds."""
     seen = set[int]()
+    gc.unfreeze()  # `tests.house.sources` freezes what there is
     todo = [*roots, *gc.get_objects()]
     for depth in range(3):
         found = [each for each in todo if _is_ours(each) and id(each) not in seen]
