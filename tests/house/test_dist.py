@@ -20,7 +20,7 @@ WANTED = (".py", ".lua", ".json", ".typed", ".sh", ".js", ".toml")
 
 def build(kind: str, source: Path, target: Path) -> Path:
     """Build `kind` with the backend itself: without an environment of its own, and so without the network."""
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", BUILD, kind, str(target)],
         cwd=source,
         capture_output=True,
@@ -28,8 +28,8 @@ def build(kind: str, source: Path, target: Path) -> Path:
         timeout=60,
         check=False,
     )
-    assert said.returncode == 0, said.stderr
-    return target / said.stdout.split()[-1]
+    assert completed.returncode == 0, completed.stderr
+    return target / completed.stdout.split()[-1]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def test_a_folder_at_the_top_is_a_relative_link_inside_the_package(folder: str) 
 def test_git_keeps_the_links_as_links() -> None:
     links = [f"celery5/{folder}" for folder in LINKED_FOLDERS]
     try:
-        said = subprocess.run(
+        completed = subprocess.run(
             ["git", "ls-files", "-s", *links],
             cwd=HERE,
             capture_output=True,
@@ -33,9 +33,9 @@ def test_git_keeps_the_links_as_links() -> None:
         )
     except FileNotFoundError:
         return
-    if said.returncode != 0 or not said.stdout:  # no checkout: an unpacked sdist, say
+    if completed.returncode != 0 or not completed.stdout:  # no checkout: an unpacked sdist, say
         return
-    modes = {line.split("\t")[1]: line.split()[0] for line in said.stdout.splitlines()}
+    modes = {line.split("\t")[1]: line.split()[0] for line in completed.stdout.splitlines()}
     assert modes == dict.fromkeys(links, "120000")
 
 

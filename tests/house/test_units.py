@@ -92,7 +92,7 @@ def test_systemd_has_nothing_to_say(unit: Path, kind: str, tmp_path: Path) -> No
     for each in UNITS:  # they name each other
         text = re.sub(r"(?m)^(ExecStart=)\S+", r"\1/bin/true", each.read_text())
         (tmp_path / each.name.replace("@.", "@shop.")).write_text(text)
-    said = subprocess.run(
+    completed = subprocess.run(
         ["systemd-analyze", kind, "verify", str(tmp_path / unit.name.replace("@.", "@shop."))],
         capture_output=True,
         text=True,
@@ -100,7 +100,7 @@ def test_systemd_has_nothing_to_say(unit: Path, kind: str, tmp_path: Path) -> No
         check=False,
     )
     # It exits 0 on lines that it ignores, so its words count, too.
-    assert (said.stdout + said.stderr, said.returncode) == ("", 0)
+    assert (completed.stdout + completed.stderr, completed.returncode) == ("", 0)
 
 
 @pytest.mark.parametrize("word", PROCESSES)

@@ -166,15 +166,15 @@ def test_members_have_names_of_their_own() -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_its_key(said: dict[str, object] | bytes, wrong: str) -> None:
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as caught:
         parse_cluster(said)
-    assert wrong in str(told.value)
+    assert wrong in str(caught.value)
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as caught:
         parse_cluster({"restart_limit": 0, "workers": {"a": {"count": -1, "cpu_slots": "x"}}})
-    assert str(told.value).count(";") == 2
+    assert str(caught.value).count(";") == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -206,9 +206,9 @@ def test_a_judge_is_asked_about_every_value_and_what_it_says_is_told_with_the_ot
         "hosts": {"there": {"environment": {"B": "2"}}},
         "workers": {"default": {"concurrency": 7, "cuont": 1, "environment": {"C": 3}}},
     }
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as caught:
         parse_cluster(said, Strict())
-    assert sorted(str(told.value).split("; ")) == [
+    assert sorted(str(caught.value).split("; ")) == [
         *("did you mean 'count'?", "environment.A is bad: 1", "hosts.there.environment.B is bad: 2"),
         "workers.default.concurrency of a worker is bad: concurrency 7",
         *("workers.default.cuont is not known", "workers.default.environment.C is bad: 3"),
@@ -255,6 +255,6 @@ def test_a_broker_of_its_own_is_for_one_host_and_all_members() -> None:
     ],
 )
 def test_what_is_wrong_with_a_broker_of_its_own_is_told(said: str, wrong: str) -> None:
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as caught:
         parse_cluster(said.encode())
-    assert wrong in str(told.value)
+    assert wrong in str(caught.value)

@@ -59,8 +59,8 @@ def test_a_unit_is_as_systemd_wants_it(tmp_path: Path) -> None:
     unit = tmp_path / get_unit_name("shop", MEMBER.name)
     unit.write_text(text)
     command = ["systemd-analyze", "verify", "--user", "--man=no", str(unit)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-    assert told.stdout + told.stderr == ""
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert completed.stdout + completed.stderr == ""
 
 
 def test_what_a_login_shell_says_besides_is_passed_over() -> None:

@@ -39,10 +39,10 @@ from celery5.protocol.cluster.description import parse_cluster
     ],
 )
 def test_a_wrong_value_is_told_in_one_line_with_its_key(said: Mapping[str, object], wrong: str) -> None:
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as caught:
         parse_cluster({"workers": {"default": said}}, DescriptionChecker())
-    assert wrong in str(told.value)
-    assert "\n" not in str(told.value)
+    assert wrong in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_a_wrong_value_is_told_in_one_line_with_its_key(said: Mapping[str, objec
     ],
 )
 def test_what_is_told_of_a_wrong_value_shows_no_password(said: Mapping[str, object]) -> None:
-    with pytest.raises(Misconfigured) as told:
+    with pytest.raises(Misconfigured) as caught:
         parse_cluster({"workers": {"default": said}}, DescriptionChecker())
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_flags_of_publishers_are_judged_as_their_settings() -> None:

@@ -36,9 +36,9 @@ def test_what_is_for_one_call_is_refused_in_a_declaration(option: str, value: An
 def test_an_option_that_is_not_known_is_answered_with_all_that_are() -> None:
     with pytest.raises(Misconfigured) as caught:
         app.task(colour=1)  # type: ignore[call-overload]
-    told = str(caught.value)
-    assert told.startswith("task option 'colour' is not known; known: ")
-    known = told.partition("known: ")[2].split(", ")
+    message = str(caught.value)
+    assert message.startswith("task option 'colour' is not known; known: ")
+    known = message.partition("known: ")[2].split(", ")
     assert {
         "name",
         "loop",
@@ -128,10 +128,10 @@ def test_a_generator_of_signatures_is_sent_like_a_list() -> None:
 def test_a_flag_of_celerys_is_answered_with_ours(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = run_reporting_errors(lambda: cli.main(["worker", "start", flag, "4"], standalone_mode=False))
     assert code == EXIT_USAGE
-    told = capsys.readouterr().err
-    assert told.startswith("Error: No such option")
-    assert flag in told
-    assert told.endswith(f"; {CELERY_FLAG_HINTS[flag]}\n")
+    printed = capsys.readouterr().err
+    assert printed.startswith("Error: No such option")
+    assert flag in printed
+    assert printed.endswith(f"; {CELERY_FLAG_HINTS[flag]}\n")
     for ours in re.findall(r"--[a-z-]+", CELERY_FLAG_HINTS[flag]):
         assert ours in {name for each in start.params for name in each.opts}
 

@@ -129,10 +129,10 @@ def test_a_command_of_old_is_refused_with_its_name_today(
     code = run_reporting_errors(
         lambda: cli.main(["-A", "shop", *words.split()], "celery5", standalone_mode=False)
     )
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert code == EXIT_USAGE
-    assert told.startswith(f"Error: No such command {words.split()[0]!r}; for Celery's {words} there is ")
-    assert find_hint("command", words) in told
+    assert printed.startswith(f"Error: No such command {words.split()[0]!r}; for Celery's {words} there is ")
+    assert find_hint("command", words) in printed
 
 
 def test_every_command_that_is_named_instead_takes_its_words() -> None:

@@ -204,10 +204,10 @@ try:
 except OSError as error:
     print("OSError", error)
 """
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
     )
-    assert said.stdout.startswith("OSError")
+    assert completed.stdout.startswith("OSError")
     assert [each["id"] for each in lines(path)] == ["a"]
 
 
@@ -320,10 +320,10 @@ def test_what_the_database_refuses_is_raised(tmp_path: Path) -> None:
 
 def test_nothing_of_sqlalchemy_is_loaded_before_the_first_document() -> None:
     script = "import sys, celery5.results.sql_sink as s; s.SQLSink('sqlite://'); print('sqlalchemy' in sys.modules)"
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
     )
-    assert said.stdout.strip() == "False"
+    assert completed.stdout.strip() == "False"
 
 
 def test_a_router_refuses_a_table_where_there_is_no_sqlalchemy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,8 @@ def test_a_process_with_a_limit_has_what_that_leaves(own_group: Path) -> None:
         "from celery5.health.machine import available_memory; print(available_memory())"
     )
     line = (sys.executable, "-c", code, str(own_group / "cgroup.procs"))
-    said = subprocess.run(line, capture_output=True, text=True, timeout=30, check=True)
-    assert 100 * MiB < int(said.stdout) <= 256 * MiB
+    completed = subprocess.run(line, capture_output=True, text=True, timeout=30, check=True)
+    assert 100 * MiB < int(completed.stdout) <= 256 * MiB
 
 
 def test_a_machine_has_cores_and_memory_and_a_process_uses_some() -> None:

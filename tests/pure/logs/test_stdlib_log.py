@@ -54,13 +54,13 @@ def lines(
 
 
 def test_a_record_has_its_level_its_logger_its_text_and_its_job() -> None:
-    with lines() as said:
+    with lines() as log_lines:
         LOGGER.debug("nobody asked")
         LOGGER.info("order %d", 7, extra={"customer": "ada", "basket": {1: 2}})
         token = CURRENT_JOB.set(CurrentJob("j1", "shop.charge", "default", 1, "w1"))
         LOGGER.critical("no bank")
         CURRENT_JOB.reset(token)
-    first, second = said
+    first, second = log_lines
     assert abs(first.pop("timestamp") - time.time()) < 60
     assert first == {
         "message_type": "celery5:log",
@@ -77,37 +77,37 @@ def test_a_record_has_its_level_its_logger_its_text_and_its_job() -> None:
 
 @pytest.mark.parametrize(("level", "count"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
 def test_the_level_of_the_log_is_that_of_the_loggers(level: Level, count: int) -> None:
-    with lines(level) as said:
+    with lines(level) as log_lines:
         for each in (LOGGER.debug, LOGGER.info, LOGGER.warning, LOGGER.error):
             each("x")
-    assert len(said) == count
+    assert len(log_lines) == count
 
 
 def test_a_traceback_comes_along() -> None:
-    with lines() as said:
+    with lines() as log_lines:
         try:
             raise LookupError("no order 7")
         except LookupError:
             LOGGER.exception("refund")
         LOGGER.info("here", stack_info=True)
-    assert said[0]["traceback"].splitlines()[0] == "Traceback (most recent call last):"
-    assert said[0]["traceback"].splitlines()[-1] == "LookupError: no order 7"
-    assert said[1]["traceback"].startswith("Stack (most recent call last):")
+    assert log_lines[0]["traceback"].splitlines()[0] == "Traceback (most recent call last):"
+    assert log_lines[0]["traceback"].splitlines()[-1] == "LookupError: no order 7"
+    assert log_lines[1]["traceback"].startswith("Stack (most recent call last):")
 
 
 def test_an_application_with_handlers_of_its_own_is_left_alone() -> None:
     stream = io.StringIO()
-    with lines("info", logging.StreamHandler(stream)) as said:
+    with lines("info", logging.StreamHandler(stream)) as log_lines:
         LOGGER.info("x")
         LOGGER.warning("y")
-    assert (said, stream.getvalue()) == ([], "y\n")
+    assert (log_lines, stream.getvalue()) == ([], "y\n")
 
 
 def test_a_level_of_its_own_stays() -> None:
-    with lines(root=logging.ERROR) as said:
+    with lines(root=logging.ERROR) as log_lines:
         LOGGER.warning("x")
         LOGGER.error("y")
-    assert [each["message"] for each in said] == ["y"]
+    assert [each["message"] for each in log_lines] == ["y"]
 
 
 class Chatty:
@@ -130,20 +130,20 @@ class Broken:
 
 
 def test_it_never_raises_and_never_goes_round_in_circles() -> None:
-    with lines() as said:
+    with lines() as log_lines:
         LOGGER.info("%s", Chatty())
         LOGGER.info("%d orders", "many")
         LOGGER.info("%s", Broken())
         LOGGER.info("x", extra={"of": Broken(), "number": 10**30, "half": "\ud800"})
         LOGGER.info(Broken())
         LOGGER.info("after")
-    assert [each["message"] for each in said[:3]] == [
+    assert [each["message"] for each in log_lines[:3]] == [
         "chatty",
         "%d orders (its values do not fit: TypeError)",
         "%s (its values do not fit: RuntimeError)",
     ]
-    assert said[-2]["message"] == "<Broken> (its values do not fit: RuntimeError)"
-    assert said[-1]["message"] == "after"
+    assert log_lines[-2]["message"] == "<Broken> (its values do not fit: RuntimeError)"
+    assert log_lines[-1]["message"] == "after"
 
 
 def test_a_time_limit_that_hits_it_goes_through_and_leaves_nothing_locked() -> None:
@@ -151,11 +151,11 @@ def test_a_time_limit_that_hits_it_goes_through_and_leaves_nothing_locked() -> N
         def __str__(self) -> str:
             raise SoftTimeLimitExceeded("1 s")
 
-    with lines() as said:
+    with lines() as log_lines:
         with pytest.raises(SoftTimeLimitExceeded):
             LOGGER.info("%s", Slow())
         LOGGER.info("after")
-    assert [each["message"] for each in said] == ["after"]
+    assert [each["message"] for each in log_lines] == ["after"]
 
 
 def test_threads_may_log_at_once() -> None:
@@ -163,19 +163,19 @@ def test_threads_may_log_at_once() -> None:
         for number in range(200):
             LOGGER.info("%d", number)
 
-    with lines() as said:
+    with lines() as log_lines:
         threads = [threading.Thread(target=log) for _ in range(8)]
         for each in threads:
             each.start()
         for each in threads:
             each.join(30)
-    assert len(said) == 1600
+    assert len(log_lines) == 1600
 
 
 def test_a_forked_process_says_on_stderr_what_it_would_without_a_worker(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with lines() as said:
+    with lines() as log_lines:
         child = os.fork()
         if not child:
             LOGGER.info("nobody hears")
@@ -183,7 +183,7 @@ def test_a_forked_process_says_on_stderr_what_it_would_without_a_worker(
             sys.stderr.flush()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-    assert said == []
+    assert log_lines == []
     assert capfd.readouterr().err == "from the child\n"
 
 

@@ -40,17 +40,17 @@ def snapshot(*lines: TaskLoad, **busy: tuple[int, int]) -> ClusterSnapshot:
 
 
 def test_shortest_first_weighs_by_one_over_the_mean() -> None:
-    told = compute_preference(
+    preference = compute_preference(
         shortest, snapshot(line("a", mean=0.5), line("b", mean=2.0), line("c", mean=500.0))
     )
-    assert told.tasks == {"b": 0.25, "c": MIN_WEIGHT}
+    assert preference.tasks == {"b": 0.25, "c": MIN_WEIGHT}
 
 
 def test_longest_first_weighs_by_the_mean() -> None:
-    told = compute_preference(
+    preference = compute_preference(
         longest, snapshot(line("a", mean=0.5), line("b", mean=2.0), line("c", mean=0.001))
     )
-    assert told.tasks == {"a": 0.25, "c": MIN_WEIGHT}
+    assert preference.tasks == {"a": 0.25, "c": MIN_WEIGHT}
 
 
 def test_a_task_that_never_ran_is_preferred_so_that_its_time_becomes_known() -> None:
@@ -61,10 +61,10 @@ def test_a_task_that_never_ran_is_preferred_so_that_its_time_becomes_known() -> 
 
 def test_rarest_first_counts_a_task_on_all_queues_together() -> None:
     lines = (line("a", 100), line("a", 100, queue="p"), line("b", 50), line("c", 20, queue="p"), line("d", 0))
-    told = compute_preference(rarest, snapshot(*lines))
-    assert told.tasks == {"a": 0.1, "b": 0.4}
+    preference = compute_preference(rarest, snapshot(*lines))
+    assert preference.tasks == {"a": 0.1, "b": 0.4}
     # 100 jobs of 0.1 and 50 of 0.4 are 0.2 in the mean; 100 of 0.1 and 20 of 1.0 are 0.25, which is the best.
-    assert told.queues == {"q": 0.8}
+    assert preference.queues == {"q": 0.8}
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_what_needs_what_is_nearly_used_up_is_held_back(
     cpu: tuple[int, int], io: tuple[int, int], held_back: set[str]
 ) -> None:
     lines = (line("cpu", kind="thread"), line("box", kind="boxed"), line("io"), line("loop", kind="asyncio"))
-    told = compute_preference(Saturation(), snapshot(*lines, thread=cpu, trio=io))
-    assert told.tasks == dict.fromkeys(held_back, 0.1)
+    preference = compute_preference(Saturation(), snapshot(*lines, thread=cpu, trio=io))
+    assert preference.tasks == dict.fromkeys(held_back, 0.1)
 
 
 def test_capacity_in_use_is_that_of_all_workers_and_kinds_together() -> None:
@@ -113,9 +113,11 @@ def test_a_strategy_of_ones_own_gives_weights_by_task_and_only_their_ratio_count
     def vip_first(seen: ClusterSnapshot) -> Mapping[str, float]:
         return {each.task: 500 if each.task == "vip" else 100 for each in seen.task_loads}
 
-    told = compute_preference(vip_first, snapshot(line("vip", 30), line("a", 10), line("b", 10, queue="p")))
-    assert told.tasks == {"a": 0.2, "b": 0.2}
-    assert told.queues == {"p": 0.25}  # 0.2 against (30 * 1.0 + 10 * 0.2) / 40
+    preference = compute_preference(
+        vip_first, snapshot(line("vip", 30), line("a", 10), line("b", 10, queue="p"))
+    )
+    assert preference.tasks == {"a": 0.2, "b": 0.2}
+    assert preference.queues == {"p": 0.25}  # 0.2 against (30 * 1.0 + 10 * 0.2) / 40
 
 
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "much", None, True])
@@ -192,14 +194,14 @@ own = st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, allow_infinity=F
 
 @given(situations, st.sampled_from(list(STRATEGIES.values())) | own)
 def test_no_weight_is_out_of_bounds_and_somebody_has_the_best(seen: ClusterSnapshot, strategy: Any) -> None:
-    told = compute_preference(strategy, seen)
-    weights = [*told.tasks.values(), *told.queues.values()]
+    preference = compute_preference(strategy, seen)
+    weights = [*preference.tasks.values(), *preference.queues.values()]
     assert all(MIN_WEIGHT <= each <= MAX_WEIGHT for each in weights)
-    if told.queues:
-        assert told.queues.keys() < {each.queue for each in seen.task_loads if each.waiting}
+    if preference.queues:
+        assert preference.queues.keys() < {each.queue for each in seen.task_loads if each.waiting}
     # What is told is what the command takes.
-    said = {"tasks": dict(told.tasks), "queues": dict(told.queues)}
-    assert Preference.parse(said)[0] == told
+    said = {"tasks": dict(preference.tasks), "queues": dict(preference.queues)}
+    assert Preference.parse(said)[0] == preference
 
 
 @given(situations)

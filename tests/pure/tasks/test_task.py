@@ -279,10 +279,10 @@ def test_importing_celery5_and_declaring_tasks_imports_no_event_loop_and_no_clie
         "f.job(1)\n"
         "print(sorted({'trio', 'asyncio', 'redis', 'eliot', 'click', 'dependencies'} & set(sys.modules)))"
     )
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
     )
-    assert said.stdout.strip() == "[]"
+    assert completed.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("how", [["shop.py"], ["-m", "shop"]])
@@ -294,7 +294,7 @@ def test_a_task_of_a_script_has_the_name_by_which_a_worker_imports_it(tmp_path: 
         "if __name__ == '__main__':\n    print(f.name, g.name, g.app.name)\n"
     )
     root = str(Path(celery5.__file__).parents[1])
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *how],
         cwd=tmp_path,
         env={"PYTHONPATH": f"{root}:{tmp_path}"},
@@ -303,7 +303,7 @@ def test_a_task_of_a_script_has_the_name_by_which_a_worker_imports_it(tmp_path: 
         timeout=30,
         check=True,
     )
-    assert said.stdout.split() == ["shop.f", "shop.g", "a"]
+    assert completed.stdout.split() == ["shop.f", "shop.g", "a"]
 
 
 def test_a_bound_task_leaves_its_job_out_of_what_is_sent(app: App) -> None:

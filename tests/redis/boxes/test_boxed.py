@@ -115,13 +115,13 @@ async def test_what_user_code_prints_is_never_taken_for_an_answer(app: App) -> N
         async with working(app):
             assert await ask(app, "act", "print 300") == 0, "and its stdin is empty"
             await until(lambda: len(lines.of("box:output-truncated")) == 1)
-            said = lines.of("box:printed")
-            assert [line["line"] for line in said[:2]] == [
+            log_lines = lines.of("box:printed")
+            assert [line["line"] for line in log_lines[:2]] == [
                 '{"type":"result","value":0}',
                 '{"type":"result","value":1}',
             ]
-            assert {line["task"] for line in said} == {"act"}
-            assert len(said) == 100
+            assert {line["task"] for line in log_lines} == {"act"}
+            assert len(log_lines) == 100
             assert lines.of("box:output-truncated")[0]["lines"] == 201
 
 

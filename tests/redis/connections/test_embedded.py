@@ -44,10 +44,10 @@ def becomes_true(condition: Callable[[], bool], limit: float = 30.0) -> bool:
 def is_running(pid: int) -> bool:
     """Whether the process exists and is no zombie."""
     try:
-        said = subprocess.run(
+        completed = subprocess.run(
             ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
         )
-        return said.returncode == 0 and not said.stdout.startswith("Z")
+        return completed.returncode == 0 and not completed.stdout.startswith("Z")
     except FileNotFoundError:  # no `ps` on this machine: the signal that does nothing
         try:
             os.kill(pid, 0)
@@ -173,14 +173,14 @@ def test_a_forked_child_does_not_stop_its_parents_server(own_server: EmbeddedSer
         "sys.exit(0) if child == 0 else os.waitpid(child, 0);"
         "print(s.socket.exists())"
     )
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, str(own_server.binary)],
         capture_output=True,
         text=True,
         timeout=30,
         check=True,
     )
-    assert said.stdout.strip() == "True"
+    assert completed.stdout.strip() == "True"
 
 
 def test_valkey_on_path_is_preferred_to_redis_on_path(

@@ -98,9 +98,9 @@ def test_a_worker_that_has_no_room_tells_the_others(gate: Gated) -> None:
         heard.subscribe(gate.keys.slots_freed)
         heard.get_message(timeout=5)
         gate.done("w", a, want=0)
-        said = heard.get_message(timeout=5)
-    assert said is not None
-    assert said["data"] == b"shop.t"
+        message = heard.get_message(timeout=5)
+    assert message is not None
+    assert message["data"] == b"shop.t"
     assert gate.ids(gate.pull("other")) == "b"
 
 
@@ -111,8 +111,8 @@ def test_of_one_that_is_to_wait_though_there_is_room_the_others_are_told(gate: G
             heard.subscribe(gate.keys.slots_freed)
             heard.get_message(timeout=5)
             assert gate.ask("w", gate.read("w"), how="wait") == [0] * len(ids)
-            said = heard.get_message(timeout=within)
-        return said and said["data"]
+            message = heard.get_message(timeout=within)
+        return message and message["data"]
 
     assert told("a", "b", within=5) == b"shop.t"
     assert gate.ids(gate.pull("other")) == "a"
@@ -311,8 +311,8 @@ def test_a_death_frees_the_slots_and_tells(gate: Gated) -> None:
         heard.subscribe(gate.keys.slots_freed)
         heard.get_message(timeout=5)
         assert gate.recover("w").requeued == 2
-        said = heard.get_message(timeout=5)
-    assert said is not None
+        message = heard.get_message(timeout=5)
+    assert message is not None
     assert (gate.slots(), gate.taken()) == ({}, {})
     assert gate.ids(gate.pull("other")) == "d"
     assert gate.settled("w", [c], [done(c, "c")]).owned == limits.LEASE_LOST

@@ -241,9 +241,9 @@ async def test_blocking_code_of_no_job_is_told_of_with_its_stack(app: App) -> No
         while vitals.loop.current is None and time.monotonic() < limit:
             time.sleep(0.01)  # noqa: ASYNC251
         await until(lambda: vitals.loop.current is None)
-    told = lines.of("loop:blocked")
-    assert (told[0]["task"], told[0]["job"]) == ("", "")
-    assert "test_blocking_code_of_no_job" in told[0]["stack"]
+    log_lines = lines.of("loop:blocked")
+    assert (log_lines[0]["task"], log_lines[0]["job"]) == ("", "")
+    assert "test_blocking_code_of_no_job" in log_lines[0]["stack"]
 
 
 def test_a_process_that_was_stopped_blames_no_job(staff: Staff) -> None:

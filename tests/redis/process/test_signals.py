@@ -41,9 +41,9 @@ def dumped(one: Employee, *, times: int = 1) -> dict[str, Any]:
     """What it says of the last of so many dumps, when that is complete."""
 
     def complete() -> bool:
-        said = one.lines("process:stacks-dumped")
+        log_lines = one.lines("process:stacks-dumped")
         shown = len(one.lines("process:thread-dumped"))
-        return len(said) >= times and shown >= sum(each["threads"] for each in said)
+        return len(log_lines) >= times and shown >= sum(each["threads"] for each in log_lines)
 
     wait_until(complete, within=LIMIT)
     return one.lines("process:stacks-dumped")[-1]

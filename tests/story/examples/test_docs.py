@@ -95,7 +95,10 @@ class Desk:
         )
         if not code.co_flags & inspect.CO_COROUTINE:
             return [self._said(lambda: exec(code, self.names))]
-        return [self._said(lambda: trio.run(self._awaited, code)), self._said(lambda: self._on_asyncio(code))]
+        return [
+            self._said(lambda: trio.run(self._awaited, code)),
+            self._said(lambda: self._on_asyncio(code)),
+        ]
 
     def command(self, block: Block) -> list[str]:
         """What the commands print; a command that serves is only asked for its help, which an unknown word spoils."""

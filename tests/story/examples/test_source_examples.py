@@ -177,9 +177,9 @@ async def test_what_is_not_in_order_is_refused_and_nothing_is_published() -> Non
 
 
 async def test_without_a_secret_the_port_stays_closed_and_it_is_said_what_to_do() -> None:
-    with trio.fail_after(30), pytest.raises(Misconfigured, match="export WEBHOOK_SECRETS=") as told:
+    with trio.fail_after(30), pytest.raises(Misconfigured, match="export WEBHOOK_SECRETS=") as caught:
         await Receiver([], port=0).run(Emitted())
-    assert len(str(told.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
 
 
 async def test_who_is_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,8 +234,8 @@ def test_without_a_broker_a_direct_call_that_sends_fails_in_few_lines(colour: st
 def test_celery5_does_not_load_pytest_and_pytest_does_not_load_celery5(tmp_path: Path) -> None:
     code = "import sys, celery5.testing; print('pytest' in sys.modules)"
     run = [sys.executable, "-c", code]
-    said = subprocess.run(run, env=environment(), capture_output=True, text=True, timeout=60, check=True)
-    assert said.stdout == "False\n"
+    completed = subprocess.run(run, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    assert completed.stdout == "False\n"
     (tmp_path / "test_it.py").write_text(
         "import sys\ndef test_it():\n    assert not [m for m in sys.modules if m.startswith('celery5')]\n"
     )

@@ -252,7 +252,7 @@ def test_the_guides_file_for_sqlalchemy_sends_after_the_commit_and_only_then(
     assert found
     for name, text in (("after_commit", found[1]), ("shop", SHOP), ("story", STORY)):
         (tmp_path / f"{name}.py").write_text(text)
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-W", "error", "story.py"],
         env={**os.environ, "BROKER": url, "PYTHONPATH": os.getcwd()},
         cwd=tmp_path,
@@ -261,4 +261,4 @@ def test_the_guides_file_for_sqlalchemy_sends_after_the_commit_and_only_then(
         capture_output=True,
         text=True,
     )
-    assert told.stdout == "all well\n", told.stderr
+    assert completed.stdout == "all well\n", completed.stderr

@@ -36,8 +36,8 @@ class Pair:
         code = run_reporting_errors(
             lambda: cli.main(["-A", "shop", *words], prog_name="celery5", standalone_mode=False)
         )
-        said = self._said.readouterr()
-        return Ended(code, said.out, said.err)
+        printed = self._said.readouterr()
+        return Ended(code, printed.out, printed.err)
 
 
 @pytest.fixture

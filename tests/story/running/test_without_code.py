@@ -40,10 +40,10 @@ def here(desk: Desk, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         code = run_reporting_errors(
             lambda: cli.main([*by, *map(str, words)], "celery5", standalone_mode=False)
         )
-        said = capsys.readouterr()
+        printed = capsys.readouterr()
         while made:
             made.pop().close()
-        return Ended(code, said.out, said.err)
+        return Ended(code, printed.out, printed.err)
 
     return run
 

@@ -240,9 +240,9 @@ async def test_a_platform_that_crashes_ends_the_foreman(autojump_clock: MockCloc
         async def start(self, member: Member) -> None:
             raise ZeroDivisionError
 
-    with pytest.raises(ExceptionGroup) as told:
+    with pytest.raises(ExceptionGroup) as caught:
         await House(stage=Bad()).foreman.run()
-    assert told.group_contains(ZeroDivisionError)
+    assert caught.group_contains(ZeroDivisionError)
 
 
 async def test_members_that_do_not_end_hold_up_the_end_for_a_while_only(autojump_clock: MockClock) -> None:

@@ -46,9 +46,9 @@ async def test_a_host_key_that_is_another_or_not_known_is_told_of_in_one_line(ho
         ("", "its key is not in known_hosts: log in once by hand, and compare the key"),
     ):
         sshd.known(host.folder, host.port, key)
-        with pytest.raises(HostUnreachable) as told:
+        with pytest.raises(HostUnreachable) as caught:
             await connect(host.line())
-        assert str(told.value) == f"host web2 (web2): {what}"
+        assert str(caught.value) == f"host web2 (web2): {what}"
 
 
 async def test_a_login_that_is_refused_and_an_ssh_that_is_not_there_are_told_of_in_one_line(
