@@ -104,7 +104,7 @@ def test_a_queue_is_paused_and_resumed_while_no_worker_lives(desk: Desk) -> None
         assert handle.status() == "SENT"
     resumed = told(desk, "worker", "resume-queue", "default", "--json")
     assert (resumed.code, json.loads(resumed.out)) == (0, [])
-    assert resumed.error.endswith("those that begin later find default resumed")
+    assert resumed.error.endswith("those that start later find default resumed")
     unknown = told(desk, "worker", "pause-queue", "defualt")
     assert (unknown.code, "did you mean 'default'?" in unknown.error) == (1, True)
     told(desk, "worker", "start", "--burst")
