@@ -181,14 +181,14 @@ async def test_who_hears_late_of_an_end_does_not_take_away_what_the_next_one_beg
                 "worker-a-1": "up"
             }  # it leads by now, and the first does not know
             (old,) = (tmp_path / "run").iterdir()
-            known = first.platform._known["worker-a-1"]
+            known = first.platform._units["worker-a-1"]
             await second.kill("worker-a-1")
             await first.until(lambda: not old.exists())
             await second.start(member())
             (new,) = (tmp_path / "run").iterdir()
             assert new != old
-            first.platform._known["worker-a-1"] = known  # as if it had been frozen until now
-            first.platform._forget("worker-a-1")
+            first.platform._units["worker-a-1"] = known  # as if it had been frozen until now
+            first.platform._remove_unit("worker-a-1")
             assert new.exists()
             await second.stop("worker-a-1")
             await first.until(lambda: not new.exists())
