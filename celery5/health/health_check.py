@@ -133,6 +133,10 @@ class HealthCheck:
         self.functions.append(_get_check_function(function, self.name))
         return function
 
+    def record_state(self, state: str) -> None:
+        """Record the state that this process has seen last."""
+        self.state = state
+
     def report(self, state: str, why: str = "") -> None:
         """Report which state it is in, and why: from a task, a service or any thread of a worker.
 

@@ -50,6 +50,14 @@ class RunningJob:
     _use_default_wait: bool = False
     _default_wait: float = 0.0
 
+    def set_limits(self, limits: TimeLimits | None) -> None:
+        """Set the time limits of the next job, or None when it has ended."""
+        self.limits = limits
+
+    def set_delivery(self, delivery: Delivery | None) -> None:
+        """Set the job that runs now; None when it has ended."""
+        self.delivery = delivery
+
     @property
     def has_soft_limit(self) -> bool:
         """Whether the job has a soft limit."""

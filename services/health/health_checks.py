@@ -261,7 +261,7 @@ class HealthMonitor:
         before = self._readings.get(check.name)
         self._readings[check.name] = reading
         self._seen_at[check.name] = trio.current_time()
-        check.state = reading.state
+        check.record_state(reading.state)
         state_before = UNKNOWN_STATE if before is None else before.state
         if state_before != reading.state and not (before is None and reading.is_good):
             level: Level = "info" if reading.is_good else "warning"

@@ -101,13 +101,12 @@ class AdmissionControl:
         try:
             while True:
                 with trio.move_on_at(self._get_next_time()):
-                    await self._admission.changed.wait()
+                    await self._admission.wait_changed()
                 await retry_until_available(self._request_and_admit, self._outages, RETRY_DELAY)
         finally:
             self.release_unadmitted()
 
     async def _request_and_admit(self) -> None:
-        self._admission.changed = trio.Event()
         # Where a rule has changed, jobs that wait may be admitted now.
         changed_tasks = self._admission.take_changed_tasks()
         self._wanted |= {(queue, task) for queue in self._consumed for task in changed_tasks}
@@ -272,18 +271,18 @@ class AdmissionControl:
         for rule, delay in zip(rules, delays, strict=True):
             if delay:
                 self._due[queue, rule.task] = trio.current_time() + delay + JUST_AFTER
-                self._admission.changed.set()
+                self._admission.notify()
 
     def _request(self, queue: str, task: str) -> None:
         name = unescape_word(task)
         if name in self._tasks:
             self._wanted.add((queue, name))
-            self._admission.changed.set()
+            self._admission.notify()
 
     def on_capacity(self) -> None:
         """Look for waiting jobs: one was settled, so there may be capacity."""
         if self._wanted:
-            self._admission.changed.set()
+            self._admission.notify()
 
     def _audit_new_connection(self) -> None:
         """Request an audit when the connection is new: a reply with admitted jobs may have been lost."""

@@ -68,7 +68,7 @@ class AdmissionState:
         self.awaiting_admission: deque[Delivery] = deque()
         self.admitted: Counter[str] = Counter()
         """How many admitted jobs this worker holds, by kind."""
-        self.changed = trio.Event()
+        self._changed = trio.Event()
         self._reserved: Counter[str] = Counter()
         self._last_served: dict[str, int] = {}
         """The turn in which each task was last requested; the larger, the later."""
@@ -105,6 +105,15 @@ class AdmissionState:
         """Set the limits and suspensions that operators or circuit breakers have imposed."""
         self._overrides, self._suspended = overrides, suspended
         self._update_rules()
+
+    def notify(self) -> None:
+        """Wake AdmissionControl: jobs wait for admission, or may be admitted now."""
+        self._changed.set()
+
+    async def wait_changed(self) -> None:
+        """Wait for `notify`, also for one since the last call."""
+        await self._changed.wait()
+        self._changed = trio.Event()
 
     def take_changed_tasks(self) -> set[str]:
         """Return the tasks whose rules have changed since the last call."""
@@ -155,7 +164,7 @@ class AdmissionState:
             delivery.set_kind(AWAITING_ADMISSION)
             self._in_flight.add(delivery)
             self.awaiting_admission.append(delivery)
-            self.changed.set()
+            self.notify()
         return ""
 
     @contextmanager
@@ -290,7 +299,7 @@ class AdmissionState:
                 self.is_used = True
                 self.admitted[delivery.kind] += 1
                 self.awaiting_admission.append(delivery)
-        self.changed.set()
+        self.notify()
 
 
 def _task_of(delivery: Delivery) -> str:

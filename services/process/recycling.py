@@ -52,6 +52,10 @@ class RestartMode:
     # The process ends to be started again, so its end is no failure and no stop.
     is_due: bool = False
 
+    def request_restart(self) -> None:
+        """Record that the process ends to be started again."""
+        self.is_due = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecyclingPolicy:
@@ -199,7 +203,7 @@ class Recycling:
             self._log.event(
                 "worker:recycle-delayed", "warning", running=len(self._in_flight), after=DRAIN_TIMEOUT
             )
-        self._restart_mode.is_due = True
+        self._restart_mode.request_restart()
         self._stop_requested.set()
 
 

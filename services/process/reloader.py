@@ -29,16 +29,20 @@ class NextIncarnation:
     """Whether another incarnation follows this one in the same process."""
 
     # Changes the settings between the two; None while no other one follows.
-    apply: Callable[[], None] | None = None
+    _apply: Callable[[], None] | None = None
 
     @property
     def is_due(self) -> bool:
         """Whether another one follows."""
-        return self.apply is not None
+        return self._apply is not None
+
+    def request(self, apply: Callable[[], None]) -> None:
+        """Request another incarnation; `apply` changes the settings before it starts."""
+        self._apply = apply
 
     def apply_settings(self) -> None:
         """Apply the new settings, if there are any: the next incarnation starts."""
-        apply, self.apply = self.apply, None
+        apply, self._apply = self._apply, None
         if apply is not None:
             apply()
 
@@ -162,7 +166,7 @@ class Reloader:
         except trio.TooSlowError:
             raise Misconfigured(f"{configuration.where} could not be read in {LOAD_TIMEOUT:g} s") from None
         if changed:
-            self._next.apply = apply
+            self._next.request(apply)
             where, settings = configuration.where, sorted(changed)
             self._log.event("configuration:changed", "info", where=where, settings=settings)
             self._ready.set()

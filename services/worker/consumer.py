@@ -144,7 +144,7 @@ class Consumer:
             return
         self._reading.resume(queue)
         self._in_flight.notify()
-        self._admission.changed.set()
+        self._admission.notify()
 
     def recheck(self) -> None:
         """Audit before the next read: jobs may have been read in a reply that was lost."""

@@ -119,6 +119,7 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
 
     def reset_executors(self) -> None:
         """Note that all executors have ended."""
+        self.surplus_executors = 0
 
     def add_executors(self, count: int) -> int:
         """Keep up to `count` surplus executors that have not ended yet. Return how many must be started."""
@@ -284,6 +285,7 @@ class SharedTasksQueue(InternalTasksQueue):
 
     def reset_executors(self) -> None:
         """Note that all executors have ended, and free their slots."""
+        super().reset_executors()
         freed, self.reserved_slots, self.executor_count = (
             len(self._busy_executors) + self.reserved_slots,
             0,

@@ -162,8 +162,6 @@ class TaskExecution:
             with scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch_lease)
-                    for queue in self._queues.values():
-                        queue.surplus_executors = 0
                     while True:
                         slots_changed = self._budget.slots_changed
                         for kind in self._queues:
@@ -251,7 +249,7 @@ class TaskExecution:
             delivery = await queue.take_next()
             if delivery is None:
                 return False
-            running_job.delivery = delivery
+            running_job.set_delivery(delivery)
             self._running[delivery] = running_job
             if now() >= lease.expires_at:
                 await lease.wait_until_valid()
@@ -336,7 +334,7 @@ class TaskExecution:
         self, running_job: RunningJob, delivery: Delivery, finished: float, outcome: Outcome
     ) -> None:
         """Handle the outcome of a job that has left its executor."""
-        running_job.delivery = None
+        running_job.set_delivery(None)
         if self._running.pop(delivery, None) is None:
             return  # it was stuck, and is left to recovery
         if not self._running:

@@ -57,7 +57,7 @@ class Deadlines:
 
     def start(self, running_job: RunningJob, limits: TimeLimits) -> None:
         """Start the time limits of a running job."""
-        running_job.limits = limits
+        running_job.set_limits(limits)
         began = trio.current_time()
         self._expect(running_job, _Due(began, limits.soft))
         if limits.soft is None or (limits.hard is not None and limits.hard <= limits.soft):
@@ -66,7 +66,7 @@ class Deadlines:
     def stop(self, running_job: RunningJob) -> None:
         """Drop the time limits of a job that has ended."""
         self._due.pop(running_job, None)
-        running_job.limits = None
+        running_job.set_limits(None)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Enforce the time limits until cancelled."""

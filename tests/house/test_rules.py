@@ -5,6 +5,8 @@ Each test lists all offenders, so that one run shows the whole work.
 
 import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 from celery5.protocol.job.delivery import Delivery
 from tests.house.sources import EVERYWHERE, HERE, PACKAGE, files, functions, name, nodes, tree
@@ -236,3 +238,58 @@ def test_no_constructor_assigns_to_an_attribute_of_another_object() -> None:
         if isinstance(target, ast.Attribute) and ast.unparse(target.value) != "self"
     }
     assert assignments == set()
+
+
+SCOPE_ATTRIBUTES = {"deadline", "shield"}  # of Trio's cancel scopes, which are made to be assigned
+STRUCTURES = {"self._span.nanoseconds"}  # memory that the kernel reads
+
+
+def test_no_service_assigns_to_an_attribute_of_another_service() -> None:
+    assignments = {
+        f"{name(path)} {ast.unparse(target)}"
+        for path in files("services", "bootsteps")
+        for function in functions(path)
+        for target in assigned_attributes(function)
+        if ast.unparse(target.value).startswith("self.") and target.attr not in SCOPE_ATTRIBUTES
+        if ast.unparse(target) not in STRUCTURES
+    }
+    assert assignments == set()
+
+
+def test_no_service_assigns_to_an_attribute_of_what_it_is_passed() -> None:
+    assignments = {
+        f"{name(path)} {ast.unparse(target)}"
+        for path in files("services", "bootsteps")
+        for function in functions(path)
+        for target in assigned_attributes(function)
+        if isinstance(target.value, ast.Name) and target.attr not in SCOPE_ATTRIBUTES
+        if is_of_another_module(function, target.value.id, path)
+    }
+    assert assignments == set()
+
+
+def assigned_attributes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Attribute]:
+    """The attributes that a function assigns to, those within tuples included."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                yield from (
+                    part for part in ast.walk(target) if isinstance(part, ast.Attribute) and is_stored(part)
+                )
+
+
+def is_stored(node: ast.Attribute) -> bool:
+    """Whether a node is assigned to, not only read on the way to what is."""
+    return isinstance(node.ctx, ast.Store)
+
+
+def is_of_another_module(function: ast.FunctionDef | ast.AsyncFunctionDef, variable: str, path: Path) -> bool:
+    """Whether a variable is a parameter whose class is not defined in the module that assigns to it."""
+    own = {node.name for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)}
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return any(
+        argument.arg == variable
+        and argument.annotation is not None
+        and ast.unparse(argument.annotation).strip("'\"") not in own
+        for argument in arguments
+    )
