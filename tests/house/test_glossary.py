@@ -1,6 +1,7 @@
-"""The glossary and the map of AMQP: what they name is there."""
+"""The glossary, the scope and the map of AMQP: what they name is there."""
 
 import re
+import tomllib
 from importlib import import_module
 
 import pytest
@@ -9,6 +10,7 @@ from tests.house.sources import HERE
 
 DOCS = HERE / "docs"
 GLOSSARY = (DOCS / "reference" / "glossary.md").read_text()
+SCOPE = (DOCS / "reference" / "scope.md").read_text()
 AMQP = (DOCS / "internals" / "amqp.md").read_text()
 PROPOSALS_NAMES = [
     "Concurrency Token",
@@ -64,3 +66,16 @@ def test_each_file_that_the_map_of_amqp_names_is_there(path: str) -> None:
 )
 def test_the_map_of_amqp_has_its_terms(term: str) -> None:
     assert f"\n| {term}" in AMQP
+
+
+def test_the_scope_says_what_is_out_of_it() -> None:
+    out_of_scope = SCOPE.partition("## Out of scope")[2].partition("\n## ")[0]
+    assert "**Models of queues.**" in out_of_scope
+    assert "(../guide/autoscaling.md)" in out_of_scope
+
+
+def test_the_scope_names_each_dependency_on_pypy() -> None:
+    project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[^\w-]", dependency)[0] for dependency in project["dependencies"]]
+    on_pypy = SCOPE.partition("## PyPy")[2]
+    assert [name for name in names if name not in on_pypy] == []

@@ -37,7 +37,10 @@ from celery5.processes.development import run_in_background
 from celery5.processes.lifecycle.foreground import ServeOptions
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = [DOCS / "index.md", DOCS / "tour.md", *sorted((DOCS / "guide").glob("*.md"))]
+PAGES = [
+    *(DOCS / page for page in ("index.md", "tour.md", "internals/amqp.md")),
+    *sorted((DOCS / "guide").glob("*.md")),
+]
 LIMIT = 30.0
 """Seconds that one script, and one start or stop of a worker, may take."""
 
