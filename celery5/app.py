@@ -34,6 +34,7 @@ from celery5.events.sources import DeclareSource, source
 from celery5.health.health_check import DeclareCheck, HealthCheck
 from celery5.hints import make_attribute_error
 from celery5.limits.overrides import Limits
+from celery5.limits.rules import DeclareLimitRule
 from celery5.protocol.brokers import check_broker_url
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.job import Job
@@ -141,7 +142,8 @@ class App:
         self.backlog: Backlog = self._make_backlog()
         self.dlq: DeadLetters = DeadLetters(self)
         self.control: Control = Control(self)
-        self.limits: Limits = Limits(self)
+        self.limit_rule: DeclareLimitRule = DeclareLimitRule()
+        self.limits: Limits = Limits(self, self.limit_rule)
         self.schedule: Schedules = Schedules(self)
         _APPS.add(self)
 

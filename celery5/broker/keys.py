@@ -150,6 +150,16 @@ class Keys:
         """HASH    the tasks that are suspended, and why."""
         return f"celery5:{{{self.app}}}:suspended"
 
+    @property
+    def imposed_limits(self) -> str:
+        """STRING  the limits that a Scheduler imposes by its rules, with a time to live."""
+        return f"celery5:{{{self.app}}}:imposed-limits"
+
+    @property
+    def limit_rules_turn(self) -> str:
+        """STRING  the Scheduler that imposes limits, with a time to live."""
+        return f"celery5:{{{self.app}}}:limit-rules-turn"
+
     def check(self, name: str) -> str:
         """STRING  the state of a global health check, with a time to live."""
         return f"celery5:{{{self.app}}}:check:{name}"

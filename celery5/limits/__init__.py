@@ -6,9 +6,10 @@ from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.limits.overrides import TaskResumed, TaskSuspended
+    from celery5.protocol.limit_rules import TimeWindow
     from celery5.protocol.limits import Limit, Range, Rate
 
-__all__ = ["Limit", "Range", "Rate", "TaskResumed", "TaskSuspended"]
+__all__ = ["Limit", "Range", "Rate", "TaskResumed", "TaskSuspended", "TimeWindow"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = exports(
@@ -19,5 +20,6 @@ if not TYPE_CHECKING:
             "Rate": "celery5.protocol.limits",
             "TaskResumed": "celery5.limits.overrides",
             "TaskSuspended": "celery5.limits.overrides",
+            "TimeWindow": "celery5.protocol.limit_rules",
         },
     )

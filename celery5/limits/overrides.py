@@ -9,6 +9,7 @@ import getpass
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -18,6 +19,9 @@ from celery5.broker.calls import limits
 from celery5.broker.calls.limits import StoredOverrides
 from celery5.errors import Misconfigured
 from celery5.events.event import DeclareEvent, Event
+from celery5.health.health_check import HealthCheck
+from celery5.limits.rules import DeclareLimitRule
+from celery5.protocol.limit_rules import TimeWindow, get_rules_of_task
 from celery5.protocol.limits import LimitOverride, Suspension
 
 if TYPE_CHECKING:
@@ -43,7 +47,7 @@ class TaskResumed(Event):
 
 
 class TaskLimits(msgspec.Struct, frozen=True):
-    """What is imposed on one task: a `limit` or a `rate`, and whether it is `suspended`."""
+    """What is imposed on one task: the `limit` or the `rate` that holds, and whether it is `suspended`."""
 
     task: str
     limit: int | None = None
@@ -56,6 +60,12 @@ class TaskLimits(msgspec.Struct, frozen=True):
     until: float = 0.0
     # Seconds since 1970; 0 if unknown.
     suspended_since: float = 0.0
+    # The rules by which the Scheduler limits it now: `limit` and `rate` are theirs, before those that were set.
+    rules: tuple[str, ...] = ()
+    # What was set by `limits.set`, whether or not it holds now.
+    set_limit: int | None = None
+    set_rate: str = ""
+    set_by: str = ""
 
 
 class Limits:
@@ -67,8 +77,40 @@ class Limits:
 
     REACHED_AS: ClassVar[str] = "app.limits."
 
-    def __init__(self, app: "Application") -> None:
+    def __init__(self, app: "Application", limit_rule: DeclareLimitRule) -> None:
         self._app = app
+        self._limit_rule = limit_rule
+
+    def rule(
+        self,
+        name: str,
+        *,
+        task: "str | Task[..., Any]",
+        limit: int | None = None,
+        rate: str = "",
+        during: TimeWindow | str | None = None,
+        when: HealthCheck | None = None,
+        states: Sequence[str] = (),
+    ) -> None:
+        """Declare a rule: the Scheduler imposes a limit or a rate on a task while the conditions hold.
+
+        It takes precedence over what operators `set` and over what the task declares. Without a condition it holds as
+        long as a Scheduler runs. `@app.limit_rule` declares rules that are functions.
+
+        Args:
+            name: The name of the rule, which `list` and the log show.
+            task: The task, or its name.
+            limit: How many jobs may run at once; 0 rejects all jobs.
+            rate: How many jobs may begin in a period, such as `200/m`.
+            during: The hours of the day, such as `22:00-06:00`, in the zone of the setting `timezone`; or a TimeWindow.
+            when: A global health check. The rule holds while the check is in one of `states`.
+            states: By default all states but the good one.
+
+        Raises:
+            Misconfigured: The arguments do not fit together, or the name is taken.
+        """
+        override = LimitOverride(limit=limit, rate=rate)
+        self._limit_rule.add(name, task, override, during, when, states)
 
     def set(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
         """Impose a limit or a rate on a task, in place of what was imposed before.
@@ -158,9 +200,20 @@ def _get_name(task: "str | Task[..., Any]") -> str:
 
 def _list_limits(stored: StoredOverrides) -> dict[str, TaskLimits]:
     limits_by_task: dict[str, TaskLimits] = {}
-    for task in sorted(stored.limits.keys() | stored.suspended.keys()):
-        limit, suspended = stored.limits.get(task) or LimitOverride(), stored.suspended.get(task)
-        entry = TaskLimits(task, limit.limit, limit.rate, limit.by)
+    effective = stored.effective_limits
+    for task in sorted(effective.keys() | stored.suspended.keys()):
+        limit, suspended = effective.get(task) or LimitOverride(), stored.suspended.get(task)
+        set_limit = stored.limits.get(task) or LimitOverride()
+        entry = TaskLimits(
+            task,
+            limit.limit,
+            limit.rate,
+            limit.by,
+            rules=get_rules_of_task(task, stored.imposed),
+            set_limit=set_limit.limit,
+            set_rate=set_limit.rate,
+            set_by=set_limit.by,
+        )
         if suspended is not None and not 0 < suspended.until <= time.time():
             entry = msgspec.structs.replace(
                 entry,

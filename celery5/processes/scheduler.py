@@ -21,6 +21,7 @@ from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap
 from celery5.errors import CeleryError, Misconfigured
 from celery5.health.checks import get_all_checks
 from celery5.health.health_check import HealthCheck
+from celery5.limits.rules import DeclaredRules
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.lifecycle.multi_broker import RemoteRedis
@@ -43,6 +44,7 @@ from celery5.services.commands.inbox import Inbox, InboxAddress
 from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.health_checks import CheckExpirations
 from celery5.services.health.vitals import StatusPhase, StatusSource
+from celery5.services.limits.rule_evaluation import LimitRuleEvaluator
 from celery5.services.process.presence import Presence
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.systemd_notify import SystemdNotify
@@ -83,7 +85,7 @@ def make_command_sender(
 KIND = "scheduler"
 
 
-UP = ("presence", "inbox", "declarations", "timetable", "expirations", "schedules", "autoscaler")
+UP = ("presence", "inbox", "declarations", "timetable", "expirations", "schedules", "autoscaler", "limits")
 """What must be up before the process counts as up."""
 
 
@@ -102,6 +104,8 @@ class SchedulerValues:
     # Returns the broker of a queue.
     find_broker: Callable[[str], str]
     checks: Mapping[str, HealthCheck]
+    # By which limits are imposed.
+    declared_rules: DeclaredRules
 
 
 def make_values(app: App) -> SchedulerValues:
@@ -116,7 +120,13 @@ def make_values(app: App) -> SchedulerValues:
         known_queues=frozenset(task.queue for task in app.tasks.values()),
         find_broker=app.brokers.broker_of_queue,
         checks=get_all_checks(app),
+        declared_rules=resolve_rules(app),
     )
+
+
+def resolve_rules(app: App) -> DeclaredRules:
+    """Return the rules by which limits are imposed. Raises Misconfigured."""
+    return app.limit_rule.resolve(app.tasks, get_all_checks(app), app.settings.timezone)
 
 
 def make_listeners(inbox: Inbox, timetable: Timetable) -> tuple[ChannelListener, ...]:
@@ -186,6 +196,7 @@ class SchedulerBootTable(BootTable):
     expirations: CheckExpirations = step("expirations", requires=("presence",))
     remote_schedules: Mapping[str, RemoteBrokerSchedules] = step("schedules", requires=("presence",))
     autoscaler: Autoscaler = step("autoscaler", requires=("presence",))
+    limit_rules: LimitRuleEvaluator = step("limits", requires=("presence",))
     log_again: LogRetry = step("log-again", requires=("redis",))
     status_phase: StatusPhase = step("vitals", requires=UP)
     systemd: SystemdNotify = step("systemd", requires=("vitals",))
@@ -212,11 +223,14 @@ class SchedulerParts(AuxiliaryParts):
     command_sender = made_by(make_command_sender)
     scaling_commands = ScalingCommands
     autoscaler = Autoscaler
+    # limits
+    rule_observer = ClusterObserver
+    limit_rules = LimitRuleEvaluator
 
 
 def is_needed(app: App) -> bool:
     """Whether the application has what only a Scheduler does."""
-    return is_scaled(app.settings) or app.schedule.is_used
+    return is_scaled(app.settings) or app.schedule.is_used or app.limit_rule.is_used
 
 
 async def run(
@@ -240,9 +254,10 @@ async def run(
 
 
 def check(app: App) -> None:
-    """Check the scaling and all schedules of an application. Raises Misconfigured, once for all that is wrong."""
+    """Check the scaling, the limit rules and all schedules. Raises Misconfigured, once for all wrong schedules."""
     get_autoscale(app.settings)
     get_prioritisation(app.settings)
+    resolve_rules(app)
     errors: list[str] = []
     for schedule in app.schedule.list_declared().values():
         try:

@@ -259,7 +259,7 @@ def make_incarnation_values(
         loop_blocks=status.loop,
         tally=status.jobs,
         is_measuring=settings.status_port is not None,
-        reports=is_scaled(settings),
+        reports=is_scaled(settings) or app.limit_rule.has_functions,
         added=() if options.is_secondary else app.bootsteps,
         checks=get_all_checks(app),
         recipients=get_all_recipients(app.tasks.values()),

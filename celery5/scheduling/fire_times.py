@@ -108,7 +108,7 @@ def _next_common(trigger: AllOf, after: int) -> int | None:
 
 
 def _next_by_clock(trigger: Cron | Calendar, after: int) -> int | None:
-    zone, step = _load_zone(trigger.zone), _make_step(trigger)
+    zone, step = load_zone(trigger.zone), _make_step(trigger)
     start = trigger.start if isinstance(trigger, Cron) and trigger.start is not None else after + 1
     try:
         moment = _find_moment(
@@ -194,7 +194,8 @@ def _to_datetime(ms: int) -> datetime:
 
 
 @lru_cache(maxsize=64)
-def _load_zone(name: str) -> tzinfo:
+def load_zone(name: str) -> tzinfo:
+    """Return the time zone of a name. Raises Misconfigured."""
     if name.upper() in ("", "UTC"):
         return UTC
     try:

@@ -29,12 +29,14 @@ RETRY_DELAY = 1.0
 CORRUPT_KEY_DELAY = 5.0
 """Seconds until a key is read again that another program has overwritten."""
 HEARTBEATS_PER_CHECK = 3
+LAPSE_MARGIN = 0.2
+"""Seconds after the Scheduler's limits should have lapsed when they are read again."""
 BREAKER_NAME = "breaker"
 """The name under which a circuit breaker suspends a task."""
 
 
 class LimitOverrides:
-    """The limits and suspensions that were imposed on the tasks of one worker."""
+    """The limits and suspensions that operators and the Scheduler impose on the tasks of one worker."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class LimitOverrides:
         self._worker = identity.worker
         self._limits: Mapping[str, LimitOverride] = {}
         self._suspended: Mapping[str, Suspension] = {}
+        self._imposed_until = math.inf
         self._tripped: dict[str, Suspension] = {}
         self._changed = trio.Event()
         self._heartbeat_count = 0
@@ -131,11 +134,15 @@ class LimitOverrides:
 
     async def _read_overrides(self) -> None:
         overrides = await self._redis.perform(limits.list_overrides(self._keys))
-        if overrides.limits == self._limits and overrides.suspended == self._suspended:
+        effective = overrides.effective_limits
+        self._imposed_until = (
+            trio.current_time() + overrides.lapse + LAPSE_MARGIN if overrides.imposed.rules else math.inf
+        )
+        if effective == self._limits and overrides.suspended == self._suspended:
             return
         for task in self._tasks:
-            self._log_changes(task, overrides.limits.get(task), overrides.suspended.get(task))
-        self._limits, self._suspended = overrides.limits, overrides.suspended
+            self._log_changes(task, effective.get(task), overrides.suspended.get(task))
+        self._limits, self._suspended = effective, overrides.suspended
         self._admission.set_overrides(self._limits, self._suspended)
 
     async def _resume_tasks(self) -> None:
@@ -159,8 +166,9 @@ class LimitOverrides:
             self._log.event("task:resumed", "warning", task=task)
 
     def _get_wait(self) -> float:
-        """Return the seconds until the first suspension that has an end is over."""
+        """Return the seconds until the first suspension that has an end is over, or the Scheduler's limits lapse."""
         ends = [suspension.until - time.time() for suspension in self._suspended.values() if suspension.until]
+        ends.append(self._imposed_until - trio.current_time())
         return max(0.0, min(ends, default=math.inf))
 
 

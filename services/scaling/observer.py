@@ -155,7 +155,11 @@ class ClusterObserver:
         reports = await redis.perform(scaling_calls.get_reports(keys, workers)) if workers else {}
         said: StoredOverrides = imposed
         terms = make_task_constraints(
-            self._kinds, self._declared_limits, limits=said.limits, suspended=said.suspended, paused=paused
+            self._kinds,
+            self._declared_limits,
+            limits=said.effective_limits,
+            suspended=said.suspended,
+            paused=paused,
         )
         return make_snapshot(censuses, reports, terms)
 

@@ -166,6 +166,8 @@ def _beside(keys: Keys) -> Iterator[str]:
     yield from (
         keys.scaling,
         keys.scaling_turn,
+        keys.imposed_limits,
+        keys.limit_rules_turn,
         keys.leader,
         keys.live_processes("scheduler"),
         keys.live_processes("controller"),

@@ -1,15 +1,17 @@
 """Build the calls that admit jobs, put them on waiting lists, and change limits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, script_call
+from celery5.broker.call import Call, Script, Word, script_call, to_ms
 from celery5.broker.calls.jobs import Entry, parse_entry
 from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.errors import Misconfigured
 from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.limit_rules import ImposedLimits, merge_limits
 from celery5.protocol.limits import AdmissionRule, LimitOverride, Suspension
 
 ADMIT = Script.load("limits/admit", "lease", "admission")
@@ -148,10 +150,18 @@ T = TypeVar("T", LimitOverride, Suspension)
 
 
 class StoredOverrides(msgspec.Struct, frozen=True):
-    """The overrides of an application's tasks, by name: `limits` (and rates), and which are `suspended`."""
+    """The overrides of an application's tasks, by name: `limits` (and rates) that operators set, and which tasks are
+    `suspended`; and the limits that a Scheduler imposes."""
 
     limits: dict[str, LimitOverride]
     suspended: dict[str, Suspension]
+    imposed: ImposedLimits = ImposedLimits()
+    lapse: float = 0.0  # seconds until the Scheduler's limits lapse, unless it renews them
+
+    @property
+    def effective_limits(self) -> Mapping[str, LimitOverride]:
+        """Return the limits and rates that hold: a Scheduler's take precedence over those of operators."""
+        return merge_limits(self.limits, self.imposed)
 
 
 def set_override(keys: Keys, task: str, override: LimitOverride | None) -> Call[bool]:
@@ -194,22 +204,80 @@ def resume_task(keys: Keys, task: str, expected: Suspension | None = None) -> Ca
 def list_overrides(keys: Keys) -> Call[StoredOverrides]:
     """Return the current overrides. Those that cannot be read are skipped: a newer version may have written them."""
     return script_call(
-        LIST_OVERRIDES, (keys.limits, keys.suspended), (), _overrides, repeatable=True, merge=_merge_overrides
+        LIST_OVERRIDES,
+        (keys.limits, keys.suspended, keys.imposed_limits),
+        (),
+        _overrides,
+        repeatable=True,
+        merge=_merge_overrides,
     )
 
 
+CLAIM_RULES_TURN = Script.load("scaling/claim_scaling_turn", "clock")
+IMPOSE = Script.load("limits/impose")
+
+RULES_TURN = 10.0
+"""Seconds after which another Scheduler takes the turn of one that is silent."""
+IMPOSED_TTL = 12.0
+"""Seconds after which what a Scheduler imposes lapses, unless it is renewed."""
+
+
+class RulesTurn(NamedTuple):
+    """Whether it is this Scheduler's turn to impose limits, what is imposed if so, and the broker's time."""
+
+    mine: bool
+    imposed: ImposedLimits
+    now: float
+
+
+def claim_rules_turn(keys: Keys, scheduler: str, *, seconds: float = RULES_TURN) -> Call[RulesTurn]:
+    """Take or keep the turn for so long, unless another Scheduler has it; 0 gives it up."""
+    named = (keys.limit_rules_turn, keys.imposed_limits)
+    return script_call(CLAIM_RULES_TURN, named, (scheduler, to_ms(seconds)), _rules_turn, repeatable=True)
+
+
+def impose_limits(keys: Keys, scheduler: str, imposed: ImposedLimits) -> Call[bool]:
+    """Impose limits until they lapse, in place of those before. Return False if it is another Scheduler's turn."""
+    words = msgspec.json.encode(imposed) if imposed.rules else b""
+    named = (keys.limit_rules_turn, keys.imposed_limits)
+    return script_call(
+        IMPOSE, named, (scheduler, words, to_ms(IMPOSED_TTL), keys.limits), bool, repeatable=True
+    )
+
+
+def _rules_turn(raw: Any) -> RulesTurn:
+    return RulesTurn(raw[0] == 1, _read_imposed(raw[1]), raw[2] / 1000)
+
+
+def _read_imposed(raw: bytes) -> ImposedLimits:
+    """Return what is imposed. What cannot be read is as if it were not there: a newer version may have written it."""
+    try:
+        return msgspec.json.decode(raw, type=ImposedLimits).validate() if raw else ImposedLimits()
+    except (msgspec.DecodeError, Misconfigured):
+        return ImposedLimits()
+
+
 def _overrides(raw: Sequence[Any]) -> StoredOverrides:
-    return StoredOverrides(_read(raw[0], LimitOverride), _read(raw[1], Suspension))
+    imposed = _read_imposed(raw[2])
+    return StoredOverrides(
+        _read(raw[0], LimitOverride),
+        _read(raw[1], Suspension),
+        imposed,
+        max(0, raw[3]) / 1000 if imposed.rules else 0.0,
+    )
 
 
 def _merge_overrides(replies: Sequence[StoredOverrides]) -> StoredOverrides:
     """Return the overrides of all brokers. Of two for one task the first broker's, which is the default one, holds."""
     limits: dict[str, LimitOverride] = {}
     suspended: dict[str, Suspension] = {}
+    imposed, lapse = ImposedLimits(), 0.0
     for reply in reversed(replies):
         limits |= reply.limits
         suspended |= reply.suspended
-    return StoredOverrides(limits, suspended)
+        if reply.imposed.rules:
+            imposed, lapse = reply.imposed, reply.lapse
+    return StoredOverrides(limits, suspended, imposed, lapse)
 
 
 def _read(words: Sequence[bytes], kind: type[T]) -> dict[str, T]:

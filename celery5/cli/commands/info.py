@@ -7,7 +7,7 @@ import click
 
 from celery5.cli.commands.autoscale import format_scaling
 from celery5.cli.commands.event import count_waiting, format_waiting
-from celery5.cli.commands.limit import format_suspensions
+from celery5.cli.commands.limit import format_rule_limits, format_suspensions
 from celery5.cli.commands.queue import format_unread_warning
 from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import Duration
@@ -71,6 +71,8 @@ def _show(app: "App", state: "AppState") -> None:
     fields = _format_processes(state, events=app.events.has_own_events)
     if text := format_suspensions(app):
         fields["suspended"] = text
+    if text := format_rule_limits(app):
+        fields["limited"] = text
     if text := format_unread_warning(app, list(state.queues.values())):
         fields["unread"] = text
     if fields:

@@ -44,6 +44,8 @@ def limit(target: Target, name: str, limit: str) -> None:
                 ) from None
             limits.set(name, count)
             echo(f"{format_cell(name)}: limit {format_cell(limit)}")
+        if (imposed := limits.list().get(name)) is not None and imposed.rules:
+            echo(f"for now the Scheduler's comes first: {format_rule_limit(imposed)}")
 
 
 @click.command()
@@ -104,6 +106,21 @@ def format_suspensions(app: "App") -> str:
     suspended = [limits for limits in app.limits.list().values() if limits.suspended]
     descriptions = [f"{limits.task} ({limits.why})" if limits.why else limits.task for limits in suspended]
     return format_cell(", ".join(descriptions))
+
+
+def format_rule_limit(limits: "TaskLimits") -> str:
+    """Return the limit that the Scheduler imposes on a task, and by which rules."""
+    values = (
+        f"limit {limits.limit}" if limits.limit is not None else "",
+        limits.rate and f"rate {limits.rate}",
+    )
+    return f"{limits.task} {', '.join(filter(None, values))} by rule {', '.join(limits.rules)}"
+
+
+def format_rule_limits(app: "App") -> str:
+    """Return which tasks the Scheduler limits, and by which rules; '' when none is."""
+    limited = [limits for limits in app.limits.list().values() if limits.rules]
+    return format_cell("; ".join(format_rule_limit(limits) for limits in limited))
 
 
 def format_suspension(limits: "TaskLimits | None", now: float) -> str:

@@ -41,6 +41,8 @@ def made() -> dict[str, str]:
         "kept_events": SHOP.kept_events("<event>"),
         "limits": SHOP.limits,
         "suspended": SHOP.suspended,
+        "imposed_limits": SHOP.imposed_limits,
+        "limit_rules_turn": SHOP.limit_rules_turn,
         "live_processes": SHOP.live_processes("<kind>"),
         "leader": SHOP.leader,
         "recycling": SHOP.recycling,

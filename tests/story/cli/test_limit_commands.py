@@ -10,6 +10,9 @@ import pytest
 
 from celery5 import JobState
 from celery5.broker.call import Call
+from celery5.broker.calls.limits import impose_limits
+from celery5.protocol.limit_rules import ImposedLimits
+from celery5.protocol.limits import LimitOverride
 from tests.story.cli.commands import Serving, celery5, until
 from tests.story.conftest import Desk
 
@@ -19,7 +22,7 @@ def nothing_stays(desk: Desk) -> Iterator[None]:
     """What is imposed outlives workers: it goes with the test."""
     yield
     keys = desk.app.keys
-    desk.app.perform(Call(("DEL", keys.limits, keys.suspended), int))
+    desk.app.perform(Call(("DEL", keys.limits, keys.suspended, keys.imposed_limits), int))
 
 
 def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) -> None:
@@ -98,3 +101,20 @@ def test_a_burst_that_waits_for_a_suspended_task_says_so_once(desk: Desk) -> Non
     assert warning["suspended"] == "the bank is down"
     assert "celery5 task resume" in warning["why"]
     assert sent.get(timeout=30) == 3
+
+
+def test_what_a_scheduler_imposes_is_shown_with_its_rule_and_before_what_was_set(desk: Desk) -> None:
+    imposed = ImposedLimits("one", {"night": {"shop.add": LimitOverride(limit=2)}})
+    desk.app.perform(impose_limits(desk.app.keys, "one", imposed))
+    assert desk("task", "limit", "shop.add", "9") == (
+        "shop.add: limit 9\nfor now the Scheduler's comes first: shop.add limit 2 by rule night\n"
+    )
+    (row,) = json.loads(desk("task", "limits", "--json"))
+    assert (row["limit"], row["limited_by"], row["rules"], row["set_limit"]) == (
+        2,
+        "rule night",
+        ["night"],
+        9,
+    )
+    assert re.search(r"(?m)^shop.add +2 +.* rule night$", desk("task", "limits"))
+    assert re.search(r"(?m)^limited +shop.add limit 2 by rule night$", desk("info"))
