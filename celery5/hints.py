@@ -174,7 +174,6 @@ FENNEL: Mapping[NameKind, Mapping[str, str]] = {
     "setting": {
         "redis_url": "broker",
         "interface": "nothing: delay and adelay are both there",
-        "processes": "celery5 worker start --processes 2",
         "default_retries": "retry_policy=RetryPolicy(max_retries=3)",
         "read_timeout": "read_block, in seconds",
         "prefetch_count": "nothing: it is learnt",
@@ -184,7 +183,6 @@ FENNEL: Mapping[NameKind, Mapping[str, str]] = {
         "maintenance_interval": "lease",
         "task_timeout": "result.get(timeout=10), or time_limit",
         "results_enabled": "ignore_result",
-        "log_level": "celery5 worker start --log-level info",
         "autodiscover": 'include=["shop.**.tasks"]',
     },
 }

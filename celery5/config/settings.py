@@ -79,6 +79,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     message_limit: Annotated[
         int, Meta(description="largest message or result", extra=_up_to(64 * 1024 * 1024), ge=1024)
     ] = 1024 * 1024
+    processes: Annotated[
+        int,
+        Meta(
+            description="processes of `worker start`; a member of a cluster is always one",
+            extra=_up_to(256),
+            ge=1,
+        ),
+    ] = 1
     concurrency: Annotated[
         int, Meta(description="async jobs that one worker process runs at once", extra=_up_to(10_000), ge=1)
     ] = 100
@@ -234,8 +242,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "broker"
     log_format: Annotated[
         Literal["auto", "json", "console", "journal"],
-        Meta(description="how the log is written without --log-format; auto: detected", extra=_IN_HASH),
+        Meta(description="how the log is written; auto: detected", extra=_IN_HASH),
     ] = "auto"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="the lowest level that is logged, when a process starts", extra=_IN_HASH),
+    ] = "info"
     retry_tracebacks: Annotated[
         bool,
         Meta(
@@ -355,6 +367,7 @@ class SettingOptions(TypedDict, total=False):
     default_queue: str | None
     results_ttl: float | None
     message_limit: int | None
+    processes: int | None
     concurrency: int | None
     cpu_slots: int | None
     box_slots: int | None
@@ -387,6 +400,7 @@ class SettingOptions(TypedDict, total=False):
     when_unpublishable: Literal["backlog", "local", "abandon"] | None
     health_store: Literal["broker", "none"] | None
     log_format: Literal["auto", "json", "console", "journal"] | None
+    log_level: Literal["debug", "info", "warning", "error"] | None
     retry_tracebacks: bool | None
     loop_block_warning: float | None
     own_checks: bool | None

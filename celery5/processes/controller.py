@@ -359,7 +359,7 @@ def serve(app: App, options: ServeOptions, cluster_options: ClusterOptions) -> i
         suppress(StoppedBeforeReady),
         Interruption(limit=limit) as interruption,
         running_own_broker(app, cluster.broker, lambda: interruption.was_requested) as server,
-        open_log(app, options.log_format, options.log_level, name=options.name) as journal,
+        open_log(app, name=options.name) as journal,
     ):
         kind = ProcessKind(
             KIND, partial(run, cluster_options=cluster_options, server=server), lambda _app: None

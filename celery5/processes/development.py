@@ -45,7 +45,7 @@ def serve(app: App, options: ServeOptions) -> int:
         start_sidecar(app, broker) as sidecar,
         make_interruption(app) as interruption,
         provide_broker(app, interruption) as url,
-        open_log(app, options.log_format, options.log_level, name=options.name) as journal,
+        open_log(app, name=options.name) as journal,
     ):
         if not os.environ.get("CELERY5_BROKER"):
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")

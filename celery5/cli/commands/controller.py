@@ -27,7 +27,7 @@ P = ParamSpec("P")
 
 OWN_FLAGS = frozenset({"name", "burst", "status_port", "status_host", "config"})
 """Flags of the Controller's own process, which its members do not get."""
-FLAG_DEFAULTS: Mapping[str, Any] = {"log_format": "auto", "log_level": "info", "reload": True}
+FLAG_DEFAULTS: Mapping[str, Any] = {"reload": True}
 """The default values of flags: members get only flags with other values."""
 PROGRESS_WORDS = {
     "started": "starting",

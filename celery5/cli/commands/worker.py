@@ -1,7 +1,9 @@
 """Start workers, list them, send them commands, and show what each of them answers."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -11,6 +13,7 @@ from celery5.cli.terminal.flags import Duration, broker_flag, configure, process
 from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_duration, format_table, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError
+from celery5.protocol.cluster.leadership import EPOCH_VARIABLE
 from celery5.protocol.commands.definitions import (
     ACTIVE,
     BUDGET,
@@ -298,7 +301,13 @@ def start(target: Target, /, **flags: Any) -> int:
     at once.
     """
     app = target.load(serves=True)
+    processes = flags.pop("processes")
     options = configure(app, flags)
+    if processes is not None:
+        app.configure(processes=processes)
+    # A Controller's member is one process whatever the setting is: its group has the count.
+    is_member = EPOCH_VARIABLE in os.environ
+    options = replace(options, processes=processes or (1 if is_member else app.settings.processes))
     from celery5.processes.lifecycle.foreground import serve
 
     app.brokers.check()  # a URL that cannot be parsed is an error at once

@@ -78,6 +78,8 @@ SETTING_FLAGS = (
     "inbox",
     "inbox_signatures",
     "keys",
+    "log_format",
+    "log_level",
 )
 
 
@@ -127,15 +129,12 @@ _FLAGS: Sequence[Callable[[Any], Any]] = (
     click.option(
         "--log-format",
         type=click.Choice(["auto", "json", "console", "journal"]),
-        default="auto",
-        show_default=True,
-        help="auto: the systemd journal if stderr is it, console on a terminal, else JSON lines.",
+        help="auto, the default: the systemd journal if stderr is it, console on a terminal, else JSON lines.",
     ),
     click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
-        default="info",
-        show_default=True,
+        help="The lowest level that is logged; default: info.",
     ),
 )
 
@@ -155,10 +154,8 @@ def processes_flag(kind: str) -> Callable[[F], F]:
     return click.option(
         "--processes",
         type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
         metavar="N",
-        help=f"{kind} processes, under one parent that replaces those that die.",
+        help=f"{kind} processes, under one parent that replaces those that die; default: 1.",
     )
 
 
@@ -169,14 +166,18 @@ def _add_flags(flags: Sequence[Callable[[Any], Any]], command: F) -> F:
 
 
 def configure(app: "App", flags: dict[str, Any]) -> "ServeOptions":
-    """Apply the flags that are settings to `app`, and return the others. Raises Misconfigured."""
+    """Apply the flags that are settings to `app`, and return the others. Raises Misconfigured.
+
+    The flag `processes` stays one of the others: it is a setting of workers alone.
+    """
     from celery5.processes.lifecycle.foreground import ServeOptions
 
     config = flags.pop("config")
     if config:
         app.use_config(config)
     app.configure(**{name: flags.pop(name) for name in SETTING_FLAGS if name in flags})
-    return ServeOptions(queues=queue_names(flags.pop("queues", None)), **flags)
+    processes = flags.pop("processes", None) or 1
+    return ServeOptions(queues=queue_names(flags.pop("queues", None)), processes=processes, **flags)
 
 
 def queue_names(text: str | None) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from celery5.app import App
 from celery5.broker.calls import cluster
 from celery5.errors import BrokerUnavailable, Misconfigured, Superseded
 from celery5.logs.destination import RuntimeEnvironment, check_detectors, make_destination
-from celery5.logs.log import Format, Level, Log, LogWriter
+from celery5.logs.log import Log, LogWriter
 from celery5.logs.stdlib_log import captured_logging
 from celery5.processes import router, scheduler, worker
 from celery5.processes.lifecycle import fleet
@@ -41,10 +41,12 @@ from celery5.services.process.systemd_notify import notify, read_notify_settings
 
 
 @contextmanager
-def open_log(app: App, form: Format, level: Level, *, name: str = "") -> Generator[LogWriter, None, None]:
-    """Write the log of this process as `form` says, else as the setting `log_format` says or detectors find, while the
-    block lasts. The process is called `name`. Raises Misconfigured."""
-    form = app.settings.log_format if form == "auto" else form
+def open_log(app: App, *, name: str = "") -> Generator[LogWriter, None, None]:
+    """Write the log of this process as the settings `log_format` and `log_level` say, while the block lasts.
+
+    The process is called `name`. Raises Misconfigured.
+    """
+    form, level = app.settings.log_format, app.settings.log_level
     process = name or f"{socket.gethostname()}:{os.getpid()}"
     around = RuntimeEnvironment(os.environ, sys.stdout, sys.stderr, process=process)
     with (
@@ -158,8 +160,6 @@ class ServeOptions:
     processes: int = 1
     # Whether a change of the configuration takes effect without a restart.
     reload: bool = True
-    log_format: Format = "auto"
-    log_level: Level = "info"
 
 
 def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
@@ -185,7 +185,7 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
     with (
         _start_sidecars(app, options, kind) as sidecars,
         make_interruption(app, duplicate_window=anew.duplicate_window) as interruption,
-        open_log(app, options.log_format, options.log_level, name=name) as journal,
+        open_log(app, name=name) as journal,
     ):
         process_options = WorkerOptions(
             queues=options.queues,

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,9 @@ FLAGS: dict[tuple[str, ...], tuple[str, object]] = {
     ("--no-inbox",): ("inbox", False),
     ("--no-inbox-signatures",): ("inbox_signatures", False),
     ("--keys", "/keys"): ("keys", "/keys"),
+    ("--log-format", "console"): ("log_format", "console"),
+    ("--log-level", "debug"): ("log_level", "debug"),
+    ("--processes", "3"): ("processes", 3),
 }
 """The flags that are settings: the words, the setting, its value."""
 OPTIONS: dict[tuple[str, ...], tuple[str, object]] = {
@@ -32,8 +36,6 @@ OPTIONS: dict[tuple[str, ...], tuple[str, object]] = {
     ("--burst",): ("burst", True),
     ("--no-reload",): ("reload", False),
     ("--name", "w7"): ("name", "w7"),
-    ("--log-format", "console"): ("log_format", "console"),
-    ("--log-level", "debug"): ("log_level", "debug"),
     ("--processes", "2"): ("processes", 2),
 }
 """The flags that say how one process is served."""
@@ -85,7 +87,14 @@ def test_the_environment_says_the_same_and_a_flag_beats_it(
     monkeypatch.setenv(f"CELERY5_{name.upper()}", "false" if value is False else said)
     start()
     assert getattr(served.settings, name) == value
-    other = {"broker": "redis://other:2/1", "status_host": "127.0.0.8", "keys": "/other"}.get(name, "2")
+    others = {
+        "broker": "redis://other:2/1",
+        "status_host": "127.0.0.8",
+        "keys": "/other",
+        "log_format": "auto",
+        "log_level": "info",
+    }
+    other = others.get(name, "2")
     start(f"--{name.replace('_', '-')}", *([] if value is False else [other]))
     assert getattr(served.settings, name) != value
 
@@ -97,6 +106,36 @@ def test_a_flag_of_one_process_is_what_it_is_served_with(
     name, value = OPTIONS[words]
     start(*words)
     assert getattr(served.options, name) == value
+
+
+def test_the_number_of_processes_is_set_in_the_four_ways_and_in_this_order(
+    served: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "celery5.toml"
+    config.write_text("processes = 2\nlog_level = 'error'\nlog_format = 'console'\n")
+    file = ("--config", str(config))
+    start(*file)
+    assert (served.options.processes, served.settings.log_level) == (2, "error")
+    assert served.settings.log_format == "console"
+    monkeypatch.setenv("CELERY5_PROCESSES", "3")
+    start(*file)
+    assert served.options.processes == 3
+    module: Any = sys.modules["shop"]
+    module.app.close()
+    module.app = App("shop", processes=4, log_level="warning")
+    start(*file)
+    assert (served.options.processes, served.settings.log_level) == (4, "warning")
+    start(*file, "--processes", "5", "--log-level", "debug")
+    assert (served.options.processes, served.settings.log_level) == (5, "debug")
+
+
+def test_a_member_of_a_cluster_is_one_process_whatever_the_setting(
+    served: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELERY5_PROCESSES", "3")
+    monkeypatch.setenv("CELERY5_CONTROLLER_EPOCH", "1")
+    start()
+    assert served.options.processes == 1
 
 
 def test_every_flag_of_a_worker_is_tried_here() -> None:
