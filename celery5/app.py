@@ -38,7 +38,12 @@ from celery5.limits.rules import DeclareLimitRule
 from celery5.protocol.brokers import check_broker_url
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.job import Job
-from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
+from celery5.protocol.job.retry_policy import (
+    CustomBackoff,
+    RetryPolicy,
+    UnpublishableChoice,
+    UnpublishableFallback,
+)
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.scaling.budget import Budget, check_budgets
 from celery5.results.async_result import ANY_RESULT, AsyncResult
@@ -90,6 +95,7 @@ class App:
         breaker: The circuit breaker of tasks that have none; by default it only counts and warns.
         checks: Health checks.
         budgets: How many jobs of a kind run at once, where a setting does not suffice.
+        when_unpublishable: The setting, or a function that decides for each retry that cannot be published.
         settings: Any setting: see `celery5.config.settings`.
 
     Raises:
@@ -112,12 +118,20 @@ class App:
         breaker: BreakerPolicy | None = None,
         checks: Sequence[HealthCheck] = (),
         budgets: Mapping[str, Budget] | None = None,
+        when_unpublishable: UnpublishableChoice | UnpublishableFallback | None = None,
         **settings: Unpack[SettingOptions],
     ) -> None:
         self.name: str = check_app_name(name)
         self.include: tuple[str, ...] = check_includes(include)
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
-        self.explicit_settings: ExplicitSettings = ExplicitSettings(broker=broker, **settings)
+        self.unpublishable_fallback: UnpublishableFallback | None = (
+            when_unpublishable if callable(when_unpublishable) else None
+        )
+        self.explicit_settings: ExplicitSettings = ExplicitSettings(
+            broker=broker,
+            when_unpublishable=None if callable(when_unpublishable) else when_unpublishable,
+            **settings,
+        )
         self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
         self._check_settings()
         self.retry_policy: RetryPolicy = RetryPolicy.parse({} if retry_policy is None else retry_policy)

@@ -397,7 +397,6 @@ class SettingOptions(TypedDict, total=False):
     publisher_backlog_messages: int | None
     publisher_backlog_bytes: int | None
     publisher_connections: str | int | list[int] | None
-    when_unpublishable: Literal["backlog", "local", "abandon"] | None
     health_store: Literal["broker", "none"] | None
     log_format: Literal["auto", "json", "console", "journal"] | None
     log_level: Literal["debug", "info", "warning", "error"] | None

@@ -283,7 +283,7 @@ def make_incarnation_values(
         soft_time_limit=settings.soft_time_limit,
         subscription_ttl=settings.subscription_ttl,
         time_limit=settings.time_limit,
-        when_unpublishable=settings.when_unpublishable,
+        when_unpublishable=app.unpublishable_fallback or settings.when_unpublishable,
     )
 
 

@@ -47,6 +47,7 @@ from celery5.protocol.commands.definitions import (
 from celery5.protocol.events.messages import Subscription
 from celery5.protocol.health.metrics import JobTally
 from celery5.protocol.job.names import resolve_module_name
+from celery5.protocol.job.retry_policy import UnpublishableChoice, UnpublishableFallback
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
@@ -170,7 +171,7 @@ class WorkerValues:
     soft_time_limit: float | None
     subscription_ttl: float
     time_limit: float | None
-    when_unpublishable: str
+    when_unpublishable: UnpublishableChoice | UnpublishableFallback
 
 
 def make_box_home(app: App) -> "BoxHome":

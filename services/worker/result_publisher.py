@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import trio
 
@@ -29,8 +29,14 @@ from celery5.protocol.job.delivery import (
     make_settlement,
 )
 from celery5.protocol.job.messages import read_command
+from celery5.protocol.job.retry_policy import (
+    UnpublishableChoice,
+    UnpublishableFallback,
+    UnpublishableRetry,
+)
 from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.job.verdict import Bury, Reason, Release
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import is_recoverable
@@ -41,20 +47,28 @@ from celery5.services.worker.lease import WorkerIdentity
 Outcome = tuple[Delivery, Settlement]
 
 
+CHOICES = frozenset(get_args(UnpublishableChoice))
+
+
 class UnpublishableRetries:
-    """Retries under the setting `when_unpublishable`, while Redis is unreachable."""
+    """Retries under the setting `when_unpublishable`, while Redis is unreachable.
+
+    A function in its place is called once for each retry in an outage.
+    """
 
     def __init__(
         self,
         *,
-        when_unpublishable: str,
+        when_unpublishable: UnpublishableChoice | UnpublishableFallback,
         queues: Mapping[str, InternalTasksQueue],
         results: InternalResultsQueue,
         log: Log,
         worker: str,
         results_ttl: float,
     ) -> None:
-        self._policy = when_unpublishable
+        self._policy: UnpublishableChoice | UnpublishableFallback = when_unpublishable
+        self._choices: dict[Delivery, str] = {}
+        self._has_warned = False
         self._queues = queues
         self._results = results
         self._log = log
@@ -70,23 +84,66 @@ class UnpublishableRetries:
         """
         if self._policy == "backlog" or (sent and self._policy == "local"):
             return list(outcomes)
-        retries = [outcome for outcome in outcomes if is_next_attempt(outcome[1], outcome[0])]
-        if not retries:
-            return list(outcomes)
-        name = "results:retried-locally" if self._policy == "local" else "results:abandoned"
-        self._log.event(
-            name, "warning", count=len(retries), jobs=[settlement.job_id for _, settlement in retries[:20]]
-        )
-        if self._policy == "abandon":
-            return [
-                self._abandon(*outcome) if is_next_attempt(outcome[1], outcome[0]) else outcome
-                for outcome in outcomes
-            ]
+        local: list[Outcome] = []
+        abandoned: list[Outcome] = []
+        remaining: list[Outcome] = []
         now = trio.current_time()
-        self._pending_retries |= {
-            delivery: (now + settlement.number / 1000, settlement) for delivery, settlement in retries
-        }
-        return [outcome for outcome in outcomes if outcome[0] not in self._pending_retries]
+        for outcome in outcomes:
+            delivery, settlement = outcome
+            choice = self._choose(*outcome) if is_next_attempt(settlement, delivery) else "backlog"
+            if choice == "abandon":
+                abandoned.append(outcome)
+                remaining.append(self._abandon(*outcome))
+            elif choice == "local" and not sent:
+                local.append(outcome)
+                self._pending_retries[delivery] = (now + settlement.number / 1000, settlement)
+            else:
+                remaining.append(outcome)
+        if local:
+            self._log.event("results:retried-locally", "warning", count=len(local), jobs=_list_ids(local))
+        if abandoned:
+            self._log.event("results:abandoned", "warning", count=len(abandoned), jobs=_list_ids(abandoned))
+        return remaining
+
+    def _choose(self, delivery: Delivery, settlement: Settlement) -> str:
+        """Return what becomes of a retry: by the setting, or by the user's function, which is called once for it."""
+        policy = self._policy
+        if not callable(policy):
+            return policy
+        choice = self._choices.get(delivery)
+        if choice is None:
+            choice = self._choices[delivery] = self._call_fallback(policy, delivery, settlement)
+        return choice
+
+    def _call_fallback(
+        self, fallback: UnpublishableFallback, delivery: Delivery, settlement: Settlement
+    ) -> str:
+        command = read_command(settlement.payload)
+        failure = command.failures[-1]
+        retry = UnpublishableRetry(
+            id=command.id,
+            task=command.task,
+            queue=delivery.queue,
+            attempt=command.attempt - 1,
+            delay=settlement.number / 1000,
+            error_type=failure.type,
+            error_message=failure.message,
+        )
+        try:
+            choice: object = fallback(retry)
+            why = (
+                ""
+                if choice in CHOICES
+                else f"it returned {choice!r}, not one of {', '.join(sorted(CHOICES))}"
+            )
+        except Exception as error:  # user code
+            choice, why = None, describe_error(error, MAX_ERROR_LENGTH)
+        if not why:
+            return str(choice)
+        if not self._has_warned:
+            self._has_warned = True
+            self._log.event("results:fallback-failed", "warning", job=command.id, task=command.task, why=why)
+        return "backlog"
 
     def run_due_attempts(self) -> None:
         """Filter the outcomes that have come meanwhile, and start the attempts that are due."""
@@ -107,6 +164,7 @@ class UnpublishableRetries:
             left = max(0, int((due - now) * 1000))
             self._results.put((delivery, settlement._replace(number=left)))
         self._pending_retries.clear()
+        self._choices.clear()
 
     def close(self) -> None:
         """Start no more attempts, and release the jobs that wait: this worker stops."""
@@ -121,6 +179,11 @@ class UnpublishableRetries:
         failure = read_command(settlement.payload).failures[-1]
         verdict = Bury(Reason.ABANDONED, failure)
         return delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
+
+
+def _list_ids(retries: Sequence[Outcome]) -> list[str]:
+    """Return the ids of the first jobs, for the log."""
+    return [settlement.job_id for _, settlement in retries[:20]]
 
 
 BATCH = 256

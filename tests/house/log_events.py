@@ -30,7 +30,7 @@ WRAPPER_FIELDS = {
     "bootsteps/supervised.py": ("step", "why", "hint", "traceback"),
 }
 """Fields that the wrapper of a module adds to each event."""
-WRAPPERS = ("_tell", "_log_once")
+WRAPPERS = ("_log_error", "_log_once", "_tell")
 """The names of such wrappers."""
 
 

@@ -1,7 +1,7 @@
 """Decide how often a failed job is tried again, and after what delay."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,25 @@ from msgspec.structs import force_setattr
 from celery5.errors import Misconfigured
 from celery5.protocol.job.names import get_error_names
 from celery5.protocol.masking import describe_error
+
+UnpublishableChoice = Literal["backlog", "local", "abandon"]
+
+
+class UnpublishableRetry(msgspec.Struct, frozen=True):
+    """A retry that cannot be published, as a function for `when_unpublishable` gets it."""
+
+    id: str
+    task: str
+    queue: str
+    attempt: int  # the one that failed
+    delay: float  # seconds until the next one
+    error_type: str
+    error_message: str
+
+
+UnpublishableFallback = Callable[[UnpublishableRetry], UnpublishableChoice]
+"""Returns what becomes of a retry while Redis is unreachable. Called in the worker's event loop: it must be quick."""
+
 
 LONGEST = 100 * 365 * 86400.0
 """The longest wait in seconds: a hundred years, which still fits every clock and script."""

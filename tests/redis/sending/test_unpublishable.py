@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import redis
@@ -11,6 +11,11 @@ import trio
 
 from celery5 import App, BrokerUnavailable, JobState, RetryPolicy, TaskFailed, current_job
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.protocol.job.retry_policy import (
+    UnpublishableChoice,
+    UnpublishableFallback,
+    UnpublishableRetry,
+)
 from tests.redis.worker.workers import Lines, until, until_async, working
 
 KINDS = ["trio", "asyncio", "thread"]
@@ -59,7 +64,7 @@ def apps(own_server: EmbeddedServer, app_name: str) -> Iterator[Any]:
         client.config_set("appendfsync", "always")
     made: list[App] = []
 
-    def make(how: Literal["backlog", "local", "abandon"], **more: Any) -> App:
+    def make(how: UnpublishableChoice | UnpublishableFallback, **more: Any) -> App:
         policy = RetryPolicy(max_retries=3, backoff=more.pop("backoff", 0.05), jitter=False)
         app = App(app_name, broker=own_server.url, when_unpublishable=how, retry_policy=policy, **more)
         made.append(app)
@@ -167,6 +172,24 @@ async def test_abandon_buries_the_job_when_redis_is_back(apps: Any, own_server: 
             await sent.aget(timeout=30)
     assert (caught.value.reason, caught.value.type, caught.value.attempt) == ("abandoned", "ValueError", 1)
     assert await sent.astatus() is JobState.DEAD
+    assert shop.attempts == [1]
+
+
+async def test_a_function_chooses_what_becomes_of_a_retry(apps: Any, own_server: EmbeddedServer) -> None:
+    chosen: list[UnpublishableRetry] = []
+
+    def choose(retry: UnpublishableRetry) -> UnpublishableChoice:
+        chosen.append(retry)
+        return "abandon"
+
+    shop = Shop(apps(choose), "trio")
+    async with working(shop.app):
+        sent = await fails_without(own_server, shop)
+        await until(lambda: bool(chosen))
+        await revive(own_server)
+        with pytest.raises(TaskFailed, match="attempt 1"):
+            await sent.aget(timeout=30)
+    assert [(retry.id, retry.attempt, retry.error_type) for retry in chosen] == [(sent.id, 1, "ValueError")]
     assert shop.attempts == [1]
 
 

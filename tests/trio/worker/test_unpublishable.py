@@ -8,15 +8,21 @@ from trio.testing import MockClock
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery, Settlement, make_settlement
 from celery5.protocol.job.messages import Command, Failure, encode, read_command
+from celery5.protocol.job.retry_policy import (
+    UnpublishableChoice,
+    UnpublishableFallback,
+    UnpublishableRetry,
+)
 from celery5.protocol.job.verdict import Complete, RetryVerdict
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.result_publisher import UnpublishableRetries
+from tests.redis.worker.workers import Lines
 
 
 class Worker:
     """The queues of a worker, and what sorts its retries out."""
 
-    def __init__(self, how: str, log: Log) -> None:
+    def __init__(self, how: UnpublishableChoice | UnpublishableFallback, log: Log) -> None:
         self.tasks = InternalTasksQueue()
         self.results = InternalResultsQueue()
         self.unpublishable = UnpublishableRetries(
@@ -73,7 +79,7 @@ async def test_a_retry_that_may_have_arrived_does_not_begin_here(log: Log) -> No
 
 
 @pytest.mark.parametrize("how", ["backlog", "local", "abandon"])
-async def test_what_is_no_retry_is_left_alone_and_in_its_order(log: Log, how: str) -> None:
+async def test_what_is_no_retry_is_left_alone_and_in_its_order(log: Log, how: UnpublishableChoice) -> None:
     worker = Worker(how, log)
     delivery, _ = worker.retry(0.0)
     done = (delivery, make_settlement(Complete(b"1"), delivery, worker="w", ttl=60.0))
@@ -96,3 +102,51 @@ async def test_what_sleeps_is_a_retry_after_what_is_left_of_its_delay(
     mock_clock.jump(10.0)
     worker.unpublishable.release_retries()
     assert [words[4] for _, words in worker.results.drain()] == [20_000]
+
+
+async def test_a_function_decides_for_each_retry_and_is_called_once_for_it(
+    log: Log, mock_clock: MockClock
+) -> None:
+    calls: list[UnpublishableRetry] = []
+
+    def decide(retry: UnpublishableRetry) -> UnpublishableChoice:
+        calls.append(retry)
+        return {"here": "local", "never": "abandon"}.get(retry.id, "backlog")  # type: ignore[return-value]
+
+    worker = Worker(decide, log)
+    kept, here, never = worker.retry(2.0, "kept"), worker.retry(0.0, "here"), worker.retry(0.0, "never")
+    remaining = worker.unpublishable.filter_outcomes([kept, here, never], sent=False)
+    assert [(settlement.verb, settlement.job_id) for _, settlement in remaining] == [
+        ("retry", "kept"),
+        ("bury", "never"),
+    ]
+    worker.unpublishable.run_due_attempts()
+    assert [delivery.command and delivery.command.id for delivery in worker.tasks.items] == ["here"]
+    assert worker.unpublishable.filter_outcomes(remaining, sent=False) == remaining
+    assert [retry.id for retry in calls] == ["kept", "here", "never"]
+    assert calls[0] == UnpublishableRetry("kept", "t", "q", 1, 2.0, "ValueError", "no")
+    worker.unpublishable.release_retries()
+    worker.unpublishable.filter_outcomes([kept], sent=False)
+    assert len(calls) == 4, "another outage, another question"
+
+
+@pytest.mark.parametrize("answer", ["later", None, ZeroDivisionError("oh")])
+async def test_a_function_that_fails_or_returns_nonsense_keeps_the_retry_with_one_warning(
+    log: Log, answer: object
+) -> None:
+    def decide(_retry: UnpublishableRetry) -> UnpublishableChoice:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[return-value]
+
+    worker = Worker(decide, log)
+    outcomes = [worker.retry(0.0, "a"), worker.retry(0.0, "b")]
+    with Lines() as lines:
+        assert worker.unpublishable.filter_outcomes(outcomes, sent=False) == outcomes
+    (warning,) = lines.of("results:fallback-failed")
+    assert (warning["job"], warning["task"]) == ("a", "t")
+    assert warning["why"] == (
+        "ZeroDivisionError: oh"
+        if isinstance(answer, Exception)
+        else f"it returned {answer!r}, not one of abandon, backlog, local"
+    )
