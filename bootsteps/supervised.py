@@ -150,8 +150,8 @@ class SupervisedStep:
             circuit = self._circuit
             probe_in = circuit.get_reading().probe_in if circuit and circuit.policy.mode == "delay" else 0.0
             delay = max(retry_state.get_delay(random.random), probe_in)
-            event = "step:crashed" if has_crashed else "step:failed"
-            self._log_error(event, "warning", error, f"it is tried again in {delay:.3g} s")
+            event_name = "step:crashed" if has_crashed else "step:failed"
+            self._log_error(event_name, "warning", error, f"it is tried again in {delay:.3g} s")
             return retry_state.restarted() if await self._wait_retry(delay) else retry_state
         if decision is StepDecision.DEFER:
             self._log_error("step:failed", "warning", error, _DEFERRED)
