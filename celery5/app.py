@@ -124,16 +124,7 @@ class App:
         self.name: str = check_app_name(name)
         self.include: tuple[str, ...] = check_includes(include)
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
-        self.unpublishable_fallback: UnpublishableFallback | None = (
-            when_unpublishable if callable(when_unpublishable) else None
-        )
-        self.explicit_settings: ExplicitSettings = ExplicitSettings(
-            broker=broker,
-            when_unpublishable=None if callable(when_unpublishable) else when_unpublishable,
-            **settings,
-        )
-        self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
-        self._check_settings()
+        self._set_settings(settings, broker, when_unpublishable, config)
         self.retry_policy: RetryPolicy = RetryPolicy.parse({} if retry_policy is None else retry_policy)
         self.retry_backoff: CustomBackoff | None = (
             None if retry_backoff is None else CustomBackoff(retry_backoff)
@@ -161,10 +152,24 @@ class App:
         self.schedule: Schedules = Schedules(self)
         _APPS.add(self)
 
-    def _check_settings(self) -> None:
-        """Raise for a setting that is wrong, as far as this shows without reading the configuration."""
-        settings = self._settled() if self.config else self.settings
-        for url in (settings.broker, *settings.brokers.values()):
+    def _set_settings(
+        self,
+        settings: SettingOptions,
+        broker: str | None,
+        when_unpublishable: UnpublishableChoice | UnpublishableFallback | None,
+        config: "str | Configuration | None",
+    ) -> None:
+        """Set what the constructor gets; raise for what is wrong, as far as this shows without the configuration."""
+        is_function = callable(when_unpublishable)
+        self.unpublishable_fallback: UnpublishableFallback | None = (
+            when_unpublishable if callable(when_unpublishable) else None
+        )
+        self.explicit_settings: ExplicitSettings = ExplicitSettings(
+            broker=broker, when_unpublishable=None if is_function else when_unpublishable, **settings
+        )
+        self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
+        effective = self._settled() if self.config else self.settings
+        for url in (effective.broker, *effective.brokers.values()):
             check_broker_url(url)
 
     def _make_backlog(self) -> Backlog:

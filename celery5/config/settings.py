@@ -698,10 +698,12 @@ class ConfiguredApplication(Protocol):
     @property
     def settings(self) -> Settings:
         """The settings in force."""
+        ...
 
     @property
     def explicit_settings(self) -> ExplicitSettings:
         """The settings from code and flags."""
+        ...
 
     def read_configuration(self) -> LoadedConfiguration | None:
         """Return the current content of the configuration, None without one. Raises Misconfigured."""

@@ -113,7 +113,7 @@ class DeclareLimitRule:
             seconds: object = every
             if (
                 isinstance(seconds, bool)
-                or not isinstance(seconds, int | float)
+                or not isinstance(seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
                 or not 0 < seconds < math.inf
             ):
                 raise Misconfigured(f"limit rule {rule}: every is {every!r}: give seconds")

@@ -34,10 +34,11 @@ class TimeWindow(msgspec.Struct, frozen=True):
         """Return itself. Raises Misconfigured."""
         texts: tuple[object, object] = (self.start, self.end)
         for text in texts:
-            if not isinstance(text, str) or not _TIME.fullmatch(text):
+            if not isinstance(text, str) or not _TIME.fullmatch(text):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise Misconfigured(f"limit rule {rule}: {text!r} is no time of day: write 22:00")
         days: object = self.days
-        if not isinstance(days, list | tuple) or not days or any(day not in DAYS for day in self.days):
+        is_list = isinstance(days, list | tuple)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_list or not days or any(day not in DAYS for day in self.days):
             raise Misconfigured(f"limit rule {rule}: days are {days!r}: give some of {', '.join(DAYS)}")
         return self
 
@@ -109,7 +110,7 @@ class RuleChanges(msgspec.Struct, frozen=True):
 
 def compare_rules(before: ImposedLimits | None, after: ImposedLimits) -> RuleChanges:
     """Return what differs between two evaluations, of the same Scheduler or of two."""
-    rules_before = before.rules if before is not None else {}
+    rules_before: Mapping[str, Mapping[str, LimitOverride]] = before.rules if before is not None else {}
     begun = {rule: tasks for rule, tasks in after.rules.items() if rules_before.get(rule) != tasks}
     return RuleChanges(begun, tuple(sorted(rules_before.keys() - after.rules.keys())))
 
