@@ -382,5 +382,5 @@ def test_a_backoff_of_ones_own_is_the_tasks_or_the_applications() -> None:
 
 def test_type_checkers_know_every_option_and_every_setting() -> None:
     assert sorted(SendOptions.__annotations__) == sorted(Options.__struct_fields__)
-    of_their_own = {"broker", "budgets"}  # parameters of App
+    of_their_own = {"broker", "budgets", "when_unpublishable"}  # parameters of App
     assert sorted({*SettingOptions.__annotations__, *of_their_own}) == sorted(Settings.__struct_fields__)
