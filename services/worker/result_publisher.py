@@ -154,6 +154,7 @@ class UnpublishableRetries:
         for delivery, (due, settlement) in list(self._pending_retries.items()):
             if due <= now:
                 del self._pending_retries[delivery]
+                self._choices.pop(delivery, None)  # should this attempt fail, too, that is another retry
                 delivery.begin_attempt(settlement.payload, time.time())
                 self._queues[delivery.kind].put(delivery)
 

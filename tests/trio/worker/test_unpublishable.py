@@ -150,3 +150,21 @@ async def test_a_function_that_fails_or_returns_nonsense_keeps_the_retry_with_on
         if isinstance(answer, Exception)
         else f"it returned {answer!r}, not one of abandon, backlog, local"
     )
+
+
+async def test_a_function_is_asked_again_when_the_attempt_that_it_chose_fails_too(log: Log) -> None:
+    calls: list[int] = []
+
+    def decide(retry: UnpublishableRetry) -> UnpublishableChoice:
+        calls.append(retry.attempt)
+        return "local" if len(calls) == 1 else "abandon"
+
+    worker = Worker(decide, log)
+    outcome = worker.retry(0.0)
+    assert worker.unpublishable.filter_outcomes([outcome], sent=False) == []
+    worker.unpublishable.run_due_attempts()
+    (delivery,) = worker.tasks.drain()
+    verdict = RetryVerdict(0.0, Failure(type="ValueError", message="again"))
+    again = (delivery, make_settlement(verdict, delivery, worker="w", ttl=60.0))
+    (remaining,) = worker.unpublishable.filter_outcomes([again], sent=False)
+    assert (remaining[1].verb, calls) == ("bury", [1, 2])
