@@ -49,7 +49,7 @@ def die_at(point: str, times: int) -> None:
     if point == "some published":
         EventIngestion._publish = in_part  # type: ignore[method-assign]
         return
-    names = ("_read", "_learn", "", "_publish", "_finish", "_forget")
+    names = ("_read", "_read_subscribers", "", "_publish", "_finish", "_forget")
     after(names[POINTS.index(point)])
 
 
