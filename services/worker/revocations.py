@@ -17,6 +17,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.job.states import Place
 from celery5.services.worker.in_flight import InFlightJobs
 from celery5.services.worker.task_execution import TaskExecution
 
@@ -115,8 +116,11 @@ class Revocations:
                 continue  # the next heartbeat reads them again
             for page, places in zip(pages, replies, strict=True):
                 for delivery, place in zip(page, places, strict=True):
-                    if place == b"V" + delivery.entry:
+                    if place == _REVOKED + delivery.entry:
                         self._execution.revoke(delivery)
+
+
+_REVOKED = Place.REVOKED.encode()
 
 
 def _is_held_long(delivery: Delivery) -> bool:

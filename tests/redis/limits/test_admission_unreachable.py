@@ -1,5 +1,5 @@
-"""Gates whose answer is not heard, or late: a slot that was taken for a job is free when the job goes, whoever heard
-of it (I8), and what was handed over is one job, however often it is told of.
+"""Admission whose reply is lost or late: a slot that was taken for a job is freed when the job goes, and what was
+admitted is one job, however often it is reported.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -77,11 +77,11 @@ class Desk:
         self.lanes = lanes
         self.results = results
         self.recent = recent
-        self.ledger = in_flight
+        self.in_flight = in_flight
         self.consumer = consumer
         self.intake = intake
         self.gates = admission_control
-        self.turnstile = admission
+        self.admission = admission
         self.publisher = result_publisher
 
 
@@ -142,7 +142,7 @@ async def test_a_job_that_is_revoked_before_it_is_asked_for_again(
     keys = app.queue("default")
     async with desk(app) as (one, deaf):
         await asked_in_vain(one, deaf, app, redis_client)
-        (job,) = one.turnstile.awaiting_admission
+        (job,) = one.admission.awaiting_admission
         assert job.command is not None
         await app.aperform(jobs.revoke(keys, [job.command.id], ttl=60))
         await one.gates.request_admission()
@@ -154,7 +154,7 @@ async def test_a_job_that_expires_before_it_is_asked_for_again(app: App, redis_c
     keys = app.queue("default")
     async with desk(app) as (one, deaf):
         await asked_in_vain(one, deaf, app, redis_client)
-        (job,) = one.turnstile.awaiting_admission
+        (job,) = one.admission.awaiting_admission
         assert job.command is not None
         job.command = msgspec.structs.replace(job.command, expires=1.0)
         await one.gates.request_admission()
@@ -165,12 +165,12 @@ async def test_a_job_that_expires_before_it_is_asked_for_again(app: App, redis_c
 async def test_a_job_that_was_handed_over_but_had_come_before(app: App, redis_client: "redis.Redis") -> None:
     keys, handed = app.queue("default"), app.queue("default").on_lane("g")
     async with desk(app) as (one, _):
-        (job,) = one.turnstile.awaiting_admission
+        (job,) = one.admission.awaiting_admission
         assert job.command is not None
         words = limits.AdmissionRequest(job.entry, job.command.id, "one  ", 0, "", "wait")
-        await app.aperform(limits.admit(keys, "w", [words], [(one.turnstile.get_rule("one"), 0)]))
-        one.turnstile.awaiting_admission.clear()
-        pulled = await app.aperform(limits.admit_waiting(keys, "w", [(one.turnstile.get_rule("one"), 1)]))
+        await app.aperform(limits.admit(keys, "w", [words], [(one.admission.get_rule("one"), 0)]))
+        one.admission.awaiting_admission.clear()
+        pulled = await app.aperform(limits.admit_waiting(keys, "w", [(one.admission.get_rule("one"), 1)]))
         assert redis_client.hlen(keys.slots) == 1
         one.intake.accept(pulled.entries)  # the worker remembers that it had this very message
         await until(lambda: redis_client.xlen(handed.stream) == 0)
@@ -180,14 +180,14 @@ async def test_a_job_that_was_handed_over_but_had_come_before(app: App, redis_cl
 async def handed_over(one: Desk, app: App) -> list[jobs.Entry]:
     """The job waited in Redis, and was handed to this worker, which has not heard of it."""
     keys = app.queue("default")
-    (job,) = one.turnstile.awaiting_admission
+    (job,) = one.admission.awaiting_admission
     assert job.command is not None
     words = limits.AdmissionRequest(job.entry, job.command.id, "one  ", 0, "", "wait")
-    await app.aperform(limits.admit(keys, "w", [words], [(one.turnstile.get_rule("one"), 0)]))
-    one.turnstile.awaiting_admission.clear()
+    await app.aperform(limits.admit(keys, "w", [words], [(one.admission.get_rule("one"), 0)]))
+    one.admission.awaiting_admission.clear()
     one.recent.forget(job)
-    one.ledger.remove([job])
-    pulled = await app.aperform(limits.admit_waiting(keys, "w", [(one.turnstile.get_rule("one"), 1)]))
+    one.in_flight.remove([job])
+    pulled = await app.aperform(limits.admit_waiting(keys, "w", [(one.admission.get_rule("one"), 1)]))
     one.lanes.on_heartbeat(keys, await app.aperform(leases.renew_lease(keys, "w", lease=30)))
     return list(pulled.entries)
 
@@ -204,6 +204,6 @@ async def test_what_is_found_as_lost_while_its_answer_is_on_the_way_is_one_job(a
         if late == "the answer":
             one.intake.accept_new(handed)
         assert not deaf.meanwhile
-        assert [each.entry for each in one.ledger] == [each.id for each in handed]
-        assert one.turnstile.admitted.total() == 1
+        assert [each.entry for each in one.in_flight] == [each.id for each in handed]
+        assert one.admission.admitted.total() == 1
         assert len(one.results) == 0  # nothing of it is dropped or given back

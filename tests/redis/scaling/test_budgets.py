@@ -64,8 +64,8 @@ async def parts_of_a_worker(app: App) -> AsyncGenerator[Parts, None]:
     log.finish()
 
 
-class Doors:
-    """Jobs of both colours that wait behind a door; how many wait now, and did at most."""
+class BlockedJobs:
+    """Jobs of both colours that wait until they are let go: how many wait now, and how many did at most."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -97,13 +97,13 @@ class Doors:
 
 
 @pytest.fixture
-def doors() -> Iterator[Doors]:
-    doors = Doors()
+def doors() -> Iterator[BlockedJobs]:
+    doors = BlockedJobs()
     yield doors
     doors.open.set()
 
 
-def application(url: str, name: str, doors: Doors, *, queue: str | None = None, **more: Any) -> App:
+def application(url: str, name: str, doors: BlockedJobs, *, queue: str | None = None, **more: Any) -> App:
     """Its tasks `coroutine` and `thread` wait behind the doors; the latter on a queue of its own, if `queue` says."""
     app = App(name, broker=url, lease=1.0, grace_period=1.0, **more)
 
@@ -120,7 +120,7 @@ def application(url: str, name: str, doors: Doors, *, queue: str | None = None, 
 
 @pytest.mark.parametrize("kind", ["trio", "thread"])
 async def test_it_grows_to_its_maximum_while_jobs_wait_and_shrinks_to_its_minimum_when_none_do(
-    url: str, app_name: str, doors: Doors, kind: str
+    url: str, app_name: str, doors: BlockedJobs, kind: str
 ) -> None:
     budget = Budget(minimum=1, maximum=6, cooldown=SOON)
     app = application(url, app_name, doors, budgets={kind: budget})
@@ -143,7 +143,7 @@ async def test_it_grows_to_its_maximum_while_jobs_wait_and_shrinks_to_its_minimu
 
 
 async def test_growth_begins_when_more_wait_than_there_are_slots_and_by_the_excess(
-    url: str, app_name: str, doors: Doors
+    url: str, app_name: str, doors: BlockedJobs
 ) -> None:
     """Three slots and seven jobs: the four that wait are one more than there are slots, so one slot is added."""
     budget = Budget(minimum=3, maximum=50, cooldown=60.0)
@@ -164,7 +164,7 @@ async def test_growth_begins_when_more_wait_than_there_are_slots_and_by_the_exce
 
 
 async def test_after_the_first_growth_it_cools_down_and_no_job_waits_here_meanwhile(
-    url: str, app_name: str, redis_client: "redis.Redis", doors: Doors
+    url: str, app_name: str, redis_client: "redis.Redis", doors: BlockedJobs
 ) -> None:
     budget = Budget(minimum=2, maximum=100, cooldown=60)
     app = application(url, app_name, doors, queue="computing", budgets={"trio": budget})
@@ -184,7 +184,7 @@ async def test_after_the_first_growth_it_cools_down_and_no_job_waits_here_meanwh
 
 
 async def test_an_executor_over_the_limit_ends_after_its_job_and_never_in_the_middle_of_one(
-    url: str, app_name: str, doors: Doors
+    url: str, app_name: str, doors: BlockedJobs
 ) -> None:
     app = application(url, app_name, doors, queue="computing", concurrency=5, cpu_slots=3)
     tasks = [app.tasks["coroutine"]] * 5 + [app.tasks["thread"]] * 3
@@ -237,7 +237,7 @@ async def test_a_worker_that_has_more_jobs_than_slots_runs_no_more_than_its_budg
             assert await at_once() == slots
 
 
-async def test_a_budget_is_set_while_it_works_and_told(url: str, app_name: str, doors: Doors) -> None:
+async def test_a_budget_is_set_while_it_works_and_told(url: str, app_name: str, doors: BlockedJobs) -> None:
     app = application(url, app_name, doors, concurrency=2, cpu_slots=2)
     async with parts_of_a_worker(app) as parts:
         sent = await app.asend_many([app.tasks["thread"].s() for _ in range(9)])
@@ -272,7 +272,7 @@ async def test_a_budget_is_set_while_it_works_and_told(url: str, app_name: str, 
 
 
 async def test_the_setting_says_budgets_as_code_does(
-    url: str, app_name: str, doors: Doors, monkeypatch: pytest.MonkeyPatch
+    url: str, app_name: str, doors: BlockedJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CELERY5_BUDGETS", "trio=2..5 thread=1..memory/1k")
     app = application(url, app_name, doors, concurrency=50)
@@ -284,7 +284,7 @@ async def test_the_setting_says_budgets_as_code_does(
 
 
 async def test_the_budget_of_a_worker_is_set_from_afar(
-    url: str, app_name: str, doors: Doors, tmp_path: Path
+    url: str, app_name: str, doors: BlockedJobs, tmp_path: Path
 ) -> None:
     app = application(url, app_name, doors, cpu_slots=1, keys=str(tmp_path / "keys"))
     app.control.keyring.get_signer()
@@ -313,7 +313,7 @@ async def asked_on_trio(_demand: Demand) -> int:
 
 @pytest.mark.parametrize("maximum", [asked_in_a_thread, asked_on_trio])
 async def test_a_maximum_may_be_a_function_of_either_colour(
-    url: str, app_name: str, doors: Doors, maximum: Maximum
+    url: str, app_name: str, doors: BlockedJobs, maximum: Maximum
 ) -> None:
     app = application(url, app_name, doors, budgets={"trio": Budget(maximum=maximum, cooldown=SOON)})
     async with parts_of_a_worker(app) as parts:
@@ -326,7 +326,7 @@ async def test_a_maximum_may_be_a_function_of_either_colour(
 
 
 async def test_a_function_that_fails_is_told_of_once_and_leaves_the_budget_as_it_was(
-    url: str, app_name: str, doors: Doors
+    url: str, app_name: str, doors: BlockedJobs
 ) -> None:
     def broken(_demand: Demand) -> int:
         raise RuntimeError("no idea")
@@ -363,7 +363,7 @@ async def test_more_than_ten_cpu_slots_get_a_warning_and_ten_get_none(
         assert [line["slots"] for line in found] == [slots] * warnings
 
 
-async def test_each_change_is_logged_once(url: str, app_name: str, doors: Doors) -> None:
+async def test_each_change_is_logged_once(url: str, app_name: str, doors: BlockedJobs) -> None:
     app = application(url, app_name, doors, budgets={"trio": Budget(maximum=4, cooldown=SOON)})
     with Lines() as lines:
         async with parts_of_a_worker(app) as parts:
@@ -378,7 +378,7 @@ async def test_each_change_is_logged_once(url: str, app_name: str, doors: Doors)
 
 
 async def test_all_async_slots_are_full_while_all_cpu_slots_are_and_more_of_both_wait(
-    url: str, app_name: str, redis_client: "redis.Redis", doors: Doors
+    url: str, app_name: str, redis_client: "redis.Redis", doors: BlockedJobs
 ) -> None:
     app = application(url, app_name, doors, queue="computing", concurrency=20, cpu_slots=3)
     tasks = [app.tasks["coroutine"].s() for _ in range(50)] + [app.tasks["thread"].s() for _ in range(50)]
