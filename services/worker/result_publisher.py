@@ -44,7 +44,8 @@ from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.lease import WorkerIdentity
 
-Outcome = tuple[Delivery, Settlement]
+DeliverySettlement = tuple[Delivery, Settlement]
+"""A delivery and what becomes of it in Redis."""
 
 
 CHOICES = frozenset(get_args(UnpublishableChoice))
@@ -76,7 +77,9 @@ class UnpublishableRetries:
         self._ttl = results_ttl
         self._pending_retries: dict[Delivery, tuple[float, Settlement]] = {}
 
-    def filter_outcomes(self, outcomes: Sequence[Outcome], *, sent: bool) -> list[Outcome]:
+    def filter_outcomes(
+        self, outcomes: Sequence[DeliverySettlement], *, sent: bool
+    ) -> list[DeliverySettlement]:
         """Return the outcomes that are to be settled when Redis is reachable again.
 
         Args:
@@ -84,9 +87,9 @@ class UnpublishableRetries:
         """
         if self._policy == "backlog" or (sent and self._policy == "local"):
             return list(outcomes)
-        local: list[Outcome] = []
-        abandoned: list[Outcome] = []
-        remaining: list[Outcome] = []
+        local: list[DeliverySettlement] = []
+        abandoned: list[DeliverySettlement] = []
+        remaining: list[DeliverySettlement] = []
         now = trio.current_time()
         for outcome in outcomes:
             delivery, settlement = outcome
@@ -176,13 +179,13 @@ class UnpublishableRetries:
                 settlement = make_settlement(Release(), delivery, worker=self._worker, ttl=self._ttl)
                 self._results.put((delivery, settlement))
 
-    def _abandon(self, delivery: Delivery, settlement: Settlement) -> Outcome:
+    def _abandon(self, delivery: Delivery, settlement: Settlement) -> DeliverySettlement:
         failure = read_command(settlement.payload).failures[-1]
         verdict = Bury(Reason.ABANDONED, failure)
         return delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
 
 
-def _list_ids(retries: Sequence[Outcome]) -> list[str]:
+def _list_ids(retries: Sequence[DeliverySettlement]) -> list[str]:
     """Return the ids of the first jobs, for the log."""
     return [settlement.job_id for _, settlement in retries[:20]]
 
@@ -199,7 +202,7 @@ FLUSH_TIMEOUT = 10.0
 """Seconds that a stopping worker has to settle the last outcomes."""
 
 T = TypeVar("T")
-Outcomes = Sequence[tuple[Delivery, Settlement]]
+SettlementBatch = Sequence[DeliverySettlement]
 
 
 class ResultPublisher:
@@ -231,7 +234,7 @@ class ResultPublisher:
         self._lease = identity.lease
         self._log = log
         self._worker = identity.worker
-        self._unsettled: Outcomes = ()
+        self._unsettled: SettlementBatch = ()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Settle until cancelled, then settle what is left.
@@ -265,7 +268,7 @@ class ResultPublisher:
             if request := self._redis.begin(settle):
                 self._begun = settle, request
 
-    async def settle(self, outcomes: Outcomes) -> None:
+    async def settle(self, outcomes: SettlementBatch) -> None:
         """Settle outcomes of any queues, each lane in one call, or in several where they are large."""
         by_lane: dict[tuple[str, str], list[tuple[Delivery, Settlement]]] = defaultdict(list)
         for outcome in outcomes:
@@ -287,7 +290,7 @@ class ResultPublisher:
                     self._receive_admitted()
                     self._receive_admitted = None
 
-    async def _settle(self, keys: QueueKeys, batch: Outcomes) -> Outcomes:
+    async def _settle(self, keys: QueueKeys, batch: SettlementBatch) -> SettlementBatch:
         """Settle outcomes of one lane, however long that takes.
 
         Returns:
@@ -322,7 +325,7 @@ class ResultPublisher:
         self._unpublishable_retries.release_retries()
         return batch
 
-    async def _call_settle(self, keys: QueueKeys, batch: Outcomes) -> int:
+    async def _call_settle(self, keys: QueueKeys, batch: SettlementBatch) -> int:
         """Make one call, unless it was sent already. It may admit other jobs for the slots that these free."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
@@ -352,14 +355,18 @@ class ResultPublisher:
         )
         return reply.owned
 
-    def _filter_unsettled(self, batch: Outcomes, sent: bool) -> Outcomes:
+    def _filter_unsettled(self, batch: SettlementBatch, sent: bool) -> SettlementBatch:
         """Return the outcomes of `batch` that are still to be settled, and note them as unsettled."""
         remaining = self._unpublishable_retries.filter_outcomes(batch, sent=sent)
         if remaining != batch:
             batch_deliveries = {delivery for delivery, _ in batch}
             self._unsettled = [
                 *remaining,
-                *(outcome for outcome in self._unsettled if outcome[0] not in batch_deliveries),
+                *(
+                    (delivery, settlement)
+                    for delivery, settlement in self._unsettled
+                    if delivery not in batch_deliveries
+                ),
             ]
         return remaining
 
@@ -383,7 +390,7 @@ class ResultPublisher:
             )  # fmt: skip
 
 
-def _split(batch: Outcomes, max_count: int) -> Iterator[Outcomes]:
+def _split(batch: SettlementBatch, max_count: int) -> Iterator[SettlementBatch]:
     """Yield the outcomes in order, in parts that fit in one call, of at most `max_count` outcomes."""
     sizes = [settlement.size for _, settlement in batch]
     if sum(sizes) <= BATCH_BYTES and len(batch) <= max_count:
@@ -398,11 +405,14 @@ def _split(batch: Outcomes, max_count: int) -> Iterator[Outcomes]:
     yield batch[first:]
 
 
-def _make_documents(batch: Outcomes) -> list[SinkDocument]:
+def _make_documents(batch: SettlementBatch) -> list[SinkDocument]:
     """Return the documents of these outcomes for data sinks."""
-    with_sinks = [outcome for outcome in batch if outcome[0].recipients is not None]
-    return [document for outcome in with_sinks if (document := make_sink_argument(*outcome))]
+    return [
+        document
+        for delivery, settlement in batch
+        if delivery.recipients is not None and (document := make_sink_argument(delivery, settlement))
+    ]
 
 
-def _list_job_ids(batch: Outcomes) -> list[str]:
+def _list_job_ids(batch: SettlementBatch) -> list[str]:
     return [settlement.job_id for _, settlement in batch[:20]]

@@ -84,10 +84,18 @@ def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[in
 def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | None]]) -> Call[dict[str, str]]:
     """Publish or schedule jobs (id, Command, time or '', lock or '', `unique_for` in seconds) on the lane of `keys`,
     unless another job has the lock. Return the id of that job for each job that was not sent. Safe to repeat."""
-    places = tuple([key for job in jobs for key in (keys.result(job[0]), keys.unique_window(job[3]))])
-    args: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:4], to_ms(job[4] or 0))])
+    places = tuple(
+        [key for job_id, _, _, lock, _ in jobs for key in (keys.result(job_id), keys.unique_window(lock))]
+    )
+    args: tuple[Word, ...] = tuple(
+        [
+            word
+            for job_id, command, at, lock, unique_for in jobs
+            for word in (job_id, command, at, lock, to_ms(unique_for or 0))
+        ]
+    )
     named = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.unique, *places)
-    reply = partial(_others, [job[0] for job in jobs])
+    reply = partial(_others, [job_id for job_id, *_ in jobs])
     return script_call(CLAIM, named, (keys.wake, keys.lane, *args), reply, repeatable=True)
 
 

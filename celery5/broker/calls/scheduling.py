@@ -48,8 +48,16 @@ def fire_schedule(
     """Put a schedule from one state into another, b"" for none, and publish these jobs. Return False, and do nothing,
     when it was in another state. They go on the lane of `queue`. `next_look` is when it is due next, in ms since 1970;
     `notify` the Schedulers. Safe to repeat."""
-    places = tuple(key for job in jobs for key in (queue.result(job[0]), queue.unique_window(job[2])))
-    words: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:3], to_ms(job[3] or 0))])
+    places = tuple(
+        key for job_id, _, lock, _ in jobs for key in (queue.result(job_id), queue.unique_window(lock))
+    )
+    words: tuple[Word, ...] = tuple(
+        [
+            word
+            for job_id, command, lock, unique_for in jobs
+            for word in (job_id, command, lock, to_ms(unique_for or 0))
+        ]
+    )
     schedules, times = keys.schedules(queue.queue), keys.schedule_times(queue.queue)
     named = (schedules, times, queue.stream, queue.jobs, queue.unique, *places)
     channel, due = keys.schedule_changes if notify else "", "" if next_look is None else next_look
