@@ -61,7 +61,7 @@ def get_server_time() -> Call[int]:
 
 def replay_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str, bytes, str]]) -> Call[list[int]]:
     """Put dead jobs (entry, id, fresh message, lock) back on a lane. Return DONE, GONE, KEY_TAKEN or ALIVE for each."""
-    results = tuple([keys.result(job[1]) for job in jobs])
+    results = tuple([keys.result(job_id) for _, job_id, *_ in jobs])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.stream, keys.jobs, keys.dead, keys.unique, *results)
     return script_call(REPLAY, named, (keys.wake, keys.lane, *args), _as_it_is, repeatable=True)

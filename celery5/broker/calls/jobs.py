@@ -75,7 +75,7 @@ def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
 
 def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[int]:
     """Keep jobs (id, Command, time) until their time: ms since 1970, or `+` and ms from now. Safe to repeat."""
-    results = tuple([keys.result(job[0]) for job in jobs])
+    results = tuple([keys.result(job_id) for job_id, *_ in jobs])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.due, keys.waiting, keys.jobs, *results)
     return script_call(SCHEDULE, named, (keys.wake, *args), int, repeatable=True)

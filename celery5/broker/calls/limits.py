@@ -77,7 +77,7 @@ def add_to_waiting_list(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, s
 
     Safe to repeat: a known id is left alone.
     """
-    results = tuple([keys.result(job[0]) for job in jobs])
+    results = tuple([keys.result(job_id) for job_id, *_ in jobs])
     words: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.jobs, keys.waiting, keys.due, keys.limited_counts, keys.waiting_list_prefix, *results)
     return script_call(
