@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -50,11 +51,17 @@ class LoggedEvent:
         return ", ".join([*named, *([MORE] if MORE in self.fields else [])])
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a module."""
+    return ast.parse(path.read_text())
+
+
 def find_sources(root: Path) -> Iterator[tuple[str, ast.Module]]:
     """Yield each module of the code, by its path."""
     for folder in ("celery5", "services", "bootsteps"):
         for path in sorted((root / folder).rglob("*.py")):
-            yield path.relative_to(root).as_posix(), ast.parse(path.read_text())
+            yield path.relative_to(root).as_posix(), parse(path)
 
 
 def collect_events(root: Path) -> dict[str, LoggedEvent]:

@@ -6,6 +6,7 @@ Each test lists all offenders, so that one run shows the whole work.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from celery5.protocol.job.delivery import Delivery
@@ -283,9 +284,15 @@ def is_stored(node: ast.Attribute) -> bool:
     return isinstance(node.ctx, ast.Store)
 
 
+@cache
+def own_classes(path: Path) -> frozenset[str]:
+    """The names of the classes that a module defines."""
+    return frozenset(node.name for node in nodes(path) if isinstance(node, ast.ClassDef))
+
+
 def is_of_another_module(function: ast.FunctionDef | ast.AsyncFunctionDef, variable: str, path: Path) -> bool:
     """Whether a variable is a parameter whose class is not defined in the module that assigns to it."""
-    own = {node.name for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)}
+    own = own_classes(path)
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     return any(
         argument.arg == variable
