@@ -252,13 +252,13 @@ async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Request
     calls = {PAUSE_QUEUE.name: command_calls.pause_queue, RESUME_QUEUE.name: command_calls.resume_queue}
     if request.command not in calls or request.parameters.get("here"):
         return ()
-    COMMAND_DEFINITIONS[request.command].check_parameters(request.parameters)
-    queue = request.parameters.get("queue")
+    definition = RESUME_QUEUE if request.command == RESUME_QUEUE.name else PAUSE_QUEUE
+    queue = definition.parse(request.parameters).queue
     used = await redis.perform(queue_calls.list_queues(app.keys))
     paused = await redis.perform(command_calls.list_paused_queues(app.keys))
     queues = {*used, *paused, *(task.queue for task in app.tasks.values())}
-    if not isinstance(queue, str) or queue not in queues:
-        raise UnknownQueue(str(queue), queues)
+    if queue not in queues:
+        raise UnknownQueue(queue, queues)
     await redis.perform(calls[request.command](app.keys, queue))
     return await _list_live_workers(app, redis)
 

@@ -31,7 +31,7 @@ from celery5.logs.log import Level, Log
 from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.options import ProcessOptions
 from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP, get_inbox_name
-from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry
+from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, handle
 from celery5.services.commands.inbox import (
     CommandRecord,
     Inbox,
@@ -293,8 +293,8 @@ def make_common_handlers(
     """Return the commands that all these processes know."""
     return {
         **process_commands.handlers,
-        RELOAD.name: reloader.handle_command,
-        RETRY_BOOT_STEP.name: step_status.handle_command,
+        **handle(RELOAD, reloader.handle_command),
+        **handle(RETRY_BOOT_STEP, step_status.handle_command),
         **log_handlers(log),
     }
 

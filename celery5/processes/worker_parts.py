@@ -55,7 +55,7 @@ from celery5.runners.boxes.boxed import BoxedRunner, BoxLimits
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
-from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender
+from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender, handle
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry, log_handlers
 from celery5.services.commands.paused_queues import PausedQueues
@@ -299,13 +299,13 @@ def make_handlers(
     return {
         **make_own_handlers(app.command.known),
         **worker_commands.handlers,
-        RELOAD.name: reloader.handle_command,
-        RETRY_BOOT_STEP.name: step_status.handle_command,
-        CHECK_EXPIRED.name: health.check_expired,
-        HEALTH.name: health.report_health,
-        BUDGET.name: budget.handle_command,
-        PREFETCH.name: prefetch_factor.handle_command,
-        PREFER.name: preferences.handle_command,
+        **handle(RELOAD, reloader.handle_command),
+        **handle(RETRY_BOOT_STEP, step_status.handle_command),
+        **handle(CHECK_EXPIRED, health.check_expired),
+        **handle(HEALTH, health.report_health),
+        **handle(BUDGET, budget.handle_command),
+        **handle(PREFETCH, prefetch_factor.handle_command),
+        **handle(PREFER, preferences.handle_command),
         **log_handlers(log),
     }
 

@@ -24,7 +24,7 @@ from celery5.processes.lifecycle.foreground import ServeOptions
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
 from celery5.protocol.job.job import new_id
 from celery5.runners.context import CURRENT_JOB, CurrentJob
-from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands
+from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands, handle
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
 from celery5.tasks.task import Task
@@ -111,7 +111,7 @@ async def arunning_steps(app: App) -> AsyncGenerator[Mapping[str, Any], None]:
     values: dict[str, Any] = {}
     log, step_status = Log(worker="test", app=app.name), StepStatus()
     commands = ImmediateCommands(
-        commands=CommandRegistry(handlers={RETRY_BOOT_STEP.name: step_status.handle_command})
+        commands=CommandRegistry(handlers=handle(RETRY_BOOT_STEP, step_status.handle_command))
     )
     own_names = {step.name for step in app.bootsteps}
     built_in_names = {name for step in app.bootsteps for name in step.requires} - own_names | {EXECUTION_STEP}

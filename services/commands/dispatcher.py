@@ -1,13 +1,30 @@
 """Run the control commands of a process by name, whether its inbox, the process itself or a test sends them."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from celery5.errors import CommandRefused
+from celery5.protocol.commands.definitions import CommandDefinition
 from celery5.protocol.similar_names import did_you_mean
 
 CommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
 """Takes the parameters of a command and returns an answer that has a JSON form. Raises CommandRefused."""
+
+
+P = TypeVar("P", bound=msgspec.Struct)
+
+
+def handle(
+    definition: CommandDefinition[P], handler: Callable[[P], Awaitable[object]]
+) -> dict[str, CommandHandler]:
+    """Return the handler of a command by the command's name. It gets the parameters checked and typed."""
+
+    async def parse_and_handle(parameters: Mapping[str, Any]) -> object:
+        return await handler(definition.parse(parameters))
+
+    return {definition.name: parse_and_handle}
 
 
 class SelfCommandSender(Protocol):

@@ -5,7 +5,6 @@ it, if it cannot be sent, or after the last retry. This module itself logs nothi
 """
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,9 +12,14 @@ import trio
 
 from celery5.errors import CommandRefused
 from celery5.logs.lines import Message
-from celery5.logs.log import LEVELS, MAX_RETRIES, Level, Log
-from celery5.protocol.commands.definitions import LOG_AGAIN, SET_LOG_LEVEL
-from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender
+from celery5.logs.log import MAX_RETRIES, Level, Log
+from celery5.protocol.commands.definitions import (
+    LOG_AGAIN,
+    SET_LOG_LEVEL,
+    LogAgainParameters,
+    LogLevelParameters,
+)
+from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender, handle
 
 MAX_WAITING_MESSAGES = 1000
 """The most messages that wait to be sent."""
@@ -121,29 +125,20 @@ class LogRetry:
 def log_handlers(log: Log) -> dict[str, CommandHandler]:
     """Return the handlers of the log commands: `set-log-level`, and `log-again`, which a process sends to itself."""
 
-    async def set_log_level(parameters: Mapping[str, Any]) -> object:
-        level = parameters.get("level")
-        if level not in LEVELS:
-            raise CommandRefused(f"level is {level!r}: give one of {', '.join(LEVELS)}")
+    async def set_log_level(parameters: LogLevelParameters) -> object:
         if log.writer is None:
             raise CommandRefused("this process does not write its log itself: its level is its host's to set")
         before: Level = log.writer.level
-        log.writer.set_level(level)
-        log.event("log:level-changed", now=level, before=before)
-        return {"level": level, "before": before}
+        log.writer.set_level(parameters.level)
+        log.event("log:level-changed", now=parameters.level, before=before)
+        return {"level": parameters.level, "before": before}
 
-    async def log_again(parameters: Mapping[str, Any]) -> object:
-        try:
-            messages = msgspec.convert(parameters.get("messages"), list[dict[str, Any]])
-        except msgspec.ValidationError as error:
-            raise CommandRefused(
-                f"log-again wants messages, which a process sends to itself: {error}"
-            ) from None
+    async def log_again(parameters: LogAgainParameters) -> object:
         if log.writer is None:
             return {"taken": 0}
-        return {"taken": log.writer.requeue(messages)}
+        return {"taken": log.writer.requeue(parameters.messages)}
 
-    return {SET_LOG_LEVEL.name: set_log_level, LOG_AGAIN.name: log_again}
+    return {**handle(SET_LOG_LEVEL, set_log_level), **handle(LOG_AGAIN, log_again)}
 
 
 def _count_retries(message: Message) -> int:

@@ -3,8 +3,7 @@
 Redis stores which queues are paused for all. A worker reads that at its start and after a lost connection.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import trio
 
@@ -13,7 +12,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import CommandRefused
 from celery5.logs.log import Log
-from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE, CommandDefinition
+from celery5.protocol.commands.definitions import QueueParameters
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.consumer import Consumer
 
@@ -61,26 +60,28 @@ class PausedQueues:
         """Read the paused queues: a change may have been missed while the connection was down."""
         self._may_have_changed.set()
 
-    async def pause(self, parameters: Mapping[str, Any]) -> object:
+    async def pause(self, parameters: QueueParameters) -> object:
         """Run the command `pause-queue`: stop reading `queue`; jobs that were read already still run.
 
         It is paused for all workers, also later ones; with `here`, for this process alone. Raises CommandRefused.
         """
-        queue, is_here = self._parse(PAUSE_QUEUE, parameters)
-        if is_here:
+        queue = parameters.queue
+        self._check(queue)
+        if parameters.here:
             self._paused_for_this.add(queue)
         else:
             await self._redis.perform(commands.pause_queue(self._keys, queue))
             self._paused_for_all.add(queue)
         return self._apply_command(queue)
 
-    async def resume(self, parameters: Mapping[str, Any]) -> object:
+    async def resume(self, parameters: QueueParameters) -> object:
         """Run the command `resume-queue`: read `queue` again.
 
         It is resumed for all workers and for this process; with `here`, for this process alone. Raises CommandRefused.
         """
-        queue, is_here = self._parse(RESUME_QUEUE, parameters)
-        if not is_here:
+        queue = parameters.queue
+        self._check(queue)
+        if not parameters.here:
             await self._redis.perform(commands.resume_queue(self._keys, queue))
             self._paused_for_all.discard(queue)
         self._paused_for_this.discard(queue)
@@ -112,16 +113,11 @@ class PausedQueues:
             return "paused"
         return "paused here" if queue in self._paused_for_this else "read"
 
-    def _parse(self, definition: CommandDefinition, parameters: Mapping[str, Any]) -> tuple[str, bool]:
-        definition.check_parameters(parameters)
-        queue, is_here = parameters.get("queue"), parameters.get("here", False)
-        if not isinstance(is_here, bool):
-            raise CommandRefused(f"parameter 'here' is {is_here!r}: give true or false")
+    def _check(self, queue: str) -> None:
         if queue not in self._queues:
             raise CommandRefused(
                 f"this worker does not read queue {queue!r}; its queues: {', '.join(self._queues)}"
             )
-        return str(queue), is_here
 
 
 _PAUSED = "paused for all workers, until celery5 worker resume-queue: this one does not read them"

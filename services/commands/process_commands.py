@@ -13,8 +13,8 @@ import celery5
 from celery5.health.event_loop import measure_lateness
 from celery5.health.machine import used_memory
 from celery5.logs.log import Log
-from celery5.protocol.commands.definitions import PING, SHUTDOWN, STATS
-from celery5.services.commands.dispatcher import CommandHandler
+from celery5.protocol.commands.definitions import PING, SHUTDOWN, STATS, NoParameters, ShutdownParameters
+from celery5.services.commands.dispatcher import CommandHandler, handle
 from celery5.services.process.step_status import StepStatus
 
 LAG_PERIOD = 0.02
@@ -45,11 +45,10 @@ class ProcessCommands:
     @property
     def handlers(self) -> dict[str, CommandHandler]:
         """Return the handlers of the commands, by name."""
-        return {PING.name: self.ping, STATS.name: self._stats, SHUTDOWN.name: self._shutdown}
+        return {**handle(PING, self.ping), **handle(STATS, self._stats), **handle(SHUTDOWN, self._shutdown)}
 
-    async def ping(self, parameters: Mapping[str, Any]) -> object:
-        """Run the command `ping`: return the name, the kind and the uptime in seconds. Raises CommandRefused."""
-        PING.check_parameters(parameters)
+    async def ping(self, _parameters: NoParameters) -> object:
+        """Run the command `ping`: return the name, the kind and the uptime in seconds."""
         return {"pong": self._worker, "kind": self._kind, "uptime": self._uptime()}
 
     async def get_stats(self) -> dict[str, Any]:
@@ -70,14 +69,12 @@ class ProcessCommands:
             "loop_lag": round(await measure_lateness(LAG_PERIOD), 6),
         }
 
-    async def _stats(self, parameters: Mapping[str, Any]) -> object:
-        STATS.check_parameters(parameters)
+    async def _stats(self, _parameters: NoParameters) -> object:
         return await self.get_stats()
 
-    async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
-        SHUTDOWN.check_parameters(parameters)
+    async def _shutdown(self, parameters: ShutdownParameters) -> object:
         self._stop_requested.set()
-        return {"how": parameters.get("how", "warm")}
+        return {"how": parameters.how}
 
     def _uptime(self) -> float:
         return round(time.monotonic() - self._started_at, 3)

@@ -22,11 +22,15 @@ from celery5.protocol.commands.definitions import (
     RUN_TASK,
     SHUTDOWN,
     STATS,
+    NoParameters,
+    RevokeParameters,
+    RunTaskParameters,
+    ShutdownParameters,
 )
 from celery5.protocol.job.arguments import format_call
 from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.job.states import get_lane
-from celery5.services.commands.dispatcher import CommandHandler
+from celery5.services.commands.dispatcher import CommandHandler, handle
 from celery5.services.commands.paused_queues import PausedQueues
 from celery5.services.commands.process_commands import ProcessCommands
 from celery5.services.process.recycling import Recycling
@@ -112,18 +116,17 @@ class WorkerCommands:
     def handlers(self) -> dict[str, CommandHandler]:
         """Return the handlers of the commands, by name."""
         return {
-            PING.name: self._process_commands.ping,
-            STATS.name: self._stats,
-            ACTIVE.name: self._active,
-            PAUSE_QUEUE.name: self._pauses.pause,
-            RESUME_QUEUE.name: self._pauses.resume,
-            REVOKE.name: self._revoke,
-            RUN_TASK.name: self._run_task,
-            SHUTDOWN.name: self._shutdown,
+            **handle(PING, self._process_commands.ping),
+            **handle(STATS, self._stats),
+            **handle(ACTIVE, self._active),
+            **handle(PAUSE_QUEUE, self._pauses.pause),
+            **handle(RESUME_QUEUE, self._pauses.resume),
+            **handle(REVOKE, self._revoke),
+            **handle(RUN_TASK, self._run_task),
+            **handle(SHUTDOWN, self._shutdown),
         }
 
-    async def _stats(self, parameters: Mapping[str, Any]) -> object:
-        STATS.check_parameters(parameters)
+    async def _stats(self, _parameters: NoParameters) -> object:
         return {
             **await self._process_commands.get_stats(),
             "running": self._execution.running_count,
@@ -134,8 +137,7 @@ class WorkerCommands:
             **self._recycling.get_status(),
         }
 
-    async def _active(self, parameters: Mapping[str, Any]) -> object:
-        ACTIVE.check_parameters(parameters)
+    async def _active(self, _parameters: NoParameters) -> object:
         now = time.time()
         return [
             {
@@ -155,9 +157,8 @@ class WorkerCommands:
         names = self._tasks[command.task].parameters.positional_names
         return format_call(names, command.args, command.kwargs)
 
-    async def _revoke(self, parameters: Mapping[str, Any]) -> object:
-        REVOKE.check_parameters(parameters)
-        job_id = _get_text(parameters, "id")
+    async def _revoke(self, parameters: RevokeParameters) -> object:
+        job_id = parameters.id
         for delivery in self._in_flight:
             if delivery.command is not None and delivery.command.id == job_id:
                 call = jobs_calls.revoke(self._queues[delivery.queue], [job_id], ttl=self._results_ttl)
@@ -167,16 +168,15 @@ class WorkerCommands:
             f"this worker does not hold job {job_id!r}: use celery5 task revoke, which finds it"
         )
 
-    async def _run_task(self, parameters: Mapping[str, Any]) -> object:
-        RUN_TASK.check_parameters(parameters)
-        message = _get_text(parameters, "job").encode()
+    async def _run_task(self, parameters: RunTaskParameters) -> object:
+        message = parameters.job.encode()
         try:
             command = read_command(message)
         except Corrupt as error:
             raise CommandRefused(f"its job is none: {error}") from None
         if command.task not in self._tasks:
             raise CommandRefused(f"no task {command.task!r} on this worker")
-        return await self._deliver(command, message, str(parameters.get("queue") or self._default_queue))
+        return await self._deliver(command, message, parameters.queue or self._default_queue)
 
     async def _deliver(self, command: Command, message: bytes, queue: str) -> object:
         keys = self._queues.get(queue)
@@ -212,22 +212,9 @@ class WorkerCommands:
         self._intake.accept_new(entries[::-1] if entries else [])
         return entries
 
-    async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
-        SHUTDOWN.check_parameters(parameters)
-        how = parameters.get("how", "warm")
-        if how not in ("warm", "cold"):
-            raise CommandRefused(
-                f"how is {how!r}: say warm (what runs may finish) or cold (it is given back now)"
-            )
-        if how == "cold":
+    async def _shutdown(self, parameters: ShutdownParameters) -> object:
+        if parameters.how == "cold":
             self._execution.cancel_now()
         running = self._execution.running_count
         self._stop_requested.set()
-        return {"how": how, "running": running}
-
-
-def _get_text(parameters: Mapping[str, Any], name: str) -> str:
-    value = parameters.get(name)
-    if not isinstance(value, str) or not value:
-        raise CommandRefused(f"parameter {name!r} is {value!r}: give a text")
-    return value
+        return {"how": parameters.how, "running": running}

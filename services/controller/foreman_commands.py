@@ -5,19 +5,27 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 import trio
 
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.logs.log import Log
-from celery5.protocol.cluster.description import MAX_GROUP_MEMBERS, Cluster
+from celery5.protocol.cluster.description import Cluster
 from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.cluster.members import Member, MemberState, Phase
-from celery5.protocol.commands.definitions import MEMBERS, RELOAD, RESTART, SCALE
+from celery5.protocol.commands.definitions import (
+    MEMBERS,
+    RELOAD,
+    RESTART,
+    SCALE,
+    NoParameters,
+    RestartParameters,
+    ScaleParameters,
+)
 from celery5.protocol.scaling.autoscale import Autoscale
-from celery5.services.commands.dispatcher import CommandHandler
+from celery5.services.commands.dispatcher import CommandHandler, handle
 from celery5.services.controller.foreman import Foreman
 from celery5.services.process.reloader import ReloadSignal
 
@@ -68,10 +76,10 @@ class ForemanCommands:
     def handlers(self) -> dict[str, CommandHandler]:
         """Return the handler of each command, by the command's name."""
         return {
-            MEMBERS.name: self._members,
-            RELOAD.name: self._reload,
-            RESTART.name: self._restart,
-            SCALE.name: self._scale,
+            **handle(MEMBERS, self._members),
+            **handle(RELOAD, self._reload),
+            **handle(RESTART, self._restart),
+            **handle(SCALE, self._scale),
         }
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -122,8 +130,7 @@ class ForemanCommands:
             await self._foreman.reload_members(name for name in after if before.get(name) == after[name])
         return found
 
-    async def _members(self, parameters: Mapping[str, Any]) -> object:
-        MEMBERS.check_parameters(parameters)
+    async def _members(self, _parameters: NoParameters) -> object:
         cluster_state, now = self._foreman.cluster_state, trio.current_time()
         return {
             "platform": self._foreman.cluster.platform,
@@ -142,31 +149,20 @@ class ForemanCommands:
             ],
         }
 
-    async def _reload(self, parameters: Mapping[str, Any]) -> object:
-        RELOAD.check_parameters(parameters)
+    async def _reload(self, _parameters: NoParameters) -> object:
         return await self.reload()
 
-    async def _restart(self, parameters: Mapping[str, Any]) -> object:
-        RESTART.check_parameters(parameters)
-        said = parameters.get("members")
-        names: list[Any] | None = None
-        if said is not None:
-            known = self._foreman.cluster_state.members
-            names = cast("list[Any]", said) if isinstance(said, list) else []
-            if not names:
-                raise CommandRefused(f"members is {said!r}: give a list of their names")
-            unknown_names = [each for each in names if each not in known]
-            if unknown_names:
-                raise CommandRefused(
-                    f"no member {unknown_names[0]!r} here; there are: {', '.join(sorted(known))}"
-                )
+    async def _restart(self, parameters: RestartParameters) -> object:
+        names, members = parameters.members, self._foreman.cluster_state.members
+        unknown_names = [name for name in names or () if name not in members]
+        if unknown_names:
+            raise CommandRefused(
+                f"no member {unknown_names[0]!r} here; there are: {', '.join(sorted(members))}"
+            )
         return {"restarted": self._foreman.restart(names) if self._leads.is_leader else ()}
 
-    async def _scale(self, parameters: Mapping[str, Any]) -> object:
-        SCALE.check_parameters(parameters)
-        wanted = parameters.get("of", parameters.get("workers"))
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= MAX_GROUP_MEMBERS:
-            raise CommandRefused(f"workers is {wanted!r}: give a number from 0 to {MAX_GROUP_MEMBERS}")
+    async def _scale(self, parameters: ScaleParameters) -> object:
+        wanted = parameters.target
         if self._autoscale is not None:
             wanted = min(max(wanted, self._autoscale.minimum), self._autoscale.maximum)
         scale = self._foreman.set_worker_count(wanted)

@@ -8,7 +8,7 @@ alive or the inbox is off.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import trio
 
@@ -21,7 +21,12 @@ from celery5.health.checks import EventLoopLag
 from celery5.health.event_loop import LoopBlock, LoopBlocks
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
 from celery5.logs.log import Level, Log
-from celery5.protocol.commands.definitions import CHECK_EXPIRED, get_inbox_name
+from celery5.protocol.commands.definitions import (
+    CHECK_EXPIRED,
+    CheckExpiredParameters,
+    NoParameters,
+    get_inbox_name,
+)
 from celery5.protocol.health.readings import UNKNOWN_STATE, CheckReading, get_worst_state, parse_states
 from celery5.results.job_details import read_app_state
 from celery5.services.commands.inbox import InboxAddress
@@ -87,17 +92,14 @@ class HealthMonitor:
 
     # ---- commands and reports
 
-    async def check_expired(self, parameters: Mapping[str, Any]) -> object:
+    async def check_expired(self, parameters: CheckExpiredParameters) -> object:
         """Run the command `check-expired`: the period of a `check`, or of several `checks`, is over.
 
         Return the new reading of the one; of several, the state of each that this worker has.
         """
-        names = parameters.get("checks")
-        if names is None:
-            return await self._run_expired(self._get_check(str(parameters.get("check", ""))))
-        if not isinstance(names, list):
-            raise CommandRefused(f"checks is {names!r}: give a list of names")
-        checks = [check for name, check in self._checks.items() if name in cast("list[object]", names)]
+        if parameters.checks is None:
+            return await self._run_expired(self._get_check(parameters.check or ""))
+        checks = [check for name, check in self._checks.items() if name in parameters.checks]
         async with trio.open_nursery() as nursery:
             for check in checks:
                 nursery.start_soon(self._run_expired, check)
@@ -111,7 +113,7 @@ class HealthMonitor:
         self._postpone(check, trio.current_time() + 1.5 * check.period)
         return self.get_reading(check.name)
 
-    async def report_health(self, _parameters: Mapping[str, Any]) -> object:
+    async def report_health(self, _parameters: NoParameters) -> object:
         """Run the command `health`: return the readings of all checks and breakers."""
         return {
             "checks": list(self.get_readings().values()),

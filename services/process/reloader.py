@@ -5,14 +5,15 @@ incarnation stops in order: it reads no more jobs, lets running ones finish with
 then are the new settings applied, and the next incarnation starts with them in the same process.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import NoParameters
 
 WATCH_INTERVAL = 1.0
 """Seconds between the end of a watch and the next one, which may fail or return at once."""
@@ -118,7 +119,7 @@ class Reloader:
             nursery.cancel_scope.cancel()
         raise ConfigurationChanged
 
-    async def handle_command(self, _parameters: Mapping[str, Any]) -> dict[str, list[str]]:
+    async def handle_command(self, _parameters: NoParameters) -> dict[str, list[str]]:
         """Perform the command `reload`: read the configuration now. Returns the names of the settings that change."""
         if self._configuration is None:
             raise CommandRefused(
@@ -136,7 +137,7 @@ class Reloader:
         while True:
             await signal.wait()
             try:
-                reply = await self.handle_command({})
+                reply = await self.handle_command(NoParameters())
             except CommandRefused as error:
                 self._log.event("configuration:reload-refused", "error", why=str(error))
             except Exception as error:  # a backend of the user's own may raise anything

@@ -4,12 +4,12 @@ The boot graph records what becomes of its steps. The command `retry-boot-step` 
 requests a retry.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import trio
 
 from celery5.errors import CommandRefused
+from celery5.protocol.commands.definitions import BootStepParameters
 from celery5.protocol.process.supervision import StepState
 from celery5.protocol.similar_names import did_you_mean
 
@@ -70,17 +70,17 @@ class StepStatus:
             for name, record in self._steps.items()
         }
 
-    async def handle_command(self, parameters: Mapping[str, Any]) -> object:
+    async def handle_command(self, parameters: BootStepParameters) -> object:
         """Perform `retry-boot-step`: try a failed optional step again, at once and then as its policy says.
 
         Returns at once; the log reports the outcome. The retry does not wait for the step's circuit breaker. Raises
         CommandRefused for a step that is unknown, is not optional, or has not failed.
         """
-        name = parameters.get("step")
-        record = self._steps.get(name) if isinstance(name, str) else None
+        name = parameters.step
+        record = self._steps.get(name)
         if record is None:
             failed = [step for step, other in self._steps.items() if other.state in _FAILED]
-            hint = did_you_mean(str(name), self._steps, otherwise=f"failed: {', '.join(failed) or 'none'}")
+            hint = did_you_mean(name, self._steps, otherwise=f"failed: {', '.join(failed) or 'none'}")
             raise CommandRefused(f"no boot step {name!r} here; {hint}")
         if not record.optional:
             raise CommandRefused(

@@ -5,12 +5,11 @@ A preference expires unless it is repeated, so it ends when the Scheduler is gon
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import trio
 
-from celery5.errors import CommandRefused, Misconfigured
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import PreferParameters
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.scaling.prioritisation import MAX_WEIGHT, Preference
 from celery5.services.worker.internal_queues import InternalTasksQueue
@@ -44,21 +43,16 @@ class Preferences:
         now = self._current()
         return {"tasks": dict(now.tasks), "queues": dict(now.queues)}
 
-    async def handle_command(self, parameters: Mapping[str, Any]) -> object:
+    async def handle_command(self, parameters: PreferParameters) -> object:
         """Run the command `prefer`: set weights of `tasks` and of `queues` for some `seconds`, and return the
         current ones.
-
-        Raises CommandRefused.
         """
-        try:
-            preference, seconds = Preference.parse(parameters)
-        except Misconfigured as error:
-            raise CommandRefused(str(error)) from None
+        preference = parameters.preference
         if preference != self._current():
             self._log.event(
                 "worker:preferences-changed", tasks=dict(preference.tasks), queues=dict(preference.queues)
             )
-        self._now, self._until = preference, trio.current_time() + seconds
+        self._now, self._until = preference, trio.current_time() + parameters.seconds
         self._turns.clear()
         return self.get_weights()
 

@@ -12,9 +12,8 @@ from typing import Any
 import trio
 
 from celery5.broker.keys import QueueKeys
-from celery5.errors import CommandRefused
 from celery5.logs.log import Log
-from celery5.protocol.scaling.autoscale import MAX_PREFETCH_FACTOR
+from celery5.protocol.commands.definitions import PrefetchParameters
 from celery5.protocol.scaling.prefetch import (
     BATCH,
     DurationEstimate,
@@ -160,10 +159,6 @@ class QueueCapacity:
         ) or self._lookahead.get_extra_capacity(kind, slots=slots, held=held)
 
 
-MAX_DURATION = 3600.0
-"""The most seconds for which a factor can be set."""
-
-
 class PrefetchFactor:
     """The factor on how far ahead one worker reads: 1, unless a command has set another for a while."""
 
@@ -186,19 +181,14 @@ class PrefetchFactor:
             if trio.current_time() >= self._ends_at:
                 self._set(1.0, math.inf)
 
-    async def handle_command(self, parameters: Mapping[str, Any]) -> object:
-        """Perform the command `prefetch`: read `factor` times (1 to 16) as far ahead as usual, and return the factor.
+    async def handle_command(self, parameters: PrefetchParameters) -> object:
+        """Perform the command `prefetch`: read `factor` times as far ahead as usual, and return the factor.
 
-        It holds for `seconds`, else until this worker ends. Raises CommandRefused.
+        It holds for `seconds`, else until this worker ends.
         """
-        unknown = sorted(parameters.keys() - {"factor", "seconds"})
-        if unknown:
-            raise CommandRefused(f"prefetch does not take {unknown[0]!r}: it takes factor and seconds")
-        if "factor" in parameters:
-            factor = _parse_number("factor", parameters["factor"], 1.0, MAX_PREFETCH_FACTOR)
-            seconds = parameters.get("seconds")
-            limit = math.inf if seconds is None else _parse_number("seconds", seconds, 0.01, MAX_DURATION)
-            self._set(factor, trio.current_time() + limit)
+        if parameters.factor is not None:
+            seconds = math.inf if parameters.seconds is None else parameters.seconds
+            self._set(parameters.factor, trio.current_time() + seconds)
         return {"factor": self.factor}
 
     def _set(self, factor: float, ends: float) -> None:
@@ -209,9 +199,3 @@ class PrefetchFactor:
             estimate.set_factor(factor)
         self._in_flight.notify()
         self._changed.set()
-
-
-def _parse_number(name: str, value: object, minimum: float, maximum: float) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
-        raise CommandRefused(f"{name} is {value!r}: give a number from {minimum:g} to {maximum:g}")
-    return float(value)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from celery5.errors import CommandRefused
 from celery5.health.machine import MachineReading, read_machine
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import BudgetParameters
 from celery5.protocol.job.verdict import Outcome
 from celery5.protocol.scaling.budget import (
     CPU_ADVICE,
@@ -152,27 +153,26 @@ class MaximalConcurrencyBudget:
         """Return for each kind its slots, its running and waiting jobs, and the range of its slots."""
         return {kind: self._count(kind) for kind in self._meters}
 
-    async def handle_command(self, parameters: Mapping[str, Any]) -> object:
+    async def handle_command(self, parameters: BudgetParameters) -> object:
         """Perform the command `budget`: set `minimum` and `maximum` of a `kind` until this worker ends.
 
         Returns its counts, those of all kinds if none is named. Raises CommandRefused.
         """
-        kind = parameters.get("kind")
-        unknown = sorted(parameters.keys() - {"kind", "minimum", "maximum"})
-        if unknown:
-            raise CommandRefused(f"budget does not take {unknown[0]!r}: it takes kind, minimum and maximum")
+        kind = parameters.kind
         limits = {
-            name: parameters[name] for name in ("minimum", "maximum") if parameters.get(name) is not None
+            name: slots
+            for name, slots in (("minimum", parameters.minimum), ("maximum", parameters.maximum))
+            if slots is not None
         }
         if kind is None and not limits:
             return self.get_counts()
-        if not isinstance(kind, str) or kind not in self._meters:
+        if kind is None or kind not in self._meters:
             raise CommandRefused(f"budget: kind is {kind!r}; there are {', '.join(self._meters)}")
         if limits:
             self._set(kind, self._meters[kind], limits)
         return {"kind": kind, **self._count(kind)}
 
-    def _set(self, kind: str, meter: _Meter, limits: Mapping[str, Any]) -> None:
+    def _set(self, kind: str, meter: _Meter, limits: Mapping[str, int]) -> None:
         budget, ceiling = replace(meter.budget, **limits), self._ceilings[kind]
         error = find_budget_error(budget)
         if error:

@@ -177,12 +177,12 @@ def worker_command_flags(command: F) -> F:
     return to(reply_flags(command))
 
 
-def _command(definition: CommandDefinition) -> Callable[[Callable[..., Any]], click.Command]:
+def _command(definition: CommandDefinition[Any]) -> Callable[[Callable[..., Any]], click.Command]:
     """Return the decorator for the command of this definition, with its name and its help."""
     return worker.command(definition.name, help=definition.help)
 
 
-def _add_command_without_parameters(definition: CommandDefinition) -> None:
+def _add_command_without_parameters(definition: CommandDefinition[Any]) -> None:
     @_command(definition)
     @worker_command_flags
     @click.pass_obj

@@ -1,21 +1,29 @@
-"""Define each control command once, with its reply and the reasons to refuse it.
+"""Define each control command once, with its parameters, its reply and the reasons to refuse it.
 
-The inbox, `app.control`, the command line and the guide all read it here.
+The inbox, the handlers, `app.control`, the command line and the guide all read it here.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from celery5.errors import CommandRefused
+from celery5.protocol.cluster.description import MAX_GROUP_MEMBERS
+from celery5.protocol.scaling.autoscale import MAX_PREFETCH_FACTOR
+from celery5.protocol.scaling.prioritisation import (
+    MAX_PREFERENCE_SECONDS,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    Preference,
+    is_number,
+)
 from celery5.protocol.similar_names import find_similar
 
 ProcessKind = Literal["worker", "router", "scheduler", "publisher", "controller"]
-ParameterType = Literal["text", "number", "boolean", "list", "object"]
 Permission = Literal["read", "change", "internal"]
 
 ALL_PROCESSES: frozenset[ProcessKind] = frozenset(
@@ -25,23 +33,28 @@ WORKERS: frozenset[ProcessKind] = frozenset(("worker",))
 CONTROLLERS: frozenset[ProcessKind] = frozenset(("controller",))
 
 
-@dataclass(frozen=True, slots=True)
-class CommandParameter:
-    """One parameter of a control command."""
+MAX_SHOWN_VALUE = 200
+"""The most characters of a wrong value in an error."""
 
-    name: str
-    type: ParameterType = "text"
-    is_required: bool = True
+
+class NoParameters(msgspec.Struct, frozen=True):
+    """The parameters of a command that takes none."""
+
+
+Text = Annotated[str, Meta(min_length=1, description="a text")]
+# The description of a field completes the error for a wrong value: `give ...`.
+P = TypeVar("P", bound=msgspec.Struct, covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandDefinition:
+class CommandDefinition(Generic[P]):
     """What is true of a control command, wherever it is sent from."""
 
     name: str
     # One line, imperative: the CLI and the guide show it.
     help: str
-    parameters: tuple[CommandParameter, ...] = ()
+    # A field for each parameter.
+    parameters: type[P]
     recipients: frozenset[ProcessKind] = field(default=WORKERS)
     # `read`: changes nothing; `change`: changes the process or its jobs; `internal`: sent by processes, not by people.
     # Each needs a signature that the recipient trusts, unless it takes unsigned commands.
@@ -58,18 +71,213 @@ class CommandDefinition:
     # How it is given to `celery5 worker`; without it, `tell` sends it.
     cli_usage: str = ""
 
-    def check_parameters(self, parameters: Mapping[str, Any]) -> None:
-        """Raise CommandRefused for a parameter of a name that the command does not take."""
-        names = [parameter.name for parameter in self.parameters]
-        unknown = [name for name in parameters if name not in names]
+    @property
+    def required_by_name(self) -> dict[str, bool]:
+        """Return for each parameter, by name, whether the command needs it."""
+        return {parameter.name: parameter.required for parameter in msgspec.structs.fields(self.parameters)}
+
+    def parse(self, parameters: Mapping[str, object]) -> P:
+        """Return the parameters, checked. Raises CommandRefused for one that is unknown, missing or wrong."""
+        required_by_name = self.required_by_name
+        unknown = [name for name in parameters if name not in required_by_name]
         if unknown:
-            takes = f"it takes {', '.join(names)}" if names else "it takes none"
-            raise CommandRefused(f"parameter {unknown[0]!r} is not known; {takes}")
+            takes = " and ".join(", ".join(required_by_name).rsplit(", ", 1)) or "no parameters"
+            raise CommandRefused(f"{self.name} does not take {unknown[0]!r}: it takes {takes}")
+        values: dict[str, Any] = {}
+        for name, hint in get_type_hints(self.parameters, include_extras=True).items():
+            if name in parameters or required_by_name[name]:
+                value = parameters.get(name)
+                try:
+                    values[name] = msgspec.convert(value, hint)
+                except msgspec.ValidationError:
+                    shown = repr(value)[:MAX_SHOWN_VALUE]
+                    raise CommandRefused(f"{self.name}: {name} is {shown}: give {_describe(hint)}") from None
+        return self.parameters(**values)
+
+
+def _describe(hint: Any) -> str:
+    metas = (meta for part in (hint, *get_args(hint)) for meta in getattr(part, "__metadata__", ()))
+    return next(str(meta.description) for meta in metas)
+
+
+class QueueParameters(msgspec.Struct, frozen=True):
+    """The parameters of `pause-queue` and `resume-queue`."""
+
+    queue: Text
+    # For the worker that gets the command alone.
+    here: Annotated[bool, Meta(description="true or false")] = False
+
+
+class RevokeParameters(msgspec.Struct, frozen=True):
+    """The parameters of `revoke`."""
+
+    # The id of the job.
+    id: Text
+
+
+class RunTaskParameters(msgspec.Struct, frozen=True):
+    """The parameters of `run-task`."""
+
+    # The message of the job.
+    job: Text
+    # None for the worker's default queue.
+    queue: Text | None = None
+    # The id of the job, for whoever reads the command: the message has it, too.
+    id: Text | None = None
+
+
+class ShutdownParameters(msgspec.Struct, frozen=True):
+    """The parameters of `shutdown`."""
+
+    how: Annotated[
+        Literal["warm", "cold"],
+        Meta(description="warm (what runs may finish) or cold (it is given back now)"),
+    ] = "warm"
+
+
+class BootStepParameters(msgspec.Struct, frozen=True):
+    """The parameters of `retry-boot-step`."""
+
+    # The name of the boot step.
+    step: Text
+
+
+class LogLevelParameters(msgspec.Struct, frozen=True):
+    """The parameters of `set-log-level`."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="one of debug, info, warning, error"),
+    ]
+
+
+_SLOTS = Annotated[int, Meta(ge=1, description="a whole number, 1 or more")]
+
+
+class BudgetParameters(msgspec.Struct, frozen=True):
+    """The parameters of `budget`."""
+
+    # A kind of task; None to show all.
+    kind: Text | None = None
+    # Slots, at least and at most; None to leave them as they are.
+    minimum: _SLOTS | None = None
+    maximum: _SLOTS | None = None
+
+
+MAX_PREFETCH_SECONDS = 3600.0
+"""The most seconds for which a prefetch factor can be set."""
+
+
+class PrefetchParameters(msgspec.Struct, frozen=True):
+    """The parameters of `prefetch`."""
+
+    # How many times as far ahead as usual to read; None to show it.
+    factor: (
+        Annotated[
+            float,
+            Meta(ge=1.0, le=MAX_PREFETCH_FACTOR, description=f"a number from 1 to {MAX_PREFETCH_FACTOR:g}"),
+        ]
+        | None
+    ) = None
+    # None for as long as the worker lives.
+    seconds: (
+        Annotated[
+            float,
+            Meta(
+                ge=0.01,
+                le=MAX_PREFETCH_SECONDS,
+                description=f"a number from 0.01 to {MAX_PREFETCH_SECONDS:g}",
+            ),
+        ]
+        | None
+    ) = None
+
+
+_WEIGHTS = Annotated[dict[str, Any], Meta(description="weights by name")]
+
+
+class PreferParameters(msgspec.Struct, frozen=True):
+    """The parameters of `prefer`."""
+
+    # Weights by name: more than 0, at most 1.
+    tasks: _WEIGHTS = {}
+    queues: _WEIGHTS = {}
+    seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=MAX_PREFERENCE_SECONDS,
+            description=f"more than 0 and at most {MAX_PREFERENCE_SECONDS:g}",
+        ),
+    ] = 60.0
+
+    def __post_init__(self) -> None:
+        for parameter, weights in (("tasks", self.tasks), ("queues", self.queues)):
+            for name, weight in weights.items():
+                if not is_number(weight) or not 0 < weight <= MAX_WEIGHT:
+                    raise CommandRefused(
+                        f"{parameter}: the weight of {name!r} is {weight!r}: give more than 0 and at most 1"
+                    )
+
+    @property
+    def preference(self) -> Preference:
+        """Return the preference; no weight is less than `MIN_WEIGHT`."""
+        tasks, queues = (
+            {name: max(MIN_WEIGHT, float(weight)) for name, weight in weights.items()}
+            for weights in (self.tasks, self.queues)
+        )
+        return Preference(tasks, queues)
+
+
+class CheckExpiredParameters(msgspec.Struct, frozen=True):
+    """The parameters of `check-expired`: one check, or several."""
+
+    check: Text | None = None
+    # Those that the worker does not have are ignored.
+    checks: Annotated[list[str], Meta(description="a list of names")] | None = None
+
+
+class LogAgainParameters(msgspec.Struct, frozen=True):
+    """The parameters of `log-again`."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(description="a list of log messages")]
+
+
+class RestartParameters(msgspec.Struct, frozen=True):
+    """The parameters of `restart`."""
+
+    # None for all.
+    members: Annotated[list[str], Meta(min_length=1, description="a list of their names")] | None = None
+
+
+_WORKERS = Annotated[
+    int,
+    Meta(ge=0, le=MAX_GROUP_MEMBERS, description=f"a number from 0 to {MAX_GROUP_MEMBERS}"),
+]
+
+
+class ScaleParameters(msgspec.Struct, frozen=True):
+    """The parameters of `scale`."""
+
+    # This Controller's share.
+    workers: _WORKERS | None = None
+    # The workers of all hosts. It counts, where both are given.
+    of: _WORKERS | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is None and self.of is None:
+            raise CommandRefused(f"scale: workers is None: give a number from 0 to {MAX_GROUP_MEMBERS}")
+
+    @property
+    def target(self) -> int:
+        """Return the number of workers that is wanted."""
+        return (self.workers or 0) if self.of is None else self.of
 
 
 PING = CommandDefinition(
     name="ping",
     help="Answer: who it is, and for how long.",
+    parameters=NoParameters,
     recipients=ALL_PROCESSES,
     permission="read",
     is_idempotent=True,
@@ -79,6 +287,7 @@ PING = CommandDefinition(
 STATS = CommandDefinition(
     name="stats",
     help="Show jobs by outcome, limits, slots, queues, boot steps, commands, memory, the lag of the event loop.",
+    parameters=NoParameters,
     recipients=ALL_PROCESSES,
     permission="read",
     is_idempotent=True,
@@ -88,6 +297,7 @@ STATS = CommandDefinition(
 ACTIVE = CommandDefinition(
     name="active",
     help="Show which jobs run, with shortened arguments, and for how long.",
+    parameters=NoParameters,
     permission="read",
     is_idempotent=True,
     is_routine=True,
@@ -96,6 +306,7 @@ ACTIVE = CommandDefinition(
 HEALTH = CommandDefinition(
     name="health",
     help="Show all health checks and circuit breakers.",
+    parameters=NoParameters,
     permission="read",
     is_idempotent=True,
     is_routine=True,
@@ -103,84 +314,73 @@ HEALTH = CommandDefinition(
 PAUSE_QUEUE = CommandDefinition(
     name="pause-queue",
     help="Stop reading a queue, in all workers or, with `here`, in this one; jobs that were read are run.",
-    parameters=(CommandParameter("queue"), CommandParameter("here", "boolean", is_required=False)),
+    parameters=QueueParameters,
     cli_usage="pause-queue QUEUE",
 )
 RESUME_QUEUE = CommandDefinition(
     name="resume-queue",
     help="Read a paused queue again.",
-    parameters=(CommandParameter("queue"), CommandParameter("here", "boolean", is_required=False)),
+    parameters=QueueParameters,
     cli_usage="resume-queue QUEUE",
 )
 REVOKE = CommandDefinition(
     name="revoke",
     help="Stop a job that this worker has; `celery5 task revoke` finds it wherever it is.",
-    parameters=(CommandParameter("id"),),
+    parameters=RevokeParameters,
     cli_usage="revoke ID",
 )
 RUN_TASK = CommandDefinition(
     name="run-task",
     help="Run a job in this worker, now. A later attempt may run in another worker.",
-    parameters=(
-        CommandParameter("job"),
-        CommandParameter("queue", is_required=False),
-        CommandParameter("id", is_required=False),
-    ),
+    parameters=RunTaskParameters,
     expires_with_timeout=True,
     cli_usage="run TASK --args JSON --to NAME",
 )
 SHUTDOWN = CommandDefinition(
     name="shutdown",
     help="Stop as at a signal; `cold` returns running jobs now. A fleet does not replace the process.",
-    parameters=(CommandParameter("how", is_required=False),),
+    parameters=ShutdownParameters,
     recipients=ALL_PROCESSES,
     expires_with_timeout=True,
     cli_usage="shutdown [--cold]",
 )
 RELOAD = CommandDefinition(
-    name="reload", help="Read the configuration again.", recipients=ALL_PROCESSES, cli_usage="reload"
+    name="reload",
+    help="Read the configuration again.",
+    parameters=NoParameters,
+    recipients=ALL_PROCESSES,
+    cli_usage="reload",
 )
 RETRY_BOOT_STEP = CommandDefinition(
     name="retry-boot-step",
     help="Try an optional boot step that failed again.",
-    parameters=(CommandParameter("step"),),
+    parameters=BootStepParameters,
     recipients=ALL_PROCESSES,
     cli_usage="retry-boot-step STEP",
 )
 SET_LOG_LEVEL = CommandDefinition(
     name="set-log-level",
     help="Log events of this level and above, until the process ends.",
-    parameters=(CommandParameter("level"),),
+    parameters=LogLevelParameters,
     recipients=ALL_PROCESSES,
     cli_usage="set-log-level LEVEL",
 )
 BUDGET = CommandDefinition(
     name="budget",
     help="Show or set how many jobs of a kind of task run at once.",
-    parameters=(
-        CommandParameter("kind", is_required=False),
-        CommandParameter("minimum", "number", is_required=False),
-        CommandParameter("maximum", "number", is_required=False),
-    ),
+    parameters=BudgetParameters,
     cli_usage="budget [KIND] [--minimum N] [--maximum N]",
 )
 PREFETCH = CommandDefinition(
     name="prefetch",
     help="Read `factor` times as far ahead as usual, for `seconds` or until the worker ends.",
-    parameters=(
-        CommandParameter("factor", "number", is_required=False),
-        CommandParameter("seconds", "number", is_required=False),
-    ),
+    parameters=PrefetchParameters,
     is_routine=True,  # not idempotent: without `seconds` it holds for as long as the worker lives
 )
 PREFER = CommandDefinition(
     name="prefer",
     help="Weight waiting jobs by task and queue for `seconds`.",
-    parameters=(
-        CommandParameter("tasks", "object", is_required=False),
-        CommandParameter("queues", "object", is_required=False),
-        CommandParameter("seconds", "number", is_required=False),
-    ),
+    parameters=PreferParameters,
     permission="internal",
     is_idempotent=True,
     is_routine=True,
@@ -188,10 +388,7 @@ PREFER = CommandDefinition(
 CHECK_EXPIRED = CommandDefinition(
     name="check-expired",
     help="Run health checks whose period has passed.",
-    parameters=(
-        CommandParameter("check", is_required=False),
-        CommandParameter("checks", "list", is_required=False),
-    ),
+    parameters=CheckExpiredParameters,
     permission="internal",
     is_idempotent=True,
     is_routine=True,
@@ -199,7 +396,7 @@ CHECK_EXPIRED = CommandDefinition(
 LOG_AGAIN = CommandDefinition(
     name="log-again",
     help="Log messages that this process could not write before.",
-    parameters=(CommandParameter("messages", "list"),),
+    parameters=LogAgainParameters,
     recipients=ALL_PROCESSES,
     permission="internal",
     is_routine=True,
@@ -207,6 +404,7 @@ LOG_AGAIN = CommandDefinition(
 MEMBERS = CommandDefinition(
     name="members",
     help="Show the members of the cluster and their state.",
+    parameters=NoParameters,
     recipients=CONTROLLERS,
     permission="read",
     is_routine=True,
@@ -215,22 +413,19 @@ MEMBERS = CommandDefinition(
 RESTART = CommandDefinition(
     name="restart",
     help="Restart members of the cluster, all or those listed.",
-    parameters=(CommandParameter("members", "list", is_required=False),),
+    parameters=RestartParameters,
     recipients=CONTROLLERS,
     is_reserved=False,
 )
 SCALE = CommandDefinition(
     name="scale",
     help="Set the number of workers here, as this Controller's share or `of` all.",
-    parameters=(
-        CommandParameter("workers", "number", is_required=False),
-        CommandParameter("of", "number", is_required=False),
-    ),
+    parameters=ScaleParameters,
     recipients=CONTROLLERS,
     is_reserved=False,
 )
 
-COMMAND_DEFINITIONS: Mapping[str, CommandDefinition] = {
+COMMAND_DEFINITIONS: Mapping[str, CommandDefinition[msgspec.Struct]] = {
     definition.name: definition
     for definition in (
         *(PING, STATS, ACTIVE, HEALTH, PAUSE_QUEUE, RESUME_QUEUE, REVOKE, RUN_TASK, SHUTDOWN, RELOAD),

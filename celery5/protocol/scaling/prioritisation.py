@@ -122,23 +122,6 @@ class Preference(msgspec.Struct, frozen=True):
             for name in mine.keys() | theirs.keys()
         )
 
-    @staticmethod
-    def parse(parameters: Mapping[str, Any]) -> "tuple[Preference, float]":
-        """Return the preference in the command `prefer`, and its duration in seconds.
-
-        Raises Misconfigured for invalid ones.
-        """
-        unknown = sorted(parameters.keys() - {"tasks", "queues", "seconds"})
-        if unknown:
-            raise Misconfigured(f"prefer does not take {unknown[0]!r}: it takes tasks, queues and seconds")
-        seconds: object = parameters.get("seconds", 60.0)
-        if not _is_number(seconds) or not 0 < cast("float", seconds) <= MAX_PREFERENCE_SECONDS:
-            raise Misconfigured(
-                f"seconds is {seconds!r}: give more than 0 and at most {MAX_PREFERENCE_SECONDS:g}"
-            )
-        tasks, queues = (_checked(name, parameters.get(name) or {}) for name in ("tasks", "queues"))
-        return Preference(tasks, queues), float(cast("float", seconds))
-
 
 def compute_preference(strategy: PrioritisationStrategy, snapshot: ClusterSnapshot) -> Preference:
     """Return what a strategy prefers for a snapshot, within bounds.
@@ -179,7 +162,7 @@ def _bounded(weights: Mapping[str, float]) -> dict[str, float]:
     are 0.
     """
     for name, weight in weights.items():
-        if not isinstance(cast("object", name), str) or not _is_number(weight) or weight < 0:
+        if not isinstance(cast("object", name), str) or not is_number(weight) or weight < 0:
             raise ValueError(f"the weight of {name!r} is {weight!r}: give a number, 0 or more")
     largest = max(weights.values(), default=0.0)
     return (
@@ -192,17 +175,6 @@ def _named(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: round(weight, 4) for name, weight in weights.items() if weight < MAX_WEIGHT}
 
 
-def _checked(name: str, value: object) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        raise Misconfigured(f"{name} is {value!r}: give weights by name")
-    weights = cast("Mapping[str, Any]", value)
-    for key, weight in weights.items():
-        if not _is_number(weight) or not 0 < weight <= MAX_WEIGHT:
-            raise Misconfigured(
-                f"{name}: the weight of {key!r} is {weight!r}: give more than 0 and at most 1"
-            )
-    return {key: max(MIN_WEIGHT, float(weight)) for key, weight in weights.items()}
-
-
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import Misconfigured
+from celery5.errors import CommandRefused
+from celery5.protocol.commands.definitions import PREFER
 from celery5.protocol.scaling.budget import KINDS
 from celery5.protocol.scaling.prioritisation import (
     MAX_WEIGHT,
@@ -148,8 +150,9 @@ def test_a_small_difference_is_not_worth_telling() -> None:
 
 def test_what_the_command_says_is_read_and_lasts_for_a_while() -> None:
     said = {"tasks": {"a": 0.5, "b": 0.0001}, "queues": {}, "seconds": 30}
-    assert Preference.parse(said) == (Preference({"a": 0.5, "b": MIN_WEIGHT}, {}), 30.0)
-    assert Preference.parse({}) == (Preference(), 60.0)
+    parameters = PREFER.parse(said)
+    assert (parameters.preference, parameters.seconds) == (Preference({"a": 0.5, "b": MIN_WEIGHT}, {}), 30.0)
+    assert (PREFER.parse({}).preference, PREFER.parse({}).seconds) == (Preference(), 60.0)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +169,8 @@ def test_what_the_command_says_is_read_and_lasts_for_a_while() -> None:
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused_in_one_line(said: Any, says: str) -> None:
-    with pytest.raises(Misconfigured) as refused:
-        Preference.parse(said)
+    with pytest.raises(CommandRefused) as refused:
+        PREFER.parse(said)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -201,7 +204,7 @@ def test_no_weight_is_out_of_bounds_and_somebody_has_the_best(seen: ClusterSnaps
         assert preference.queues.keys() < {each.queue for each in seen.task_loads if each.waiting}
     # What is told is what the command takes.
     said = {"tasks": dict(preference.tasks), "queues": dict(preference.queues)}
-    assert Preference.parse(said)[0] == preference
+    assert PREFER.parse(said).preference == preference
 
 
 @given(situations)

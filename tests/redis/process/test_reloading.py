@@ -20,6 +20,7 @@ from celery5.config.settings import Settings
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.examples.own_configuration.table import TableConfiguration
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import NoParameters
 from celery5.services.process.reloader import NextIncarnation, Reloader
 from tests.redis.commands.staff import Employee, Staff, wait_until
 from tests.redis.worker.workers import Lines, until, working
@@ -371,20 +372,20 @@ async def test_the_command_reloads_at_once_or_says_why_not(url: str, app_name: s
         )
 
     one = reloader()
-    assert await one.handle_command({}) == {"changed": []}
+    assert await one.handle_command(NoParameters()) == {"changed": []}
     assert not next_incarnation.is_due
     write(config, "concurrency = 2")
-    assert await one.handle_command({}) == {"changed": ["concurrency"]}
+    assert await one.handle_command(NoParameters()) == {"changed": ["concurrency"]}
     assert next_incarnation.is_due
     next_incarnation.apply_settings()
     assert app.settings.concurrency == 2
     write(config, "concurrency = 0")
     with pytest.raises(CommandRefused, match="the old settings stay"):
-        await one.handle_command({})
+        await one.handle_command(NoParameters())
     with pytest.raises(CommandRefused, match="--no-reload"):
-        await reloader(reload=False).handle_command({})
+        await reloader(reload=False).handle_command(NoParameters())
     with pytest.raises(CommandRefused, match="no configuration"):
-        await reloader(configured=False).handle_command({})
+        await reloader(configured=False).handle_command(NoParameters())
 
 
 def test_a_backend_of_ones_own_configures_workers_while_they_run(

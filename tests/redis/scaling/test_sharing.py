@@ -17,6 +17,7 @@ from celery5.broker.calls import jobs, leases
 from celery5.broker.calls.jobs import Entry
 from celery5.errors import CommandRefused
 from celery5.logs.log import Log
+from celery5.protocol.commands.definitions import PREFER
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.job.states import Priority
@@ -298,7 +299,7 @@ def job(task: str, queue: str = "q") -> Delivery:
 async def test_held_jobs_are_put_into_the_order_of_their_weights() -> None:
     queue = InternalTasksQueue()
     preferences = Preferences(queues={"trio": queue}, log=Log(worker="w", app="shop"))
-    await preferences.handle_command({"tasks": {"other": 0.1}, "seconds": 60})
+    await preferences.handle_command(PREFER.parse({"tasks": {"other": 0.1}, "seconds": 60}))
     for _ in range(40):
         queue.put(job("other"))
         queue.put(job("note"))
@@ -319,7 +320,11 @@ async def test_among_lives_that_share_slots_a_job_weighs_what_its_task_or_its_qu
     preferences = Preferences(queues={"trio": queue}, log=Log(worker="w", app="shop"))
     queue.put(job("note", "a"))
     assert queue.get_next_weight() == 1.0
-    await preferences.handle_command({"tasks": {"note": 0.5}, "queues": {"a": 0.25}, "seconds": 60})
+    await preferences.handle_command(
+        PREFER.parse({"tasks": {"note": 0.5}, "queues": {"a": 0.25}, "seconds": 60})
+    )
     assert queue.get_next_weight() == 0.25
-    await preferences.handle_command({"tasks": {"other": 0.1}, "queues": {"b": 0.1}, "seconds": 60})
+    await preferences.handle_command(
+        PREFER.parse({"tasks": {"other": 0.1}, "queues": {"b": 0.1}, "seconds": 60})
+    )
     assert queue.get_next_weight() == 1.0

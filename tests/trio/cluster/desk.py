@@ -11,7 +11,7 @@ from celery5.boot_step import check_boot_steps
 from celery5.bootsteps.boot import BootGraph, Step
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
-from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands, SelfCommandSender
+from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands, SelfCommandSender, handle
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
 from tests.redis.worker.workers import Lines
@@ -41,7 +41,7 @@ class Desk:
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
         self.board = StepStatus()
-        self.commands = CommandRegistry(handlers={RETRY_BOOT_STEP.name: self.board.handle_command})
+        self.commands = CommandRegistry(handlers=handle(RETRY_BOOT_STEP, self.board.handle_command))
         self.posts: SelfCommandSender = ImmediateCommands(commands=self.commands)
         self.app = App("desk")
 

@@ -17,7 +17,8 @@ from celery5.errors import CommandRefused
 from celery5.health import HealthCheck
 from celery5.health.event_loop import LoopBlocks
 from celery5.logs.log import Log
-from celery5.services.commands.dispatcher import CommandRegistry
+from celery5.protocol.commands.definitions import CHECK_EXPIRED, HEALTH
+from celery5.services.commands.dispatcher import CommandRegistry, handle
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.health_checks import MAX_REMEMBERED_ERRORS, HealthMonitor
 from tests.redis.worker.workers import Lines
@@ -281,7 +282,7 @@ async def test_the_command_has_it_look_and_the_timer_waits_while_commands_come(
     began = trio.current_time()
     async with looking(HealthCheck("a", look, period=10)) as health:
         commands = CommandRegistry(
-            handlers={"check-expired": health.check_expired, "health": health.report_health}
+            handlers={**handle(CHECK_EXPIRED, health.check_expired), **handle(HEALTH, health.report_health)}
         )
         await trio.sleep(8)
         for _ in range(4):

@@ -170,7 +170,7 @@ async def test_the_level_is_set_while_it_runs_and_a_bad_one_is_refused(desk: Des
     for bad in ("loud", None, 10, ["debug"]):
         with pytest.raises(CommandRefused, match="give one of debug, info, warning, error"):
             await desk.commands.perform("set-log-level", {"level": bad})
-    with pytest.raises(CommandRefused, match="log-again wants messages"):
+    with pytest.raises(CommandRefused, match="log-again: messages is 'all': give a list of log messages"):
         await desk.commands.perform("log-again", {"messages": "all"})
 
 
