@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.cluster.members import KINDS, Kind, Member
+from celery5.protocol.cluster.members import KINDS, MAX_GROUP_MEMBERS, Kind, Member
 from celery5.protocol.cluster.own_broker import (
     SINGLE_HOST_ERROR,
     OwnBroker,
@@ -82,8 +82,6 @@ class ValueChecker:
 
 STOP_MARGIN = 50.0
 """Seconds beyond the grace period that a member has to end."""
-MAX_GROUP_MEMBERS = 10_000
-"""The most members of one group."""
 KINDS_BY_SECTION: Mapping[str, Kind] = {f"{kind}s": kind for kind in KINDS}
 _NAME = re.compile(r"[A-Za-z0-9_.]+(?:-[A-Za-z0-9_.]+)*")
 ENVIRONMENT_KEY = "environment"

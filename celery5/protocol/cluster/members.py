@@ -25,6 +25,8 @@ FAILURE_PREFIX = "failed: "
 """The prefix of the last status of a member that ends with an error; the error follows."""
 MAX_REASON_LENGTH = 300
 """Characters of an error that are kept, at most."""
+MAX_GROUP_MEMBERS = 10_000
+"""The most members of one group."""
 KINDS: tuple[Kind, ...] = ("worker", "router", "scheduler", "publisher")
 
 

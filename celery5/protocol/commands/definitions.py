@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from celery5.errors import CommandRefused
-from celery5.protocol.cluster.description import MAX_GROUP_MEMBERS
+from celery5.protocol.cluster.members import MAX_GROUP_MEMBERS
 from celery5.protocol.scaling.autoscale import MAX_PREFETCH_FACTOR
 from celery5.protocol.scaling.prioritisation import (
     MAX_PREFERENCE_SECONDS,

@@ -9,7 +9,7 @@ import pytest
 from celery5.cli.commands.worker import worker
 from celery5.commands.declaration import RESERVED_COMMANDS
 from celery5.errors import CommandRefused
-from celery5.protocol.cluster.description import MAX_GROUP_MEMBERS
+from celery5.protocol.cluster.members import MAX_GROUP_MEMBERS
 from celery5.protocol.commands.definitions import (
     BUDGET,
     CHECK_EXPIRED,
