@@ -1,8 +1,8 @@
 """Leadership: several Controllers as real processes that are killed, frozen, ended and cut off."""
 
+import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +25,7 @@ from celery5.logs.log import Log
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE, LEASE
 from celery5.services.controller.leadership import Leadership
 from tests.faults.connections.proxy import FaultyProxy
+from tests.forking import Process, start_process
 from tests.redis.commands.staff import wait_until
 
 LIMIT = 60.0
@@ -47,7 +48,7 @@ class Contest:
         self.app, self.url, self.folder = app, url, folder
         self.history = folder / "history"
         self.history.touch()
-        self.all: dict[str, subprocess.Popen[bytes]] = {}
+        self.all: dict[str, Process] = {}
 
     def start(self, name: str, *, url: str = "") -> None:
         """Start one; gives back when it is up."""
@@ -61,7 +62,9 @@ class Contest:
             str(self.history),
         ]
         with (self.folder / name).open("wb") as output:
-            self.all[name] = subprocess.Popen(words, stdout=output, stderr=output)
+            self.all[name] = start_process(
+                words, cwd=Path.cwd(), env=os.environ, stdout=output, stderr=output
+            )
         wait_until(lambda: any(each.name == name for each in self.notes()), within=LIMIT)
 
     def send(self, name: str, number: signal.Signals) -> None:

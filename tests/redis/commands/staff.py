@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from celery5 import App
+from tests.forking import Process, start_process
 from tests.pace import Pace
 from tests.redis.events.historian import app as historian
 
@@ -45,7 +46,7 @@ class Note:
 class Employee:
     """A `celery5 worker start` that runs."""
 
-    process: "subprocess.Popen[bytes]"
+    process: Process
     output: Path
 
     def lines(self, name: str) -> list[dict[str, Any]]:
@@ -89,9 +90,17 @@ class Staff:
         assert one.process.poll() is None, one.output.read_text()
         return one
 
-    def launch(self, command: list[str], *, stderr: int = subprocess.STDOUT, **settings: Any) -> Employee:
-        """Start a process in the surroundings of this staff; what it says on stderr comes to its output, too, unless
-        there is another place for it."""
+    def launch(
+        self, command: list[str], *, stderr: int = subprocess.STDOUT, forked: bool = True, **settings: Any
+    ) -> Employee:
+        """Start a process in the surroundings of this staff.
+
+        Args:
+            command: What to run.
+            stderr: Where its stderr goes; by default to its output.
+            forked: Whether a fork will do: what a process shows in `/proc` of how it was started is not a fork's own.
+            settings: Settings for its environment.
+        """
         output = self.folder / f"output-{len(self._all)}"
         said = {f"CELERY5_{name.upper()}": str(value) for name, value in settings.items()}
         environ = {
@@ -103,7 +112,8 @@ class Staff:
             **said,
         }
         with output.open("wb") as file:
-            process = subprocess.Popen(
+            begin: Any = start_process if forked else subprocess.Popen
+            process = begin(
                 command, stdout=file, stderr=stderr, env=environ, cwd=_ROOT, start_new_session=True
             )
         one = Employee(process, output)

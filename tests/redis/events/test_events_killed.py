@@ -3,6 +3,7 @@
 Routers are real processes, and they die by SIGKILL: at each point of their work, or at any time.
 """
 
+import os
 import random
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,16 +20,17 @@ import trio
 from celery5 import App
 from celery5.broker.keys import EVENTS
 from celery5.events.event import Event
+from tests.forking import Process, start_process
 from tests.redis.process.router_process import POINTS
 from tests.redis.worker.workers import start, until
-
-Process = subprocess.Popen[bytes]
 
 
 def begun(app: App, url: str, *where: object) -> Process:
     """A Router that is up."""
     words = [sys.executable, "-m", "tests.redis.process.router_process", app.name, url, *map(str, where)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = start_process(
+        words, cwd=Path.cwd(), env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert process.stdout is not None
     while (line := process.stdout.readline()) != b"up\n":
         assert line, "it came up"

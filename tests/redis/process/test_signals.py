@@ -248,7 +248,7 @@ def test_what_a_controller_starts_that_leads_no_more_does_not_begin(staff: Staff
     assert line.startswith(
         "Error: the Controller that started this process leads no more (new leads in epoch "
     )
-    one = launched(staff, kind, controller_epoch=record.epoch)
+    one = launched(staff, kind, forked=False, controller_epoch=record.epoch)
     assert one.lines("process:run-as-root") == []  # the Controller has said so
     environment = Path(f"/proc/{one.process.pid}/environ").read_bytes()
     assert EPOCH_VARIABLE.encode() in environment  # of which jobs see nothing

@@ -13,6 +13,7 @@ import redis
 
 from celery5 import App
 from celery5.protocol.job.messages import read_command
+from tests.forking import Process, start_process
 from tests.redis.commands.staff import logged, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +30,7 @@ class Daemon:
         self.folder = folder
         self.output = folder / "daemon.log"
         self.socket = folder / "p.sock"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
         self.environ: dict[str, str] = {}
         self._lives = 0
 
@@ -66,7 +67,7 @@ class Daemon:
         self._lives += 1
         self.output = self.folder / f"daemon-{self._lives}.log"
         with self.output.open("wb") as file:
-            self.process = subprocess.Popen(
+            self.process = start_process(
                 [*command, *places], stdout=file, stderr=subprocess.STDOUT, env=environ, cwd=ROOT
             )
 

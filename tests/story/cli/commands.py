@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tests.forking import forks, start_process
 from tests.pace import Pace
-from tests.story.cli.forking import AT_START, ForkServer
 
 LIMIT = 30.0
 """Seconds that anything here may take."""
@@ -41,23 +41,18 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("CELERY5_")} | more
 
 
-_forks = ForkServer()
-
-
 def celery5(
     *words: object, cwd: Path, env: Mapping[str, str] | None = None, command: Sequence[str] | None = None
 ) -> Ended:
     """Run one command to its end: in a fork, or as `command` where that is given or its interpreter matters."""
-    serves = "start" in words or "demo" in words
-    if command is None and not serves and not any(name.startswith(AT_START) for name in env or {}):
-        arguments = [str(word) for word in words]
-        ended = _forks.run(arguments, cwd=cwd, env=environment(**(env or {})), timeout=LIMIT)
-        if ended is not None:
-            return Ended(*ended)
+    whole = [*(command or COMMAND), *map(str, words)]
+    environ = environment(**(env or {}))
+    if command is None and forks.can_start(whole, environ):
+        return Ended(*forks.run(whole[1:], cwd=cwd, env=environ, timeout=LIMIT))
     done = subprocess.run(
-        [*(command or COMMAND), *map(str, words)],
+        whole,
         cwd=cwd,
-        env=environment(**(env or {})),
+        env=environ,
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -82,7 +77,7 @@ class Serving:
         self._out = cwd / f"out-{time.monotonic_ns()}"
         self._err = self._out.with_suffix(".err")
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = start_process(
                 [*COMMAND, *map(str, words)],
                 cwd=cwd,
                 env=environment(**(env or {})),
