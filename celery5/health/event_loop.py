@@ -1,6 +1,6 @@
 """Measure how late the event loop is, and record what has blocked it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 import trio
@@ -32,32 +32,30 @@ class LoopBlocks:
         self.current: LoopBlock | None = None
         self.last: LoopBlock | None = None
         self._totals: dict[str, tuple[int, float]] = {}
-        self._listeners: list[Callable[[LoopBlock], None]] = []
+        self._ended = trio.Event()
 
     def update_block(self, block: LoopBlock) -> None:
         """Record that the loop is blocked."""
         self.current = block
 
     def end_block(self, block: LoopBlock) -> None:
-        """Record that the loop runs again, and call the listeners. Called on the loop."""
+        """Record that the loop runs again, and wake who waits for that. Called on the loop."""
         count, seconds = self._totals.get(block.task, (0, 0.0))
         self._totals = {**self._totals, block.task: (count + 1, seconds + block.seconds)}
         self.current, self.last = None, block
-        for listener in list(self._listeners):
-            listener(block)
+        ended, self._ended = self._ended, trio.Event()
+        ended.set()
 
     @property
     def totals(self) -> Mapping[str, tuple[int, float]]:
         """Return how often each task has blocked the loop, and for how many seconds in all."""
         return self._totals
 
-    def add_listener(self, listener: Callable[[LoopBlock], None]) -> None:
-        """Call `listener`, on the loop, after each block."""
-        self._listeners.append(listener)
-
-    def remove_listener(self, listener: Callable[[LoopBlock], None]) -> None:
-        """Stop calling `listener`."""
-        self._listeners.remove(listener)
+    async def wait_block(self) -> LoopBlock:
+        """Return the next block, as soon as it is over."""
+        await self._ended.wait()
+        assert self.last is not None
+        return self.last
 
 
 async def measure_lateness(seconds: float) -> float:

@@ -25,6 +25,8 @@ Level = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
 MAX_RETRIES = 3
 """How often a message that could not be written is tried again, before it counts as lost."""
+MAX_UNWRITTEN = 1000
+"""The most messages that are kept because they could not be written."""
 FINAL_FLUSH_LIMIT = 1.5
 """Seconds in which the thread writes what is left when the process ends."""
 
@@ -95,7 +97,8 @@ class LogWriter:
             0  # `_unreported`: lost, and not logged yet
         )
         self._has_warned = False
-        self._retry_hook: Callable[[list[Message]], int] | None = None
+        self._unwritten: deque[Message] = deque()
+        self._retry_services = 0
 
     @property
     def unreported_losses(self) -> int:
@@ -122,12 +125,21 @@ class LogWriter:
         """Call `listener` with each level that is set from now on."""
         self._level_listeners.append(listener)
 
-    def set_retry_hook(self, hook: Callable[[list[Message]], int] | None) -> None:
-        """Give messages that could not be written to `hook`, which returns how many it has taken; None to lose them.
+    def start_retries(self) -> None:
+        """Keep messages that could not be written, for a service that takes them. Without one they are lost."""
+        with self._counting:
+            self._retry_services += 1
 
-        It is called in the thread of the log, and brings messages back by `requeue`.
-        """
-        self._retry_hook = hook
+    def stop_retries(self) -> list[Message]:
+        """Note that a service ends; return what is left for it when it was the last one."""
+        with self._counting:
+            self._retry_services -= 1
+        return [] if self._retry_services else self.take_unwritten(MAX_UNWRITTEN)
+
+    def take_unwritten(self, count: int) -> list[Message]:
+        """Return up to `count` messages that could not be written, oldest first. `requeue` takes them back."""
+        with self._counting:
+            return [self._unwritten.popleft() for _ in range(min(count, len(self._unwritten)))]
 
     def __call__(self, message: Message) -> None:
         """Take one message; called by eliot, from any thread."""
@@ -157,7 +169,7 @@ class LogWriter:
             self._buffer.append(line)
 
     def requeue(self, messages: Iterable[Message]) -> int:
-        """Take messages back that the retry hook was given; return how many fitted the buffer."""
+        """Take messages back that could not be written; return how many fitted the buffer."""
         taken = 0
         for message in messages:
             if len(self._buffer) >= self._capacity:
@@ -230,18 +242,19 @@ class LogWriter:
         return False
 
     def _retry(self, batch: list[Message], error: Exception) -> None:
-        """Give those messages to the retry hook that may be tried again; the others are lost."""
+        """Keep those messages that may be tried again; the others are lost."""
         messages = [
             message
             for message in batch
             if message.get("again", 0) < MAX_RETRIES
             and not str(message.get("message_type")).startswith(_INBOX_EVENTS)
         ]
-        hook = self._retry_hook
-        taken = hook(messages) if hook is not None and messages else 0
-        self._retried += taken
-        if taken < len(batch):
-            self.report_lost(len(batch) - taken, f"{type(error).__name__}: {error}")
+        with self._counting:
+            kept = messages[: MAX_UNWRITTEN - len(self._unwritten)] if self._retry_services else []
+            self._unwritten.extend(kept)
+        self._retried += len(kept)
+        if len(kept) < len(batch):
+            self.report_lost(len(batch) - len(kept), f"{type(error).__name__}: {error}")
 
     def report_lost(self, count: int, why: str) -> None:
         """Count lost messages; the first time write a line to stderr, the one place that is left."""

@@ -31,7 +31,7 @@ from celery5.scaling.strategies import is_scaled
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import NextIncarnation, ReloadSignal
-from celery5.services.worker.internal_queues import InternalTasksQueue, SharedSlots
+from celery5.services.worker.internal_queues import SharedSlots
 from celery5.services.worker.lease import Lease
 from celery5.wiring import build
 
@@ -250,9 +250,7 @@ def make_incarnation_values(
         lease=lease,
         sidecar=sidecar,
         sidecar_memory=sidecar_memory,
-        queues=options.slots.make_queues()
-        if options.slots
-        else {kind: InternalTasksQueue() for kind in KINDS},
+        slots=options.slots,
         process=options.slots.process if options.slots else "",
         duration_estimates={kind: DurationEstimate() for kind in KINDS},
         budgets=resolve_budgets(app),

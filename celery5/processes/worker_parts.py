@@ -49,7 +49,7 @@ from celery5.protocol.health.metrics import JobTally
 from celery5.protocol.job.names import resolve_module_name
 from celery5.protocol.job.retry_policy import UnpublishableChoice, UnpublishableFallback
 from celery5.protocol.process.recycling import RecyclingLimits
-from celery5.protocol.scaling.budget import Budget
+from celery5.protocol.scaling.budget import KINDS, Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.runners.boxes.boxed import BoxedRunner, BoxLimits
 from celery5.runners.in_thread import ThreadRunner
@@ -90,7 +90,7 @@ from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.intake import JobIntake, ReceivedJobs, UnstartedJobs
-from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
+from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue, SharedSlots
 from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
 from celery5.services.worker.lease import Heartbeat, Lease, WorkerIdentity
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, QueueReads, ReadingState, ReadOrder
@@ -129,9 +129,8 @@ class WorkerValues:
     # The process that steps in when this one dies or hangs, and the memory that it shares with that.
     sidecar: Sidecar | None
     sidecar_memory: SidecarMemory | None
-    # Where jobs of each kind wait for an executor. Workers on several brokers in one process share the slots; `process`
-    # names that process then.
-    queues: Mapping[str, InternalTasksQueue]
+    # The slots that workers on several brokers in one process share; `process` names that process then.
+    slots: SharedSlots | None
     process: str
     # How long jobs of each kind take.
     duration_estimates: Mapping[str, DurationEstimate]
@@ -180,6 +179,13 @@ def make_box_home(app: App) -> "BoxHome":
 
     path = tuple(os.path.abspath(entry) for entry in sys.path)  # '' is the working directory
     return BoxHome(resolve_module_name(app.module), app.name, path, msgspec.to_builtins(app.settings))
+
+
+def make_queues(slots: SharedSlots | None, preferences: Preferences) -> dict[str, InternalTasksQueue]:
+    """Return where jobs of each kind wait for an executor."""
+    if slots is not None:
+        return slots.make_queues(preferences.get_weight)
+    return {kind: InternalTasksQueue() for kind in KINDS}
 
 
 def make_sources(
@@ -421,6 +427,7 @@ class WorkerParts(ProcessParts):
     read_order = ReadOrder
     queue_reads = QueueReads
     preferences = Preferences
+    queues = made_by(make_queues)
     pauses = PausedQueues
     queue_capacity = QueueCapacity
     prefetch_factor = PrefetchFactor

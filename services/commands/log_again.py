@@ -21,8 +21,8 @@ from celery5.protocol.commands.definitions import (
 )
 from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender, handle
 
-MAX_WAITING_MESSAGES = 1000
-"""The most messages that wait to be sent."""
+POLL_INTERVAL = 1.0
+"""Seconds between two looks at the log while nothing is to be retried."""
 BATCH = 100
 """The most messages in one command."""
 MAX_MESSAGE_SIZE = 48 * 1024
@@ -40,44 +40,30 @@ class LogRetry:
         self._log = log
         self._self_commands = self_commands
         self._waiting: deque[Message] = deque()
-        self._wake = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send messages until cancelled; then what is left, for a second at most."""
-        token = trio.lowlevel.current_trio_token()
-
-        def add_messages(messages: list[Message]) -> int:
-            """Accept messages to retry, in the log's thread. Returns how many were accepted."""
-            accepted = messages[: MAX_WAITING_MESSAGES - len(self._waiting)]
-            self._waiting.extend(accepted)
-            try:
-                token.run_sync_soon(self._wake_up, idempotent=True)
-            except trio.RunFinishedError:
-                self._waiting.clear()
-                return 0
-            return len(accepted)
-
-        if self._log.writer is not None:
-            self._log.writer.set_retry_hook(add_messages)
         task_status.started()
+        writer = self._log.writer
+        if writer is None:
+            await trio.sleep_forever()
+        writer.start_retries()
         try:
             while True:
-                await self._wake.wait()
-                self._wake = trio.Event()
-                while self._waiting:
+                if not self._waiting:
+                    self._waiting.extend(writer.take_unwritten(BATCH))
+                if self._waiting:
                     await trio.sleep(RETRY_DELAYS[min(_count_retries(self._waiting[0]), MAX_RETRIES - 1)])
                     await self._send_batch()
+                else:
+                    await trio.sleep(POLL_INTERVAL)
         finally:
-            if self._log.writer is not None:
-                self._log.writer.set_retry_hook(None)
+            self._waiting.extend(writer.stop_retries())
             with trio.CancelScope(shield=True), trio.move_on_after(FINAL_SEND_TIMEOUT):
                 while self._waiting:
                     await self._send_batch(last=True)
             self._count_lost(len(self._waiting))
             self._waiting.clear()
-
-    def _wake_up(self) -> None:
-        self._wake.set()
 
     async def _send_batch(self, *, last: bool = False) -> None:
         """Send the oldest messages. A message that the inbox does not accept has used up one retry."""

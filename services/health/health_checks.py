@@ -18,7 +18,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, CeleryError, CommandRefused
 from celery5.health.checks import EventLoopLag
-from celery5.health.event_loop import LoopBlock, LoopBlocks
+from celery5.health.event_loop import LoopBlocks
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
 from celery5.logs.log import Level, Log
 from celery5.protocol.commands.definitions import (
@@ -143,26 +143,27 @@ class HealthMonitor:
             self._log.event("health:disabled", "warning", checks=self._off, why=why)
         for check in self._checks.values():
             check.attach(self.record_report)
-        self._loop_blocks.add_listener(self._on_loop_blocked)
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._store_states)
+                nursery.start_soon(self._follow_loop_blocks)
                 for check in self._checks.values():
                     if check.is_polled or check.scope == "global":
                         nursery.start_soon(self._keep_checking, check)
         finally:
-            self._loop_blocks.remove_listener(self._on_loop_blocked)
             for check in self._checks.values():
                 check.detach(self.record_report)
 
-    def _on_loop_blocked(self, block: LoopBlock) -> None:
-        """Record it in the checks of the event loop at once: their next run may be seconds away."""
-        for check in self._checks.values():
-            if isinstance(check, EventLoopLag):
-                state = check.get_state_after(block)
-                if state != check.good_state:
-                    self._record(check, state, block.why)
+    async def _follow_loop_blocks(self) -> None:
+        """Record each block in the checks of the event loop at once: their next run may be seconds away."""
+        while True:
+            block = await self._loop_blocks.wait_block()
+            for check in self._checks.values():
+                if isinstance(check, EventLoopLag):
+                    state = check.get_state_after(block)
+                    if state != check.good_state:
+                        self._record(check, state, block.why)
 
     async def run_check(self, check: HealthCheck) -> None:
         """Run a check, unless it runs already. A global one is run by one worker for all."""

@@ -18,13 +18,11 @@ from celery5.services.worker.internal_queues import InternalTasksQueue
 class Preferences:
     """The weights of queues and tasks; neutral without a recent command."""
 
-    def __init__(self, *, queues: Mapping[str, InternalTasksQueue], log: Log) -> None:
+    def __init__(self, *, log: Log) -> None:
         self._log = log
         self._now = Preference()
         self._until = -math.inf
         self._turns: dict[str, float] = {}
-        for each in queues.values():
-            each.set_weights(self.get_weight)
 
     @property
     def queues(self) -> Mapping[str, float]:

@@ -114,9 +114,6 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
         for _ in range(min(count, len(self._parked))):
             trio.lowlevel.reschedule(self._parked.pop())
 
-    def set_weights(self, weight: Callable[[Delivery], float]) -> None:
-        """Set the weights of jobs, if there are other queues to share slots with."""
-
     def reset_executors(self) -> None:
         """Note that all executors have ended."""
         self.surplus_executors = 0
@@ -150,10 +147,6 @@ class InternalResultsQueue(HandoffQueue[tuple[Delivery, Settlement]]):
             super()._wake_one()
             if self._on_first is not None:
                 self._on_first(*self.items[0])
-
-
-def _get_equal_weight(_job: Delivery) -> float:
-    return MAX_WEIGHT
 
 
 class _Pool:
@@ -223,21 +216,17 @@ class _Pool:
 class SharedTasksQueue(InternalTasksQueue):
     """Jobs of one kind that wait in one incarnation for an executor and a slot of the process."""
 
-    def __init__(self, pool: _Pool) -> None:
+    def __init__(self, pool: _Pool, get_weight: Callable[[Delivery], float]) -> None:
         super().__init__()
         self._pool = pool
         self._busy_executors: set[Task] = set()
-        self._get_weight: Callable[[Delivery], float] = _get_equal_weight
+        self._get_weight = get_weight
         self.executor_count = 0
         """The number of its executors."""
         self.reserved_slots = 0
         """Slots that are reserved until one of its executors wakes up."""
         self.next_turn = 0.0
         """The time of its next turn, by weights: the queue with the earliest turn goes first."""
-
-    def set_weights(self, weight: Callable[[Delivery], float]) -> None:
-        """Set the weights of jobs."""
-        self._get_weight = weight
 
     def get_next_weight(self) -> float:
         """Return the weight of its next job."""
@@ -303,6 +292,6 @@ class SharedSlots:
         self.process = new_id()
         self._pools = {kind: _Pool() for kind in kinds}
 
-    def make_queues(self) -> dict[str, InternalTasksQueue]:
-        """Return the queues of another incarnation."""
-        return {kind: SharedTasksQueue(pool) for kind, pool in self._pools.items()}
+    def make_queues(self, get_weight: Callable[[Delivery], float]) -> dict[str, InternalTasksQueue]:
+        """Return the queues of another incarnation; `get_weight` returns the weight of one of its jobs."""
+        return {kind: SharedTasksQueue(pool, get_weight) for kind, pool in self._pools.items()}

@@ -57,7 +57,7 @@ class Reader:
         self._reading = ReadOrder(
             consumed=self._queues,
             lanes=self._lanes,
-            preferences=Preferences(queues={}, log=Log(worker="reader", app=app.name)),
+            preferences=Preferences(log=Log(worker="reader", app=app.name)),
             worker="reader",
             priorities=app.settings.priorities,
             queue_order=app.settings.queue_order,
@@ -298,7 +298,7 @@ def job(task: str, queue: str = "q") -> Delivery:
 
 async def test_held_jobs_are_put_into_the_order_of_their_weights() -> None:
     queue = InternalTasksQueue()
-    preferences = Preferences(queues={"trio": queue}, log=Log(worker="w", app="shop"))
+    preferences = Preferences(log=Log(worker="w", app="shop"))
     await preferences.handle_command(PREFER.parse({"tasks": {"other": 0.1}, "seconds": 60}))
     for _ in range(40):
         queue.put(job("other"))
@@ -315,9 +315,9 @@ async def test_held_jobs_are_put_into_the_order_of_their_weights() -> None:
 
 
 async def test_among_lives_that_share_slots_a_job_weighs_what_its_task_or_its_queue_does() -> None:
-    queue = SharedSlots(["trio"]).make_queues()["trio"]
+    preferences = Preferences(log=Log(worker="w", app="shop"))
+    queue = SharedSlots(["trio"]).make_queues(preferences.get_weight)["trio"]
     assert isinstance(queue, SharedTasksQueue)
-    preferences = Preferences(queues={"trio": queue}, log=Log(worker="w", app="shop"))
     queue.put(job("note", "a"))
     assert queue.get_next_weight() == 1.0
     await preferences.handle_command(

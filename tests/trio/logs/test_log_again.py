@@ -8,10 +8,10 @@ import trio
 
 from celery5.errors import BrokerUnavailable, CommandRefused
 from celery5.logs.lines import Message
-from celery5.logs.log import MAX_RETRIES, Level, Log, LogWriter
+from celery5.logs.log import MAX_RETRIES, MAX_UNWRITTEN, Level, Log, LogWriter
 from celery5.services.commands import log_again
 from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands
-from celery5.services.commands.log_again import MAX_MESSAGE_SIZE, MAX_WAITING_MESSAGES, LogRetry, log_handlers
+from celery5.services.commands.log_again import MAX_MESSAGE_SIZE, LogRetry, log_handlers
 
 
 class Outlet:
@@ -79,6 +79,7 @@ class Desk:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_again, "RETRY_DELAYS", (0.02, 0.02, 0.02))
+    monkeypatch.setattr(log_again, "POLL_INTERVAL", 0.005)
 
 
 @pytest.fixture
@@ -135,30 +136,39 @@ async def test_what_the_inbox_says_never_comes_through_the_inbox(desk: Desk) -> 
 
 async def test_what_waits_is_bounded_and_commands_are_small_enough_for_the_inbox(desk: Desk) -> None:
     await desk.nursery.start(desk.service.run)
-    bring = desk.journal._retry_hook
-    assert bring is not None
     text = "x" * 2000
     many: list[Message] = [
         {"message_type": "celery5:x", "worker": "w", "n": n, "text": text} for n in range(1500)
     ]
-    assert await trio.to_thread.run_sync(bring, many) == MAX_WAITING_MESSAGES
-    await desk.until(lambda: len(desk.said) == MAX_WAITING_MESSAGES)
+    desk.journal._retry(many, OSError("broken"))
+    assert (desk.journal.counts.retried, desk.journal.counts.lost) == (MAX_UNWRITTEN, 1500 - MAX_UNWRITTEN)
+    await desk.until(lambda: len(desk.said) == MAX_UNWRITTEN)
     assert max(desk.post.sizes) * len(text) <= MAX_MESSAGE_SIZE
-    bring([{"message_type": "celery5:x", "n": 0, "text": "x" * MAX_MESSAGE_SIZE}])
-    await desk.until(lambda: desk.journal.counts.lost == 1)
+    desk.journal._retry(
+        [{"message_type": "celery5:x", "n": 0, "text": "x" * MAX_MESSAGE_SIZE}], OSError("broken")
+    )
+    await desk.until(lambda: desk.journal.counts.lost == 1500 - MAX_UNWRITTEN + 1)
 
 
 async def test_a_worker_that_stops_posts_what_is_left_and_waits_for_nothing_else(desk: Desk) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             await nursery.start(desk.service.run)
-            bring = desk.journal._retry_hook
-            assert bring is not None
-            bring([{"message_type": "celery5:x", "worker": "w", "n": 1}])
+            desk.journal._retry([{"message_type": "celery5:x", "worker": "w", "n": 1}], OSError("broken"))
             scope.cancel()
     assert desk.post.sizes == [1]
-    assert desk.journal._retry_hook is None
     await desk.until(lambda: desk.said == [1])
+    desk.journal._retry([{"message_type": "celery5:x", "worker": "w", "n": 2}], OSError("broken"))
+    assert desk.journal.counts.lost == 1, "nobody would take it any more"
+
+
+async def test_messages_are_kept_until_the_last_service_that_retries_them_has_ended(desk: Desk) -> None:
+    message: Message = {"message_type": "celery5:x", "worker": "w", "n": 1}
+    desk.journal.start_retries()
+    desk.journal.start_retries()
+    assert desk.journal.stop_retries() == []
+    desk.journal._retry([message], OSError("broken"))
+    assert (desk.journal.stop_retries(), desk.journal.counts.lost) == ([message], 0)
 
 
 async def test_the_level_is_set_while_it_runs_and_a_bad_one_is_refused(desk: Desk) -> None:

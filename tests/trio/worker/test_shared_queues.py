@@ -14,7 +14,9 @@ class Crew:
     """Executors of one life, who note what they run."""
 
     def __init__(self, slots: SharedSlots, ran: list[str], running: list[str]) -> None:
-        self.queue: InternalTasksQueue = slots.make_queues()["trio"]
+        # Of all its jobs.
+        self.weight = 1.0
+        self.queue: InternalTasksQueue = slots.make_queues(lambda _job: self.weight)["trio"]
         self._ran = ran
         self._running = running
 
@@ -95,11 +97,6 @@ async def test_the_slots_of_a_life_that_has_ended_are_free(autojump_clock: MockC
         nursery.cancel_scope.cancel()
 
 
-def of_weight(crew: Crew, weight: float) -> None:
-    """All its jobs have this weight."""
-    crew.queue.set_weights(lambda _job: weight)
-
-
 @pytest.mark.parametrize("count", [1, 3])
 async def test_slots_go_by_the_weights_of_jobs_while_they_have_any(
     count: int, autojump_clock: MockClock
@@ -107,7 +104,7 @@ async def test_slots_go_by_the_weights_of_jobs_while_they_have_any(
     slots = SharedSlots(["trio"])
     ran = list[str]()
     light, heavy = Crew(slots, ran, []), Crew(slots, ran, [])
-    of_weight(light, 0.25)
+    light.weight = 0.25
     async with trio.open_nursery() as nursery:
         for crew in (light, heavy):
             crew.begin(nursery, count)
@@ -117,7 +114,7 @@ async def test_slots_go_by_the_weights_of_jobs_while_they_have_any(
         assert abs(ran.count("light") - 20) <= 3
         assert len(ran) >= 98
         ran.clear()
-        of_weight(light, 1.0)
+        light.weight = 1.0
         await trio.sleep(40 / count)
         assert 0.3 <= ran.count("light") / len(ran) <= 0.7
         nursery.cancel_scope.cancel()
@@ -129,7 +126,7 @@ async def test_who_has_light_jobs_alone_has_all_slots_and_owes_nothing_afterward
     slots = SharedSlots(["trio"])
     ran = list[str]()
     light, heavy = Crew(slots, ran, []), Crew(slots, ran, [])
-    of_weight(light, 0.1)
+    light.weight = 0.1
     async with trio.open_nursery() as nursery:
         for crew in (light, heavy):
             crew.begin(nursery, 2)
@@ -152,7 +149,7 @@ async def test_whatever_the_weights_all_are_run_and_none_idles(seed: int, autoju
         for crew in crews:
             crew.begin(nursery, 2)
         for number in range(60):
-            of_weight(dice.choice(crews), dice.choice([0.01, 0.3, 1.0]))
+            dice.choice(crews).weight = dice.choice([0.01, 0.3, 1.0])
             dice.choice(crews).put(f"job {number}")
             if number % 9 == 8:
                 crew = dice.choice(crews)
