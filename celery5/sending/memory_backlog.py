@@ -152,6 +152,7 @@ class Backlog:
         try:
             if task_status is not None:
                 task_status.started()
+            # Not retry_until_available: that is of the layer of services.
             while True:
                 arrived = trio.Event()
                 with self._changed:  # a running thread finishes its last attempt first
@@ -218,6 +219,7 @@ class Backlog:
     def _drain(self) -> None:
         """In the thread: publish until nothing waits."""
         failures = 0
+        # Not retry_until_available: this thread has no Trio run.
         while True:
             with self._changed:
                 if failures:

@@ -43,6 +43,7 @@ class OutageLog:
         interrupted_event: The log event of the first error of an outage.
         resumed_event: The log event of the recovery; None to log none.
         level: The level of `interrupted_event`.
+        logs_repeats: Whether the further errors of an outage are logged, too, at level debug.
         fields: Further fields of both lines.
     """
 
@@ -53,20 +54,25 @@ class OutageLog:
         resumed_event: str | None = None,
         *,
         level: Level = "warning",
+        logs_repeats: bool = False,
         **fields: Any,
     ) -> None:
         self._log = log
         self._interrupted_event = interrupted_event
         self._resumed_event = resumed_event
         self._level: Level = level
+        self._logs_repeats = logs_repeats
         self._fields = fields
         self._since: float | None = None
 
     def record_error(self, error: Exception) -> None:
-        """Log the error, if it is the first one of an outage."""
-        if self._since is None:
+        """Log the error, if it is the first one of an outage, or repeats are logged."""
+        is_first = self._since is None
+        if is_first:
             self._since = trio.current_time()
-            self._log.event(self._interrupted_event, self._level, why=str(error), **self._fields)
+        if is_first or self._logs_repeats:
+            level: Level = self._level if is_first else "debug"
+            self._log.event(self._interrupted_event, level, why=str(error), **self._fields)
 
     def record_recovery(self) -> None:
         """Log the end of an outage, if there was one."""

@@ -29,6 +29,7 @@ from celery5.scheduling.schedules import (
     read_schedules,
     replace_schedule,
 )
+from celery5.services.process.broker_outages import OutageLog
 from celery5.services.scheduling.queue_moves import ScheduleMoveBlocked, ScheduleMover, ScheduleNotOwned
 from celery5.services.scheduling.timetable import Timetable
 
@@ -92,6 +93,7 @@ class ScheduleDeclarations:
             while True:
                 await self._presence_renewed.wait()
                 self._presence_renewed = trio.Event()
+                # Not retry_until_available: the next renewal of the presence is the next attempt.
                 try:
                     await self.renew_declaration()
                     await self._settle_held()
@@ -218,11 +220,9 @@ class RemoteBrokerSchedules:
     def __init__(
         self, *, broker: str, declarations: ScheduleDeclarations, timetable: Timetable, log: Log
     ) -> None:
-        self._broker = broker
         self._declarations = declarations
         self._timetable = timetable
-        self._log = log
-        self._is_interrupted = False
+        self._outages = OutageLog(log, "schedules:interrupted", logs_repeats=True, broker=broker)
 
     def set_live_schedulers(self, schedulers: tuple[str, ...]) -> None:
         """Take the names of the Schedulers that are alive."""
@@ -231,20 +231,15 @@ class RemoteBrokerSchedules:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Declare and fire until cancelled."""
         task_status.started()
+        # Not retry_until_available: it recovers when its services have started, and these never end.
         while True:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._timetable.run)
                     await nursery.start(self._declarations.run)
-                    self._is_interrupted = False
+                    self._outages.record_recovery()
             except* (BrokerUnavailable, BrokerReplied) as errors:
-                self._log.event(
-                    "schedules:interrupted",
-                    "debug" if self._is_interrupted else "warning",
-                    broker=self._broker,
-                    why=str(errors.exceptions[0]),
-                )
-                self._is_interrupted = True
+                self._outages.record_error(errors.exceptions[0])
             await trio.sleep(REMOTE_RETRY_DELAY)
 
 

@@ -18,9 +18,9 @@ from celery5.broker.calls import leases
 from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerError, LeaseLost
+from celery5.errors import LeaseLost
 from celery5.logs.log import Log
-from celery5.services.process.broker_outages import is_transient
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.process.shared_memory import SidecarMemory
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -135,7 +135,7 @@ class Heartbeat:
         self._log = log
         self._worker = worker
         self._listeners = heartbeat_listeners
-        self._missed = False
+        self._outages = OutageLog(log, "heartbeat:missed", logs_repeats=True)
         self._lapse_in = self._requested_in = math.inf
         self._requested = trio.Event()
 
@@ -155,8 +155,8 @@ class Heartbeat:
             with trio.move_on_after(self._get_interval()):
                 await self._requested.wait()
             self._requested = trio.Event()
-            while not await self._try_beat():  # noqa: ASYNC110  it is Redis that changes
-                await trio.sleep(min(RETRY_INTERVAL, self._lease.seconds / HEARTBEATS_PER_LEASE))
+            retry_interval = min(RETRY_INTERVAL, self._lease.seconds / HEARTBEATS_PER_LEASE)
+            await retry_until_available(self.beat, self._outages, retry_interval)
 
     async def beat(self) -> None:
         """Renew every lease, and pass the replies to the listeners."""
@@ -186,19 +186,6 @@ class Heartbeat:
         """
         sooner = min(self._lapse_in + LAPSE_DELAY, self._requested_in)
         return min(self._lease.seconds / HEARTBEATS_PER_LEASE, max(sooner, MIN_INTERVAL))
-
-    async def _try_beat(self) -> bool:
-        """Send a heartbeat; return False when Redis is unreachable, which is logged as a warning once."""
-        try:
-            await self.beat()
-        except BrokerError as error:
-            if not is_transient(error):
-                raise
-            self._log.event("heartbeat:missed", "debug" if self._missed else "warning", why=str(error))
-            self._missed = True
-            return False
-        self._missed = False
-        return True
 
     def _make_calls(self) -> list[Call[HeartbeatReply]]:
         return [leases.renew_lease(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]

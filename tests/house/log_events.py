@@ -130,11 +130,13 @@ def _add_call(
         interrupted = next(
             (_list_levels(one.value) for one in call.keywords if one.arg == "level"), {"warning"}
         )
+        if any(one.arg == "logs_repeats" for one in call.keywords):
+            interrupted = {*interrupted, "debug"}
         levels = (interrupted, {"info"})
         for argument, level, extra in zip(call.args[1:], levels, ("why", "after"), strict=False):
             for each in _list_names(argument):
                 events.setdefault(each, LoggedEvent(each)).levels.update(level)
-                events[each].fields |= {extra, *_list_fields(call)} - {"level"}
+                events[each].fields |= {extra, *_list_fields(call)} - {"level", "logs_repeats"}
         return
     if not call.args or isinstance(call.args[0], ast.Starred) or function[:1].isupper():
         return  # a class, such as `ProcessEvents`, logs nothing by itself

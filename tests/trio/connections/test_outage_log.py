@@ -38,6 +38,17 @@ async def test_each_outage_is_told_once_with_how_long_it_was(autojump_clock: Moc
     assert [(each["after"], each["sink"]) for each in ended] == [(5.0, "files")] * 2
 
 
+async def test_where_repeats_are_logged_the_first_error_is_a_warning_and_further_ones_debug() -> None:
+    waits = OutageLog(Log(worker="one", app="shop"), "heartbeat:missed", logs_repeats=True)
+    with Lines() as lines:
+        for why in ("a", "b"):
+            waits.record_error(BrokerUnavailable(why))
+        waits.record_recovery()
+        waits.record_error(BrokerUnavailable("c"))
+    told = [(each["level"], each["why"]) for each in lines.of("heartbeat:missed")]
+    assert told == [("warning", "a"), ("debug", "b"), ("warning", "c")]
+
+
 class Away:
     """A Redis that does not serve for as many calls."""
 
