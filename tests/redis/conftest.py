@@ -11,10 +11,24 @@ from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.servers.embedded import EmbeddedServer
+from tests.declared_keys import only_declared_keys
 from tests.redis.commands.staff import Staff, staffed
 from tests.redis.connections.two_brokers import app_on
 from tests.redis.worker.one_queue import Queue
 from tests.redis.worker.workers import LEASE
+
+SCRIPTED = {"dead_letters", "events", "limits", "recovery", "results", "scaling", "scheduling", "scripts"}
+"""The folders whose tests call nearly every script."""
+
+
+@pytest.fixture(autouse=True)
+def _declared_keys(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which a script touched a key that it does not declare."""
+    if request.path.parent.name in SCRIPTED and "server" in request.fixturenames:
+        with only_declared_keys(request.getfixturevalue("url")):
+            yield
+    else:
+        yield
 
 
 @pytest.fixture
