@@ -20,7 +20,7 @@ from celery5.protocol.masking import describe_error
 ProvidedValues = MutableMapping[str, Any]
 """The values that code may ask for by name. Values of steps are added under their names, with _ for -."""
 
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PASSED_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class StepCode:
@@ -35,35 +35,35 @@ class StepCode:
 
         `started()` gets its value: the result of a function, else the object that was made.
         """
-        step, given = self._step, self._given()
-        one: Any = _loaded(step, step.run)
-        if inspect.isclass(one):
-            made: Any = one
-            one = made(**_answers(made, given))
-        undo = _loaded(step, step.undo) or getattr(one, "undo", None)
-        up = _Up(one, task_status)
+        step, values = self._step, self._collect_values()
+        target: Any = _load(step, step.run)
+        if inspect.isclass(target):
+            class_: Any = target
+            target = class_(**_select_arguments(class_, values))
+        undo = _load(step, step.undo) or getattr(target, "undo", None)
+        up = _Up(target, task_status)
         try:
-            await self._body(getattr(one, "run", one), given, up)
-            if not up.said:  # code that has ended counts as up
+            await self._run_body(getattr(target, "run", target), values, up)
+            if not up.is_up:  # code that has ended counts as up
                 up.started()
             if undo is not None:
                 await trio.sleep_forever()
         finally:
-            if undo is not None and up.said:
+            if undo is not None and up.is_up:
                 with trio.move_on_after(step.stop_limit, shield=True):
-                    await _called(undo, given | {_key(step.name): up.value})
+                    await _call(undo, values | {_get_parameter_name(step.name): up.value})
 
-    async def _body(self, body: Callable[..., Any], given: dict[str, Any], up: "_Up") -> None:
+    async def _run_body(self, body: Callable[..., Any], values: dict[str, Any], up: "_Up") -> None:
         if "task_status" in inspect.signature(body).parameters:
-            await _called(body, given | {"task_status": up})
+            await _call(body, values | {"task_status": up})
         elif self._step.stays:
             up.started()
-            await _called(body, given)
+            await _call(body, values)
         else:
-            value = await _called(body, given)
+            value = await _call(body, values)
             up.started(value)
 
-    def _given(self) -> dict[str, Any]:
+    def _collect_values(self) -> dict[str, Any]:
         logger = logging.getLogger(
             f"{getattr(self._offered.get('app'), 'name', 'celery5')}.{self._step.name}"
         )
@@ -73,15 +73,15 @@ class StepCode:
 class _Up(trio.TaskStatus[Any]):
     """Notes that the code is up, and passes on its value: that of `started()`, else the object itself."""
 
-    def __init__(self, one: object, status: trio.TaskStatus[Any]) -> None:
-        self.value = None if inspect.isroutine(one) else one
-        self.said = False
+    def __init__(self, target: object, status: trio.TaskStatus[Any]) -> None:
+        self.value = None if inspect.isroutine(target) else target
+        self.is_up = False
         self._status = status
 
     def started(self, value: Any = None) -> None:
         self.value = self.value if value is None else value
         self._status.started(self.value)
-        self.said = True
+        self.is_up = True
 
 
 def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> None:
@@ -92,64 +92,68 @@ def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> N
         offered: The values that every step may ask for.
         names: The steps of the application; a step may ask for the values of those that it requires.
     """
-    one = _loaded(step, step.run)
-    there = {*offered, "logger", *(_key(each) for each in step.requires if each in names)}
-    body = getattr(one, "run", None) if inspect.isclass(one) or hasattr(one, "run") else one
+    target = _load(step, step.run)
+    available = {*offered, "logger", *(_get_parameter_name(each) for each in step.requires if each in names)}
+    body = getattr(target, "run", None) if inspect.isclass(target) or hasattr(target, "run") else target
     if not callable(body):
-        raise Misconfigured(f"boot step {step.name!r}: {one!r} has no run(): give it one, or a function")
-    asking: list[tuple[Any, set[str]]] = [(one, there)] if inspect.isclass(one) else []
-    asking.append((partial(body, None) if inspect.isclass(one) else body, there | {"task_status"}))
-    undo = _loaded(step, step.undo) or getattr(one, "undo", None)
+        raise Misconfigured(f"boot step {step.name!r}: {target!r} has no run(): give it one, or a function")
+    callables: list[tuple[Any, set[str]]] = [(target, available)] if inspect.isclass(target) else []
+    callables.append((partial(body, None) if inspect.isclass(target) else body, available | {"task_status"}))
+    undo = _load(step, step.undo) or getattr(target, "undo", None)
     if undo is not None:
-        method = inspect.isclass(one) and step.undo is None
-        asking.append((partial(undo, None) if method else undo, there | {_key(step.name)}))
-    for thing, known in asking:
-        for name, parameter in _asks(thing).items():
-            if name not in known and parameter.default is parameter.empty:
-                needed = f"; does it require a step {name!r}?" if name in map(_key, names) else ""
+        method = inspect.isclass(target) and step.undo is None
+        callables.append(
+            (partial(undo, None) if method else undo, available | {_get_parameter_name(step.name)})
+        )
+    for callable_, allowed in callables:
+        for name, parameter in _list_parameters(callable_).items():
+            if name not in allowed and parameter.default is parameter.empty:
+                needed = (
+                    f"; does it require a step {name!r}?" if name in map(_get_parameter_name, names) else ""
+                )
                 raise Misconfigured(
                     f"boot step {step.name!r} asks for {name!r}, which is not there; "
-                    f"there are: {', '.join(sorted(there))}{needed}"
+                    f"there are: {', '.join(sorted(available))}{needed}"
                 )
 
 
-def _loaded(step: BootStep, said: Any) -> Any:
+def _load(step: BootStep, reference: Any) -> Any:
     """Return a function, class or object of the step, imported by its name. Raises Misconfigured."""
-    if not isinstance(said, str):
-        return said
-    module, _, name = said.partition(":")
+    if not isinstance(reference, str):
+        return reference
+    module, _, name = reference.partition(":")
     try:
-        found = import_module(module)
+        loaded = import_module(module)
     except (Exception, SystemExit) as error:
         why = describe_error(error)
         raise Misconfigured(f"boot step {step.name!r}: {module} cannot be imported: {why}") from error
     try:
-        return attrgetter(name)(found)
+        return attrgetter(name)(loaded)
     except AttributeError:
         raise Misconfigured(f"boot step {step.name!r}: there is no {name!r} in {module}") from None
 
 
-async def _called(code: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+async def _call(code: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     """Call code with the values it asks for. Blocking code runs in a thread, which is abandoned when cancelled."""
-    call = partial(code, **_answers(code, given))
+    call = partial(code, **_select_arguments(code, values))
     if inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(type(code).__call__):
         return await call()
     return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 
-def _answers(code: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in _asks(code) if name in given}
+def _select_arguments(code: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in _list_parameters(code) if name in values}
 
 
-def _asks(code: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _list_parameters(code: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters that can be passed by name."""
     try:
-        found = inspect.signature(code).parameters
+        loaded = inspect.signature(code).parameters
     except (TypeError, ValueError):  # written in C: it has no signature
         return {}
-    return {name: each for name, each in found.items() if each.kind in _NAMED}
+    return {name: each for name, each in loaded.items() if each.kind in _PASSED_BY_NAME}
 
 
-def _key(step: str) -> str:
+def _get_parameter_name(step: str) -> str:
     """Return the name of the parameter that asks for a step's value."""
     return step.replace("-", "_")

@@ -138,7 +138,7 @@ class HostChecks:
             if queue.waiting and not any(worker.alive for worker in queue.workers)
         ]
         return diagnosis.diagnose_workers(
-            workers, celery5.__version__, asked=can_send, unrouted=unrouted, unread=unread
+            workers, celery5.__version__, is_version_known=can_send, unrouted=unrouted, unread=unread
         )
 
     def _find_units(self) -> Iterator[SystemdUnit]:

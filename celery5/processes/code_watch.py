@@ -99,22 +99,22 @@ class _Watched:
     def run(self, folder: Path) -> int:
         seen = read_file_states(folder)
         self._start()
-        told = False
+        is_reported = False
         while not self._stopping:
             time.sleep(POLL_INTERVAL)
             now = read_file_states(folder)
             code = None if self._child is None else self._child.poll()
             if names := find_changed_files(seen, now):
-                seen, told = self._settled(folder, now), False
+                seen, is_reported = self._settled(folder, now), False
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 _say(f"{os.path.relpath(names[0], folder)}{more} changed: starting again")
                 self._end()
                 self._start()
             elif code == 0:
                 return 0  # a burst, or a command that ended it
-            elif code is not None and not told and not self._stopping:
+            elif code is not None and not is_reported and not self._stopping:
                 _say(f"it ended with {code}: waiting for a change of the code")
-                told = True
+                is_reported = True
         return self._end()
 
     def _settled(self, folder: Path, now: FileStates) -> FileStates:

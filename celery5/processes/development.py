@@ -33,7 +33,7 @@ from celery5.protocol.masking import escape_text
 
 
 def serve(app: App, options: ServeOptions) -> int:
-    """Serve `app` in this process until stopped; gives the exit code.
+    """Serve `app` in this process until stopped, and return the exit code.
 
     Over the broker that `CELERY5_BROKER` names, else over an embedded server that ends with this process. Raises
     ServerNotFound.
@@ -50,7 +50,7 @@ def serve(app: App, options: ServeOptions) -> int:
         if not os.environ.get("CELERY5_BROKER"):
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")
         _sign(app)
-        told = WorkerOptions(
+        worker_options = WorkerOptions(
             queues=options.queues,
             burst=options.burst,
             name=options.name,
@@ -58,13 +58,17 @@ def serve(app: App, options: ServeOptions) -> int:
             log_writer=journal,
             has_router=router.is_needed(app),
         )
-        trio.run(partial(serve_in_process, companions=find_companions(app)), app, told, interruption)
+        trio.run(
+            partial(serve_in_process, companions=find_companions(app)), app, worker_options, interruption
+        )
     return 0
 
 
 def _sign(app: App) -> None:
-    """Have keys to sign commands with, for this application alone: made here and now in a folder of mode 0700, unless
-    some are there, or commands need not be signed."""
+    """Create keys to sign commands with, unless some exist or commands need no signature.
+
+    They are for this application alone, in a folder of mode 0700.
+    """
     settings, keyring = app.settings, app.control.keyring
     if not (settings.inbox and settings.inbox_signatures):
         return
@@ -76,14 +80,14 @@ def _sign(app: App) -> None:
 
 
 def find_companions(app: App) -> tuple[ProcessKind, ...]:
-    """What an application needs beside its worker: a Router and a Scheduler, when it has what only they do."""
+    """Return the processes needed beside the worker: a Router and a Scheduler, if the application has work for them."""
     routing = (ROUTER,) if router.is_needed(app) else ()
     return (*routing, SCHEDULER) if scheduler.is_needed(app) else routing
 
 
 @contextmanager
 def provide_broker(app: App, interruption: Interruption | None = None) -> Generator[str, None, None]:
-    """A broker for `app`: the configured one, else an embedded server for as long as the block lasts. Gives its URL.
+    """Yield the URL of a broker for `app`: the configured one, else an embedded server that runs during the block.
 
     An `interruption` that ends the process at once removes the server first.
     """
@@ -103,7 +107,7 @@ def provide_broker(app: App, interruption: Interruption | None = None) -> Genera
 
 
 def _remove(server: EmbeddedServer) -> None:
-    """Without waiting for anything: its watcher sees to what is left."""
+    """Kill the server without waiting; its watcher removes what is left."""
     if server.pid:
         os.kill(server.pid, signal.SIGKILL)
     shutil.rmtree(server.folder, ignore_errors=True)
@@ -111,23 +115,23 @@ def _remove(server: EmbeddedServer) -> None:
 
 @asynccontextmanager
 async def run_in_background(app: App, options: ServeOptions) -> AsyncGenerator[trio.Event, None]:
-    """A worker for `app` in this Trio run, up when the block begins and stopped in order when it ends.
+    """Run a worker for `app` in this Trio run: it is up when the block begins, and stops in order when it ends.
 
-    The application must have a broker (`broker_for`). Gives the event that a burst sets when all is done.
+    The application must have a broker (`provide_broker`). Yields the event that a burst sets when all is done.
     """
-    told = WorkerOptions(
+    worker_options = WorkerOptions(
         queues=options.queues,
         burst=options.burst,
         name=options.name,
         incarnation=new_incarnation_name(options.name),
         has_router=router.is_needed(app),
     )
-    log = Log(worker=told.incarnation, app=app.name)
+    log = Log(worker=worker_options.incarnation, app=app.name)
     done = trio.Event()
     async with trio.open_nursery() as nursery:
         for each in find_companions(app):
             await nursery.start(partial(run_companion, each, app, None, lambda: None))
-        await nursery.start(partial(worker.run, app, told, log=log, done=done))
+        await nursery.start(partial(worker.run, app, worker_options, log=log, done=done))
         try:
             yield done
         finally:

@@ -20,29 +20,29 @@ from celery5.services.controller.own_server import BrokerSupervisor
 
 
 def resolve_paths(broker: OwnBroker, folder: Path) -> OwnBroker:
-    """The same with whole paths: what is relative is so to the folder of the description."""
+    """Return the broker with absolute paths. Relative ones are relative to the folder of the description."""
     whole = folder.absolute()
 
-    def path(said: str) -> str:
-        return os.path.normpath(whole / Path(said).expanduser())
+    def resolve(text: str) -> str:
+        return os.path.normpath(whole / Path(text).expanduser())
 
     return msgspec.structs.replace(
-        broker, folder=path(broker.folder), socket=path(broker.socket) if broker.socket else ""
+        broker, folder=resolve(broker.folder), socket=resolve(broker.socket) if broker.socket else ""
     )
 
 
 class StoppedBeforeReady(Exception):
-    """Who was told to stop did so before the broker was up."""
+    """This process was stopped before the broker was up."""
 
 
 @contextmanager
 def running_own_broker(
     app: App, broker: OwnBroker | None, is_stopping: Callable[[], bool]
 ) -> Generator[KeptServer | None, None, None]:
-    """The broker that the description tells of, for as long as the block lasts; None when it tells of none.
+    """Run the broker of the cluster description during the block; yield None when the description has none.
 
-    Raises Misconfigured when the application says another one, or another Controller runs it; ServerNotFound;
-    BrokerUnavailable when it does not come up; StoppedBeforeReady when that is `given_up`.
+    Raises Misconfigured when the application names another broker, or another Controller runs this one; ServerNotFound;
+    BrokerUnavailable when it does not come up; StoppedBeforeReady when `is_stopping` while it starts.
     """
     if broker is None:
         yield None
@@ -98,7 +98,7 @@ def _check(app: App, url: str) -> None:
     source = find_source("broker", app.explicit_settings, os.environ, None)
     if source is not None and source.raw != url:
         raise Misconfigured(
-            f"{source.where} says another broker than [broker] in the cluster description, which is "
+            f"{source.where} names another broker than [broker] in the cluster description, which is "
             f"at {mask_passwords(url)}: "
             "leave one of them out, or say the same"
         )

@@ -121,23 +121,23 @@ class Routes(msgspec.Struct, frozen=True):
         default = queue if queue in self.brokers else DEFAULT_BROKER
         return self.queue_brokers.get(queue, default)
 
-    def get_queue(self, said: TaskRoute) -> str:
+    def get_queue(self, route: TaskRoute) -> str:
         """Return the queue of a task's jobs: its own, or the default one, or the one with the name of its broker.
 
         Raises Misconfigured when that queue is not on the task's broker.
         """
-        broker = said.broker or (self.match_rule(said.task) if said.queue is None else None)
+        broker = route.broker or (self.match_rule(route.task) if route.queue is None else None)
         if broker is None:
-            return said.queue or self.default_queue
+            return route.queue or self.default_queue
         if broker not in self.brokers:
-            raise Misconfigured(f"task {said.task}: {format_unknown_broker(broker, self.brokers)}")
-        queue = said.queue or (
+            raise Misconfigured(f"task {route.task}: {format_unknown_broker(broker, self.brokers)}")
+        queue = route.queue or (
             self.default_queue if self.get_broker(self.default_queue) == broker else broker
         )
         actual = self.get_broker(queue)
         if actual != broker:
             raise Misconfigured(
-                f"task {said.task} is to go to broker {broker!r}, but its queue {queue!r} is on broker {actual!r}: "
+                f"task {route.task} is to go to broker {broker!r}, but its queue {queue!r} is on broker {actual!r}: "
                 f"give it another queue, or route {queue!r} to {broker!r}"
             )
         return queue

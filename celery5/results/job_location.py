@@ -65,7 +65,7 @@ async def locate_jobs(redis: AsyncDriver, handles: "Sequence[JobHandle]") -> lis
         BrokerError: A job was not found, and may be on a broker that cannot be reached.
     """
     with skip_unreachable() as unreachable:
-        places = await retry_without_unreachable(lambda: _seen(redis, handles, unreachable))
+        places = await retry_without_unreachable(lambda: _locate(redis, handles, unreachable))
     for handle, place in zip(handles, places, strict=True):
         handle.is_located = handle.is_located or _is_known(place)
     if unreachable and not all(handle.is_located for handle in handles):
@@ -73,12 +73,16 @@ async def locate_jobs(redis: AsyncDriver, handles: "Sequence[JobHandle]") -> lis
     return places
 
 
-async def _seen(redis: AsyncDriver, handles: "Sequence[JobHandle]", away: Container[str]) -> list[LocatedJob]:
+async def _locate(
+    redis: AsyncDriver, handles: "Sequence[JobHandle]", unreachable_queues: Container[str]
+) -> list[LocatedJob]:
     places = [_NOWHERE] * len(handles)
     first_indexes = [
-        index for index, handle in enumerate(handles) if handle.is_located or _home(handle) not in away
+        index
+        for index, handle in enumerate(handles)
+        if handle.is_located or _home(handle) not in unreachable_queues
     ]
-    first = await _looked(redis, [(handles[index], handles[index].queue) for index in first_indexes])
+    first = await _locate_pairs(redis, [(handles[index], handles[index].queue) for index in first_indexes])
     for index, place in zip(first_indexes, first, strict=True):
         places[index] = place
     missing = [
@@ -90,7 +94,7 @@ async def _seen(redis: AsyncDriver, handles: "Sequence[JobHandle]", away: Contai
         app = handles[0].app
         names = await redis.perform(queue_calls.list_queues(app.keys))
         pairs = [(index, name) for index in missing for name in names if name != handles[index].queue]
-        other_places = await _looked(redis, [(handles[index], name) for index, name in pairs])
+        other_places = await _locate_pairs(redis, [(handles[index], name) for index, name in pairs])
         for (index, name), place in zip(pairs, other_places, strict=True):
             # Of several, one that has not ended.
             if _is_known(place) and (
@@ -178,12 +182,12 @@ class _Search:
         """The remaining seconds; None for no limit."""
         return None if self._ends == math.inf else max(0.0, self._ends - time.monotonic())
 
-    def enough(self, asked: StopCondition | None) -> StopCondition:
+    def enough(self, condition: StopCondition | None) -> StopCondition:
         """Return a condition: each job has a document under one of its keys, or the caller's condition is true."""
         jobs = len({handle.id for handle in self._handles})
 
         def is_enough(documents: Mapping[str, bytes]) -> bool:
-            if asked is not None and asked(documents):
+            if condition is not None and condition(documents):
                 return True
             return len(documents) >= jobs and all(
                 any(key in documents for key in keys) for keys in self._of_each
@@ -200,11 +204,11 @@ class _Search:
         return found
 
 
-async def _looked(redis: AsyncDriver, asked: "Sequence[tuple[JobHandle, str]]") -> list[LocatedJob]:
+async def _locate_pairs(redis: AsyncDriver, pairs: "Sequence[tuple[JobHandle, str]]") -> list[LocatedJob]:
     """Return where jobs are, each on the queue that is paired with it."""
     places: list[LocatedJob] = []
-    for start in range(0, len(asked), JOBS_PER_TRIP):
-        batch = asked[start : start + JOBS_PER_TRIP]
+    for start in range(0, len(pairs), JOBS_PER_TRIP):
+        batch = pairs[start : start + JOBS_PER_TRIP]
         calls = [jobs_calls.locate_job(handle.app.queue(name), handle.id) for handle, name in batch]
         places += await redis.perform_all(calls)
     return places

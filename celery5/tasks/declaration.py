@@ -160,22 +160,22 @@ class TaskDecorator:
     @overload
     def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
     @overload
-    def __call__(self, *, bind: Literal[True], **said: Unpack[TaskOptions]) -> BoundTaskDecorator: ...
+    def __call__(self, *, bind: Literal[True], **options: Unpack[TaskOptions]) -> BoundTaskDecorator: ...
     @overload
     def __call__(
-        self, *, bind: Literal[False] = False, **said: Unpack[TaskOptions]
+        self, *, bind: Literal[False] = False, **options: Unpack[TaskOptions]
     ) -> ConfiguredTaskDecorator: ...
-    def __call__(self, function: Callable[..., Any] | None = None, /, **said: Any) -> Any:  # type: ignore[misc]
+    def __call__(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:  # type: ignore[misc]
         """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""
-        own = {name: said.pop(name) for name in DECLARATION_OPTIONS if name in said}
+        own = {name: options.pop(name) for name in DECLARATION_OPTIONS if name in options}
         connected = {name: own.pop(name) for name in ("sinks", "source") if name in own}
-        options = _options(said)
+        task_options = _merge_options(options)
 
         def declared(function: Callable[..., Any]) -> Task[Any, Any]:
             kind: type[CoroutineTask[..., Any] | FunctionTask[..., Any]] = (
                 CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
             )
-            task = kind(function, app=self._app, find_owner=self._find_owner, options=options, **own)
+            task = kind(function, app=self._app, find_owner=self._find_owner, options=task_options, **own)
             if connected:
                 task.connect_data(**connected)
             if self._register is not None:
@@ -185,13 +185,13 @@ class TaskDecorator:
         return declared if function is None else declared(function)
 
 
-def _options(said: dict[str, Any]) -> Options:
+def _merge_options(options: dict[str, Any]) -> Options:
     """Return the options of a declaration. Raises Misconfigured for one that a declaration does not take."""
-    for name in sorted(set(said) - set(_DECLARED)):
+    for name in sorted(set(options) - set(_DECLARED)):
         if name in CALL_ONLY_OPTIONS:
             raise Misconfigured(f"{name} is for one call: task.options({name}=...)")
         raise Misconfigured(describe_unknown_option(name, _DECLARED))
-    return Options().merge(said)
+    return Options().merge(options)
 
 
 _DECLARED = (

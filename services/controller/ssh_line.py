@@ -2,7 +2,7 @@
 
 One ssh process stays and streams reports from the host; other calls share its connection (ControlMaster). It is
 a child with a pipe, not a background process: when this process ends for any reason, the pipe closes, and the
-script there and ssh end, too. ssh asks no questions (BatchMode) and trusts only known host keys
+remote script and ssh end, too. ssh asks no questions (BatchMode) and trusts only known host keys
 (StrictHostKeyChecking). A cancelled call ends on both sides.
 """
 
@@ -20,15 +20,15 @@ from celery5.services.process.own_folder import temporary_folder
 SILENCE_LIMIT = 30.0
 """Seconds without output after which a host counts as unreachable. ssh itself usually notices sooner."""
 CALL_LIMIT = 25.0
-"""Seconds for a call. The script there is ended after the same time."""
+"""Seconds for a call. The remote script is ended after the same time."""
 MAX_LINE_BYTES = 1_048_576
 """The most bytes of an answer that are read."""
-_TEXT = 4096
-_LEAVE = 2.0
+_MAX_ERROR_BYTES = 4096
+_EXIT_LIMIT = 2.0
 """Seconds that ssh has to end before it is killed."""
-_TRANSPORT = 255
+_SSH_FAILED = 255
 """The exit code of ssh when ssh itself failed."""
-_TOO_LONG = 124
+_TIMED_OUT = 124
 """The exit code of timeout(1)."""
 _OPTIONS = (
     "BatchMode=yes",
@@ -46,10 +46,10 @@ _OPTIONS = (
     "EscapeChar=none",
     "LogLevel=ERROR",
 )
-_TROUBLE = (
+_ERROR_HINTS = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "its key is another than the one in known_hosts: find out why first",
+        "its key differs from the one in known_hosts: find out why first",
     ),
     (
         "Host key verification failed",
@@ -57,9 +57,9 @@ _TROUBLE = (
     ),
     (
         "Permission denied",
-        "ssh may not log in without a password: give it a key that is allowed there, or an agent",
+        "ssh may not log in without a password: give it a key that the host accepts, or an agent",
     ),
-    ("Could not resolve hostname", "nobody knows a host of that name"),
+    ("Could not resolve hostname", "no host of that name is known"),
 )
 """What ssh prints, and what to do about it. The first match counts."""
 
@@ -85,7 +85,7 @@ class SSHConnection:
 
     @asynccontextmanager
     async def stream_lines(self, script: bytes) -> AsyncGenerator["OutputLines"]:
-        """Connect, run the script there, and yield its lines until it ends. Other calls are possible meanwhile.
+        """Connect, run the script on the host, and yield its lines until it ends. Other calls are possible meanwhile.
 
         Raises HostUnreachable, or PlatformError for a script that failed, when the context is left after the
         lines ended.
@@ -94,38 +94,42 @@ class SSHConnection:
             path = f"{folder}/line"  # short: a socket's path has 100 characters
             options = ("ControlMaster=yes", f"ControlPath={path}")
             try:
-                async with self._running(options, script, 0) as (process, trouble):
+                async with self._running(options, script, 0) as (process, error_output):
                     self._socket = path
                     lines = OutputLines(process, SILENCE_LIMIT)
                     yield lines
                     self._socket = ""
-                    code = None if lines.is_timed_out or not lines.is_ended else await _code(process)
+                    code = (
+                        None
+                        if lines.is_timed_out or not lines.is_ended
+                        else await _wait_for_exit_code(process)
+                    )
             finally:
                 self._socket = ""
         if lines.is_timed_out:
-            raise HostUnreachable(f"host {self._name} has said nothing for {lines.limit:g} seconds")
+            raise HostUnreachable(f"host {self._name} has sent nothing for {lines.limit:g} seconds")
         if lines.is_ended:
-            raise self._failed(code, trouble)
+            raise self._failed(code, error_output)
 
     async def run_script(self, script: bytes) -> list[str]:
-        """Run a script there and return its lines.
+        """Run a script on the host and return its lines.
 
         Raises HostUnreachable; PlatformError for a script that failed.
         """
         if not self._socket:
-            raise HostUnreachable(f"host {self._name} is away")
+            raise HostUnreachable(f"host {self._name} is unreachable")
         options = ("ControlMaster=no", f"ControlPath={self._socket}")
-        said: list[str] = []
-        async with self._running(options, script, CALL_LIMIT) as (process, trouble):
-            lines = OutputLines(process, CALL_LIMIT + _LEAVE)
+        output: list[str] = []
+        async with self._running(options, script, CALL_LIMIT) as (process, error_output):
+            lines = OutputLines(process, CALL_LIMIT + _EXIT_LIMIT)
             while (line := await lines.read_line()) is not None:
-                said.append(line)
-            code = None if lines.is_timed_out else await _code(process)
+                output.append(line)
+            code = None if lines.is_timed_out else await _wait_for_exit_code(process)
         if lines.is_timed_out:
             raise HostUnreachable(f"host {self._name} has not answered within {lines.limit:g} seconds")
         if code != 0:
-            raise self._failed(code, trouble)
-        return said
+            raise self._failed(code, error_output)
+        return output
 
     @asynccontextmanager
     async def _running(
@@ -133,8 +137,8 @@ class SSHConnection:
     ) -> AsyncGenerator[tuple[trio.Process, bytearray]]:
         """Run ssh with a script, and collect its stderr."""
         flags = [flag for each in (*_OPTIONS, *options) for flag in ("-o", each)]
-        there = f"exec sh -c '{BOOTSTRAP_SCRIPT}' sh {limit:g}"
-        command = [*self._program, *flags, "-T", "--", self._destination, there]
+        remote_command = f"exec sh -c '{BOOTSTRAP_SCRIPT}' sh {limit:g}"
+        command = [*self._program, *flags, "-T", "--", self._destination, remote_command]
         try:
             process = await trio.lowlevel.open_process(
                 command,
@@ -147,35 +151,35 @@ class SSHConnection:
             raise PlatformError(
                 f"{command[0]} cannot be started: {error.strerror}: install an OpenSSH client"
             ) from None
-        trouble = bytearray()
+        error_output = bytearray()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_gather, process, trouble)
-                nursery.start_soon(_send, process, script)
-                yield process, trouble
+                nursery.start_soon(_collect_errors, process, error_output)
+                nursery.start_soon(_send_script, process, script)
+                yield process, error_output
                 nursery.cancel_scope.cancel()
         finally:
-            await _end(process)
+            await _end_process(process)
 
-    def _failed(self, code: int | None, trouble: bytearray) -> PlatformError:
-        said = trouble.decode(errors="replace")
-        for sign, what in _TROUBLE:
-            if code == _TRANSPORT and sign in said:
-                return HostUnreachable(f"host {self._name} ({self._destination}): {what}")
-        if code == _TOO_LONG:
-            return PlatformError(f"host {self._name} has not done it within {CALL_LIMIT:g} seconds")
+    def _failed(self, code: int | None, error_output: bytearray) -> PlatformError:
+        output = error_output.decode(errors="replace")
+        for printed, hint in _ERROR_HINTS:
+            if code == _SSH_FAILED and printed in output:
+                return HostUnreachable(f"host {self._name} ({self._destination}): {hint}")
+        if code == _TIMED_OUT:
+            return PlatformError(f"host {self._name} has not finished within {CALL_LIMIT:g} seconds")
         last = next(
-            (each.strip() for each in reversed(said.splitlines()) if each.strip()), f"exit code {code}"
+            (each.strip() for each in reversed(output.splitlines()) if each.strip()), f"exit code {code}"
         )
-        if code == _TRANSPORT:
-            return HostUnreachable(f"host {self._name} ({self._destination}) is away: {last[:200]}")
-        return PlatformError(f"host {self._name} ({self._destination}) cannot do it: {last[:200]}")
+        if code == _SSH_FAILED:
+            return HostUnreachable(f"host {self._name} ({self._destination}) is unreachable: {last[:200]}")
+        return PlatformError(f"host {self._name} ({self._destination}) reports an error: {last[:200]}")
 
 
 class OutputLines:
     """The lines that a process writes to stdout.
 
-    It ends after `limit` seconds without output; `silent` is true then, and `ended` in any case.
+    It ends after `limit` seconds without output; `is_timed_out` is true then, and `is_ended` in any case.
     """
 
     def __init__(self, process: trio.Process, limit: float) -> None:
@@ -201,7 +205,7 @@ class OutputLines:
         return self._ready.popleft().decode(errors="replace").rstrip("\r") if self._ready else None
 
 
-async def _send(process: trio.Process, script: bytes) -> None:
+async def _send_script(process: trio.Process, script: bytes) -> None:
     """Send the script and leave the pipe open: when it closes, the script knows that this process is gone."""
     assert process.stdin is not None
     try:
@@ -210,30 +214,30 @@ async def _send(process: trio.Process, script: bytes) -> None:
         return  # it has ended: its exit code says why
 
 
-async def _gather(process: trio.Process, trouble: bytearray) -> None:
+async def _collect_errors(process: trio.Process, error_output: bytearray) -> None:
     """Collect the end of stderr."""
     assert process.stderr is not None
     async for piece in process.stderr:
-        trouble += piece
-        del trouble[:-_TEXT]
+        error_output += piece
+        del error_output[:-_MAX_ERROR_BYTES]
 
 
-async def _code(process: trio.Process) -> int | None:
+async def _wait_for_exit_code(process: trio.Process) -> int | None:
     """Return the exit code of a process that closed its output; None when it does not end."""
-    with trio.move_on_after(_LEAVE):
+    with trio.move_on_after(_EXIT_LIMIT):
         return await process.wait()
     return None
 
 
-async def _end(process: trio.Process) -> None:
+async def _end_process(process: trio.Process) -> None:
     """End the process, even when the call was cancelled."""
     with trio.CancelScope(shield=True):
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 await pipe.aclose()
-        for ask in (process.terminate, process.kill):
-            with trio.move_on_after(_LEAVE):
+        for end in (process.terminate, process.kill):
+            with trio.move_on_after(_EXIT_LIMIT):
                 if process.poll() is None:
-                    ask()
+                    end()
                 await process.wait()
                 return

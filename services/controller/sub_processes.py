@@ -60,7 +60,7 @@ class _Child:
 
     member: Member
     process: "subprocess.Popen[bytes]"
-    ear: socket.socket
+    notify_socket: socket.socket
     path: str
     state: State = "starting"
     reason: str = ""
@@ -108,15 +108,15 @@ class SubProcesses(Platform):
         self._count += 1
         path = os.path.join(self._folder, str(self._count))
         try:
-            ear = _listening(path)
+            notify_socket = _listening(path)
             try:
                 process = self._begun(member, path)
             except OSError:
-                ear.close()
+                notify_socket.close()
                 raise
         except OSError as error:
             raise PlatformError(f"{member.name} cannot be started: {error}") from None
-        child = self._children[member.name] = _Child(member, process, ear, path)
+        child = self._children[member.name] = _Child(member, process, notify_socket, path)
         self._nursery.start_soon(self._attend, child)
 
     async def stop(self, name: str) -> None:
@@ -167,12 +167,12 @@ class SubProcesses(Platform):
 
         A child that ends with this process is watched, too.
         """
-        with child.attended, trio.socket.from_stdlib_socket(child.ear) as ear:
+        with child.attended, trio.socket.from_stdlib_socket(child.notify_socket) as notify_socket:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._listen, child, ear)
+                nursery.start_soon(self._listen, child, notify_socket)
                 await _ended(child.process)
                 nursery.cancel_scope.cancel()
-            self._hear_out(child, child.ear)
+            self._read_notifications(child, child.notify_socket)
         del self._children[child.member.name]
         with suppress(OSError):
             os.unlink(child.path)
@@ -181,23 +181,23 @@ class SubProcesses(Platform):
             how = describe_exit(code) if code == 0 else format_end_reason(describe_exit(code), child.reason)
             self._report(Ended(child.member.name, how, code))
 
-    async def _listen(self, child: _Child, ear: trio.socket.SocketType) -> None:
+    async def _listen(self, child: _Child, notify_socket: trio.socket.SocketType) -> None:
         while True:
-            await trio.lowlevel.wait_readable(ear)
-            self._hear_out(child, child.ear)
+            await trio.lowlevel.wait_readable(notify_socket)
+            self._read_notifications(child, child.notify_socket)
 
-    def _hear_out(self, child: _Child, ear: socket.socket) -> None:
+    def _read_notifications(self, child: _Child, notify_socket: socket.socket) -> None:
         """Read all notifications that have arrived."""
         while True:
             try:
-                said, creds, _flags, _who = ear.recvmsg(
+                message, creds, _flags, _who = notify_socket.recvmsg(
                     MAX_DATAGRAM_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
                 )
             except (BlockingIOError, InterruptedError):
                 return
             if _ASKS_WHO is None or _speaker(creds) == child.process.pid:
-                child.reason = parse_error(said) or child.reason
-                for word in parse_notification(child.member.name, said):
+                child.reason = parse_error(message) or child.reason
+                for word in parse_notification(child.member.name, message):
                     child.state = _STATES.get(type(word), child.state)
                     self._report(word)
 
@@ -213,12 +213,12 @@ class SubProcesses(Platform):
             child.attended.cancel()
 
 
-def parse_notification(name: str, said: bytes) -> Iterator[MemberEvent]:
+def parse_notification(name: str, message: bytes) -> Iterator[MemberEvent]:
     """Yield the events in a datagram of sd_notify(3) from the member `name`; ignore unknown fields.
 
     A status alone is no heartbeat: a thread also sends it while the event loop is blocked.
     """
-    lines = said.decode(errors="replace").splitlines()
+    lines = message.decode(errors="replace").splitlines()
     turns = "WATCHDOG=1" in lines or "READY=1" in lines
     for line in lines:
         variable, _, value = line.partition("=")
@@ -232,9 +232,9 @@ def parse_notification(name: str, said: bytes) -> Iterator[MemberEvent]:
             yield Beat(name)
 
 
-def parse_error(said: bytes) -> str:
+def parse_error(message: bytes) -> str:
     """Return the error with which the sender of a datagram ends; '' for none."""
-    lines = said.decode(errors="replace").splitlines()
+    lines = message.decode(errors="replace").splitlines()
     return next(
         (parse_failure_reason(each.removeprefix("STATUS=")) for each in lines if each.startswith("STATUS=")),
         "",
@@ -252,16 +252,16 @@ def describe_exit(code: int) -> str:
 
 
 def _listening(path: str) -> socket.socket:
-    ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        ear.setblocking(False)
+        notify_socket.setblocking(False)
         if _ASKS_WHO is not None:
-            ear.setsockopt(socket.SOL_SOCKET, _ASKS_WHO, 1)
-        ear.bind(path)
+            notify_socket.setsockopt(socket.SOL_SOCKET, _ASKS_WHO, 1)
+        notify_socket.bind(path)
     except OSError:
-        ear.close()
+        notify_socket.close()
         raise
-    return ear
+    return notify_socket
 
 
 def _speaker(creds: list[tuple[int, int, bytes]]) -> int:

@@ -210,9 +210,9 @@ def _first_of(error: BaseException) -> BaseException:
     return error if inner is None else _first_of(inner[0])
 
 
-def strip_types(said: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+def strip_types(properties: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     """Return properties without the D-Bus type of each."""
-    return {name: value for name, (_, value) in said.items()}
+    return {name: value for name, (_, value) in properties.items()}
 
 
 async def _connected(path: str) -> trio.SocketStream:
@@ -289,9 +289,9 @@ def find_bus(environ: Mapping[str, str]) -> str:
 
 def get_runtime_folder(environ: Mapping[str, str]) -> Path:
     """Return a folder that a reboot empties: systemd's for this service, else one below the user's."""
-    given = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-    if given:
-        return Path(given)
+    runtime_folder = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    if runtime_folder:
+        return Path(runtime_folder)
     system = os.geteuid() == 0 and "MANAGERPID" not in environ
     return Path("/run" if system else _runtime(environ)) / "celery5"
 

@@ -143,13 +143,13 @@ class AdmissionControl:
             await self._take_waiting(self._consumed[queue])
 
     def receive_jobs(
-        self, queue: str, rules: Iterable[AdmissionRule], handed: AdmittedJobs, asked: float
+        self, queue: str, rules: Iterable[AdmissionRule], admitted: AdmittedJobs, requested_at: float
     ) -> None:
         """Take admitted jobs that this worker requested at `asked` (seconds since 1970)."""
-        self._note_delays(queue, rules, handed.delays)
-        if handed.entries:
-            with self._admission.receiving_since(asked):
-                self._intake.accept_new(handed.entries)
+        self._note_delays(queue, rules, admitted.delays)
+        if admitted.entries:
+            with self._admission.receiving_since(requested_at):
+                self._intake.accept_new(admitted.entries)
         self._audit_new_connection()
 
     async def _request_for(self, keys: QueueKeys, jobs: Sequence[Delivery]) -> None:
@@ -159,7 +159,7 @@ class AdmissionControl:
         for delivery in jobs:
             # Before the call, not after: it may come again by another connection.
             self._recent.forget(delivery)
-        asked, outcomes = time.time(), list[int]()
+        requested_at, outcomes = time.time(), list[int]()
         if jobs:
             requests = self._make_requests(keys.queue, jobs, rules)
             call = limits.admit(keys, self._worker, requests, [(rule, 0) for rule in rules.values()])
@@ -173,7 +173,7 @@ class AdmissionControl:
         self._admission.awaiting_admission.extend(still_waiting)
         for delivery in expired:
             self._end(delivery, JOB_EXPIRED)
-        self._handle_outcomes(jobs, outcomes, rules, asked)
+        self._handle_outcomes(jobs, outcomes, rules, requested_at)
         self._audit_new_connection()
 
     def _make_requests(
@@ -213,7 +213,7 @@ class AdmissionControl:
         jobs: Sequence[Delivery],
         outcomes: Sequence[int],
         rules: Mapping[str, AdmissionRule],
-        asked: float,
+        requested_at: float,
     ) -> None:
         """Handle each job by the reply of Redis."""
         admitted_jobs: list[Delivery] = []
@@ -222,7 +222,7 @@ class AdmissionControl:
                 continue
             if outcome == limits.ADMITTED:
                 admitted_jobs.append(delivery)
-                self._take_slot(delivery, rules[_get_task(delivery)], asked)
+                self._take_slot(delivery, rules[_get_task(delivery)], requested_at)
             elif outcome == limits.REVOKED:
                 self._end(delivery, JOB_REVOKED)
             else:
@@ -230,11 +230,11 @@ class AdmissionControl:
                 self.on_capacity()
         self._admission.admit(admitted_jobs)
 
-    def _take_slot(self, delivery: Delivery, rule: AdmissionRule, asked: float) -> None:
+    def _take_slot(self, delivery: Delivery, rule: AdmissionRule, requested_at: float) -> None:
         self._in_flight.change_kind(delivery, self._tasks[rule.task].kind)
         if delivery.command is not None:
             self._recent.check_and_add(delivery, delivery.command)
-        delivery.take_slot(rule, 0.0 if rule.rate is None else asked + rule.rate.slack)
+        delivery.take_slot(rule, 0.0 if rule.rate is None else requested_at + rule.rate.slack)
 
     def _end(self, delivery: Delivery, outcome: JobExpired | JobRevoked) -> None:
         delivery.finish(time.time())
@@ -255,17 +255,17 @@ class AdmissionControl:
             rules = [(rule, want) for rule, want in rules if not rule.suspended][:MAX_RULES_PER_CALL]
             if not rules:
                 return
-            asked = time.time()
+            requested_at = time.time()
             with self._admission.reserving_slots(rules):
-                handed = await self._redis.perform(limits.admit_waiting(keys, self._worker, rules))
-            if handed.owned == limits.LEASE_LOST:
+                admitted = await self._redis.perform(limits.admit_waiting(keys, self._worker, rules))
+            if admitted.owned == limits.LEASE_LOST:
                 raise self._lease.mark_lost(
                     f"{self._worker} was taken for dead; its jobs were given to others"
                 )
-            for (rule, want), count in zip(rules, handed.counts, strict=True):
+            for (rule, want), count in zip(rules, admitted.counts, strict=True):
                 if count < want:
                     self._wanted.discard((keys.queue, rule.task))
-            self.receive_jobs(keys.queue, [rule for rule, _ in rules], handed, asked)
+            self.receive_jobs(keys.queue, [rule for rule, _ in rules], admitted, requested_at)
 
     def _note_delays(self, queue: str, rules: Iterable[AdmissionRule], delays: Sequence[float]) -> None:
         for rule, delay in zip(rules, delays, strict=True):

@@ -115,23 +115,27 @@ class ClusterObserver:
         """Return the snapshot of all brokers. Raises BrokerError without the default broker."""
         found = await run_all_async([partial(self._observe_broker, broker) for broker in self._brokers])
         parts: list[ClusterSnapshot] = []
-        away: dict[str, BrokerError] = {}
+        unreachable: dict[str, BrokerError] = {}
         for broker, part in zip(self._brokers, found, strict=True):
             if not isinstance(part, BrokerError):
                 parts.append(part)
             elif broker == DEFAULT_BROKER:
                 raise part
             else:
-                away[broker] = part
-        self._update_visibility(away)
+                unreachable[broker] = part
+        self._update_visibility(unreachable)
         return merge_snapshots(parts, self._visibility.unreachable)
 
-    def _update_visibility(self, away: Mapping[str, BrokerError]) -> None:
+    def _update_visibility(self, unreachable: Mapping[str, BrokerError]) -> None:
         before, now = self._visibility, trio.current_time()
-        self._visibility = update_visibility(before, away, now, settle_seconds=SETTLE_SECONDS)
+        self._visibility = update_visibility(before, unreachable, now, settle_seconds=SETTLE_SECONDS)
         for broker in self._visibility.until.keys() - before.until.keys():
             self._log.event(
-                "autoscale:broker-lost", "warning", broker=broker, why=str(away[broker]), hint=_MEANWHILE
+                "autoscale:broker-lost",
+                "warning",
+                broker=broker,
+                why=str(unreachable[broker]),
+                hint=_MEANWHILE,
             )
         for broker in before.until.keys() - self._visibility.until.keys():
             self._log.event("autoscale:broker-recovered", "info", broker=broker)
@@ -139,12 +143,12 @@ class ClusterObserver:
     async def _observe_broker(self, broker: str) -> ClusterSnapshot:
         """Return the snapshot of one broker."""
         redis, keys = self._brokers[broker], self._keys
-        asked: list[Call[Any]] = [
+        calls: list[Call[Any]] = [
             queues.list_queues(keys),
             commands.list_paused_queues(keys),
             limits.list_overrides(keys),
         ]
-        names, paused, imposed = await redis.perform_all(asked)
+        names, paused, imposed = await redis.perform_all(calls)
         censuses = await redis.perform_all(
             [
                 scaling_calls.measure_load(keys, self._queue(name))
@@ -153,12 +157,12 @@ class ClusterObserver:
         )
         workers = sorted({name for each in censuses for name in each.workers})
         reports = await redis.perform(scaling_calls.get_reports(keys, workers)) if workers else {}
-        said: StoredOverrides = imposed
+        overrides: StoredOverrides = imposed
         terms = make_task_constraints(
             self._kinds,
             self._declared_limits,
-            limits=said.effective_limits,
-            suspended=said.suspended,
+            limits=overrides.effective_limits,
+            suspended=overrides.suspended,
             paused=paused,
         )
         return make_snapshot(censuses, reports, terms)

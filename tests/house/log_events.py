@@ -31,7 +31,7 @@ WRAPPER_FIELDS = {
     "bootsteps/supervised.py": ("step", "why", "hint", "traceback"),
 }
 """Fields that the wrapper of a module adds to each event."""
-WRAPPERS = ("_log_error", "_log_once", "_tell")
+WRAPPERS = ("_log_change", "_log_error", "_log_once", "_tell")
 """The names of such wrappers."""
 
 

@@ -194,6 +194,6 @@ def _show_finding(finding: "Finding", wants_json: bool) -> None:
     """Print a finding at once, and below it what to do."""
     if wants_json:
         return
-    echo(f"{finding.state:4}  {finding.check:12}  {format_cell(finding.says)}")
+    echo(f"{finding.state:4}  {finding.check:12}  {format_cell(finding.summary)}")
     if finding.state != "ok" and finding.remedy:
         echo(f"{'':20}{format_cell(finding.remedy)}")

@@ -1,4 +1,4 @@
-"""Fleet: several worker or router processes of one application under one parent.
+"""Run several worker or router processes of one application under one parent.
 
 The parent is plain blocking code with no thread, no event loop and no connection, so it can fork a child again at any
 time. When a child is started, asked to end or killed is decided as in a cluster (`protocol/cluster/foreman.py`). What a
@@ -52,12 +52,9 @@ _PID_SIZE = 8
 class Child:
     """What `supervise` returns in a child."""
 
-    # From 1; the child that replaces another has its number.
-    number: int
-    # To call when it consumes.
-    ready: Callable[[], None]
-    # To call when it ends for good because a command asked for it.
-    retire: Callable[[], None]
+    number: int  # from 1; a child that replaces another has the same number
+    ready: Callable[[], None]  # to call when it consumes
+    retire: Callable[[], None]  # to call when it ends for good by a command
 
 
 def supervise(app: App, *, processes: int, burst: bool = False, kind: str = "worker") -> int | Child:
@@ -79,7 +76,7 @@ def supervise(app: App, *, processes: int, burst: bool = False, kind: str = "wor
 
 
 class _Fleet:
-    """The parent, and what it knows of its children."""
+    """The parent, and the state of its children."""
 
     def __init__(self, app: App, processes: int, *, burst: bool, kind: str) -> None:
         self._systemd = take_notify_settings(os.environ, os.getpid())
@@ -93,7 +90,7 @@ class _Fleet:
         self._state = ClusterState(self._cluster, random=random.random)
         self._numbers = {f"{kind}-{number}": number for number in range(1, processes + 1)}
         stop_after = app.settings.grace_period + KILL_AFTER
-        # The children that there should be, by name.
+        # The children that must run, by name.
         self._wanted = {
             name: Member(name=name, kind=cast("Kind", kind), arguments=(), stop_after=stop_after)
             for name in self._numbers
@@ -106,7 +103,7 @@ class _Fleet:
         self._any_ready = False
         self._failed_starts = 0
         self._exit_code = 0
-        # The signal that came when it was stopping already.
+        # The second signal to stop; 0 for none.
         self._second_signal = 0
         self._watchdog_at = 0.0
         self._notified = ""
@@ -133,7 +130,7 @@ class _Fleet:
         return self._exit_code
 
     def _act(self, mask: set[signal.Signals] | set[int]) -> Child | None:
-        """Do what is decided. Returns a Child in a child."""
+        """Perform what was decided. Return a Child in a child."""
         for action in self._state.decide(time.monotonic()):
             match action:
                 case Start(member):
@@ -210,7 +207,7 @@ class _Fleet:
             self._notify_systemd("READY=1")
 
     def _retire(self, name: str) -> None:
-        """Replace this child no more."""
+        """Stop replacing this child."""
         if self._wanted.pop(name, None) is not None:
             self._state.set_desired(self._cluster, self._wanted.values())
 
@@ -235,9 +232,9 @@ class _Fleet:
             return
         _write_line(f"{self._kind} process {pid} ended with {code}")
         if stopping:
-            as_asked = 0 if code == -signal.SIGTERM else 1
+            stop_code = 0 if code == -signal.SIGTERM else 1
             self._exit_code = self._exit_code or (
-                128 + self._second_signal if self._second_signal else as_asked
+                128 + self._second_signal if self._second_signal else stop_code
             )
             return
         self._failed_starts += code > 0 and was_starting
@@ -253,7 +250,7 @@ class _Fleet:
 
     @property
     def _death_count(self) -> int:
-        """The deaths of late, of all of them."""
+        """The recent deaths of all children."""
         since = time.monotonic() - DEATH_WINDOW
         return sum(died > since for member in self._state.members.values() for died in member.recent_deaths)
 

@@ -1,5 +1,4 @@
-"""Foreground: serves one application as one process, a worker unless said otherwise, or as several, until told to
-stop."""
+"""Serve one application in the foreground, as one process or several, until stopped. A worker is the default."""
 
 import atexit
 import gc
@@ -72,12 +71,12 @@ def check_controller_epoch(app: App, *, without_redis: bool = False) -> bool:
 
     The variable is for this process alone: what a job starts is no affair of the Controller's.
     """
-    said = os.environ.pop(EPOCH_VARIABLE, "")
-    if not said:
+    epoch = os.environ.pop(EPOCH_VARIABLE, "")
+    if not epoch:
         return False
-    if not (said.isascii() and said.isdigit()):
+    if not (epoch.isascii() and epoch.isdigit()):
         raise Misconfigured(
-            f"{EPOCH_VARIABLE} is {said!r}: it is a number, which a Controller gives what it starts"
+            f"{EPOCH_VARIABLE} is {epoch!r}: it is a number, which a Controller gives what it starts"
         )
     try:
         record = app.perform(cluster.get_leader(app.keys))
@@ -85,11 +84,11 @@ def check_controller_epoch(app: App, *, without_redis: bool = False) -> bool:
         if not without_redis:
             raise
     else:
-        if is_superseded(int(said), record):
+        if is_superseded(int(epoch), record):
             leader = f"{record.leader} leads" if record.leader else "another one led"
             raise Superseded(
                 f"the Controller that started this process leads no more ({leader} in epoch {record.epoch}, "
-                f"this is of {said}): it does not begin"
+                f"this is of {epoch}): it does not begin"
             )
     finally:
         app.close()  # processes are forked from here on
@@ -97,22 +96,27 @@ def check_controller_epoch(app: App, *, without_redis: bool = False) -> bool:
 
 
 RESTART_FOLDER_VARIABLE = "CELERY5_BEGUN_AGAIN"
-"""In the environment of a program that this process was before: the folder that it was started in."""
+"""Set for a program that replaces itself: the folder in which it was first started."""
 
 ORPHAN_GRACE = 2.0
-"""Seconds for which a member of a Controller that has died takes signals for one: the kernel tells it of that once for
-each thread which its parent had, as these die one after the other, and the second SIGTERM would mean: at once."""
+"""Seconds within which a member takes several signals for one, when its Controller has died.
+
+The kernel sends the signal of the parent's death once for each thread of the parent, as these end one after the other.
+A second SIGTERM would otherwise mean to stop at once."""
 
 
 def get_restart_mode(environ: MutableMapping[str, str], *, processes: int) -> RestartMode:
-    """How this process begins, and will begin anew: in place, unless it is one of several `processes` under one parent
-    or a Controller has started it. Takes what it was told about that out of the environment."""
+    """Return how this process was started, and how it restarts itself.
+
+    It restarts in place, unless it is one of several `processes` under one parent, or a Controller has started it. The
+    variables about that are removed from `environ`.
+    """
     folder = environ.pop(RESTART_FOLDER_VARIABLE, "")
     supervised = bool(environ.pop(SUPERVISED_VARIABLE, ""))
-    alone = processes == 1 and not supervised
+    is_alone = processes == 1 and not supervised
     return RestartMode(
         is_requested=True,
-        in_place=alone,
+        in_place=is_alone,
         is_restarted=bool(folder),
         start_folder=folder or os.getcwd(),
         duplicate_window=ORPHAN_GRACE if supervised else 0.0,
@@ -120,9 +124,11 @@ def get_restart_mode(environ: MutableMapping[str, str], *, processes: int) -> Re
 
 
 def re_execute(folder: str) -> None:
-    """Execute the program that this process began with, from the `folder` where it did. Nothing of it may be left: no
-    thread that matters, no handler of a signal. Its exit handlers run first. Returns only when that cannot be."""
-    # systemd has to wait for the next one.
+    """Replace this process by a new run of its program, started in `folder`, after its exit handlers have run.
+
+    No thread that matters and no signal handler may be left. Returns only when the program cannot be executed.
+    """
+    # systemd must wait for the new run.
     notify(read_notify_settings(os.environ, os.getpid())["address"], "WATCHDOG=1")
     exits: Any = atexit
     exits._run_exitfuncs()
@@ -136,41 +142,37 @@ def re_execute(folder: str) -> None:
             {**os.environ, RESTART_FOLDER_VARIABLE: folder},
         )
     except OSError as error:
-        sys.stderr.write(f"this worker cannot begin anew: {escape_text(str(error))}; start it again\n")
+        sys.stderr.write(f"this worker cannot restart itself: {escape_text(str(error))}; start it again\n")
 
 
 STOP_LIMIT = 40.0
-"""Seconds beyond the grace period after which a process that was told to stop is ended. The parent of several waits
-longer, and systemd longer again."""
+"""Seconds after the grace period until a process that must stop is ended.
+
+The parent of several processes waits longer, and systemd longer still."""
 WORKER = ProcessKind("worker", worker.run, worker.check, has_sidecar=True)
-"""What runs jobs."""
+"""The kind of process that runs jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """How an application is served."""
 
-    # The queues to consume; none: all that its tasks name.
-    queues: tuple[str, ...] = ()
-    # Whether to end when there are no more jobs.
-    burst: bool = False
-    # What the process is called; "": by host and process id.
-    name: str = ""
-    # How many processes one parent keeps.
-    processes: int = 1
-    # Whether a change of the configuration takes effect without a restart.
-    reload: bool = True
+    queues: tuple[str, ...] = ()  # the queues to consume; empty: all that the tasks name
+    burst: bool = False  # whether to end when there are no more jobs
+    name: str = ""  # the name of the process; "": made of host and process id
+    processes: int = 1  # how many processes one parent keeps
+    reload: bool = True  # whether a change of the configuration takes effect without a restart
 
 
 def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
     """Serve an application until stopped, as one kind of process.
 
     Returns:
-        The exit code: 0 when all ended as asked, RESTART_EXIT_CODE when whoever has started it is to start the next
-        one. Without such a parent it begins again itself.
+        The exit code: 0 when all stopped in order, RESTART_EXIT_CODE when the parent must start the next process.
+        Without a parent it restarts itself.
 
     Raises:
-        BrokerError: The broker cannot be reached at the start, or lets nobody in.
+        BrokerError: The broker cannot be reached at the start, or refuses the credentials.
     """
     ready, retire, name = _nothing, _nothing, options.name
     anew = get_restart_mode(os.environ, processes=options.processes)

@@ -1,13 +1,13 @@
-"""Loop Watch: reports when something blocks the event loop, for how long, which job it is, and its stack.
+"""Report what blocks the event loop: for how long, in which job, and with which stack.
 
-A thread looks at the main thread's stack again and again. While the loop waits for events, nothing is asked of it, so
-an idle process stays idle. If code runs, the thread asks the loop to show that it turns. If it does not for the time of
-the setting, the thread logs the stack at once, since the loop itself cannot. Nothing is done for each job: the job is
-found on the stack. Meanwhile the thread also answers the status port.
+A thread reads the main thread's stack at an interval. While the loop waits for events the thread does not wake it, so
+an idle process stays idle. When code runs, the thread asks the loop for a sign of life. If none comes within the time
+of the setting, the thread logs the stack at once, since the loop itself cannot. This costs nothing for each job: the
+job is found on the stack. Meanwhile the thread also answers the status port.
 
 A thread cannot run while C code holds the interpreter's lock: such a block is logged as soon as the lock is free.
-When the whole process did not run, because it was stopped or got no CPU, no job is the cause. The CPU time tells
-these apart.
+When the whole process did not run, because it was stopped or got no CPU, no job is the cause. The CPU time
+distinguishes the two.
 """
 
 import sys

@@ -47,21 +47,20 @@ from celery5.services.worker.recovery import RECOVERY_BATCH
 MISSED_BEATS = 1.5
 """Heartbeats that must be missing before the sidecar renews the leases."""
 EXIT_TIMEOUT = 5.0
-"""Seconds after the end of the pipe in which the worker must end, too; else it has only closed its files."""
+"""Seconds after the end of the pipe within which the worker must end, too; else it has only closed its files."""
 RECOVERY_TIMING = Timing(connect=1.0, reply=1.0)
 """For recovery. A broker that is unreachable or hangs must block nothing: leases put the jobs back, too."""
 PROCESS_NAME = "celery5-sidecar"
-"""What `ps` and `top` call the process, where they can be told."""
+"""The name of the process in `ps` and `top`, where it can be set."""
 
 
 class BeatReport(msgspec.Struct, array_like=True, frozen=True):
-    """What the worker says after a beat: its name, the queues that it has joined, where its broker is. With `left` it
-    has left them, or tried to, and has no lease to renew any more. With no name: nothing need be done for it."""
+    """What the worker reports to its sidecar after a heartbeat."""
 
-    worker: str = ""
-    queues: tuple[str, ...] = ()
-    broker: Endpoint | None = None
-    left: bool = False
+    worker: str = ""  # its name; "": the sidecar has nothing to do for it
+    queues: tuple[str, ...] = ()  # the queues that it has joined
+    broker: Endpoint | None = None  # the address of its broker
+    left: bool = False  # whether it has left the queues, or tried to: then it has no lease to renew
 
 
 class Sidecar:
@@ -289,7 +288,7 @@ class _Watch:
             )
         if not liveness.is_alive:
             return liveness
-        lease, asked = self._app.settings.lease, now()
+        lease, renewed_at = self._app.settings.lease, now()
         beats = [leases.renew_lease(keys, self._report.worker, lease=lease) for keys in self._queues()]
         try:
             pulses = self._broker(self._reply_timing).perform_all(beats)
@@ -301,7 +300,7 @@ class _Watch:
             return liveness
         self._renewal_failed = False
         if all(pulse.alive for pulse in pulses):
-            self._memory.lease_until = asked + lease
+            self._memory.lease_until = renewed_at + lease
         else:
             self._lost_worker = self._report.worker
         return liveness

@@ -2,7 +2,7 @@
 
 The signal is caught below Python, by `faulthandler`, which writes into a pipe where the main thread is at that moment.
 That wakes a thread. It has the event loop look at the tasks, which is when all of them wait; a loop that does not turn
-within LATE seconds is blocked, and the thread looks by itself. So a dump says most when it is needed most: also when a
+within LATE seconds is blocked, and the thread looks by itself. So there is a dump when it is needed most: also when a
 job blocks the loop, and where. Only while C code holds the interpreter's lock does it have to wait for that to end.
 """
 
@@ -31,9 +31,9 @@ DUMP_SIGNAL = signal.SIGUSR1
 LOOP_TIMEOUT = 1.0
 """Seconds that the event loop has to turn."""
 MAX_TASKS = 500
-"""Tasks that are told of in one dump, at most; and as many threads."""
+"""The most tasks in one dump, and the most threads."""
 MAX_FRAMES = 40
-"""Frames that are told of each, at most: the innermost."""
+"""The most frames of each: the innermost."""
 MAX_DEPTH = 2000
 """Frames that are looked at."""
 DUMP_INTERVAL = 0.2
@@ -82,13 +82,13 @@ class StackDump:
 
     def _listen(self) -> None:
         """In a thread: wait for what faulthandler writes."""
-        said = b""
-        while _END not in said and (said := os.read(self._pipe[0], 65536)) and _END not in said:
+        requests = b""
+        while _END not in requests and (requests := os.read(self._pipe[0], 65536)) and _END not in requests:
             time.sleep(DUMP_INTERVAL)
             while select.select([self._pipe[0]], [], [], 0)[0] and (more := os.read(self._pipe[0], 65536)):
-                said += more
+                requests += more
             with suppress(Exception):  # what it looks at changes meanwhile
-                self._dump(said.decode(errors="replace"))
+                self._dump(requests.decode(errors="replace"))
 
     def _dump(self, caught: str) -> None:
         """Have the loop look; look by itself when the loop does not turn."""

@@ -231,27 +231,27 @@ class _DescriptionReader:
         self.errors: list[str] = []
         self._judge = judge
 
-    def cluster(self, said: Mapping[str, Any]) -> Cluster:
-        known = ("platform", *_NUMBERS, ENVIRONMENT_KEY, "hosts", "broker", *KINDS_BY_SECTION)
-        self._check_keys("", said, known)
-        hosts = {name: self._host(name, each) for name, each in self._tables(said, "hosts")}
+    def cluster(self, table: Mapping[str, Any]) -> Cluster:
+        allowed = ("platform", *_NUMBERS, ENVIRONMENT_KEY, "hosts", "broker", *KINDS_BY_SECTION)
+        self._check_keys("", table, allowed)
+        hosts = {name: self._host(name, each) for name, each in self._tables(table, "hosts")}
         groups = [
             self._group(plural, kind, name, each, hosts)
             for plural, kind in KINDS_BY_SECTION.items()
-            for name, each in self._tables(said, plural)
+            for name, each in self._tables(table, plural)
         ]
         if not groups:
             self.errors.append(
                 "no group of members: write [workers.default], or [routers.NAME], [schedulers.NAME]"
             )
-        environment = self._environment(ENVIRONMENT_KEY, said.get(ENVIRONMENT_KEY, {}))
+        environment = self._environment(ENVIRONMENT_KEY, table.get(ENVIRONMENT_KEY, {}))
         return Cluster(
-            platform=self._read_typed("platform", said.get("platform", "auto"), str, "auto"),
+            platform=self._read_typed("platform", table.get("platform", "auto"), str, "auto"),
             environment=environment,
             groups=tuple(groups),
             hosts=hosts,
-            broker=self._broker(said.get("broker"), groups, hosts, environment),
-            **{name: self._number(name, said[name], *_NUMBERS[name]) for name in _NUMBERS if name in said},
+            broker=self._broker(table.get("broker"), groups, hosts, environment),
+            **{name: self._number(name, table[name], *_NUMBERS[name]) for name in _NUMBERS if name in table},
         )
 
     def _broker(

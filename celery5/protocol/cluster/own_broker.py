@@ -39,9 +39,9 @@ def parse_own_broker(value: Any, errors: list[str]) -> OwnBroker | None:
     return OwnBroker() if wrong else OwnBroker(**table)
 
 
-def _wrong(said: Mapping[str, Any]) -> Iterator[str]:
+def _wrong(table: Mapping[str, Any]) -> Iterator[str]:
     known = OwnBroker.__struct_fields__
-    for name, value in said.items():
+    for name, value in table.items():
         if name not in known:
             hint = did_you_mean(name, known, otherwise=f"known: {', '.join(known)}")
             yield f"broker.{name} is not known; {hint}"

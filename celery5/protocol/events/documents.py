@@ -145,16 +145,16 @@ def make_sink_argument(delivery: Delivery, settlement: Settlement) -> SinkDocume
     return SinkDocument(delivery.entry, names, delivery.document) if names else None
 
 
-def parse_result_states(said: object, what: str) -> tuple[ResultState, ...]:
+def parse_result_states(states: object, what: str) -> tuple[ResultState, ...]:
     """Return the final states in a setting, such as `on`. Raises Misconfigured."""
-    named: Any = (said,) if isinstance(said, str) else said
+    listed: Any = (states,) if isinstance(states, str) else states
     try:
-        wanted = set(named)
+        chosen = set(listed)
     except TypeError:
-        wanted = {repr(said)}
-    if not wanted or wanted - set(RESULT_STATES):
-        raise Misconfigured(f"{what}: on is {said!r}; give some of {', '.join(RESULT_STATES)}")
-    return tuple(state for state in RESULT_STATES if state in wanted)
+        chosen = {repr(states)}
+    if not chosen or chosen - set(RESULT_STATES):
+        raise Misconfigured(f"{what}: on is {states!r}; give some of {', '.join(RESULT_STATES)}")
+    return tuple(state for state in RESULT_STATES if state in chosen)
 
 
 def make_document_job_id(source: str, document: str, task: str) -> str:

@@ -1,7 +1,6 @@
-"""Diagnosis: what each reading of `celery5 doctor` means: ok, warn or fail, and what to do about it.
+"""Diagnose the broker for `celery5 doctor`: each finding is ok, a warning or a failure, and names a remedy.
 
-`diagnosis_host` has those of this machine. What fails loses jobs, or keeps them from running; what is warned of may one
-day.
+A failure loses jobs or keeps them from running; a warning may do so one day. `host_diagnosis` diagnoses this machine.
 """
 
 import re
@@ -13,68 +12,72 @@ import msgspec
 
 FindingState = Literal["ok", "warn", "fail"]
 
-OLDEST = (6, 2)
-"""The oldest Redis that will do; every Valkey does."""
-SKEWED, ASTRAY = 1.0, 5.0
-"""Seconds that two clocks may differ: then it is told; then signed commands are not taken."""
+OLDEST_REDIS = (6, 2)
+"""The oldest Redis that is supported. Every Valkey is."""
+WARNED_SKEW, REFUSED_SKEW = 1.0, 5.0
+"""Seconds that two clocks may differ before there is a warning, and before signed commands are refused."""
 SLOW_MEDIAN, SLOW_WORST = 0.01, 0.25
-"""Seconds that a ping may take."""
-LATE = 1.0
-"""Seconds after which a ping, usually, is a broker that nobody can work with."""
+"""Seconds that pings may take, in the median and at worst."""
+UNUSABLE_MEDIAN = 1.0
+"""Seconds of a median ping with which a broker is of no use."""
 ALMOST_FULL = 0.9
-_CHANNEL, _KEY = re.compile(r"publish to|channel"), re.compile(r"access")
-"""In the server's words: the command is permitted, but not there."""
-_PLACES = ("~celery5:*", "&celery5:*")
-NAMED = 5
-"""Names that are told of many."""
+_CHANNEL_REFUSAL, _KEY_REFUSAL = re.compile(r"publish to|channel"), re.compile(r"access")
+"""What the server answers when a command is permitted, but not on this channel or key."""
+_ACL_PATTERNS = ("~celery5:*", "&celery5:*")
+MAX_NAMES = 5
+"""Names that are listed of many."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What one check has found: its `state`, a line on it, and, unless that is ok, what to do."""
+    """What one check has found: its `state`, a line on it, and a remedy unless it is ok."""
 
     check: str
     state: FindingState
-    says: str
+    summary: str
     remedy: str = ""
 
 
 def diagnose_server(info: Mapping[str, str]) -> Finding:
-    """Which server it is, from `INFO`."""
+    """Diagnose the kind and version of the server, from `INFO`."""
     kind = "valkey" if info.get("valkey_version") else info.get("server_name") or "redis"
     version = info.get("valkey_version") or info.get("redis_version", "")
-    says = f"{kind} {version or 'of an unknown version'}, {info.get('redis_mode', 'standalone')}"
+    summary = f"{kind} {version or 'of an unknown version'}, {info.get('redis_mode', 'standalone')}"
     numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
     if info.get("role") in ("slave", "replica"):
-        return Finding("server", "fail", f"{says}, a replica", "have the broker's URL name the master")
-    if kind == "redis" and numbers and numbers < OLDEST:
-        return Finding("server", "fail", says, f"upgrade it to {OLDEST[0]}.{OLDEST[1]} or newer")
+        return Finding("server", "fail", f"{summary}, a replica", "have the broker's URL name the master")
+    if kind == "redis" and numbers and numbers < OLDEST_REDIS:
+        return Finding(
+            "server", "fail", summary, f"upgrade it to {OLDEST_REDIS[0]}.{OLDEST_REDIS[1]} or newer"
+        )
     if info.get("redis_mode") == "cluster":
-        return Finding("server", "warn", says, "a cluster is not tested yet: use one server and its replicas")
+        return Finding(
+            "server", "warn", summary, "a cluster is not tested yet: use one server and its replicas"
+        )
     if not numbers:
-        return Finding("server", "warn", says, "have INFO permitted to this user, to know more")
-    return Finding("server", "ok", says)
+        return Finding("server", "warn", summary, "have INFO permitted to this user, to know more")
+    return Finding("server", "ok", summary)
 
 
 def diagnose_persistence(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
-    """Whether jobs outlive the server, from `INFO` and, where that is permitted, `CONFIG GET`."""
+    """Diagnose whether jobs outlive the server, from `INFO` and, where that is permitted, `CONFIG GET`."""
     name = "persistence"
-    for field, what in (
+    for field, file in (
         ("aof_last_write_status", "the append-only file"),
         ("rdb_last_bgsave_status", "the last snapshot"),
     ):
         if info.get(field, "ok") != "ok":
             return Finding(
-                name, "fail", f"{what} could not be written", "look at the server's log and its disk"
+                name, "fail", f"{file} could not be written", "look at the server's log and its disk"
             )
     if config is None and not info:
         return Finding(
             name, "warn", "it cannot be read", "have INFO or CONFIG GET permitted to this user, to know"
         )
-    known = config or {}
-    appends = known.get("appendonly", "yes" if info.get("aof_enabled") == "1" else "no") == "yes"
+    config_or_empty = config or {}
+    appends = config_or_empty.get("appendonly", "yes" if info.get("aof_enabled") == "1" else "no") == "yes"
     if appends:
-        return _appends(known.get("appendfsync", ""))
-    saves = known.get("save")
+        return _diagnose_appendfsync(config_or_empty.get("appendfsync", ""))
+    saves = config_or_empty.get("save")
     if saves is None:
         return Finding(
             name,
@@ -93,8 +96,8 @@ def diagnose_persistence(info: Mapping[str, str], config: Mapping[str, str] | No
     )
 
 
-def _appends(how: str) -> Finding:
-    if how == "no":
+def _diagnose_appendfsync(appendfsync: str) -> Finding:
+    if appendfsync == "no":
         return Finding(
             "persistence",
             "warn",
@@ -102,85 +105,96 @@ def _appends(how: str) -> Finding:
             "CONFIG SET appendfsync everysec, or always",
         )
     loss = {"everysec": "a crash of the machine may lose a second of jobs", "always": "nothing is lost"}
-    said = f", appendfsync {how}: {loss.get(how, 'unknown')}" if how else ", appendfsync cannot be read"
-    return Finding("persistence", "ok", f"appendonly yes{said}")
+    detail = (
+        f", appendfsync {appendfsync}: {loss.get(appendfsync, 'unknown')}"
+        if appendfsync
+        else ", appendfsync cannot be read"
+    )
+    return Finding("persistence", "ok", f"appendonly yes{detail}")
 
 
 def diagnose_eviction(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
-    """Whether the server throws jobs away when its memory is full, and how full it is."""
+    """Diagnose whether the server evicts jobs when its memory is full, and how full it is."""
     policy = (config or {}).get("maxmemory-policy") or info.get("maxmemory_policy", "")
-    most, used = _number(info.get("maxmemory")), _number(info.get("used_memory"))
-    room = f", {used / most:.0%} of maxmemory used" if most else ""
+    maximum, used = _number(info.get("maxmemory")), _number(info.get("used_memory"))
+    usage = f", {used / maximum:.0%} of maxmemory used" if maximum else ""
     if not policy:
         return Finding("memory", "warn", "maxmemory-policy cannot be read", "make sure that it is noeviction")
     if policy != "noeviction":
         remedy = "CONFIG SET maxmemory-policy noeviction, and say so in redis.conf"
-        return Finding("memory", "fail", f"{policy}: jobs are thrown away when memory is full{room}", remedy)
-    if most and used > most * ALMOST_FULL:
-        return Finding("memory", "warn", f"noeviction{room}", "raise maxmemory, or see what fills the queues")
-    return Finding("memory", "ok", f"noeviction{room}")
+        return Finding("memory", "fail", f"{policy}: jobs are thrown away when memory is full{usage}", remedy)
+    if maximum and used > maximum * ALMOST_FULL:
+        return Finding(
+            "memory", "warn", f"noeviction{usage}", "raise maxmemory, or see what fills the queues"
+        )
+    return Finding("memory", "ok", f"noeviction{usage}")
 
 
 def diagnose_clock(ahead: float, uncertain: float) -> Finding:
-    """How far the server's clock is `ahead` of this host's; `uncertain` by half of a trip. Seconds."""
-    off = max(abs(ahead) - uncertain, 0.0)
-    way = "ahead of" if ahead > 0 else "behind"
-    says = f"the server's clock is {abs(ahead):.3f} s {way} this host's"
-    if off > ASTRAY:
-        return Finding("clock", "fail", says, "set both by NTP: signed commands are refused as it is")
-    if off > SKEWED:
-        return Finding("clock", "warn", says, "set both by NTP: times in results and logs are wrong")
-    return Finding("clock", "ok", says)
+    """Diagnose how many seconds the server's clock is `ahead` of this host's, `uncertain` by half a round trip."""
+    skew = max(abs(ahead) - uncertain, 0.0)
+    direction = "ahead of" if ahead > 0 else "behind"
+    summary = f"the server's clock is {abs(ahead):.3f} s {direction} this host's"
+    if skew > REFUSED_SKEW:
+        return Finding("clock", "fail", summary, "set both by NTP: signed commands are refused as it is")
+    if skew > WARNED_SKEW:
+        return Finding("clock", "warn", summary, "set both by NTP: times in results and logs are wrong")
+    return Finding("clock", "ok", summary)
 
 
 def diagnose_latency(pings: Sequence[float]) -> Finding:
-    """How long pings took, in seconds."""
+    """Diagnose how many seconds pings took."""
     middle, worst = median(pings), max(pings)
-    says = f"{middle * 1000:.2f} ms, at worst {worst * 1000:.2f} ms, of {len(pings)} pings"
-    if middle > LATE:
+    summary = f"{middle * 1000:.2f} ms, at worst {worst * 1000:.2f} ms, of {len(pings)} pings"
+    if middle > UNUSABLE_MEDIAN:
         return Finding(
-            "latency", "fail", says, "have the broker near its workers, and its host not overloaded"
+            "latency", "fail", summary, "have the broker near its workers, and its host not overloaded"
         )
     if middle > SLOW_MEDIAN or worst > SLOW_WORST:
         remedy = "have the broker near its workers; look for slow commands: redis-cli SLOWLOG GET"
-        return Finding("latency", "warn", says, remedy)
-    return Finding("latency", "ok", says)
+        return Finding("latency", "warn", summary, remedy)
+    return Finding("latency", "ok", summary)
 
 
 def diagnose_permissions(user: str, tried: int, refused: Mapping[str, str]) -> Finding:
-    """Whether the user may do what celery5 does; `refused` has the server's words for each command that it may not."""
-    who = user or "default"
+    """Diagnose whether the user may do what celery5 does; `refused` has the server's answer to each refused command."""
+    user_name = user or "default"
     if not refused:
-        return Finding("permissions", "ok", f"user {who} may do all that is needed ({tried} commands tried)")
-    channels = [name for name, why in refused.items() if _CHANNEL.search(why)]
-    keys = [name for name, why in refused.items() if name not in channels and _KEY.search(why)]
+        return Finding(
+            "permissions", "ok", f"user {user_name} may do all that is needed ({tried} commands tried)"
+        )
+    channels = [name for name, why in refused.items() if _CHANNEL_REFUSAL.search(why)]
+    keys = [name for name, why in refused.items() if name not in channels and _KEY_REFUSAL.search(why)]
     commands = [name for name in refused if name not in keys and name not in channels]
-    says = [f"may not {_some(commands)}"] if commands else []
-    says += [f"may not enter the keys of celery5 by {_some(keys)}"] if keys else []
-    says += [f"may not use the channels of celery5 by {_some(channels)}"] if channels else []
-    words = [
+    summary = [f"may not {_join_names(commands)}"] if commands else []
+    summary += [f"may not enter the keys of celery5 by {_join_names(keys)}"] if keys else []
+    summary += [f"may not use the channels of celery5 by {_join_names(channels)}"] if channels else []
+    acl_rules = [
         *(f"+{each.lower()}" for each in commands),
-        *_PLACES[: bool(keys)],
-        *_PLACES[2 - bool(channels) :],
+        *_ACL_PATTERNS[: bool(keys)],
+        *_ACL_PATTERNS[2 - bool(channels) :],
     ]
     return Finding(
-        "permissions", "fail", f"user {who} {' and '.join(says)}", f"ACL SETUSER {who} {' '.join(words)}"
+        "permissions",
+        "fail",
+        f"user {user_name} {' and '.join(summary)}",
+        f"ACL SETUSER {user_name} {' '.join(acl_rules)}",
     )
 
 
-def diagnose_keys(looked: int, complete: bool, orphans: Sequence[str]) -> Finding:
-    """Whether keys that nobody owns stay for ever; `complete` when all were looked at."""
-    scope = f"{looked} keys looked at" + ("" if complete else ", of more")
+def diagnose_keys(key_count: int, is_complete: bool, orphans: Sequence[str]) -> Finding:
+    """Diagnose whether keys without an owner stay for ever; `is_complete` when all keys were inspected."""
+    scope = f"{key_count} keys looked at" + ("" if is_complete else ", of more")
     if orphans:
-        says = f"{len(orphans)} have neither owner nor time to live: {_some(orphans)} ({scope})"
-        return Finding("keys", "warn", says, "if no newer version of celery5 made them: redis-cli DEL")
+        summary = f"{len(orphans)} have neither owner nor time to live: {_join_names(orphans)} ({scope})"
+        return Finding("keys", "warn", summary, "if no newer version of celery5 made them: redis-cli DEL")
     return Finding("keys", "ok", f"each has an owner or a time to live ({scope})")
 
 
-def _number(said: str | None) -> int:
-    return int(said) if said and said.isdigit() else 0
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+def _join_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

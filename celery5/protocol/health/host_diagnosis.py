@@ -1,4 +1,4 @@
-"""Diagnosis Host: what the readings of this machine mean: keys, units, the application, its workers, Python."""
+"""Diagnose this machine for `celery5 doctor`: keys, units, the application, its workers, Python."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ import msgspec
 
 from celery5.protocol.health.broker_diagnosis import Finding
 
-SOON = 30
-"""Days before a certificate's end that it is told of."""
+EXPIRY_WARNING_DAYS = 30
+"""Days before the end of a certificate from which on there is a warning."""
 OLDEST_PYTHON = (3, 11)
 MANY_WAITING_MESSAGES = 10_000
-"""Messages in the backlog of a Publisher from which on that is told of."""
+"""Messages in the backlog of a Publisher from which on there is a warning."""
 OLDEST_SYSTEMD = 240
-"""The first systemd that takes all that the units say."""
+"""The first systemd that knows all options of the units."""
 
 
 class Credential(msgspec.Struct, frozen=True):
@@ -28,8 +28,8 @@ class Credential(msgspec.Struct, frozen=True):
 
 
 class SystemdUnit(msgspec.Struct, frozen=True):
-    """A unit of systemd that is installed here: whether a target wants it (`enabled`), and what its ExecStart names
-    that is not there (`missing`)."""
+    """An installed unit of systemd: whether a target wants it (`enabled`), and the path in its ExecStart that does not
+    exist (`missing`)."""
 
     name: str
     is_user_unit: bool
@@ -38,8 +38,7 @@ class SystemdUnit(msgspec.Struct, frozen=True):
 
 
 class WorkerVersion(msgspec.Struct, frozen=True):
-    """A worker that lives, and the version that it says it is of; '' when it did not answer, or when it answered with a
-    `refusal`."""
+    """A live worker and its version, which is '' when it did not answer, or answered with a `refusal`."""
 
     name: str
     version: str
@@ -47,36 +46,38 @@ class WorkerVersion(msgspec.Struct, frozen=True):
 
 
 def diagnose_key_folder(path: str, modes: Mapping[str, int] | None) -> Finding:
-    """The folder of the keys, by the modes of itself (`.`) and of the files in it; None when it is not there."""
+    """Diagnose the folder of the keys, by the modes of itself (`.`) and its files; None when it does not exist."""
     if modes is None:
         return Finding("keys folder", "ok", f"{path} is not there yet: the first signed command makes it")
     if modes.get(".", 0) & 0o077:
         return Finding("keys folder", "fail", f"others may enter {path}", f"chmod 700 {path}")
-    loose = sorted(name for name, mode in modes.items() if name != "." and mode & 0o077)
-    if loose:
-        files = " ".join(f"{path}/{each}" for each in loose)
-        return Finding("keys folder", "warn", f"others may read {', '.join(loose)}", f"chmod 600 {files}")
+    readable = sorted(name for name, mode in modes.items() if name != "." and mode & 0o077)
+    if readable:
+        files = " ".join(f"{path}/{each}" for each in readable)
+        return Finding("keys folder", "warn", f"others may read {', '.join(readable)}", f"chmod 600 {files}")
     return Finding("keys folder", "ok", f"{path}, for nobody else")
 
 
 def diagnose_certificates(found: Sequence[Credential], refusal_reason: str, today: date) -> Finding:
-    """The certificates in that folder; `refusal` says why what is signed here is not accepted here, '' when it is."""
+    """Diagnose the certificates; `refusal_reason` is why this host refuses its own signature, '' when it does not."""
     name = "certificates"
     mine = [each for each in found if each.role == "mine"]
     if not mine:
         return Finding(name, "ok", "no key of its own yet: the first signed command makes it")
     ends = {each: date.fromisoformat(each.until) for each in found if not each.revoked}
-    over = [each for each in mine if each in ends and ends[each] < today]
-    if over:
+    expired = [each for each in mine if each in ends and ends[each] < today]
+    if expired:
         return Finding(
-            name, "fail", f"{over[0].fingerprint[:16]} ended on {over[0].until}", "celery5 keys new"
+            name, "fail", f"{expired[0].fingerprint[:16]} ended on {expired[0].until}", "celery5 keys new"
         )
     if refusal_reason:
         remedy = "celery5 keys new; where its authority was revoked: celery5 keys new --authority"
         return Finding(name, "fail", f"what is signed here is refused here: {refusal_reason}", remedy)
-    late = sorted((end, each.role) for each, end in ends.items() if (end - today).days < SOON)
-    if late:
-        what = ", ".join(f"{role} until {end}" for end, role in late)
+    ending = sorted(
+        (end, each.role) for each, end in ends.items() if (end - today).days < EXPIRY_WARNING_DAYS
+    )
+    if ending:
+        what = ", ".join(f"{role} until {end}" for end, role in ending)
         return Finding(
             name,
             "warn",
@@ -90,10 +91,10 @@ def diagnose_certificates(found: Sequence[Credential], refusal_reason: str, toda
 
 
 def diagnose_units(found: Sequence[SystemdUnit], *, version: str, is_lingering: bool, user: str) -> Finding:
-    """The units of systemd, when there are any."""
+    """Diagnose the installed units of systemd."""
     if not found:
         return Finding("units", "ok", "none of systemd's is installed")
-    says = f"systemd {version or 'of an unknown version'}: {', '.join(each.name for each in found)}"
+    summary = f"systemd {version or 'of an unknown version'}: {', '.join(each.name for each in found)}"
     missing = [f"{each.missing} of {each.name}" for each in found if each.missing]
     if missing:
         return Finding(
@@ -104,10 +105,10 @@ def diagnose_units(found: Sequence[SystemdUnit], *, version: str, is_lingering: 
         )
     number = re.match(r"\d+", version)
     if number and int(number[0]) < OLDEST_SYSTEMD:
-        return Finding("units", "warn", says, f"upgrade systemd to {OLDEST_SYSTEMD} or newer")
+        return Finding("units", "warn", summary, f"upgrade systemd to {OLDEST_SYSTEMD} or newer")
     if any(each.is_user_unit for each in found) and not is_lingering:
         remedy = f"loginctl enable-linger {user}"
-        return Finding("units", "warn", f"{says}; those of {user} end when {user} logs out", remedy)
+        return Finding("units", "warn", f"{summary}; those of {user} end when {user} logs out", remedy)
     idle = [each for each in found if not each.enabled]
     if idle:
         flag = " --user" if idle[0].is_user_unit else ""
@@ -115,73 +116,80 @@ def diagnose_units(found: Sequence[SystemdUnit], *, version: str, is_lingering: 
         return Finding(
             "units", "warn", f"not started at boot: {', '.join(each.name for each in idle)}", remedy
         )
-    return Finding("units", "ok", f"{says}; enabled")
+    return Finding("units", "ok", f"{summary}; enabled")
 
 
 def diagnose_application(name: str, tasks: int) -> Finding:
-    """The application, which could be imported."""
+    """Diagnose the application, which could be imported."""
     if not tasks:
         remedy = "name the modules that declare them: App(include=[...])"
         return Finding("application", "warn", f"{name} has no tasks", remedy)
     return Finding("application", "ok", f"{name}, {tasks} tasks")
 
 
-def diagnose_settings(said: int, oddities: Sequence[str]) -> Finding:
-    """The settings, which can be used; how many were said, and what is odd."""
+def diagnose_settings(set_count: int, oddities: Sequence[str]) -> Finding:
+    """Diagnose the settings, which are valid: how many are set, and what is odd about them."""
     if oddities:
         return Finding("settings", "warn", "; ".join(oddities), "celery5 config show --origin says where")
-    return Finding("settings", "ok", f"{said} set, the rest are defaults")
+    return Finding("settings", "ok", f"{set_count} set, the rest are defaults")
 
 
 def diagnose_workers(
     found: Sequence[WorkerVersion],
     own_version: str,
     *,
-    asked: bool,
+    is_version_known: bool,
     unrouted: bool,
     unread: Sequence[str] = (),
 ) -> Finding:
-    """The workers that live; not all may be asked which version they are of. `unrouted`: there are events of the
-    application's own, and no Router; on the queues `unread` jobs wait, and no worker reads them."""
+    """Diagnose the live workers.
+
+    Args:
+        found: The live workers.
+        own_version: The version of celery5 here.
+        is_version_known: Whether the workers could be asked for their versions: that needs a key.
+        unrouted: Whether the application has events of its own, and no Router lives.
+        unread: The queues on which jobs wait, and that no worker reads.
+    """
     if not found:
         return Finding("workers", "warn", "none is alive", "celery5 worker start")
-    says = f"{len(found)} live"
+    summary = f"{len(found)} live"
     if unrouted:
-        return Finding("workers", "warn", f"{says}, and no Router: events wait", "celery5 router start")
+        return Finding("workers", "warn", f"{summary}, and no Router: events wait", "celery5 router start")
     if unread:
         queues = ",".join(unread)
         return Finding(
             "workers",
             "warn",
-            f"{says}, and jobs wait on queues that none of them reads: {queues}",
+            f"{summary}, and jobs wait on queues that none of them reads: {queues}",
             f"celery5 worker start --queues {queues}; a misspelt queue stays until its jobs are done",
         )
-    if not asked:
-        return Finding("workers", "ok", f"{says}; no key to ask them with yet")
+    if not is_version_known:
+        return Finding("workers", "ok", f"{summary}; no key to ask them with yet")
     refused = [each for each in found if each.refusal]
     if refused:
         names = ", ".join(each.name for each in refused)
         remedy = "celery5 keys show says what is trusted; celery5 keys trust, on the worker's host"
-        return Finding("workers", "fail", f"{says}; {names}: {refused[0].refusal}", remedy)
+        return Finding("workers", "fail", f"{summary}; {names}: {refused[0].refusal}", remedy)
     silent = [each.name for each in found if not each.version]
     if silent:
         remedy = "look at their logs; a worker without an inbox does not answer"
-        return Finding("workers", "warn", f"{says}; no answer from {', '.join(silent)}", remedy)
+        return Finding("workers", "warn", f"{summary}; no answer from {', '.join(silent)}", remedy)
     others = [f"{each.name} {each.version}" for each in found if each.version != own_version]
     if others:
         remedy = "restart them: celery5 worker shutdown"
         return Finding(
-            "workers", "warn", f"{says}; not of version {own_version}: {', '.join(others)}", remedy
+            "workers", "warn", f"{summary}; not of version {own_version}: {', '.join(others)}", remedy
         )
-    return Finding("workers", "ok", f"{says}, of version {own_version}")
+    return Finding("workers", "ok", f"{summary}, of version {own_version}")
 
 
 def diagnose_publisher(address: str, waiting: int, trouble: str) -> Finding:
-    """The Publisher daemon, which has answered: so many messages wait there, and what keeps it from writing them."""
+    """Diagnose the Publisher daemon, which has answered: how many messages wait, and why it cannot write them."""
     count = f"{waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)}"
     if trouble:
-        says = f"{address}, has jobs in memory only: {trouble}; {count}"
-        return Finding("publisher", "warn", says, "make room for its backlog, or let it write there")
+        summary = f"{address}, has jobs in memory only: {trouble}; {count}"
+        return Finding("publisher", "warn", summary, "make room for its backlog, or let it write there")
     if waiting >= MANY_WAITING_MESSAGES:
         remedy = (
             "see whether its broker answers; else give it more: celery5 publisher start --connections 1..4"
@@ -193,7 +201,7 @@ def diagnose_publisher(address: str, waiting: int, trouble: str) -> Finding:
 
 
 def diagnose_unreachable_publisher(address: str, why: str) -> Finding:
-    """The Publisher daemon that the setting `publisher` names, and that cannot be reached."""
+    """Diagnose the Publisher daemon that the setting `publisher` names, and that cannot be reached."""
     return Finding(
         "publisher",
         "fail",
@@ -203,23 +211,22 @@ def diagnose_unreachable_publisher(address: str, why: str) -> Finding:
 
 
 def diagnose_refusing_publisher(address: str, why: str) -> Finding:
-    """The Publisher daemon is another one than was meant."""
+    """Diagnose a Publisher daemon that serves somebody else."""
     return Finding(
         "publisher", "fail", f"{address} refuses us: {why}", "give publisher the address of our own daemon"
     )
 
 
 def diagnose_python(version: Sequence[int], celery5: str) -> Finding:
-    """The interpreter."""
-    says = f"celery5 {celery5} on Python {'.'.join(map(str, version[:3]))}"
+    """Diagnose the interpreter."""
+    summary = f"celery5 {celery5} on Python {'.'.join(map(str, version[:3]))}"
     if tuple(version[:2]) < OLDEST_PYTHON:
-        return Finding("python", "fail", says, "use Python 3.11 or newer")
-    return Finding("python", "ok", says)
+        return Finding("python", "fail", summary, "use Python 3.11 or newer")
+    return Finding("python", "ok", summary)
 
 
 def diagnose_libraries(required: Sequence[str], installed: Mapping[str, str]) -> Finding:
-    """The libraries: what the installed package says it requires (`trio>=0.30`), and what there is of each ('': it is
-    not there)."""
+    """Diagnose the libraries: what the package requires (`trio>=0.30`), and what is installed (`""` if not)."""
     if not required:
         return Finding(
             "libraries", "warn", "celery5 runs from a folder, not installed", "pip install celery5"
@@ -227,13 +234,15 @@ def diagnose_libraries(required: Sequence[str], installed: Mapping[str, str]) ->
     wrong: list[str] = []
     for each in required:
         if ";" in each:
-            continue  # of an extra
+            continue  # required by an extra only
         name = parse_requirement_name(each)
-        have = installed.get(name, "")
-        if not have:
+        installed_version = installed.get(name, "")
+        if not installed_version:
             wrong.append(f"{name} is not there")
-        elif not all(_holds(have, *bound) for bound in re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", each)):
-            wrong.append(f"{name} {have}, which is not {each}")
+        elif not all(
+            _holds(installed_version, *bound) for bound in re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", each)
+        ):
+            wrong.append(f"{name} {installed_version}, which is not {each}")
     if wrong:
         return Finding("libraries", "fail", "; ".join(wrong), "pip install --upgrade celery5")
     shown = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()) if version)
@@ -241,12 +250,12 @@ def diagnose_libraries(required: Sequence[str], installed: Mapping[str, str]) ->
 
 
 def parse_requirement_name(required: str) -> str:
-    """The name in `redis[hiredis]<9,>=8`."""
+    """Return the name in a requirement such as `redis[hiredis]<9,>=8`."""
     return re.split(r"[\[<>=!~; ]", required, maxsplit=1)[0]
 
 
-def _holds(have: str, relation: str, bound: str) -> bool:
-    one, other = _numbers(have), _numbers(bound)
+def _holds(installed_version: str, relation: str, bound: str) -> bool:
+    one, other = _numbers(installed_version), _numbers(bound)
     width = max(len(one), len(other))
     one, other = one + (0,) * (width - len(one)), other + (0,) * (width - len(other))
     return {

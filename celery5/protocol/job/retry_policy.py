@@ -117,24 +117,24 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
                 force_setattr(self, name, _named(name, errors))
 
     @staticmethod
-    def parse(said: "RetryPolicy | Mapping[str, Any]") -> "RetryPolicy":
+    def parse(policy: "RetryPolicy | Mapping[str, Any]") -> "RetryPolicy":
         """Return the policy that `said` describes: itself, a mapping with its fields, or one with Celery's names.
 
         Celery's names are `max_retries`, `interval_start` (0), `interval_step` (0.2) and `interval_max` (0.2), in
         seconds: growing evenly, without jitter. Missing fields have their defaults. Raises Misconfigured.
         """
-        if isinstance(said, RetryPolicy):
-            return said.checked()
-        if not isinstance(cast("object", said), Mapping):
-            raise Misconfigured(f"retry_policy is {said!r}: give a RetryPolicy, or a mapping")
-        unknown = [name for name in said if name not in _TYPES and name not in _INTERVALS]
+        if isinstance(policy, RetryPolicy):
+            return policy.checked()
+        if not isinstance(cast("object", policy), Mapping):
+            raise Misconfigured(f"retry_policy is {policy!r}: give a RetryPolicy, or a mapping")
+        unknown = [name for name in policy if name not in _TYPES and name not in _INTERVALS]
         if unknown:
             known = ", ".join([*_TYPES, *_INTERVALS])
             raise Misconfigured(f"retry_policy has {unknown[0]!r}, which is not known; known: {known}")
-        fields = {name: value for name, value in said.items() if name in _TYPES}
-        intervals = {name: said[name] for name in _INTERVALS if name in said}
+        fields = {name: value for name, value in policy.items() if name in _TYPES}
+        intervals = {name: policy[name] for name in _INTERVALS if name in policy}
         if intervals:
-            fields = _evenly(fields, intervals)
+            fields = _convert_intervals(fields, intervals)
         return RetryPolicy(**fields).checked()
 
     def checked(self) -> "RetryPolicy":
@@ -159,13 +159,13 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def delay(self, attempt: int, random: Callable[[], float]) -> float:
         """Return the seconds to wait after `attempt` (from 1) failed. `random` returns numbers in [0, 1)."""
-        draw = random if self.jitter else _most
+        draw = random if self.jitter else _draw_maximum
         if self.step is not None:
             return draw() * linear(attempt - 1, start=self.backoff, step=self.step, cap=self.cap)
         return full_jitter(attempt - 1, start=self.backoff, cap=self.cap, random=draw)
 
 
-def _most() -> float:
+def _draw_maximum() -> float:
     return 1.0
 
 
@@ -180,7 +180,7 @@ def _named(name: str, errors: Any) -> tuple[str, ...]:
         raise Misconfigured(f"{name}: {error}") from None
 
 
-def _evenly(fields: dict[str, Any], intervals: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_intervals(fields: dict[str, Any], intervals: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a policy whose waits grow linearly, from Celery's names."""
     duplicates = [name for name in ("backoff", "step", "cap") if name in fields]
     if duplicates:

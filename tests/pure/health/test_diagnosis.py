@@ -175,30 +175,40 @@ CASES: list[tuple[Finding, str, str]] = [
     (host_diagnosis.diagnose_application("shop", 0), "warn", "no tasks"),
     (host_diagnosis.diagnose_settings(2, []), "ok", "2 set"),
     (host_diagnosis.diagnose_settings(2, ["this is odd"]), "warn", "this is odd"),
-    (host_diagnosis.diagnose_workers([], "1", asked=True, unrouted=False), "warn", "none is alive"),
     (
-        host_diagnosis.diagnose_workers([WorkerVersion("w", "1")], "1", asked=True, unrouted=False),
+        host_diagnosis.diagnose_workers([], "1", is_version_known=True, unrouted=False),
+        "warn",
+        "none is alive",
+    ),
+    (
+        host_diagnosis.diagnose_workers(
+            [WorkerVersion("w", "1")], "1", is_version_known=True, unrouted=False
+        ),
         "ok",
         "of version 1",
     ),
     (
-        host_diagnosis.diagnose_workers([WorkerVersion("w", "")], "1", asked=False, unrouted=False),
+        host_diagnosis.diagnose_workers(
+            [WorkerVersion("w", "")], "1", is_version_known=False, unrouted=False
+        ),
         "ok",
         "no key",
     ),
     (
-        host_diagnosis.diagnose_workers([WorkerVersion("w", "")], "1", asked=True, unrouted=False),
+        host_diagnosis.diagnose_workers([WorkerVersion("w", "")], "1", is_version_known=True, unrouted=False),
         "warn",
         "no answer from w",
     ),
     (
-        host_diagnosis.diagnose_workers([WorkerVersion("w", "0")], "1", asked=True, unrouted=False),
+        host_diagnosis.diagnose_workers(
+            [WorkerVersion("w", "0")], "1", is_version_known=True, unrouted=False
+        ),
         "warn",
         "w 0",
     ),
     (
         host_diagnosis.diagnose_workers(
-            [WorkerVersion("w", "1")], "1", asked=True, unrouted=False, unread=["a", "b"]
+            [WorkerVersion("w", "1")], "1", is_version_known=True, unrouted=False, unread=["a", "b"]
         ),
         "warn",
         "jobs wait on queues that none of them reads: a,b",
@@ -207,14 +217,14 @@ CASES: list[tuple[Finding, str, str]] = [
         host_diagnosis.diagnose_workers(
             [WorkerVersion("v", "1"), WorkerVersion("w", "", "nobody vouches")],
             "1",
-            asked=True,
+            is_version_known=True,
             unrouted=False,
         ),
         "fail",
         "2 live; w: nobody vouches",
     ),
     (
-        host_diagnosis.diagnose_workers([WorkerVersion("w", "1")], "1", asked=True, unrouted=True),
+        host_diagnosis.diagnose_workers([WorkerVersion("w", "1")], "1", is_version_known=True, unrouted=True),
         "warn",
         "no Router",
     ),
@@ -241,7 +251,7 @@ CASES: list[tuple[Finding, str, str]] = [
 def test_each_reading_is_judged_and_what_is_not_well_says_what_to_do(
     finding: Finding, state: str, says: str
 ) -> None:
-    assert (finding.state, says in finding.says) == (state, True), finding
+    assert (finding.state, says in finding.summary) == (state, True), finding
     assert finding.state == "ok" or finding.remedy
 
 

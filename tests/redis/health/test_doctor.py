@@ -54,7 +54,7 @@ def test_a_server_whose_jobs_would_not_outlive_it_is_found(own: App, second: "re
 
     assert found("yes", "everysec", "").state == "ok"
     assert found("yes", "no", "").state == "warn"
-    assert "save 3600 1" in found("no", "everysec", "3600 1").says
+    assert "save 3600 1" in found("no", "everysec", "3600 1").summary
     none = found("no", "everysec", "")
     assert (none.state, none.remedy.startswith("CONFIG SET appendonly yes")) == ("fail", True)
 
@@ -73,7 +73,7 @@ def test_a_sound_server_is_sound(own: App) -> None:
     broker = broker_of(own)
     assert broker.check_server().state == "ok"
     assert broker.check_clock().state == "ok"
-    assert "of 20 pings" in broker.check_latency().says
+    assert "of 20 pings" in broker.check_latency().summary
     assert broker.check_permissions() == broker.check_permissions()
     assert (broker.check_permissions().state, broker.check_keys().state) == ("ok", "ok")
 
@@ -97,9 +97,9 @@ def test_what_a_user_may_not_is_found_and_what_to_permit_is_said(
     app = App(own.name, broker=f"unix://clerk:hush@{path}?db=0")
     found = broker_of(app).check_permissions()
     assert found.state == "fail"
-    assert [word for word in words if word not in found.says] == []
+    assert [word for word in words if word not in found.summary] == []
     assert found.remedy.startswith("ACL SETUSER clerk ")
-    assert "hush" not in found.says + found.remedy
+    assert "hush" not in found.summary + found.remedy
     assert list(second.scan_iter("*")) == []  # it cleans up after itself, or Redis does within seconds
     # What it says is what helps.
     second.execute_command(*found.remedy.split())  # type: ignore[no-untyped-call]
@@ -117,14 +117,14 @@ def test_a_key_that_nobody_owns_is_found_among_those_that_somebody_does(
     second.sadd(own.keys.queues, "default")
     found = broker_of(own).check_keys()
     assert found.state == "warn"
-    assert f"1 have neither owner nor time to live: celery5:{{{own.name}}}:old-thing" in found.says
+    assert f"1 have neither owner nor time to live: celery5:{{{own.name}}}:old-thing" in found.summary
 
 
 def test_a_broker_that_is_away_fails_once_and_the_rest_goes_on(tmp_path: Path) -> None:
     app = App("nobody", broker="unix:///nonexistent/none.sock", keys=str(tmp_path / "keys"))
     found = {each.check: each for each in run_checks(get_checks(app, root=tmp_path))}
     assert [name for name, each in found.items() if each.state == "fail"] == ["server"]
-    assert "none.sock" in found["server"].says
+    assert "none.sock" in found["server"].summary
     assert (found["latency"].state, found["workers"].state) == ("warn", "warn")
     assert (found["python"].state, found["settings"].state) == ("ok", "ok")
 
@@ -140,8 +140,8 @@ def test_each_of_several_brokers_is_looked_at(
         "ok",
         "fail",
     )
-    assert "appendonly yes" in found["persistence mails"].says
-    assert "loses every job" in found["persistence"].says
+    assert "appendonly yes" in found["persistence mails"].summary
+    assert "loses every job" in found["persistence"].summary
     app.close()
 
 
@@ -164,7 +164,7 @@ def test_a_server_that_hangs_holds_nobody_up(own: App, own_server: EmbeddedServe
         found = {each.check: each for each in run_checks(get_checks(own, root=tmp_path), limit=0.5)}
     finally:
         os.kill(own_server.pid, signal.SIGCONT)
-    assert found["server"].says == "no answer within 0.5 s"
+    assert found["server"].summary == "no answer within 0.5 s"
     assert (found["server"].state, found["python"].state) == ("fail", "ok")
     assert time.monotonic() - begun < 30
 
@@ -183,14 +183,14 @@ def test_a_check_that_is_broken_says_so_and_the_others_go_on() -> None:
     ]
     found = list(run_checks(checks))
     assert [each.state for each in found] == ["fail", "fail", "ok"]
-    assert found[0].says == "the check itself failed: ZeroDivisionError: oh"
-    assert found[1].says == "this is wrong"
+    assert found[0].summary == "the check itself failed: ZeroDivisionError: oh"
+    assert found[1].summary == "this is wrong"
 
 
 def test_keys_that_others_can_read_and_certificates_that_end_are_found(tmp_path: Path) -> None:
     app = App("keyed", keys=str(tmp_path / "keys"))
     host = HostChecks(os.environ, root=tmp_path)
-    assert "not there yet" in host.check_key_folder(app).says
+    assert "not there yet" in host.check_key_folder(app).summary
     app.control.keyring.renew()
     assert (host.check_key_folder(app).state, host.check_certificates(app).state) == ("ok", "ok")
 
@@ -205,14 +205,14 @@ def test_keys_that_others_can_read_and_certificates_that_end_are_found(tmp_path:
 
     mine = next(each for each in app.control.keyring.list_certificates() if each.role == "mine")
     app.control.keyring.revoke(mine.fingerprint)
-    assert "refused here: revoked" in host.check_certificates(app).says
+    assert "refused here: revoked" in host.check_certificates(app).summary
     app.control.keyring.renew()
     assert host.check_certificates(app).state == "ok"
 
     soon = trustme.CA().issue_cert("a.b", not_after=datetime.now(UTC) + timedelta(days=3))
     (tmp_path / "soon.pem").write_bytes(soon.cert_chain_pems[0].bytes())
     app.control.keyring.trust_file(tmp_path / "soon.pem")
-    assert (host.check_certificates(app).state, "they end soon" in host.check_certificates(app).says) == (
+    assert (host.check_certificates(app).state, "they end soon" in host.check_certificates(app).summary) == (
         "warn",
         True,
     )
@@ -224,7 +224,7 @@ def test_a_key_whose_authority_is_not_trusted_is_found(tmp_path: Path) -> None:
     for each in (tmp_path / "keys" / "trusted").iterdir():
         each.unlink()
     found = HostChecks(os.environ, root=tmp_path).check_certificates(app)
-    assert (found.state, found.says) == ("fail", "what is signed here is refused here: unknown-issuer")
+    assert (found.state, found.summary) == ("fail", "what is signed here is refused here: unknown-issuer")
 
 
 def test_units_are_found_with_what_they_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,15 +233,15 @@ def test_units_are_found_with_what_they_lack(tmp_path: Path, monkeypatch: pytest
     systemctl.write_text("#!/bin/sh\necho 'systemd 252 (252.1)'\n")
     systemctl.chmod(0o755)
     host = HostChecks({"HOME": "/home/clerk"}, root=tmp_path)
-    assert host.check_units().says == "none of systemd's is installed"
+    assert host.check_units().summary == "none of systemd's is installed"
 
     folder = tmp_path / "home/clerk/.config/systemd/user"
     (folder / "default.target.wants").mkdir(parents=True)
     unit = folder / "celery5-worker@.service"
     unit.write_text("[Service]\nExecStart=-/nowhere/celery5 worker start\n")
-    assert (host.check_units().state, "/nowhere/celery5" in host.check_units().says) == ("fail", True)
+    assert (host.check_units().state, "/nowhere/celery5" in host.check_units().summary) == ("fail", True)
     unit.write_text("[Service]\nExecStart=/bin/sh celery5 worker start\n")
-    assert "log" in host.check_units().says  # they end when their user logs out
+    assert "log" in host.check_units().summary  # they end when their user logs out
     assert host.check_units().remedy.startswith("loginctl enable-linger ")
 
     user = host.check_units().remedy.split()[-1]
@@ -249,12 +249,12 @@ def test_units_are_found_with_what_they_lack(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "var/lib/systemd/linger" / user).touch()
     assert host.check_units().remedy == "systemctl --user enable celery5-worker@.service"
     (folder / "default.target.wants" / "celery5-worker@shop.service").symlink_to(unit)
-    assert host.check_units().says == "systemd 252: celery5-worker@.service; enabled"
+    assert host.check_units().summary == "systemd 252: celery5-worker@.service; enabled"
     systemctl.write_text("#!/bin/sh\necho 'systemd 229'\n")
     assert host.check_units().state == "warn"
 
 
 def test_this_python_and_its_libraries_will_do() -> None:
     host = HostChecks(os.environ)
-    assert (host.check_python().state, __version__ in host.check_python().says) == ("ok", True)
+    assert (host.check_python().state, __version__ in host.check_python().summary) == ("ok", True)
     assert host.check_libraries().state in ("ok", "warn")  # a warning where it runs from a checkout

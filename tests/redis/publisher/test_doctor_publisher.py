@@ -37,7 +37,7 @@ def test_the_daemon_is_asked_whether_it_answers_and_what_waits(
 ) -> None:
     where = f"unix://{own_daemon.socket}"
     (away,) = found(own_daemon.app())
-    assert (away.state, away.says.startswith(f"{where} cannot be reached: ")) == ("fail", True)
+    assert (away.state, away.summary.startswith(f"{where} cannot be reached: ")) == ("fail", True)
     assert away.remedy.startswith("celery5 publisher start on this host")
     own_server.kill()
     own_daemon.start()
@@ -45,7 +45,7 @@ def test_the_daemon_is_asked_whether_it_answers_and_what_waits(
     app.send_many([app.tasks["number"].s(n) for n in range(3)])
     assert found(app) == [Finding("publisher", "ok", f"{where}, 3 messages wait")]
     (other,) = found(App("stranger", broker=own_daemon.url, publisher=where))
-    assert (other.state, "it publishes for the application" in other.says) == ("fail", True)
+    assert (other.state, "it publishes for the application" in other.summary) == ("fail", True)
     assert found(App(own_daemon.name, broker=own_daemon.url)) == []
     own_server.revive()
 
@@ -57,9 +57,9 @@ def test_the_daemon_is_asked_over_tls_and_by_whom_it_trusts(own_daemon: Daemon) 
     own_daemon.start("--tcp", f"127.0.0.1:{port}", "--certificate", f"{folder}/server.pem")
     where = f"tls://127.0.0.1:{port}"
     (well,) = found(own_daemon.app(publisher=f"{where}?ca={folder}/ca.pem"))
-    assert (well.state, well.says) == ("ok", f"{where}, 0 messages wait")
+    assert (well.state, well.summary) == ("ok", f"{where}, 0 messages wait")
     (unknown,) = found(own_daemon.app(publisher=where))
-    assert (unknown.state, "certificate verify failed" in unknown.says) == ("fail", True)
+    assert (unknown.state, "certificate verify failed" in unknown.summary) == ("fail", True)
 
 
 @pytest.mark.parametrize(
@@ -72,5 +72,5 @@ def test_the_daemon_is_asked_over_tls_and_by_whom_it_trusts(own_daemon: Daemon) 
 )
 def test_what_waits_there_is_judged(waiting: int, trouble: str, told: tuple[str, str]) -> None:
     finding = host_diagnosis.diagnose_publisher("unix://", waiting, trouble)
-    assert (finding.state, told[1] in finding.says) == (told[0], True)
+    assert (finding.state, told[1] in finding.summary) == (told[0], True)
     assert bool(finding.remedy) == (finding.state != "ok")

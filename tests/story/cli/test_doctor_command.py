@@ -36,8 +36,8 @@ def test_all_is_well_with_a_worker_that_lives_and_keys(
         said = celery5("-A", "shop", "doctor", "--json", cwd=shop, env=env)
         assert (said.code, said.err) == (0, ""), said
         found = {each["check"]: each for each in json.loads(said.out)}
-        assert found["workers"]["says"].startswith("1 live, of version ")
-        assert found["application"]["says"] == "shop, 1 tasks"
+        assert found["workers"]["summary"].startswith("1 live, of version ")
+        assert found["application"]["summary"] == "shop, 1 tasks"
         assert found["certificates"]["state"] == "ok"
         checks = "application settings server persistence memory clock latency permissions keys"
         assert list(found)[:9] == checks.split()
@@ -68,7 +68,7 @@ def test_an_application_that_cannot_be_imported_is_a_failure_like_others(shop: P
     assert (said.code, said.err) == (1, "")
     first, *rest = json.loads(said.out)
     assert (first["check"], first["state"]) == ("application", "fail")
-    assert "nowhere_at_all" in first["says"]
+    assert "nowhere_at_all" in first["summary"]
     assert [each["check"] for each in rest] == ["units", "python", "libraries"]
 
     (shop / "shop.py").write_text('from celery5 import App\napp = App("shop", broker="http://there")\n')

@@ -173,7 +173,7 @@ def test_there_is_one_controller_with_a_broker_of_its_own(bank: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [
-        ({"CELERY5_BROKER": "redis://elsewhere/0"}, "CELERY5_BROKER says another broker than [broker]"),
+        ({"CELERY5_BROKER": "redis://elsewhere/0"}, "CELERY5_BROKER names another broker than [broker]"),
         ({"CELERY5_CONFIG": "redis"}, "Error: "),
     ],
 )

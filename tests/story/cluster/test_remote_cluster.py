@@ -53,7 +53,11 @@ environment = {{ PYTHONPATH = "{HERE}:{desk.folder}" }}
         (unit,) = host.units().values()
         assert whose.delay().get(timeout=60) == int(unit["MainPID"])
         host.down()
-        until(lambda: controller.members()[NAME]["trouble"].startswith("unknown: host web2 (web2) is away"))
+        until(
+            lambda: controller.members()[NAME]["trouble"].startswith(
+                "unknown: host web2 (web2) is unreachable"
+            )
+        )
         assert whose.delay().get(timeout=60) == int(unit["MainPID"]), "it goes on working"
         host.up()
         until(lambda: controller.members()[NAME]["trouble"] == "")

@@ -211,7 +211,7 @@ async def test_a_host_that_logs_its_users_off_starts_nothing_and_says_what_to_do
 async def test_members_outlive_the_connection_are_unknown_meanwhile_and_known_again(host: OtherHost) -> None:
     heard = Heard()
     async with cut_off(host, heard):
-        await heard.unknown("host web2 (web2) is away: ")
+        await heard.unknown("host web2 (web2) is unreachable: ")
         since = len(heard.words)
         await heard.of(Unknown, since)  # and again: a Foreman that hears nothing would take them for hung
         host.up()
@@ -241,7 +241,7 @@ async def test_whoever_is_to_be_killed_on_a_host_that_is_away_counts_as_ended_an
         await one.kill(NAME)
         ended = await heard.of(Ended)
         assert isinstance(ended, Ended)
-        assert ended.how.startswith("nobody knows: host web2 is away")
+        assert ended.how.startswith("unknown: host web2 is unreachable")
         await one.start(member())
         since = len(heard.words)
         host.up()
@@ -308,7 +308,7 @@ async def test_a_host_without_a_user_manager_is_away_and_says_so(host: OtherHost
     heard = Heard()
     async with platform(host, heard) as one:
         await one.start(member())
-        await heard.unknown("host web2 (web2) cannot do it: Failed to connect to bus: No medium found")
+        await heard.unknown("host web2 (web2) reports an error: Failed to connect to bus: No medium found")
         (host.runtime / "broken").unlink()
         await heard.of(Ready)
 

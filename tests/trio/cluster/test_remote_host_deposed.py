@@ -90,7 +90,7 @@ async def test_what_was_asked_of_a_host_that_was_away_is_not_done_by_who_leads_n
     assert [found[0] for each in line.scripts for found in ORDER.finditer(each)] == []
 
 
-@pytest.mark.parametrize("limit", ["_LARGEST_LOOK", "_LONGEST_LOOK"])
+@pytest.mark.parametrize("limit", ["_MAX_REPORT_CHARACTERS", "_MAX_REPORT_LINES"])
 async def test_a_look_that_is_too_large_ends_no_member_and_is_logged_once(
     limit: str, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +103,9 @@ async def test_a_look_that_is_too_large_ends_no_member_and_is_logged_once(
         await remote.living()
         await trio.sleep(1)
         assert Ready("mail") in words or any(isinstance(word, Beat) for word in words)
-        monkeypatch.setattr(remote_host, limit, {"_LARGEST_LOOK": 100, "_LONGEST_LOOK": 6}[limit])
+        monkeypatch.setattr(
+            remote_host, limit, {"_MAX_REPORT_CHARACTERS": 100, "_MAX_REPORT_LINES": 6}[limit]
+        )
         line.shown = [*(f"Description={'x' * 30}" for _ in range(9)), "", *line.shown]
         await trio.sleep(5)
         assert not [word for word in words if isinstance(word, Ended)]

@@ -41,7 +41,7 @@ async def test_a_host_key_that_is_another_or_not_known_is_told_of_in_one_line(ho
     for key, what in (
         (
             (host.folder / "user.pub").read_text(),
-            "its key is another than the one in known_hosts: find out why first",
+            "its key differs from the one in known_hosts: find out why first",
         ),
         ("", "its key is not in known_hosts: log in once by hand, and compare the key"),
     ):
@@ -110,6 +110,6 @@ async def test_a_call_that_takes_too_long_is_given_up_at_both_ends(
     line = host.line()
     async with line.stream_lines(frame_script("while :; do echo celery5:seen; sleep 0.1; done\n")) as lines:
         await lines.read_line()
-        with pytest.raises(PlatformError, match=r"host web2 has not done it within 0\.5 seconds"):
+        with pytest.raises(PlatformError, match=r"host web2 has not finished within 0\.5 seconds"):
             await line.run_script(frame_script("sleep 987.321\n"))
         await until(lambda: not host.processes("sleep 987.321"))
