@@ -161,11 +161,11 @@ class Keys:
         return f"celery5:{{{self.app}}}:limit-rules-turn"
 
     def check(self, name: str) -> str:
-        """STRING  the state of a global health check, with a time to live."""
+        """STRING  the state of a shared health check (`name` or `name group`), with a time to live."""
         return f"celery5:{{{self.app}}}:check:{name}"
 
     def check_turn(self, name: str) -> str:
-        """STRING  a worker looks at that check for all, until this is gone."""
+        """STRING  a worker runs that check for all that share it, until this is gone."""
         return f"celery5:{{{self.app}}}:check-turn:{name}"
 
     def check_notice(self, name: str) -> str:

@@ -236,10 +236,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     health_store: Annotated[
         Literal["broker", "none"],
         Meta(
-            description="where states of global health checks are kept; with none these checks are off",
+            description="where states of shared health checks are kept; with none these checks are off",
             extra=_IN_HASH,
         ),
     ] = "broker"
+    worker_group: Annotated[
+        str,
+        Meta(
+            description="the group of workers whose health checks of scope group this one shares",
+            pattern=r"^[^\s{}]{0,100}\Z",
+        ),
+    ] = ""
     log_format: Annotated[
         Literal["auto", "json", "console", "journal"],
         Meta(description="how the log is written; auto: detected", extra=_IN_HASH),
@@ -398,6 +405,7 @@ class SettingOptions(TypedDict, total=False):
     publisher_backlog_bytes: int | None
     publisher_connections: str | int | list[int] | None
     health_store: Literal["broker", "none"] | None
+    worker_group: str | None
     log_format: Literal["auto", "json", "console", "journal"] | None
     log_level: Literal["debug", "info", "warning", "error"] | None
     retry_tracebacks: bool | None

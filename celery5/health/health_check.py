@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, cast, overload
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args, overload
 
 from celery5.broker.call import Call
 from celery5.broker.driver import AsyncDriver
@@ -15,7 +15,7 @@ from celery5.protocol.health.readings import CHECK_STATES, UNKNOWN_STATE, valida
 
 T = TypeVar("T")
 
-Scope = Literal["local", "global"]
+Scope = Literal["local", "group", "global"]
 CheckFunction = Callable[[], Any]
 """Returns the state, or several, of which the worst counts; or True or None (good), or False (the worst)."""
 
@@ -63,7 +63,8 @@ class HealthCheck:
         allowed: How often a state may be seen within `window` before it trips the circuit breakers of the tasks and
             services that have this check; by default 2 times, `degraded` 10 times.
         window: Seconds; by default 12 periods.
-        scope: `local`: each worker runs it. `global`: one worker runs it for all, and the state is kept in Redis.
+        scope: `local`: each worker runs it. `group`: one worker runs it for all of its group (setting `worker_group`).
+            `global`: one worker runs it for all. Shared states are kept in Redis.
         stale_after: Periods after which a state that was not seen again is stale.
 
     Raises:
@@ -200,8 +201,10 @@ class HealthCheck:
             )
         if any(count < 0 for count in self.allowed.values()):
             raise Misconfigured(f"health check {self.name}: allowed takes counts of 0 or more")
-        if self.scope not in ("local", "global"):
-            raise Misconfigured(f"health check {self.name}: scope is {self.scope!r}; use 'local' or 'global'")
+        if self.scope not in get_args(Scope):
+            raise Misconfigured(
+                f"health check {self.name}: scope is {self.scope!r}; use {', '.join(map(repr, get_args(Scope)))}"
+            )
 
 
 def _get_check_function(function_or_task: Any, check: str) -> CheckFunction:

@@ -270,6 +270,7 @@ def make_incarnation_values(
         event_catch_up=settings.event_catch_up,
         grace_period=settings.grace_period,
         health_store=settings.health_store,
+        worker_group=settings.worker_group,
         max_deliveries=settings.max_deliveries,
         message_limit=settings.message_limit,
         priorities=settings.priorities,

@@ -159,6 +159,7 @@ class WorkerValues:
     event_catch_up: bool
     grace_period: float
     health_store: str
+    worker_group: str
     max_deliveries: int
     message_limit: int
     priorities: str

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import trio
+from msgspec.structs import replace
 
 from celery5.app import App
 from celery5.broker.calls import health
@@ -33,7 +34,7 @@ from celery5.services.commands.inbox import InboxAddress
 from celery5.services.health.circuits import CircuitBreakers
 
 RETRY_DELAY = 5.0
-"""Seconds between attempts to store the state of a global check while Redis is unreachable."""
+"""Seconds between attempts to store the state of a shared check while Redis is unreachable."""
 MIN_PERIOD_SHARE = 0.5
 """The share of its period that must be over before `check-expired` runs a check again."""
 NO_REASON = "no reason was given by its function or report"
@@ -53,6 +54,7 @@ class HealthMonitor:
         redis: AsyncDriver,
         keys: Keys,
         health_store: str,
+        worker_group: str,
         loop_blocks: LoopBlocks,
         log: Log,
     ) -> None:
@@ -63,7 +65,8 @@ class HealthMonitor:
         self._log = log
         self._loop_blocks = loop_blocks
         has_store = health_store != "none"
-        self._off = [check.name for check in checks.values() if check.scope == "global" and not has_store]
+        self._group = worker_group
+        self._off = [check.name for check in checks.values() if check.scope != "local" and not has_store]
         self._checks = {name: check for name, check in checks.items() if name not in self._off}
         self._readings: dict[str, CheckReading] = {}
         self._seen_at: dict[str, float] = {}
@@ -86,9 +89,11 @@ class HealthMonitor:
         check = self._get_check(name)
         reading = self._readings.get(name)
         if reading is None:
-            return CheckReading(name, UNKNOWN_STATE, is_good=False, scope=check.scope)
+            return CheckReading(
+                name, UNKNOWN_STATE, is_good=False, scope=check.scope, group=self._get_group(check)
+            )
         stale = trio.current_time() - self._seen_at[name] > check.stale_after_seconds
-        return CheckReading(name, reading.state, reading.is_good, reading.at, stale, reading.why, check.scope)
+        return replace(reading, is_stale=stale, scope=check.scope, group=self._get_group(check))
 
     # ---- commands and reports
 
@@ -149,7 +154,7 @@ class HealthMonitor:
                 nursery.start_soon(self._store_states)
                 nursery.start_soon(self._follow_loop_blocks)
                 for check in self._checks.values():
-                    if check.is_polled or check.scope == "global":
+                    if check.is_polled or check.scope != "local":
                         nursery.start_soon(self._keep_checking, check)
         finally:
             for check in self._checks.values():
@@ -166,7 +171,7 @@ class HealthMonitor:
                         self._record(check, state, block.why)
 
     async def run_check(self, check: HealthCheck) -> None:
-        """Run a check, unless it runs already. A global one is run by one worker for all."""
+        """Run a check, unless it runs already. A shared one is run by one worker for all that share it."""
         if check.name in self._running:
             return
         self._running.add(check.name)
@@ -174,17 +179,19 @@ class HealthMonitor:
             if check.scope == "local":
                 await self._run_functions(check)
             else:
-                await self._run_global(check)
+                await self._run_shared(check)
         finally:
             self._running.discard(check.name)
 
-    async def _run_global(self, check: HealthCheck) -> None:
+    async def _run_shared(self, check: HealthCheck) -> None:
         try:
             has_turn = check.is_polled and await self._redis.perform(
-                health.claim_turn(self._keys, check.name, check.period)
+                health.claim_turn(self._keys, check.name, check.period, group=self._get_group(check))
             )
             if not has_turn:
-                stored = await self._redis.perform(health.read_state(self._keys, check.name))
+                stored = await self._redis.perform(
+                    health.read_state(self._keys, check.name, group=self._get_group(check))
+                )
                 self._record_stored(check, stored)
         except BrokerError as error:
             # The state that other workers found is not available: this worker runs the check itself.
@@ -243,9 +250,11 @@ class HealthMonitor:
     def _record(self, check: HealthCheck, state: str, why: str) -> None:
         is_good = state == check.good_state
         why = why or ("" if is_good else NO_REASON)
-        reading = CheckReading(check.name, state, is_good, round(time.time(), 3), False, why, check.scope)
+        reading = CheckReading(
+            check.name, state, is_good, round(time.time(), 3), False, why, check.scope, self._get_group(check)
+        )
         self._set_reading(check, reading)
-        if check.scope == "global":
+        if check.scope != "local":
             self._unstored[check.name] = reading
             self._has_unstored.set()
 
@@ -280,7 +289,7 @@ class HealthMonitor:
         self._circuits.record_check(check, reading.state, "" if reading.why == NO_REASON else reading.why)
 
     async def _store_states(self) -> None:
-        """Store the newest state of each global check in Redis, for all workers."""
+        """Store the newest state of each shared check in Redis."""
         while True:
             await self._has_unstored.wait()
             self._has_unstored = trio.Event()
@@ -301,6 +310,10 @@ class HealthMonitor:
         if self._unstored[name] is reading:  # no newer one was recorded meanwhile
             del self._unstored[name]
         return True
+
+    def _get_group(self, check: HealthCheck) -> str:
+        """Return the group whose workers share a check; '' for all of them, or for none."""
+        return self._group if check.scope == "group" else ""
 
     def _get_check(self, name: str) -> HealthCheck:
         try:

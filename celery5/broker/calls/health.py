@@ -1,4 +1,4 @@
-"""Build the calls for global health checks, for `celery5 doctor`, and to erase an application."""
+"""Build the calls for shared health checks, for `celery5 doctor`, and to erase an application."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -24,13 +24,15 @@ MAX_STATE_TTL = 7 * 86400.0
 _DECODER = msgspec.json.Decoder(CheckReading)
 
 
-def claim_turn(keys: Keys, check: str, period: float) -> Call[bool]:
-    """Return whether it is the caller's turn to run a check for all workers.
+def claim_turn(keys: Keys, check: str, period: float, *, group: str = "") -> Call[bool]:
+    """Return whether it is the caller's turn to run a check for all workers, or for those of its group.
 
     A repeated call may return False: then nobody runs the check this time.
     """
     ms = max(1, to_ms(TURN_SHARE * period))
-    return Call(("SET", keys.check_turn(check), "1", "NX", "PX", ms), bool, repeatable=True)
+    return Call(
+        ("SET", keys.check_turn(_add_group(check, group)), "1", "NX", "PX", ms), bool, repeatable=True
+    )
 
 
 def claim_notice(keys: Keys, check: str, period: float) -> Call[bool]:
@@ -39,17 +41,21 @@ def claim_notice(keys: Keys, check: str, period: float) -> Call[bool]:
     return Call(("SET", keys.check_notice(check), "1", "NX", "PX", ms), bool, repeatable=True)
 
 
-def read_state(keys: Keys, check: str) -> Call[CheckReading | None]:
-    """Return the state of a check; None when nobody has checked lately."""
-    return Call(("GET", keys.check(check)), _reading, repeatable=True)
+def read_state(keys: Keys, check: str, *, group: str = "") -> Call[CheckReading | None]:
+    """Return the state of a check, for all workers or for a group; None when nobody has checked lately."""
+    return Call(("GET", keys.check(_add_group(check, group))), _reading, repeatable=True)
 
 
 def write_state(keys: Keys, reading: CheckReading, *, ttl: float) -> Call[bool]:
-    """Store the state of a check for `ttl` seconds."""
+    """Store the state of a check for `ttl` seconds, for all workers or for the group of the reading."""
     ms = int(1000 * (MAX_STATE_TTL if math.isinf(ttl) else ttl))
-    return Call(
-        ("SET", keys.check(reading.check), msgspec.json.encode(reading), "PX", ms), bool, repeatable=True
-    )
+    key = keys.check(_add_group(reading.check, reading.group))
+    return Call(("SET", key, msgspec.json.encode(reading), "PX", ms), bool, repeatable=True)
+
+
+def _add_group(check: str, group: str) -> str:
+    """Return the part of a key for a check of a group; names of checks have no spaces."""
+    return f"{check} {group}" if group else check
 
 
 def _reading(reply: bytes | None) -> CheckReading | None:

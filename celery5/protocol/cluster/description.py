@@ -85,6 +85,8 @@ STOP_MARGIN = 50.0
 KINDS_BY_SECTION: Mapping[str, Kind] = {f"{kind}s": kind for kind in KINDS}
 _NAME = re.compile(r"[A-Za-z0-9_.]+(?:-[A-Za-z0-9_.]+)*")
 ENVIRONMENT_KEY = "environment"
+WORKER_GROUP_VARIABLE = "CELERY5_WORKER_GROUP"
+"""The setting `worker_group` in the environment of a member."""
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,13 +189,15 @@ def _member(
 ) -> Member:
     name = f"{group.key}-{number}" + (f"@{host}" if host else "")
     grace_period = group.flags.get("grace_period", grace) if group.kind == "worker" else grace
+    # So that health checks of scope `group` are shared by the workers of a group, unless it is set otherwise.
+    own_group = {WORKER_GROUP_VARIABLE: group.name} if group.kind == "worker" else {}
     return Member(
         name=name,
         kind=group.kind,
         group=group.name,
         host=host,
         arguments=(group.kind, "start", "--name", name, *_arguments(group.flags, number)),
-        environment={**environment, **cluster.environment, **group.environment},
+        environment={**own_group, **environment, **cluster.environment, **group.environment},
         stop_after=grace_period + STOP_MARGIN,
     )
 

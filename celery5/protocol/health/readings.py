@@ -27,6 +27,7 @@ class CheckReading(msgspec.Struct, frozen=True):
     is_stale: bool = False  # whether it is too old to count
     why: str = ""
     scope: str = "local"
+    group: str = ""  # the group of workers that shares it, if its scope is `group`
 
 
 def validate_states(states: Sequence[str], name: str) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def test_a_description_says_what_members_there_are() -> None:
             *("--max-memory", str(500 * 1024**2), "--queues", "mail,bulk", "--no-reload"),
             *("--status-port", "9000"),
         ),
-        environment={"TZ": "Europe/Berlin", "POOL": "3"},
+        environment={"TZ": "Europe/Berlin", "POOL": "3", "CELERY5_WORKER_GROUP": "mail"},
         stop_after=55.0,
     )
     assert second.arguments[-1] == "9001", "each further member has the next port"
@@ -117,7 +117,9 @@ def test_all_workers_that_are_wanted_are_spread(counts: list[int], workers: int)
 def test_what_surrounds_all_members_is_said_once_and_the_description_has_the_last_word() -> None:
     cluster = Cluster(groups=(Group(kind="worker"),), environment={"A": "its own"})
     (one,) = build_members(cluster, environment={"A": "around", "B": "around"})
-    assert one.environment == {"A": "its own", "B": "around"}
+    assert one.environment == {"A": "its own", "B": "around", "CELERY5_WORKER_GROUP": "default"}
+    (one,) = build_members(cluster, environment={"CELERY5_WORKER_GROUP": "paris"})
+    assert one.environment["CELERY5_WORKER_GROUP"] == "paris"
 
 
 def test_members_have_names_of_their_own() -> None:

@@ -192,6 +192,45 @@ async def test_what_one_worker_reports_of_a_global_check_holds_the_jobs_of_all(a
 async def _nothing() -> None: ...
 
 
+async def test_a_check_of_a_group_is_run_by_one_worker_of_the_group_and_has_a_state_for_each_group(
+    url: str, app_name: str, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    ran: list[str] = []
+    apps = [
+        App(app_name, broker=url, lease=30, worker_group=group, keys=str(tmp_path))
+        for group in ("paris", "paris", "rome")
+    ]
+    apps[0].control.keyring.get_signer()
+    for index, one in enumerate(apps):
+        group = one.settings.worker_group
+
+        async def check(index: int = index, group: str = group) -> str:
+            ran.append(f"{group} {index}")
+            return "unhealthy" if group == "paris" else "healthy"
+
+        one.health_check(name="vpn", period=0.2, scope="group")(check)
+    reports = [
+        one.health_check.add(HealthCheck("line", period=0.2, stale_after=500, scope="group")) for one in apps
+    ]
+    async with working(apps[0], name="a"), working(apps[1], name="b"), working(apps[2], name="c"):
+        await until(
+            lambda: [one.health_check.known["vpn"].state for one in apps] == ["unhealthy"] * 2 + ["healthy"]
+        )
+        reports[0].report("unhealthy", "cut")
+        await until(lambda: reports[1].state == "unhealthy")
+        await until(lambda: len(ran) >= 30)
+        assert reports[2].state == "unknown", "that is another group's"
+        (reply,) = await apps[0].control.asend("health", to="a")
+        (reading,) = [each for each in reply.answer["checks"] if each["check"] == "line"]
+        assert (reading["scope"], reading["group"], reading["why"]) == ("group", "paris", "cut")
+    assert redis_client.exists(apps[0].keys.check("line paris"))
+    assert not redis_client.exists(apps[0].keys.check("line rome"))
+    in_paris, in_rome = (sum(each.startswith(group) for each in ran) for group in ("paris", "rome"))
+    assert in_paris <= 1.5 * in_rome + 2, "one worker runs it for both"
+    for one in apps:
+        one.close()
+
+
 async def test_a_state_that_nobody_saw_again_goes_by_itself(app: App, redis_client: "redis.Redis") -> None:
     check = HealthCheck("bank", period=0.1, stale_after=2, scope="global")
     app.health_check.add(check)

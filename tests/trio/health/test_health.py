@@ -56,6 +56,7 @@ async def looking(
         keys=Keys("clinic"),
         loop_blocks=LoopBlocks(),
         health_store="broker",
+        worker_group="",
         log=log,
     )
     async with trio.open_nursery() as nursery:
@@ -312,7 +313,7 @@ async def test_the_command_has_it_look_and_the_timer_waits_while_commands_come(
         ({"allowed": {"unhealthy": -1}}, "counts of 0 or more"),
         ({"period": 0}, "are more than 0"),
         ({"timeout": 0}, "are more than 0"),
-        ({"scope": "galactic"}, "use 'local' or 'global'"),
+        ({"scope": "galactic"}, "use 'local', 'group', 'global'"),
         ({"name": "two words"}, "no spaces, no braces"),
         ({"name": ""}, "1 or more characters"),
     ],
