@@ -1,13 +1,18 @@
 """Define the built-in health checks: broker, event loop, memory, disk, queue, backlog, HTTP endpoint."""
 
 import http.client
+import ipaddress
 import os
 import shutil
+import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from celery5.broker.calls import jobs, queues
 from celery5.errors import BrokerError, Misconfigured
@@ -22,6 +27,8 @@ from celery5.protocol.health.readings import (
     grade_usage,
 )
 
+T = TypeVar("T")
+
 if TYPE_CHECKING:
     from celery5.boot_step import BootStep
     from celery5.config.settings import Settings
@@ -29,14 +36,35 @@ if TYPE_CHECKING:
     from celery5.health.health_check import DeclareCheck
 
 
-def request_options(url: str, limit: float, cafile: str | None) -> EndpointResponse:
-    """Send an OPTIONS request, in a thread. All its steps share `limit` seconds."""
+def resolve_host(url: str) -> list[str]:
+    """Return the IP addresses of the host of a URL, in the order in which to try them. Blocking.
+
+    Raises:
+        OSError: The name cannot be resolved.
+    """
+    found = socket.getaddrinfo(urlsplit(url).hostname or "", None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def request_options(
+    url: str, limit: float, cafile: str | None, addresses: Sequence[str] = ()
+) -> EndpointResponse:
+    """Send an OPTIONS request, in a thread. All its steps share `limit` seconds.
+
+    Args:
+        url: The endpoint.
+        limit: Seconds.
+        cafile: A file of certificates to trust instead of the system's.
+        addresses: The addresses of the host, one of which is connected to; none: its name is resolved.
+    """
     start = time.monotonic()
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection: http.client.HTTPConnection | None = None
     try:
         connection = _connection(parts.scheme, parts.hostname or "", parts.port, limit, cafile)
+        if addresses:
+            connection.sock = _connect_to_first(addresses, connection, start + limit, cafile)
         connection.request("OPTIONS", path, headers={"User-Agent": "celery5", "Connection": "close"})
         if connection.sock is not None:
             connection.sock.settimeout(max(limit - (time.monotonic() - start), 0.001))
@@ -56,6 +84,30 @@ def request_options(url: str, limit: float, cafile: str | None) -> EndpointRespo
     finally:
         if connection is not None:
             connection.close()
+
+
+def _connect_to_first(
+    addresses: Sequence[str], connection: http.client.HTTPConnection, deadline: float, cafile: str | None
+) -> socket.socket:
+    """Connect to the first of these addresses that accepts."""
+    failure: OSError = OSError("it has no address")
+    for address in addresses:
+        try:
+            left = max(deadline - time.monotonic(), 0.001)
+            raw = socket.create_connection((address, connection.port), timeout=left)
+            break
+        except OSError as error:
+            failure = error
+    else:
+        raise failure
+    if not isinstance(connection, http.client.HTTPSConnection):
+        return raw
+    try:
+        context = ssl.create_default_context(cafile=cafile)
+        return context.wrap_socket(raw, server_hostname=connection.host)
+    except BaseException:
+        raw.close()
+        raise
 
 
 def _connection(
@@ -234,6 +286,8 @@ class HttpEndpoint(HealthCheck):
         method: The method of the calls that tasks make.
         content_type: The content type of these calls.
         limit: Seconds that an answer may take, with the lookup of the host's name.
+        dns_limit: Seconds that this lookup may take; by default `limit`.
+        addresses: The addresses or networks that the name may resolve to (`10.0.0.0/8`); none: any.
         is_secure: Returns whether the network is secure, for example by an intrusion detection system.
         cafile: A file of certificates to trust instead of the system's.
 
@@ -249,6 +303,8 @@ class HttpEndpoint(HealthCheck):
         method: str = "GET",
         content_type: str | None = None,
         limit: float = 5.0,
+        dns_limit: float | None = None,
+        addresses: Sequence[str] = (),
         is_secure: Callable[[], bool] | None = None,
         cafile: str | os.PathLike[str] | None = None,
         **more: Any,
@@ -264,19 +320,19 @@ class HttpEndpoint(HealthCheck):
         self.method: str = method
         self.content_type: str | None = content_type
         self.limit: float = _check_positive(limit, self.name)
+        self.dns_limit: float = limit if dns_limit is None else _check_positive(dns_limit, self.name)
+        self._networks = _parse_networks(addresses, self.name)
         self._is_secure = is_secure
         self._cafile = None if cafile is None else str(cafile)
         self._is_compromised = False
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
-        """Send one OPTIONS request, in a thread."""
+        """Resolve the host's name and send one OPTIONS request, in a thread."""
         import trio
 
         answer = EndpointResponse(seconds=self.limit, why="no answer in time")
         with trio.move_on_after(self.limit):
-            answer = await trio.to_thread.run_sync(
-                self._request, abandon_on_cancel=True, limiter=self._limiter()
-            )
+            answer = await self._resolve_and_request()
         states = self._states_of(answer, is_call=False)
         summary = (
             f"the answer was {answer.status}, after {answer.seconds:.3g} s; the limit is {self.limit:g} s"
@@ -284,10 +340,37 @@ class HttpEndpoint(HealthCheck):
         self.why: str = "the network is not secure" if self._is_compromised else answer.why or summary
         return states
 
-    def _request(self) -> EndpointResponse:
-        """Call `is_secure`, and send the request. In a thread, since both may take a while."""
-        self._is_compromised = self._is_secure is not None and not self._is_secure()
-        return request_options(self.url, self.limit, self._cafile)
+    async def _resolve_and_request(self) -> EndpointResponse:
+        import trio
+
+        if self._is_secure is not None:
+            self._is_compromised = not await self._in_thread(self._is_secure)
+        host = urlsplit(self.url).hostname
+        start, resolved = trio.current_time(), list[str]()
+        why = f"DNS: {host} was not resolved within {self.dns_limit:g} s"
+        with trio.move_on_after(self.dns_limit):
+            try:
+                resolved = await self._in_thread(partial(resolve_host, self.url))
+            except (OSError, UnicodeError) as error:
+                why = f"DNS: {host} cannot be resolved: {error}"
+        seconds = trio.current_time() - start
+        wrong = [address for address in resolved if not self._allows_address(address)]
+        if wrong:
+            why = f"DNS: {host} resolves to {wrong[0]}, which is not among its addresses"
+        if wrong or not resolved:
+            return EndpointResponse(seconds=seconds, why=why)
+        request = partial(request_options, self.url, self.limit - seconds, self._cafile, resolved)
+        answer = await self._in_thread(request)
+        return replace(answer, seconds=answer.seconds + seconds)
+
+    def _allows_address(self, address: str) -> bool:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        return not self._networks or any(ip in network for network in self._networks)
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        import trio
+
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter())
 
     def saw(self, *, status: int = 0, seconds: float = 0.0, is_insecure: bool = False, why: str = "") -> str:
         """Report the outcome of a call that a task has made itself; return the state that follows from it.
@@ -373,6 +456,19 @@ def _check_positive(limit: float, name: str) -> float:
     if not limit > 0:
         raise Misconfigured(f"health check {name}: limit is {limit!r}: give more than 0")
     return limit
+
+
+def _parse_networks(
+    addresses: Sequence[str], name: str
+) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    if isinstance(addresses, str):
+        addresses = (addresses,)
+    try:
+        return [ipaddress.ip_network(each) for each in addresses]
+    except ValueError as error:
+        raise Misconfigured(
+            f"health check {name}: addresses: {error}; give IP addresses or networks, as 10.0.0.0/8"
+        ) from None
 
 
 def _mib(size: float) -> str:

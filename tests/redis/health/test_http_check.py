@@ -1,5 +1,6 @@
 """HTTP check: a real endpoint in each of the proposal's states, asked over plain and TLS sockets (C35, C36)."""
 
+import socket
 import ssl
 import threading
 import time
@@ -114,6 +115,42 @@ async def test_an_endpoint_that_is_not_there_is_unhealthy(endpoint: Endpoint) ->
         check = HttpEndpoint(url, limit=5)
         assert await state_of(check) == "unhealthy"
         assert check.why
+
+
+async def test_a_name_server_that_does_not_answer_is_unhealthy_within_its_own_limit(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+
+    def hang(*_args: Any, **_options: Any) -> Any:
+        answered.wait(30)
+        raise OSError
+
+    check = HttpEndpoint(endpoint.url.replace("127.0.0.1", "shop.example"), limit=60, dns_limit=0.05)
+    try:
+        with monkeypatch.context() as patch, trio.fail_after(20):
+            patch.setattr(socket, "getaddrinfo", hang)  # there is no name server here to stop
+            assert await state_of(check) == "unhealthy"
+    finally:
+        answered.set()
+    assert check.why == "DNS: shop.example was not resolved within 0.05 s"
+
+
+async def test_a_name_is_resolved_once_and_only_to_the_addresses_that_it_may_have(endpoint: Endpoint) -> None:
+    url = endpoint.url.replace("127.0.0.1", "localhost")
+    assert await state_of(HttpEndpoint(url, addresses=["127.0.0.0/8", "::1"])) == "healthy"
+    asked = len(endpoint.asked)
+    elsewhere = HttpEndpoint(url, addresses=["10.0.0.0/8"])
+    assert await state_of(elsewhere) == "unhealthy"
+    assert "which is not among its addresses" in elsewhere.why
+    assert len(endpoint.asked) == asked, "nothing is sent to a wrong address"
+    unknown = HttpEndpoint("http://no-such-host.invalid/")
+    assert await state_of(unknown) == "unhealthy"
+    assert unknown.why.startswith("DNS: no-such-host.invalid cannot be resolved: ")
+    with pytest.raises(
+        Misconfigured, match=r"health check localhost\S*: addresses: .*give IP addresses or networks"
+    ):
+        HttpEndpoint(url, addresses=["here"])
 
 
 async def test_what_is_no_http_is_unhealthy() -> None:
