@@ -14,6 +14,7 @@ import trio
 from celery5.boot_step import BootStep
 from celery5.bootsteps.own_steps import ProvidedValues, StepCode
 from celery5.errors import BootStepFailed, BrokerReplied, BrokerUnavailable, CeleryError
+from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
@@ -25,7 +26,7 @@ from celery5.protocol.process.supervision import (
     StepState,
 )
 from celery5.services.commands.dispatcher import SelfCommandSender
-from celery5.services.health.circuits import CircuitBreaker, CircuitBreakers
+from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.broker_outages import is_transient
 from celery5.services.process.step_status import StepStatus
 

@@ -38,6 +38,7 @@ from celery5.protocol.text_values import HOST_AND_PORT
 from celery5.sending.bounded_queue import BacklogCapacity
 from celery5.sending.messages_backlog import make_backlog
 from celery5.sending.publisher_client import get_default_socket
+from celery5.sending.publishing_checks import PublishingChecks
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.vitals import StatusPhase, StatusSource
@@ -48,7 +49,6 @@ from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.publisher.listener import Listener
 from celery5.services.publisher.message_publisher import MessagePublisher, PublisherConnections
 from celery5.services.publisher.messages_store import MessagesStore
-from celery5.services.publisher.publishing_checks import PublishingChecks
 from celery5.services.publisher.sockets import PublisherSockets, SocketPlan, get_inherited_sockets
 from celery5.wiring import BootTable, StepRow, build, made_by, step
 

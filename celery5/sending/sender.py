@@ -3,6 +3,7 @@
 With several brokers the jobs of each are sent separately: an unreachable broker delays only its own.
 """
 
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -12,7 +13,7 @@ from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking, run_in_thread
 from celery5.broker.driver import BlockingDriver
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerError, BrokerUnavailable, Misconfigured, NotReplicated
+from celery5.errors import BrokerError, BrokerUnavailable, CircuitOpen, Misconfigured, NotReplicated
 from celery5.protocol.job.job import Job
 from celery5.results.async_result import AsyncResult
 from celery5.sending.publisher import PublishPlanner
@@ -21,7 +22,9 @@ from celery5.tasks.declaration import find_tasks
 from celery5.tasks.task import Signature, Task
 
 if TYPE_CHECKING:
+    from celery5.health.health_check import DeclareCheck
     from celery5.sending.memory_backlog import Backlog
+    from celery5.sending.publishing_checks import ProcessChecks
 
 R = TypeVar("R")
 
@@ -154,6 +157,11 @@ class SendingApplication(Application, Protocol):
         """The jobs that wait for a broker that is unreachable."""
         ...
 
+    @property
+    def publisher_check(self) -> "DeclareCheck":
+        """The health checks without which nothing is published."""
+        ...
+
 
 class Sender:
     """Sends the jobs of one application."""
@@ -161,6 +169,7 @@ class Sender:
     def __init__(self, app: SendingApplication) -> None:
         self._app = app
         self._daemon = DaemonSender(app)
+        self._checks: ProcessChecks | None = None
         self._publisher: PublishPlanner
         self._receiver: JobReceiver | None = None
         self.reset()
@@ -175,8 +184,11 @@ class Sender:
         return previous
 
     def close(self) -> None:
-        """Close the connection to the Publisher daemon, if there is one. It opens again when needed."""
+        """Close the connection to the Publisher daemon, and stop the publisher checks. Both start again when needed."""
         self._daemon.close()
+        checks, self._checks = self._checks, None
+        if checks is not None:
+            checks.stop()
 
     def queue(self, name: str) -> QueueKeys:
         """Return the keys of a queue, which are made once."""
@@ -245,11 +257,27 @@ class Sender:
         self, connections: AwaitableConnections, jobs: Jobs, *, direct: bool = False
     ) -> KeyHolders:
         """Try once to publish jobs: by the Publisher daemon, if there is one, unless it must be `direct`."""
-        if self._app.settings.publisher and not direct:
-            jobs = await self._daemon.send(jobs)
+        if not direct:
+            if self._app.settings.publisher:
+                jobs = await self._daemon.send(jobs)
+            elif self._app.publisher_check.known and not all(job.lock for job in jobs):
+                self._raise_if_held()
         redis = await connections.get_async_driver()
         replies = await redis.perform_all(self._publisher.plan_calls(jobs))
         return self._publisher.record_published(jobs, replies)
+
+    def _raise_if_held(self) -> None:
+        """Raise CircuitOpen while the breaker of a publisher check is open. The first call starts the checks."""
+        if self._checks is None or self._checks.pid != os.getpid():  # a forked child has no thread
+            # Most producers need neither a log nor Trio.
+            from celery5.logs.log import Log
+            from celery5.sending.publishing_checks import ProcessChecks
+
+            known = self._app.publisher_check.known.values()
+            log = Log(worker=f"producer-{os.getpid()}", app=self._app.name)
+            self._checks = ProcessChecks(checks=list(known), keys=self._app.keys, log=log)
+        if why := self._checks.why:
+            raise CircuitOpen(f"nothing is published now: {why}; the setting backlog keeps jobs meanwhile")
 
     def _held_up(self, jobs: Jobs) -> bool:
         """Keep jobs in the backlog if earlier jobs of their queues wait there; return whether that is so."""

@@ -31,8 +31,8 @@ from celery5.protocol.job.retry_policy import full_jitter
 from celery5.protocol.publisher.frames import make_job
 from celery5.sending.messages_backlog import StoredMessage
 from celery5.sending.publisher import PublishPlanner
+from celery5.sending.publishing_checks import PublishingChecks
 from celery5.services.publisher.messages_store import MessagesStore
-from celery5.services.publisher.publishing_checks import PublishingChecks
 
 GROW_AFTER = 0.1
 """Seconds that a queue waits for a connection before another one is opened."""

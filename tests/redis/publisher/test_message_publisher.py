@@ -18,10 +18,10 @@ from celery5.logs.log import Log
 from celery5.protocol.publisher.frames import make_job_message
 from celery5.sending.bounded_queue import BacklogCapacity
 from celery5.sending.messages_backlog import MemoryBacklog
+from celery5.sending.publishing_checks import PublishingChecks
 from celery5.services.publisher import message_publisher
 from celery5.services.publisher.message_publisher import MessagePublisher, PublisherConnections
 from celery5.services.publisher.messages_store import MessagesStore
-from celery5.services.publisher.publishing_checks import PublishingChecks
 from tests.redis.publisher.publishing import LONG, numbers
 from tests.redis.worker.workers import Lines, until
 

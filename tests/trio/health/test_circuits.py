@@ -9,11 +9,12 @@ from trio.testing import MockClock
 
 from celery5 import App, Misconfigured
 from celery5.health import BreakerPolicy, HealthCheck
+from celery5.health.circuit_breaker import AFTER_PROBE_DELAY, MIN_HOLD
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import CircuitBlocked, Interrupted, Outcome, Raised, Returned
-from celery5.services.health.circuits import AFTER_PROBE_DELAY, MIN_HOLD, CircuitBreakers
+from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vital_sources import BreakerMetrics
 from tests.redis.worker.workers import Lines
 from tests.trio.cluster.desk import told

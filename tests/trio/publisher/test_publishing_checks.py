@@ -6,7 +6,7 @@ from trio.testing import MockClock
 from celery5.broker.keys import Keys
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import NullLog
-from celery5.services.publisher.publishing_checks import PublishingChecks
+from celery5.sending.publishing_checks import PublishingChecks
 
 
 async def test_what_fails_while_it_is_looked_at_is_looked_at_again_soon(autojump_clock: MockClock) -> None:

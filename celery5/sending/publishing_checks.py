@@ -1,22 +1,25 @@
-"""Publishing checks: the health checks of a Publisher, each with its circuit breaker.
+"""Run the health checks of a Publisher, each with its circuit breaker, in a daemon or in any process that sends.
 
 While a breaker is open, nothing is published: messages stay in their backlog. When the open period is over, the
-check runs again, and its success closes the breaker. There is one instance for the application's own checks,
-and one for each broker.
+check runs again, and its success closes the breaker. A daemon has one instance for the application's own
+checks, and one for each broker. A process that publishes by itself runs its own checks in a thread.
 """
 
+import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import trio
 
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
+from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
 from celery5.logs.log import Log
 from celery5.protocol.health.breaker import BreakerPolicy, BreakerState
 from celery5.protocol.health.metrics import MetricFamily, make_gauge
 from celery5.protocol.health.readings import get_worst_state, parse_states
-from celery5.services.health.circuits import CircuitBreaker
 
 MAX_BREAKER_RESET = 30.0
 """The most seconds after which a breaker's check runs again; fewer where its period is shorter."""
@@ -163,3 +166,42 @@ class PublishingChecks:
 
     def _all(self) -> Sequence[_CheckCircuit]:
         return list(self._circuits.values())
+
+
+class ProcessChecks:
+    """Runs the publisher checks of an application in a thread of this process, from the first message on.
+
+    It serves plain Python and any event loop alike, since it is part of none of them.
+    """
+
+    def __init__(self, *, checks: Sequence[HealthCheck], keys: Keys, log: Log) -> None:
+        self.pid = os.getpid()
+        self._checks = PublishingChecks(checks=checks, keys=keys, log=log)
+        self._thread = threading.Thread(target=self._run, name="celery5-publisher-checks", daemon=True)
+        self._scope = trio.CancelScope()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._is_stopped = False
+        self._thread.start()
+
+    @property
+    def why(self) -> str:
+        """Return why nothing may be published; '' when all breakers are closed."""
+        if self._checks.all_closed:
+            return ""
+        return next((why for why in self._checks.conditions().values() if why), "a health check has failed")
+
+    def stop(self) -> None:
+        """Stop running the checks. The thread ends soon; nobody waits for it."""
+        self._is_stopped = True
+        if self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._scope.cancel)
+
+    def _run(self) -> None:
+        trio.run(self._run_checks)
+
+    async def _run_checks(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        with self._scope:
+            if not self._is_stopped:
+                await self._checks.run()

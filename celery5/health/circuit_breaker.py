@@ -1,0 +1,206 @@
+"""Run one circuit breaker: with its current probe, the health checks that trip it, and its log events."""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import trio
+
+from celery5.health.health_check import HealthCheck
+from celery5.logs.log import Log
+from celery5.protocol.health.breaker import Breaker, BreakerPolicy, BreakerState
+
+AFTER_PROBE_DELAY = 1.0
+"""Seconds between the job that will be the probe and the other held jobs, so that the probe may have ended before."""
+MIN_HOLD = 0.1
+"""The least seconds that a job is held while a probe runs. With less, jobs would be read again all the time."""
+PROBE_ALLOWED_STATE = "degraded"
+"""The one bad state in which a probe may run: a degraded service may still work."""
+
+SERVICE_PREFIX = "service:"
+"""Begins the name of the breaker of a service."""
+_EFFECTS: Mapping[str, str] = {
+    "watch": "none: it only watches, its jobs run on",
+    "delay": "its jobs wait in Redis",
+    "fail": "its jobs fail at once",
+}
+_SERVICE_EFFECTS: Mapping[str, str] = {
+    "watch": "none: it only watches, the service is started as ever",
+    "delay": "the service is not started",
+}
+
+
+class BreakerReading(msgspec.Struct, frozen=True):
+    """The state of one breaker at one time."""
+
+    of: str  # a task, or `service:` and the name of a service
+    state: str  # closed, open or half-open
+    mode: str  # what its policy does while it is open: delay, fail or watch
+    effect: str  # the effect on its jobs now, as a phrase; '' while it is closed
+    failures: int  # the failures that are counted now
+    trips: int  # how often it has opened in this process
+    probe_in: float  # seconds until a probe may run; 0 when one may
+    why: str = ""
+
+
+class CircuitBreaker:
+    """One breaker, with its current probe and its log events. Times are of Trio's clock."""
+
+    def __init__(
+        self, *, name: str, policy: BreakerPolicy, log: Log, checks: Sequence[HealthCheck] = ()
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.checks: Mapping[str, HealthCheck] = {check.name: check for check in checks}
+        self.breaker = Breaker(policy=policy)
+        self.trips = 0
+        self.why = ""
+        self._log = log
+        self._probe: object = None
+        self._probe_began = 0.0
+        self._is_next_probe = True
+        self._check_states: dict[str, tuple[str, float]] = {}
+        """The last state of each check, and its time."""
+
+    def try_pass(self, caller: object) -> float | None:
+        """Return None when `caller` may start, else the seconds after which it may try again.
+
+        A caller that starts must report the outcome with `record_result`.
+        """
+        now, breaker = trio.current_time(), self.breaker
+        if breaker.state is BreakerState.CLOSED:
+            return None
+        if breaker.is_allowed(now) and (bad := self._bad_check(now)) is not None:
+            # A probe would fail, and use up an attempt of a job. The next check may be good.
+            state, _ = self._check_states[bad.name]
+            self.why, self._is_next_probe = f"health check {bad.name} is {state}", True
+            self.breaker = replace(breaker, open_until=now + min(self.policy.reset, bad.period))
+        elif self.begin_probe(caller):
+            return None
+        if self.policy.mode == "watch":
+            return None
+        return self._get_wait(now)
+
+    def begin_probe(self, caller: object) -> bool:
+        """Make `caller` the probe if one is due, whatever the health checks report; return whether it is the probe."""
+        now = trio.current_time()
+        if self.breaker.state is not BreakerState.OPEN or not self.breaker.is_allowed(now):
+            return False
+        self.breaker = self.breaker.with_probe(now)
+        self._probe, self._probe_began = caller, now
+        self._log.event("breaker:half-opened", "info", breaker=self.name, mode=self.policy.mode)
+        return True
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether everything may start."""
+        return self.breaker.state is BreakerState.CLOSED
+
+    def force_probe(self, caller: object) -> None:
+        """Make `caller` the probe although none is due: a user has requested it."""
+        if self.breaker.state is BreakerState.OPEN:
+            now = trio.current_time()
+            self.breaker = replace(self.breaker, open_until=now).with_probe(now)
+        self._probe, self._probe_began = caller, trio.current_time()
+
+    def _bad_check(self, now: float) -> HealthCheck | None:
+        """Return a check whose last state is bad and not yet stale; None when a probe may go ahead.
+
+        A check without a period, which only jobs report, never becomes stale. It prevents no probe, since the probe may
+        be the job that would report a good state.
+        """
+        for name, (state, at) in self._check_states.items():
+            check = self.checks[name]
+            is_fresh = math.isfinite(check.stale_after_seconds) and now - at <= check.stale_after_seconds
+            if is_fresh and state not in (check.good_state, PROBE_ALLOWED_STATE):
+                return check
+        return None
+
+    def _get_wait(self, now: float) -> float:
+        short = min(AFTER_PROBE_DELAY, self.policy.reset)
+        if self.breaker.state is BreakerState.HALF_OPEN:
+            # How long the probe takes is unknown: wait as long again as it has run already, so that jobs are not read
+            # and held again all the time.
+            return max(min(max(now - self._probe_began, short), self.policy.reset), MIN_HOLD)
+        remaining = max(self.breaker.open_until - now, 0.0)
+        if self._is_next_probe:
+            self._is_next_probe = False
+            return remaining
+        return remaining + short * (1 + random.random())
+
+    def record_result(self, caller: object, *, succeeded: bool | None, why: str = "") -> None:
+        """Record how `caller` ended; `succeeded` is None when that is unknown.
+
+        A result counts only if the breaker is closed or the caller is the probe: others began before it opened.
+        """
+        before = self.breaker
+        if before.state is BreakerState.HALF_OPEN and caller is self._probe:
+            self._probe = None
+        elif before.state is not BreakerState.CLOSED:
+            return
+        now = trio.current_time()
+        if succeeded is None:
+            self._set_breaker(before.after_cancelled_probe(now), now, why)
+        else:
+            self._set_breaker(before.after_success() if succeeded else before.after_failure(now), now, why)
+
+    def record_check(self, check: HealthCheck, state: str, why: str = "") -> None:
+        """Record the state of one of this breaker's health checks, good or bad, also if it is unchanged."""
+        now = trio.current_time()
+        self._check_states[check.name] = (state, now)
+        allowed, within = self._get_allowance(check, state)
+        if allowed is None:
+            return
+        reported = state if self.policy.allowed and state in self.policy.allowed else f"{check.name}: {state}"
+        after = self.breaker.after_report(reported, now, allowed=allowed, within=within)
+        self._set_breaker(after, now, f"health check {check.name} is {state}" + (f": {why}" if why else ""))
+
+    def _get_allowance(self, check: HealthCheck, state: str) -> tuple[int | None, float]:
+        """Return how often the check may be in that state before the breaker opens, and in how many seconds."""
+        allowed = self.policy.allowed or {}
+        if state in allowed:
+            return allowed[state], self.policy.within
+        return check.allowed.get(state), check.window
+
+    def _set_breaker(self, after: Breaker, now: float, why: str) -> None:
+        before, self.breaker = self.breaker, after
+        if after.trips != before.trips:
+            self.trips += 1
+            self.why, self._probe, self._is_next_probe = why, None, True
+            self._log.event(
+                "breaker:tripped",
+                after.log_level(now),
+                breaker=self.name,
+                why=why,
+                mode=self.policy.mode,
+                effect=self._effect(),
+                seconds=round(after.open_until - now, 3),
+                trips=self.trips,
+            )
+        elif after.state is BreakerState.CLOSED and before.state is not BreakerState.CLOSED:
+            self.why = ""
+            self._log.event("breaker:closed", "info", breaker=self.name, mode=self.policy.mode)
+
+    def get_reading(self) -> BreakerReading:
+        """Return its current state."""
+        breaker = self.breaker
+        wait = (
+            max(0.0, breaker.open_until - trio.current_time()) if breaker.state is BreakerState.OPEN else 0.0
+        )
+        return BreakerReading(
+            of=self.name,
+            state=breaker.state.value,
+            mode=self.policy.mode,
+            effect="" if self.is_closed else self._effect(),
+            failures=breaker.failures,
+            trips=self.trips,
+            probe_in=round(wait, 3),
+            why=self.why,
+        )
+
+    def _effect(self) -> str:
+        """Return what a breaker that is not closed does, as a phrase."""
+        effects = _SERVICE_EFFECTS if self.name.startswith(SERVICE_PREFIX) else _EFFECTS
+        return effects.get(self.policy.mode, "")
