@@ -46,10 +46,24 @@ class BreakerReading(msgspec.Struct, frozen=True):
 
 
 class CircuitBreaker:
-    """One breaker, with its current probe and its log events. Times are of Trio's clock."""
+    """One breaker, with its current probe and its log events. Times are of Trio's clock.
+
+    Args:
+        name: What it protects, for people.
+        policy: When it opens, and for how long.
+        log: Where its changes are logged.
+        checks: The health checks that open it.
+        effect: What it does while it is open, as a phrase; by default what that is for jobs or a service.
+    """
 
     def __init__(
-        self, *, name: str, policy: BreakerPolicy, log: Log, checks: Sequence[HealthCheck] = ()
+        self,
+        *,
+        name: str,
+        policy: BreakerPolicy,
+        log: Log,
+        checks: Sequence[HealthCheck] = (),
+        effect: str = "",
     ) -> None:
         self.name = name
         self.policy = policy
@@ -58,6 +72,7 @@ class CircuitBreaker:
         self.trips = 0
         self.why = ""
         self._log = log
+        self._custom_effect = effect
         self._probe: object = None
         self._probe_began = 0.0
         self._is_next_probe = True
@@ -202,5 +217,7 @@ class CircuitBreaker:
 
     def _effect(self) -> str:
         """Return what a breaker that is not closed does, as a phrase."""
+        if self._custom_effect:
+            return self._custom_effect
         effects = _SERVICE_EFFECTS if self.name.startswith(SERVICE_PREFIX) else _EFFECTS
         return effects.get(self.policy.mode, "")

@@ -30,6 +30,7 @@ from celery5.errors import (
     Misconfigured,
     PublisherUnavailable,
 )
+from celery5.protocol.health.breaker import Breaker, BreakerPolicy
 from celery5.protocol.job.job import Job
 from celery5.protocol.publisher.address import DaemonAddress, check_socket_path
 from celery5.protocol.publisher.frames import (
@@ -125,8 +126,12 @@ def send_request(connection: socket.socket, message: ClientMessage) -> DaemonMes
 
 CONNECT_PERIOD = 1.0
 """Seconds of attempts to reach the daemon: it may be restarting."""
-RECONNECT_PAUSE = 0.5
-"""Seconds after a failure in which calls fail at once, without a new attempt."""
+CLIENT_BREAKER = BreakerPolicy(threshold=1, reset=0.5, growth="exponential", longest=4.0)
+"""While the breaker is open, calls fail at once. One failure opens it: that took CONNECT_PERIOD, or ANSWER_LIMIT."""
+PING_AFTER = 10.0
+"""Seconds of silence after which a connection is checked before it is used."""
+PING_LIMIT = 1.0
+"""Seconds for the answer to such a check; then a new connection is opened."""
 ANSWER_LIMIT = 10.0
 """Seconds that the daemon may take for a reply."""
 CALL_LIMIT = 20.0
@@ -193,7 +198,8 @@ class PublisherClient:
         self._waiting: deque[_Delivery] = deque()
         self._thread: threading.Thread | None = None
         self._line: socket.socket | None = None
-        self._away_until = 0.0
+        self._used_at = 0.0
+        self._breaker = Breaker(policy=CLIENT_BREAKER)
         self._why = ""
 
     # ---- callers
@@ -263,20 +269,31 @@ class PublisherClient:
     def _told(self, taken: list[_Delivery]) -> Sequence[GroupReply]:
         """Return the daemon's replies, over the open connection or else a new one."""
         request = PublishRequest(tuple(delivery.group for delivery in taken))
+        self._check_connection()
         was_connected = self._line is not None
         try:
             return self._asked(request, taken)
         except (OSError, Corrupt) as error:
             self._hang_up()
             if not was_connected:
-                raise PublisherUnavailable(self._said(error)) from error
+                raise self._make_unavailable(error) from error
         for delivery in taken:
             delivery.lost = True
         try:
             return self._asked(request, taken)
         except (OSError, Corrupt) as error:
             self._hang_up()
-            raise PublisherUnavailable(self._said(error)) from error
+            raise self._make_unavailable(error) from error
+
+    def _check_connection(self) -> None:
+        """Close a connection that was silent for a while and does not answer now, as after a cut cable."""
+        if self._line is None or time.monotonic() - self._used_at < PING_AFTER:
+            return
+        try:
+            self._line.settimeout(PING_LIMIT)
+            send_request(self._line, PublishRequest(()))
+        except (OSError, Corrupt):
+            self._hang_up()
 
     def _asked(self, word: PublishRequest, taken: list[_Delivery]) -> Sequence[GroupReply]:
         connection = self._line = self._line or self._found()
@@ -284,32 +301,45 @@ class PublisherClient:
         for delivery in taken:
             delivery.sent = True
         reply = send_request(connection, word)
+        self._used_at = time.monotonic()
         if isinstance(reply, ConnectionRefusal):
             raise _error(GroupReply(reply.code, reply.why), "")
         if not isinstance(reply, PublishReply) or len(reply.answers) != len(taken):
             raise Corrupt(f"an answer to something else: {type(reply).__name__}")
         return reply.answers
 
-    def _said(self, error: BaseException) -> str:
-        why = f"no answer within {ANSWER_LIMIT:g} s" if isinstance(error, TimeoutError) else str(error)
-        return f"the Publisher at {self._address} cannot be reached: {why}; start it with celery5 publisher start"
+    def _make_unavailable(self, error: Exception) -> PublisherUnavailable:
+        why = str(error)
+        if isinstance(error, TimeoutError):  # it hangs: others need not wait as long
+            why = self._why = f"no answer within {ANSWER_LIMIT:g} s"
+            self._breaker = self._breaker.after_failure(time.monotonic())
+        return PublisherUnavailable(
+            f"the Publisher at {self._address} cannot be reached: {why}; start it with celery5 publisher start"
+        )
 
     # ---- the connection
 
     def _found(self) -> socket.socket:
         """Return a new connection after a handshake, with attempts for up to CONNECT_PERIOD."""
         now = time.monotonic()
-        if now < self._away_until:
+        if not self._breaker.is_allowed(now):
             raise OSError(self._why)
+        self._breaker = self._breaker.with_probe(now)
         while True:
             try:
-                return self._opened()
+                connection = self._opened()
             except (OSError, Corrupt) as error:
                 self._why = str(error)
                 if time.monotonic() - now >= CONNECT_PERIOD:
-                    self._away_until = time.monotonic() + RECONNECT_PAUSE
+                    self._breaker = self._breaker.after_failure(time.monotonic())
                     raise
                 time.sleep(0.05)
+            except BaseException:
+                self._breaker = self._breaker.after_cancelled_probe(time.monotonic())
+                raise
+            else:
+                self._breaker = self._breaker.after_success()
+                return connection
 
     def _opened(self) -> socket.socket:
         connection = connect_to_daemon(self._address, self._app)

@@ -32,7 +32,13 @@ class _CheckCircuit:
         self.check = check
         self.last_error = ""
         policy = BreakerPolicy(threshold=None, reset=reset, longest=max(reset, 600.0))
-        self.circuit = CircuitBreaker(name=f"publisher {check.name}", policy=policy, log=log, checks=(check,))
+        self.circuit = CircuitBreaker(
+            name=f"publisher {check.name}",
+            policy=policy,
+            log=log,
+            checks=(check,),
+            effect="messages stay in the backlog",
+        )
 
 
 class PublishingChecks:

@@ -2,7 +2,8 @@
 
 One ssh process stays connected and reports the units at an interval. Actions are collected and performed in one
 call. While the host is unreachable, the state of its members is unknown: they count as they were, and the
-reason is reported. Actions wait, and the connection is tried again with backoff. The members keep running: they
+reason is reported. Actions wait, and the connection is tried again with backoff; after three failures in a row its
+circuit breaker opens. The reports are its health check: silence ends the connection. The members keep running: they
 depend on the systemd of their host, not on the connection.
 """
 
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 import trio
 
 from celery5.errors import PlatformError
-from celery5.logs.log import Level, Log
+from celery5.health.circuit_breaker import CircuitBreaker
+from celery5.logs.log import Level, Log, NullLog
 from celery5.platform import Platform
 from celery5.protocol.cluster.members import (
     Beat,
@@ -39,6 +41,7 @@ from celery5.protocol.cluster.remote_units import (
     parse_start_replies,
     parse_unit_statuses,
 )
+from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.services.controller.ssh_line import HostUnreachable, OutputLines, SSHConnection
 
@@ -48,6 +51,8 @@ FIRST_STATUS_LIMIT = 20.0
 """Seconds for which a starting Controller waits for the first report."""
 MISSES_UNTIL_GONE = 2
 """Reports without a unit after which it has ended. The first such report may have been made before it started."""
+SSH_BREAKER = BreakerPolicy(threshold=3, reset=10.0, growth="linear", longest=30.0)
+"""When the breaker of a connection opens, and for how long."""
 _ANY_INVOCATION = "any"
 """The invocation of a unit that may have been started."""
 _MAX_REPORT_LINES = 100_000
@@ -108,6 +113,9 @@ class RemoteHost(Platform):
         self._pending: list[UnitCommand] = []
         self._command_added = trio.Event()
         self._first_attempt_made = trio.Event()
+        self._circuit = CircuitBreaker(
+            name=f"ssh {name}", policy=SSH_BREAKER, log=log or NullLog(), effect="the host is left alone"
+        )
         self._may_act: Callable[[], bool] = _always
         self._term = 0
         self._is_ignoring = False
@@ -202,6 +210,8 @@ class RemoteHost(Platform):
     async def _keep_connected(self) -> None:
         attempt = 0
         while True:
+            while (wait := self._circuit.try_pass(self)) is not None:  # noqa: ASYNC110  it depends on a clock
+                await trio.sleep(wait)
             try:
                 watch = make_watch_script(self._setup.app, self._interval)
                 async with self._connection.stream_lines(watch) as lines, trio.open_nursery() as nursery:
@@ -210,6 +220,7 @@ class RemoteHost(Platform):
             except PlatformError as error:
                 attempt = attempt + 1 if self._unreachable_reason else 0
                 self._record_disconnected(str(error))
+                self._circuit.record_result(self, succeeded=False, why=str(error))
             self._first_attempt_made.set()
             await trio.sleep(full_jitter(attempt, start=1.0, cap=30.0, random=random.random))
 
@@ -247,6 +258,7 @@ class RemoteHost(Platform):
 
     def _record_connected(self) -> None:
         self._unreachable_reason = ""
+        self._circuit.record_result(self, succeeded=True)
         self._log_change("host:connected", "info")
 
     def _record_disconnected(self, why: str) -> None:

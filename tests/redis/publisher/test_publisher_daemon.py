@@ -1,6 +1,9 @@
 """Publisher daemon: what it has taken is published once and in order, whatever dies, and nothing else is said to be."""
 
+import os
 import random
+import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +15,9 @@ import pytest
 from celery5 import App, BrokerUnavailable, JobState, Misconfigured
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BacklogFull, PublisherUnavailable
+from celery5.protocol.health.breaker import BreakerPolicy
+from celery5.protocol.publisher.frames import PublishRequest
+from celery5.sending import publisher_client
 from tests.redis.commands.staff import wait_until
 from tests.redis.publisher.publishing import LONG, Daemon, numbers, publishing
 from tests.redis.sending.test_producers import Api, in_every_colour, tell
@@ -223,6 +229,61 @@ def test_while_the_daemon_is_away_that_is_said_and_the_backlog_of_the_process_he
     assert app.backlog.size == 3
     daemon.start()
     assert app.backlog.flush(LONG)
+    wait_until(lambda: numbers(app) == [0, 1, 2], within=LONG)
+    app.close()
+
+
+def test_while_the_daemon_hangs_its_breaker_is_open_and_calls_fail_at_once(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_client, "ANSWER_LIMIT", 0.2)
+    monkeypatch.setattr(publisher_client, "CONNECT_LIMIT", 0.2)
+    monkeypatch.setattr(publisher_client, "CLIENT_BREAKER", BreakerPolicy(threshold=1, reset=60.0))
+    daemon.start()
+    app = daemon.app()
+    task: Any = app.tasks["number"]
+    task.delay(1)
+    assert daemon.process is not None
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    with pytest.raises(PublisherUnavailable, match="cannot be reached") as first:
+        task.delay(2)
+    assert first.value.maybe_done
+    calls = list[str]()
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher_client, "connect_to_daemon", lambda *_: calls.append("connected"))
+        for _ in range(5):
+            with pytest.raises(PublisherUnavailable) as later:
+                task.delay(3)
+            assert not later.value.maybe_done
+    assert calls == [], "while the breaker is open nobody tries to connect"
+    os.kill(daemon.process.pid, signal.SIGCONT)
+    app.close()
+
+
+def test_a_connection_that_was_silent_is_checked_before_it_is_used(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_client, "PING_AFTER", 0.0)
+    daemon.start()
+    app = daemon.app()
+    task: Any = app.tasks["number"]
+    sent = list[Any]()
+    send = publisher_client.send_request
+
+    def note(connection: socket.socket, message: Any) -> Any:
+        sent.append(message)
+        if message == PublishRequest(()) and len(sent) > 4:
+            raise TimeoutError  # the line is dead, which nobody was told
+        return send(connection, message)
+
+    monkeypatch.setattr(publisher_client, "send_request", note)
+    for n in range(3):
+        task.delay(n)
+    kinds = ["ping" if each == PublishRequest(()) else type(each).__name__ for each in sent]
+    assert kinds == [
+        *("ClientHello", "PublishRequest", "ping", "PublishRequest"),
+        *("ping", "ClientHello", "PublishRequest"),
+    ]
     wait_until(lambda: numbers(app) == [0, 1, 2], within=LONG)
     app.close()
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -88,6 +89,36 @@ async def test_what_was_asked_of_a_host_that_was_away_is_not_done_by_who_leads_n
         await trio.sleep(60)
         nursery.cancel_scope.cancel()
     assert [found[0] for each in line.scripts for found in ORDER.finditer(each)] == []
+
+
+async def test_the_breaker_of_a_connection_opens_after_three_failures_and_lets_one_probe_through_at_a_time(
+    autojump_clock: Any,
+) -> None:
+    line: Any = OneHost("mail")
+    line.there = trio.Event()
+    log, attempts = Logged(), list[float]()
+    connect = line.stream_lines
+
+    def count(script: bytes) -> Any:
+        attempts.append(trio.current_time())
+        return connect(script)
+
+    line.stream_lines = count
+    place = RemoteSetup(app="shop", command="celery5", directory="/")
+    remote = RemoteHost(name="web2", setup=place, connection=line, interval=0.1, log=log)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(remote.live, lambda _event: None)
+        await trio.sleep(300)
+        pauses = [after - before for before, after in pairwise(attempts)]
+        assert max(pauses[:2]) < 10, "until it opens, attempts are soon repeated"
+        assert 9.9 <= pauses[2] < 15
+        assert all(29.9 <= pause < 65 for pause in pauses[4:])
+        assert log.events.count("breaker:tripped") == len(attempts) - 2
+        assert "breaker:closed" not in log.events
+        line.there.set()
+        await trio.sleep(70)
+        assert log.events[-2:] == ["breaker:closed", "host:connected"]
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("limit", ["_MAX_REPORT_CHARACTERS", "_MAX_REPORT_LINES"])
