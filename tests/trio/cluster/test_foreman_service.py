@@ -178,7 +178,7 @@ async def test_all_members_are_started_with_their_surroundings_and_ended_in_orde
     async with House().open() as house:
         assert house.told[-1] == "3 of 3 members up"
         environment = house.stage.there["worker-default-1"].environment
-        assert environment == {"CELERY5_APP": "shop", "EPOCH": "7"}
+        assert environment == {"CELERY5_APP": "shop", "CELERY5_WORKER_GROUP": "default", "EPOCH": "7"}
     assert house.stage.there == {}
     ended = [name for what, name in house.stage.did if what == "stop"]
     assert ended[0] == "scheduler-default-1"
