@@ -1,4 +1,4 @@
-"""Platform: the class that starts and ends the processes of a cluster, and reports their state.
+"""Let something else run the processes of a cluster, or its message broker: subclass `Platform` or `MessageBroker`.
 
 The Foreman decides and a platform acts. celery5 has platforms for sub-processes of the Controller, for systemd and for
 other hosts. For anything else that runs processes write a subclass of `Platform`, and name it in the cluster
@@ -7,6 +7,8 @@ description: `platform = "module:Class"`. The class is called with `cluster`, th
 
 The Foreman calls one method at a time for each member, and never starts a member that has not `Ended`. Any exception
 but PlatformError ends the Controller.
+
+A Controller may also run the broker. `[broker] server = "module:Class"` names a subclass of `MessageBroker`.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import trio
 
-from celery5.errors import PlatformError
+from celery5.errors import BrokerUnavailable, PlatformError
 from celery5.protocol.cluster.description import Cluster, Group, Host
 from celery5.protocol.cluster.members import (
     Beat,
@@ -27,9 +29,11 @@ from celery5.protocol.cluster.members import (
     Stopping,
     Unknown,
 )
+from celery5.protocol.cluster.own_broker import OwnBroker
 
 __all__ = [
     "Beat",
+    "BrokerUnavailable",
     "Cluster",
     "Ended",
     "Group",
@@ -37,6 +41,8 @@ __all__ = [
     "Kind",
     "Member",
     "MemberEvent",
+    "MessageBroker",
+    "OwnBroker",
     "Platform",
     "PlatformError",
     "Ready",
@@ -110,3 +116,47 @@ class Platform(ABC):
 
     def leave(self) -> None:  # noqa: B027
         """Forget postponed actions: another Controller now keeps the members. Default: nothing is postponed."""
+
+
+class MessageBroker(ABC):
+    """A message broker that a Controller starts before the first member, watches, and ends after the last one.
+
+    The class is called with `settings`, the table `[broker]` of the cluster description, and `app`, the name of the
+    application. Its methods may block: they are called in a thread, one at a time. If a method raises anything but
+    BrokerUnavailable or OSError, the Controller ends.
+    """
+
+    pid: int = 0
+    """Its process id, for the log; 0 when it has none here."""
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Return the URL of the broker, which members get as CELERY5_BROKER. It is known before the start."""
+
+    @property
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Return whether it runs, as far as that is known without waiting: asked ten times a second."""
+
+    @abstractmethod
+    def start(self, is_cancelled: Callable[[], bool], /) -> object:
+        """Start it with its data, unless it runs, and return when it accepts connections.
+
+        Return early when `is_cancelled()`: call it several times a second. Called again after the broker has died.
+
+        Raises:
+            BrokerUnavailable: It does not start. At the start of the Controller this ends it; later it is tried again.
+        """
+
+    @abstractmethod
+    def is_responding(self) -> bool:
+        """Return whether it answers, even if only that it still loads its data: asked every five seconds."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it at once: it has not answered for `hung_after` seconds. It is started again."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it in order, so that it keeps its data. The last call; the broker may not be running any more."""

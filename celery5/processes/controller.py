@@ -22,7 +22,7 @@ from celery5.bootsteps.worker_steps import ChannelSubscriptions
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.servers.kept_server import STOP_LIMIT, KeptServer
+from celery5.broker.servers.kept_server import STOP_LIMIT
 from celery5.config.settings import PREFIX, Settings, find_variable_fault, format_value, parse_value
 from celery5.errors import BadBrokerURL, Misconfigured
 from celery5.logs.log import Log
@@ -33,6 +33,7 @@ from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import ProcessOptions
 from celery5.processes.own_broker import (
+    ClusterBroker,
     StoppedBeforeReady,
     resolve_paths,
     running_own_broker,
@@ -204,7 +205,7 @@ class ControllerValues:
 
 
 def make_cluster_values(
-    app: App, options: ClusterOptions, log: Log | None = None, server: KeptServer | None = None
+    app: App, options: ClusterOptions, log: Log | None = None, server: ClusterBroker | None = None
 ) -> ControllerValues:
     """Return the values about a cluster; its members use the Controller's own `server`, if it has one.
 
@@ -301,7 +302,7 @@ async def run(
     options: ProcessOptions,
     cluster_options: ClusterOptions,
     *,
-    server: KeptServer | None = None,
+    server: ClusterBroker | None = None,
     log: Log,
     done: trio.Event,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,

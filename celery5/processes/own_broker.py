@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import trio
@@ -14,9 +15,14 @@ from celery5.broker.servers.kept_server import KeptServer
 from celery5.config.settings import find_source
 from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.logs.log import Log
+from celery5.platform import MessageBroker
+from celery5.processes.platform_factory import load_class
 from celery5.protocol.cluster.own_broker import OwnBroker
 from celery5.protocol.masking import mask_passwords
 from celery5.services.controller.own_server import BrokerSupervisor
+
+ClusterBroker = KeptServer | MessageBroker
+"""A broker that a Controller runs: celery5's own server, or what a user's class runs."""
 
 
 def resolve_paths(broker: OwnBroker, folder: Path) -> OwnBroker:
@@ -38,7 +44,7 @@ class StoppedBeforeReady(Exception):
 @contextmanager
 def running_own_broker(
     app: App, broker: OwnBroker | None, is_stopping: Callable[[], bool]
-) -> Generator[KeptServer | None, None, None]:
+) -> Generator[ClusterBroker | None, None, None]:
     """Run the broker of the cluster description during the block; yield None when the description has none.
 
     Raises Misconfigured when the application names another broker, or another Controller runs this one; ServerNotFound;
@@ -47,12 +53,17 @@ def running_own_broker(
     if broker is None:
         yield None
         return
-    server = KeptServer(broker)
+    server = make_cluster_broker(broker, app.name)
     try:
         _check(app, server.url)
         _begin(server, is_stopping)
         app.use_broker(server.url)
-        sys.stderr.write(f"producers reach the broker with CELERY5_BROKER=\"$(cat '{server.folder}/url')\"\n")
+        where = (
+            f"\"$(cat '{server.folder}/url')\""
+            if isinstance(server, KeptServer)
+            else mask_passwords(server.url)
+        )
+        sys.stderr.write(f"producers reach the broker with CELERY5_BROKER={where}\n")
         try:
             yield server
         finally:
@@ -61,7 +72,26 @@ def running_own_broker(
         server.stop()
 
 
-def _begin(server: KeptServer, given_up: Callable[[], bool]) -> None:
+def make_cluster_broker(broker: OwnBroker, app: str) -> ClusterBroker:
+    """Return the broker server of a description: celery5's own, or an object of the user's class.
+
+    Raises:
+        Misconfigured: The class cannot be found or made, or is no MessageBroker.
+        ServerNotFound: There is no server binary.
+    """
+    if not broker.is_custom:
+        return KeptServer(broker)
+    what = f"broker {broker.server!r}"
+    try:
+        server: Any = load_class(broker.server, what)(settings=broker, app=app)
+    except TypeError as error:
+        raise Misconfigured(f"{what}: it is called with settings and app, and raises {error}") from None
+    if not isinstance(server, MessageBroker):
+        raise Misconfigured(f"{what} is not a subclass of celery5.platform.MessageBroker")
+    return server
+
+
+def _begin(server: ClusterBroker, given_up: Callable[[], bool]) -> None:
     try:
         server.start(given_up)
     except BrokerUnavailable:
@@ -72,9 +102,9 @@ def _begin(server: KeptServer, given_up: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def supervised_server(
-    server: KeptServer | None, hung_after: float, log: Log
+    server: ClusterBroker | None, hung_after: float, log: Log
 ) -> AsyncGenerator[None, None]:
-    """Have it go on while the block lasts, also while that ends: what ends in it needs the broker."""
+    """Keep the server running during the block, also while that ends: what ends in it needs the broker."""
     if server is None:
         yield
         return

@@ -29,7 +29,7 @@ def make_platform(cluster: Cluster, app: str, environ: Mapping[str, str], log: L
     A user's platform runs all members, also those with a host.
     """
     name = resolve_platform_name(cluster.platform, environ)
-    factory = BUILT_IN_PLATFORMS.get(name) or _load_class(name)
+    factory = BUILT_IN_PLATFORMS.get(name) or _load_platform(name)
     try:
         platform: Any = factory(cluster=cluster, app=app)
     except TypeError as error:
@@ -70,16 +70,21 @@ def resolve_platform_name(name: str, environ: Mapping[str, str]) -> str:
     return "systemd" if systemd_bus.should_use_systemd(environ, os.getpid()) else "processes"
 
 
-def _load_class(name: str) -> PlatformFactory:
-    """Return a user's class, named `module:Class`. Raises Misconfigured."""
-    module, colon, attribute = name.partition(":")
-    if not colon or not module or not attribute:
+def _load_platform(name: str) -> PlatformFactory:
+    """Return a user's platform, named `module:Class`. Raises Misconfigured."""
+    if not all(name.partition(":")):
         names = ", ".join(["auto", *BUILT_IN_PLATFORMS])
         raise Misconfigured(f"platform {name!r} is not known: {names}, or module:Class of your own")
+    return cast("PlatformFactory", load_class(name, f"platform {name!r}"))
+
+
+def load_class(name: str, what: str) -> Callable[..., object]:
+    """Return a user's class, named `module:Class`. Raises Misconfigured, which names `what`."""
+    module, _, attribute = name.partition(":")
     try:
         source: Any = importlib.import_module(module)
     except Exception as error:  # the user's code
-        raise Misconfigured(f"platform {name!r}: {type(error).__name__}: {error}") from None
+        raise Misconfigured(f"{what}: {type(error).__name__}: {error}") from None
     if not callable(getattr(source, attribute, None)):
-        raise Misconfigured(f"platform {name!r}: module {module} has no class {attribute}")
-    return cast("PlatformFactory", getattr(source, attribute))
+        raise Misconfigured(f"{what}: module {module} has no class {attribute}")
+    return cast("Callable[..., object]", getattr(source, attribute))

@@ -21,14 +21,14 @@ STABLE_AFTER = 60.0
 
 
 class BrokerServer(Protocol):
-    """A broker server as a process. Its methods may block."""
+    """A broker server: celery5's own, or a user's `MessageBroker`. Its methods may block."""
 
     pid: int
 
     @property
     def is_running(self) -> bool: ...
 
-    def start(self, given_up: Callable[[], bool], /) -> bool: ...
+    def start(self, is_cancelled: Callable[[], bool], /) -> object: ...
 
     def is_responding(self) -> bool: ...
 

@@ -263,7 +263,7 @@ class _DescriptionReader:
     ) -> OwnBroker | None:
         broker = parse_own_broker(table, self.errors)
         if broker is not None:
-            self.errors += [SINGLE_HOST_ERROR] if hosts else []
+            self.errors += [SINGLE_HOST_ERROR] if hosts and not broker.is_custom else []
             self.errors += find_broker_conflicts("", {}, environment)
             for group in groups:
                 self.errors += find_broker_conflicts(

@@ -1,5 +1,6 @@
-"""Own broker: the table `[broker]` of a cluster description, for a broker that the Controller runs itself."""
+"""Read the table `[broker]` of a cluster description, for a broker that the Controller runs itself."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
@@ -13,17 +14,24 @@ BROKER_VARIABLE = "CELERY5_BROKER"
 SINGLE_HOST_ERROR = (
     "broker: who runs the broker itself has all members on the same host: leave [hosts] or [broker] out"
 )
+_CLASS = re.compile(r"[\w.]+:\w+")
 
 
 class OwnBroker(msgspec.Struct, frozen=True, kw_only=True):
     """A broker server of the cluster's own."""
 
-    server: str = "auto"  # auto, a name on PATH, or a path
+    server: str = "auto"  # auto, a name on PATH, a path, or `module:Class` of the user's
     folder: str = "broker"  # for its data
     socket: str = ""  # '': in the folder
     port: int = 0  # an additional TCP port on this host; 0: none
     # When writes reach the disk: before each answer, every second, or when the system likes.
     fsync: Fsync = "everysec"
+    options: Mapping[str, Any] = {}  # for a class of the user's
+
+    @property
+    def is_custom(self) -> bool:
+        """Return whether a class of the user's runs it."""
+        return _CLASS.fullmatch(self.server) is not None
 
 
 def parse_own_broker(value: Any, errors: list[str]) -> OwnBroker | None:
@@ -35,8 +43,11 @@ def parse_own_broker(value: Any, errors: list[str]) -> OwnBroker | None:
         return None
     table = cast("dict[str, Any]", value)
     wrong = list(_wrong(table))
+    broker = OwnBroker() if wrong else OwnBroker(**table)
+    if broker.options and not broker.is_custom:
+        wrong.append("broker.options: they are for a class of your own: server = 'module:Class'")
     errors += wrong
-    return OwnBroker() if wrong else OwnBroker(**table)
+    return broker
 
 
 def _wrong(table: Mapping[str, Any]) -> Iterator[str]:
@@ -45,6 +56,9 @@ def _wrong(table: Mapping[str, Any]) -> Iterator[str]:
         if name not in known:
             hint = did_you_mean(name, known, otherwise=f"known: {', '.join(known)}")
             yield f"broker.{name} is not known; {hint}"
+        elif name == "options":
+            if not isinstance(value, dict):
+                yield f"broker.options: {value!r} is not a table"
         elif name == "port":
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 65535:
                 yield f"broker.port: {value!r} is not a whole number from 0 to 65535"

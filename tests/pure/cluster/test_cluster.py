@@ -230,6 +230,15 @@ def test_a_broker_of_its_own_is_for_one_host_and_all_members() -> None:
     assert parse_cluster(b"[broker]\n[workers.a]").broker == OwnBroker()
 
 
+def test_a_broker_that_the_users_class_runs_may_serve_several_hosts() -> None:
+    cluster = parse_cluster(
+        b"[broker]\nserver = 'shop.brokers:Garage'\n[broker.options]\nsize = 3\n[hosts.b]\n[workers.a]"
+    )
+    assert cluster.broker == OwnBroker(server="shop.brokers:Garage", options={"size": 3})
+    assert cluster.broker.is_custom
+    assert not OwnBroker(server="/opt/redis:7/bin/redis-server").is_custom
+
+
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [
@@ -247,13 +256,18 @@ def test_a_broker_of_its_own_is_for_one_host_and_all_members() -> None:
         ("[broker]\nprot = 1\n[workers.a]", "broker.prot is not known; did you mean 'port'?"),
         (
             "[broker]\nmemory = 1\n[workers.a]",
-            "broker.memory is not known; known: server, folder, socket, port, fsync",
+            "broker.memory is not known; known: server, folder, socket, port, fsync, options",
         ),
         ("[broker]\nport = 70000\n[workers.a]", "broker.port: 70000 is not a whole number from 0 to 65535"),
         ("[broker]\nport = true\n[workers.a]", "broker.port: True is not"),
         ("[broker]\nfsync = 'often'\n[workers.a]", "broker.fsync: 'often' is none of always, everysec, no"),
         ("[broker]\nfolder = ''\n[workers.a]", "broker.folder: '' is not a text that a path can be"),
         ('[broker]\nsocket = "a\\n"\n[workers.a]', "broker.socket: 'a\\n' is not a text"),
+        ("[broker]\noptions = 1\n[workers.a]", "broker.options: 1 is not a table"),
+        (
+            "[broker]\n[broker.options]\nsize = 1\n[workers.a]",
+            "broker.options: they are for a class of your own: server = 'module:Class'",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_broker_of_its_own_is_told(said: str, wrong: str) -> None:
