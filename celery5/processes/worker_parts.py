@@ -38,6 +38,7 @@ from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.commands.definitions import (
     BUDGET,
     CHECK_EXPIRED,
+    CONCURRENCY,
     HEALTH,
     PREFER,
     PREFETCH,
@@ -311,6 +312,7 @@ def make_handlers(
         **handle(CHECK_EXPIRED, health.check_expired),
         **handle(HEALTH, health.report_health),
         **handle(BUDGET, budget.handle_command),
+        **handle(CONCURRENCY, budget.handle_factor_command),
         **handle(PREFETCH, prefetch_factor.handle_command),
         **handle(PREFER, preferences.handle_command),
         **log_handlers(log),

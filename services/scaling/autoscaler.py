@@ -1,4 +1,4 @@
-"""Autoscaler: decide how many workers there should be, how far they read ahead and what they prefer.
+"""Autoscaler: decide how many workers there are, how far they read ahead, how much they run and prefer.
 
 Any number of Schedulers have one, but only one at a time has the turn. The state of the scaling is in Redis, on
 the default broker, so the next one continues from there. Nothing is sent unless scaling or priorities are
@@ -111,6 +111,11 @@ class Autoscaler:
                 "celery5_scaling_prefetch_factor",
                 "Factor by which workers read more jobs ahead.",
                 found.course.prefetch,
+            )
+            yield make_gauge(
+                "celery5_scaling_concurrency_factor",
+                "Factor by which workers run more I/O-bound jobs at once.",
+                found.course.concurrency,
             )
 
     async def run_once(self) -> None:

@@ -109,6 +109,7 @@ class Reporter:
             held=self._count_held(),
             means=self._get_means(),
             prefetch=self._prefetch_factor.factor,
+            concurrency=self._budget.factor,
             process=self._process,
         )
 

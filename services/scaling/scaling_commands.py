@@ -17,10 +17,12 @@ from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, CommandRefused, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import (
+    CONCURRENCY,
     MAX_COMMAND_LIFETIME,
     PREFER,
     PREFETCH,
     SCALE,
+    CommandDefinition,
     get_inbox_name,
 )
 from celery5.protocol.commands.signing import ControlCommand, Signer, format_audience, sign_command
@@ -120,14 +122,15 @@ class ScalingCommands:
     def __init__(self, *, command_sender: ScalingCommandSender, log: Log) -> None:
         self._command_sender = command_sender
         self._log = log
-        self._sent_prefetch: dict[str, tuple[float, float]] = {}
+        self._sent_factors: dict[tuple[str, str], tuple[float, float]] = {}
+        """The last factor of each command to each worker, and when it was sent."""
         self._sent_preferences: dict[str, tuple[Preference, float]] = {}
         self._sent_workers: dict[str, tuple[int, float]] = {}
         self._has_no_controller = False
 
     def reset(self) -> None:
         """Forget what was sent: another Scheduler may have sent other commands meanwhile."""
-        self._sent_prefetch.clear()
+        self._sent_factors.clear()
         self._sent_preferences.clear()
         self._sent_workers.clear()
 
@@ -141,27 +144,33 @@ class ScalingCommands:
         """Send each recipient what it does not know yet."""
         targets = [target for each in snapshot.workers for target in each.command_targets]
         names = {each.name for each in targets}
-        for known in (self._sent_prefetch, self._sent_preferences):
-            for gone in known.keys() - names:
-                del known[gone]
+        for gone in self._sent_preferences.keys() - names:
+            del self._sent_preferences[gone]
+        for sent in [sent for sent in self._sent_factors if sent[1] not in names]:
+            del self._sent_factors[sent]
         for target in targets:
             if state is not None:
-                await self._send_prefetch(target, state.get_prefetch(target.queues))
+                prefetch = state.get_prefetch(target.queues)
+                await self._send_factor(target.name, PREFETCH, target.prefetch, prefetch)
+                await self._send_factor(target.name, CONCURRENCY, target.concurrency, state.concurrency)
             await self._send_preference(target, preference)
         # where not all workers are seen, a number that was never decided may be too small
         other = state is not None and state.workers != len(snapshot.workers) and not snapshot.unreachable
         if state is not None and (state.at or other):
             await self._send_workers(state.workers, sorted(controllers))
 
-    async def _send_prefetch(self, member: ClusterWorker, factor: float) -> None:
-        sent, at = self._sent_prefetch.get(member.name, (0.0, -RENEW_INTERVAL))
+    async def _send_factor(
+        self, worker: str, command: CommandDefinition[Any], reported: float, factor: float
+    ) -> None:
+        """Send a worker a factor, unless it has reported the same and need not be reminded."""
+        sent, at = self._sent_factors.get((command.name, worker), (0.0, -RENEW_INTERVAL))
         passed = trio.current_time() - at
-        known = member.prefetch == factor and (factor == 1 or passed < RENEW_INTERVAL)
+        known = reported == factor and (factor == 1 or passed < RENEW_INTERVAL)
         if known or (sent == factor and passed < MIN_COMMAND_INTERVAL):
             return
         parameters = {"factor": factor, "seconds": COMMAND_TTL}
-        if await self._command_sender.send(get_inbox_name(member.name), PREFETCH.name, parameters):
-            self._sent_prefetch[member.name] = (factor, trio.current_time())
+        if await self._command_sender.send(get_inbox_name(worker), command.name, parameters):
+            self._sent_factors[command.name, worker] = (factor, trio.current_time())
 
     async def _send_preference(self, member: ClusterWorker, preference: Preference) -> None:
         sent, at = self._sent_preferences.get(member.name, (Preference(), -RENEW_INTERVAL))

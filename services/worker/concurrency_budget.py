@@ -4,6 +4,7 @@ A fixed budget costs nothing while jobs run. A variable one is updated when jobs
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from celery5.errors import CommandRefused
 from celery5.health.machine import MachineReading, read_machine
 from celery5.logs.log import Log
-from celery5.protocol.commands.definitions import BudgetParameters
+from celery5.protocol.commands.definitions import BudgetParameters, ConcurrencyParameters
 from celery5.protocol.job.verdict import Outcome
 from celery5.protocol.scaling.budget import (
     CPU_ADVICE,
@@ -28,6 +29,7 @@ from celery5.protocol.scaling.budget import (
     get_max_slots,
     get_prefetch_slots,
     next_budget_state,
+    scale_budget,
 )
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.runners.running_job import RunningJob
@@ -46,25 +48,26 @@ RELEASE_COOLDOWN = 5.0
 
 
 class _Meter:
-    """The budget of one kind: as configured, its current state, and its current maximum.
+    """The budget of one kind: as configured, as it holds now, its current state, and its current maximum.
 
     Until a function has returned a maximum, that is the minimum.
     """
 
-    __slots__ = ("budget", "failure", "maximum", "no_prefetch_until", "state")
+    __slots__ = ("budget", "configured", "failure", "maximum", "no_prefetch_until", "state")
 
     def __init__(self, budget: Budget) -> None:
+        self.configured = budget
         self.budget = budget
         self.state = BudgetState(budget.minimum)
         self.maximum = budget.minimum if callable(budget.maximum) else budget.max_slots
         self.no_prefetch_until = 0.0
         self.failure = ""
 
-    def set_budget(self, budget: Budget) -> None:
-        """Set the budget."""
-        self.budget = budget
-        if not callable(budget.maximum):
-            self.maximum = budget.max_slots
+    def set_budget(self, kind: str, budget: Budget, factor: float) -> None:
+        """Set the configured budget, of which so many times the maximum holds."""
+        self.configured, self.budget = budget, scale_budget(kind, budget, factor)
+        if not callable(self.budget.maximum):
+            self.maximum = self.budget.max_slots
 
 
 class MaximalConcurrencyBudget:
@@ -91,6 +94,9 @@ class MaximalConcurrencyBudget:
         self._changed = trio.Event()
         self._warned_slots = 0
         self._is_variable = self._has_variable()
+        self.factor: float = 1.0
+        """The factor on the maxima of I/O-bound kinds, which an autoscaler sets."""
+        self._factor_ends_at = math.inf
 
     def get_slots(self, kind: str) -> int:
         """Return how many jobs of this kind may run at once."""
@@ -137,8 +143,11 @@ class MaximalConcurrencyBudget:
             task_status.started()
             read_at = -POLL_INTERVAL
             while True:
+                if trio.current_time() >= self._factor_ends_at:
+                    self._set_factor(1.0, math.inf)
                 if not self._is_variable:
-                    await self._changed.wait()
+                    with trio.move_on_at(self._factor_ends_at):
+                        await self._changed.wait()
                     self._changed = trio.Event()
                     continue
                 now = trio.current_time()
@@ -172,8 +181,33 @@ class MaximalConcurrencyBudget:
             self._set(kind, self._meters[kind], limits)
         return {"kind": kind, **self._count(kind)}
 
+    async def handle_factor_command(self, parameters: ConcurrencyParameters) -> object:
+        """Perform the command `concurrency`: run `factor` times as many I/O-bound jobs at once, and return the factor.
+
+        It holds for `seconds`, else until this worker ends.
+        """
+        if parameters.factor is not None:
+            seconds = math.inf if parameters.seconds is None else parameters.seconds
+            self._set_factor(parameters.factor, trio.current_time() + seconds)
+        return {"factor": self.factor}
+
+    def _set_factor(self, factor: float, ends_at: float) -> None:
+        before, self.factor = self.factor, factor
+        self._factor_ends_at = math.inf if factor == 1 else ends_at
+        if factor == before:
+            return
+        self._log.event("concurrency:set", "info", factor=factor, before=before)
+        now = trio.current_time()
+        for kind, meter in self._meters.items():
+            meter.set_budget(kind, meter.configured, factor)
+        self._is_variable = self._has_variable()
+        for kind, meter in self._meters.items():
+            self._update_kind(kind, meter, now)
+        self._changed.set()
+        self._in_flight.notify()
+
     def _set(self, kind: str, meter: _Meter, limits: Mapping[str, int]) -> None:
-        budget, ceiling = replace(meter.budget, **limits), self._ceilings[kind]
+        budget, ceiling = replace(meter.configured, **limits), self._ceilings[kind]
         error = find_budget_error(budget)
         if error:
             raise CommandRefused(f"budget of {kind}: {error}")
@@ -181,7 +215,7 @@ class MaximalConcurrencyBudget:
             raise CommandRefused(
                 f"budget of {kind}: this worker can have {ceiling} at most without a new start"
             )
-        meter.set_budget(budget)
+        meter.set_budget(kind, budget, self.factor)
         self._is_variable = self._has_variable()
         self._log.event("budget:set", kind=kind, **limits)
         self._warn_of_too_many_threads()

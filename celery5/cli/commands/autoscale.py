@@ -48,6 +48,7 @@ def format_scaling(scaling: "Scaling", schedulers: Collection[str]) -> dict[str,
             "needed": scaling.needed,
             "wanted": f"{course.workers}, from {scaling.minimum} to {scaling.maximum}",
             "prefetch": f"{factor} for {', '.join(course.crowded)}" if course.crowded else factor,
+            "concurrency": f"{course.concurrency:g}",
             "last step": format_time(course.at) or "none yet",
             "cool-down": f"{format_duration(cool_down)} to go" if cool_down > 0 else "over",
         }

@@ -13,7 +13,7 @@ from msgspec import Meta, Raw
 
 from celery5.errors import CommandRefused
 from celery5.protocol.cluster.members import MAX_GROUP_MEMBERS
-from celery5.protocol.scaling.autoscale import MAX_PREFETCH_FACTOR
+from celery5.protocol.scaling.autoscale import MAX_CONCURRENCY_FACTOR, MAX_PREFETCH_FACTOR
 from celery5.protocol.scaling.prioritisation import (
     MAX_PREFERENCE_SECONDS,
     MAX_WEIGHT,
@@ -164,8 +164,12 @@ class BudgetParameters(msgspec.Struct, frozen=True):
     maximum: _SLOTS | None = None
 
 
-MAX_PREFETCH_SECONDS = 3600.0
-"""The most seconds for which a prefetch factor can be set."""
+MAX_FACTOR_SECONDS = 3600.0
+"""The most seconds for which a factor can be set."""
+_FACTOR_SECONDS = Annotated[
+    float,
+    Meta(ge=0.01, le=MAX_FACTOR_SECONDS, description=f"a number from 0.01 to {MAX_FACTOR_SECONDS:g}"),
+]
 
 
 class PrefetchParameters(msgspec.Struct, frozen=True):
@@ -180,17 +184,26 @@ class PrefetchParameters(msgspec.Struct, frozen=True):
         | None
     ) = None
     # None for as long as the worker lives.
-    seconds: (
+    seconds: _FACTOR_SECONDS | None = None
+
+
+class ConcurrencyParameters(msgspec.Struct, frozen=True):
+    """The parameters of `concurrency`."""
+
+    # How many times as many slots as usual for I/O-bound jobs; None to show it.
+    factor: (
         Annotated[
             float,
             Meta(
-                ge=0.01,
-                le=MAX_PREFETCH_SECONDS,
-                description=f"a number from 0.01 to {MAX_PREFETCH_SECONDS:g}",
+                ge=1.0,
+                le=MAX_CONCURRENCY_FACTOR,
+                description=f"a number from 1 to {MAX_CONCURRENCY_FACTOR:g}",
             ),
         ]
         | None
     ) = None
+    # None for as long as the worker lives.
+    seconds: _FACTOR_SECONDS | None = None
 
 
 _WEIGHTS = Annotated[dict[str, Any], Meta(description="weights by name")]
@@ -376,6 +389,12 @@ PREFETCH = CommandDefinition(
     help="Read `factor` times as far ahead as usual, for `seconds` or until the worker ends.",
     parameters=PrefetchParameters,
     is_routine=True,  # not idempotent: without `seconds` it holds for as long as the worker lives
+)
+CONCURRENCY = CommandDefinition(
+    name="concurrency",
+    help="Allow `factor` times as many I/O-bound jobs at once as usual, for `seconds` or until the worker ends.",
+    parameters=ConcurrencyParameters,
+    is_routine=True,  # not idempotent, as `prefetch`
 )
 PREFER = CommandDefinition(
     name="prefer",

@@ -1,9 +1,9 @@
-"""Decide how many workers there should be and how far they read ahead, from the jobs that wait.
+"""Decide how many workers there should be, how far they read ahead, and how many jobs each runs at once.
 
 When there are more jobs than slots, workers first read further ahead, step by step. When they read as far ahead
-as allowed, more workers are added. When fewer would do, it goes back the same way: first fewer workers, then
-less ahead. After each step nothing changes for a cool-down, which doubles with each step up to a limit, and is
-short again after a quiet period.
+as allowed, they get more slots for I/O-bound jobs, if that is allowed, and then there are more workers. When fewer
+would do, it goes back the same way: first fewer workers, then fewer slots, then less ahead. After each step nothing
+changes for a cool-down, which doubles with each step up to a limit, and is short again after a quiet period.
 
 Three things prevent oscillation: the cool-down; a margin, since fewer workers must leave some slots free; and a
 delay, since fewer must have been enough for a while without interruption.
@@ -12,13 +12,14 @@ While a broker is unreachable nothing is scaled down: its jobs and workers are u
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.job.retry_policy import exponential
+from celery5.protocol.scaling.budget import IO_KINDS, KINDS
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import DURATION, parse_assignments
@@ -30,10 +31,11 @@ SLOT_MARGIN = 0.2
 
 
 class Scale(NamedTuple):
-    """A number of worker processes, and the factor on how far each reads ahead."""
+    """A number of worker processes, and two factors: on how far each reads ahead, and on its I/O-bound slots."""
 
     workers: int
     prefetch: float = 1.0
+    concurrency: float = 1.0
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,18 +46,19 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     minimum: int  # of workers
     maximum: int  # of workers
     prefetch: float = 1.0  # the largest prefetch factor
+    concurrency: float = 1.0  # the largest concurrency factor
 
     def per_worker(self, kind: str) -> float:
         """Return how many jobs of a kind one worker may run at once, on average."""
         members = self.snapshot.workers
         return self.snapshot.max_slots(kind) / len(members) if members else 0.0
 
-    def needed(self, *, margin: float = 0.0) -> int:
-        """Return how many workers would have a slot for each job, with a share of their slots free.
+    def needed(self, *, margin: float = 0.0, kinds: Collection[str] = KINDS) -> int:
+        """Return how many workers would have a slot for each job of these kinds, with a share of their slots free.
 
         Jobs of a kind that no worker has slots for need one worker; so do jobs while no worker is alive.
         """
-        demand = self.snapshot.demand()
+        demand = {kind: jobs for kind, jobs in self.snapshot.demand().items() if kind in kinds}
         if not demand:
             return 0
         slots = {kind: self.per_worker(kind) * (1 - margin) for kind in demand}
@@ -79,9 +82,10 @@ class AutoscaleStrategy(Protocol):
 def prefetch_first(load: Load) -> Scale:
     """Return the next scale of the default strategy: one step, or none.
 
-    Up, when there are more jobs than slots: first double the prefetch; at its limit, as many workers as are
-    needed, but at most twice as many. Down, when fewer workers would do with a margin: as many as are needed
-    then, but at least half as many; at the minimum, halve the prefetch.
+    Up, when there are more jobs than slots: first double the prefetch; at its limit, double the slots for I/O-bound
+    jobs, if it is these that wait; at their limit, as many workers as are needed, but at most twice as many. Down,
+    when fewer workers would do with a margin: as many as are needed then, but at least half as many; at the minimum,
+    halve the slots, if half of them would do; then the prefetch.
     """
     now = load.now
     needed = load.needed()
@@ -89,13 +93,23 @@ def prefetch_first(load: Load) -> Scale:
         return now  # requested workers have not started yet: their capacity is unknown
     if needed > now.workers:
         if now.prefetch < load.prefetch and now.workers:
-            return Scale(now.workers, min(now.prefetch * STEP_FACTOR, load.prefetch))
-        return Scale(min(needed, max(now.workers * STEP_FACTOR, 1)), now.prefetch)
+            return now._replace(prefetch=min(now.prefetch * STEP_FACTOR, load.prefetch))
+        may_run_more = now.concurrency < load.concurrency and now.workers
+        if may_run_more and load.needed(kinds=IO_KINDS) > now.workers:
+            return now._replace(concurrency=min(now.concurrency * STEP_FACTOR, load.concurrency))
+        return now._replace(workers=min(needed, max(now.workers * STEP_FACTOR, 1)))
     enough = max(load.needed(margin=SLOT_MARGIN), load.minimum)
     if enough < now.workers:
-        return Scale(max(enough, now.workers // STEP_FACTOR), now.prefetch)
-    if now.workers <= load.minimum and load.needed(margin=SLOT_MARGIN) <= now.workers:
-        return Scale(now.workers, max(now.prefetch / STEP_FACTOR, 1.0))
+        return now._replace(workers=max(enough, now.workers // STEP_FACTOR))
+    if now.workers > load.minimum:
+        return now
+    if now.concurrency > 1:
+        margin_of_half = 1 - (1 - SLOT_MARGIN) / STEP_FACTOR
+        if load.needed(margin=margin_of_half) > now.workers:
+            return now
+        return now._replace(concurrency=max(now.concurrency / STEP_FACTOR, 1.0))
+    if load.needed(margin=SLOT_MARGIN) <= now.workers:
+        return now._replace(prefetch=max(now.prefetch / STEP_FACTOR, 1.0))
     return now
 
 
@@ -105,6 +119,7 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True):
     minimum: int  # of worker processes
     maximum: int  # of worker processes
     prefetch: float = 4.0  # the largest factor on how far workers read ahead
+    concurrency: float = 1.0  # the largest factor on their slots for I/O-bound jobs; 1: these never change
     cooldown: float = 1.0  # after the first step; doubles with each further one
     longest_cooldown: float = 60.0
     quiet: float = 300.0  # after a cool-down; then the cool-down is short again
@@ -117,6 +132,7 @@ class AutoscaleState(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: int  # desired
     prefetch: float = 1.0  # desired, for workers that read a crowded queue
+    concurrency: float = 1.0  # desired, for all workers
     crowded: tuple[str, ...] = ()
     events: int = 0  # steps in a row
     at: float = 0.0  # of the last step
@@ -125,7 +141,7 @@ class AutoscaleState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def scale(self) -> Scale:
         """Return the desired scale."""
-        return Scale(self.workers, self.prefetch)
+        return Scale(self.workers, self.prefetch, self.concurrency)
 
     def get_prefetch(self, queues: tuple[str, ...]) -> float:
         """Return the factor for a worker that reads these queues."""
@@ -179,12 +195,17 @@ def get_next_state(
         minimum=policy.minimum,
         maximum=policy.maximum,
         prefetch=policy.prefetch,
+        concurrency=policy.concurrency,
     )
     wanted = _bounded(policy.strategy(load), policy)
     if snapshot.unreachable:
-        wanted = Scale(max(wanted.workers, state.workers), max(wanted.prefetch, state.prefetch))
-    is_smaller = (
-        wanted != state.scale and wanted.workers <= state.workers and wanted.prefetch <= state.prefetch
+        wanted = Scale(
+            max(wanted.workers, state.workers),
+            max(wanted.prefetch, state.prefetch),
+            max(wanted.concurrency, state.concurrency),
+        )
+    is_smaller = wanted != state.scale and all(
+        new <= old for new, old in zip(wanted, state.scale, strict=True)
     )
     low_since = (now if state.low_since is None else min(state.low_since, now)) if is_smaller else None
     crowded = _crowded(state, state.scale, snapshot)
@@ -196,6 +217,7 @@ def get_next_state(
     return AutoscaleState(
         workers=wanted.workers,
         prefetch=wanted.prefetch,
+        concurrency=wanted.concurrency,
         crowded=_crowded(state, wanted, snapshot),
         events=state.events + 1,
         at=now,
@@ -205,19 +227,21 @@ def get_next_state(
 
 
 def _within(state: AutoscaleState, policy: Autoscale) -> AutoscaleState:
-    workers, prefetch = _bounded(state.scale, policy)
-    return msgspec.structs.replace(state, workers=workers, prefetch=prefetch)
+    return msgspec.structs.replace(state, **_bounded(state.scale, policy)._asdict())
 
 
 def _bounded(scale: Scale, policy: Autoscale) -> Scale:
-    workers, prefetch = scale
-    if not math.isfinite(workers) or not math.isfinite(prefetch):
+    scale = Scale(*scale)  # a user's strategy may give a plain tuple
+    workers, prefetch, concurrency = scale
+    if not all(map(math.isfinite, scale)):
         raise ValueError(
-            f"the strategy gives {workers!r} workers and the prefetch {prefetch!r}: give numbers"
+            f"the strategy gives {workers!r} workers, the prefetch {prefetch!r} and the concurrency {concurrency!r}: "
+            "give numbers"
         )
     return Scale(
         min(max(int(workers), policy.minimum), policy.maximum),
         min(max(float(prefetch), 1.0), policy.prefetch),
+        min(max(float(concurrency), 1.0), policy.concurrency),
     )
 
 
@@ -249,6 +273,7 @@ def get_changes(before: AutoscaleState, after: AutoscaleState) -> Mapping[str, t
         for name, old, new in (
             ("workers", before.workers, after.workers),
             ("prefetch", before.prefetch, after.prefetch),
+            ("concurrency", before.concurrency, after.concurrency),
         )
         if old != new
     }
@@ -258,12 +283,15 @@ MAX_WORKERS = 10_000
 """The most workers of one application."""
 MAX_PREFETCH_FACTOR = 16.0
 """The largest factor on how far workers read ahead."""
+MAX_CONCURRENCY_FACTOR = 16.0
+"""The largest factor on the slots of workers."""
 MAX_SECONDS = 7 * 86400.0
 """The most seconds in each setting of time."""
 
 _HINT = "write minimum=1 maximum=10"
 _SECONDS = ("cooldown", "longest_cooldown", "quiet", "shrink_after")
-_NAMES = ("minimum", "maximum", "prefetch", *_SECONDS, "strategy")
+_FACTORS = {"prefetch": MAX_PREFETCH_FACTOR, "concurrency": MAX_CONCURRENCY_FACTOR}
+_NAMES = ("minimum", "maximum", *_FACTORS, *_SECONDS, "strategy")
 
 FunctionLoader = Callable[[str], Any]
 """Returns the function named `module:function`. Raises Misconfigured."""
@@ -288,8 +316,9 @@ def parse_autoscale(
     if minimum > maximum:
         raise Misconfigured(f"autoscale: the minimum, {minimum}, is over the maximum, {maximum}")
     fields |= {"minimum": minimum, "maximum": maximum}
-    if "prefetch" in fields:
-        fields["prefetch"] = _number("prefetch", fields["prefetch"], 1.0, MAX_PREFETCH_FACTOR, "a factor")
+    for name, most in _FACTORS.items():
+        if name in fields:
+            fields[name] = _number(name, fields[name], 1.0, most, "a factor")
     for name in _SECONDS:
         if name in fields:
             least = 0.1 if "cooldown" in name else 0.0

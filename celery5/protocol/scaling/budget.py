@@ -19,6 +19,8 @@ from celery5.protocol.text_values import COUNT, RANGE, SIZE, parse_assignments
 
 KINDS = ("trio", "asyncio", "thread", "boxed")
 """The kinds of tasks, by where their code runs."""
+IO_KINDS = ("trio", "asyncio")
+"""The kinds of tasks that are I/O-bound: more of their jobs may wait at once on the same processor."""
 DEFAULT_MAXIMUM = 512
 """The default maximum of a kind, and the most slots that a running worker can be given."""
 GROWTH_WINDOW = 0.25
@@ -177,6 +179,18 @@ class ByMemory(msgspec.Struct, frozen=True, kw_only=True):
 def get_max_slots(budget: Budget) -> int:
     """Return the most slots that a kind with this budget can be given while its worker runs."""
     return max(budget.max_slots, DEFAULT_MAXIMUM)
+
+
+def scale_budget(kind: str, budget: Budget, factor: float) -> Budget:
+    """Return the budget with so many times its maximum; a fixed one stays fixed, at that number.
+
+    That of a CPU-bound kind stays, and so does a maximum that is a function: it follows the machine.
+    """
+    if factor <= 1 or kind not in IO_KINDS or callable(budget.maximum):
+        return budget
+    maximum = min(math.ceil(budget.max_slots * factor), get_max_slots(budget))
+    minimum = maximum if budget.is_fixed else budget.minimum
+    return msgspec.structs.replace(budget, minimum=minimum, maximum=maximum)
 
 
 def check_budgets(budgets: Mapping[str, Budget]) -> dict[str, Budget]:

@@ -74,6 +74,7 @@ class ClusterWorker(msgspec.Struct, frozen=True, kw_only=True):
     max_slots: Mapping[str, int] = {}  # the most it may grow to
     executing: Mapping[str, int] = {}
     prefetch: float = 1.0  # the factor on how far it reads ahead
+    concurrency: float = 1.0  # the factor on its I/O-bound slots
     process: str = ""
     incarnations: tuple["ClusterWorker", ...] = ()  # empty with one broker
 
@@ -166,6 +167,7 @@ def _one(incarnations: list[ClusterWorker]) -> ClusterWorker:
             kind: sum(incarnation.executing.get(kind, 0) for incarnation in incarnations) for kind in kinds
         },
         prefetch=max(incarnation.prefetch for incarnation in incarnations),
+        concurrency=max(incarnation.concurrency for incarnation in incarnations),
         process=first.process,
         incarnations=tuple(incarnations),
     )
@@ -184,6 +186,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     held: Mapping[str, Mapping[str, int]] = {}  # its jobs, by queue and task
     means: Mapping[str, float] = {}  # recent mean duration of jobs in seconds, by task
     prefetch: float = 1.0  # the factor on how far it reads ahead
+    concurrency: float = 1.0  # the factor on its I/O-bound slots
     process: str = ""  # '' with one broker
 
 
@@ -321,5 +324,6 @@ def _member(name: str, report: WorkerReport) -> ClusterWorker:
         max_slots=report.most,
         executing=report.executing,
         prefetch=report.prefetch,
+        concurrency=report.concurrency,
         process=report.process,
     )

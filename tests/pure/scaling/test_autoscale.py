@@ -134,12 +134,12 @@ def test_a_story_with_its_cool_downs() -> None:
     ]  # fmt: skip
     for now, jobs, scale in story[:-1]:
         course = get_next_state(course, policy, snapshot(jobs, course.workers), now)
-        assert course.scale == scale, now
+        assert course.scale == Scale(*scale), now
     assert course.events == 6
     early = get_next_state(course, policy, snapshot(11, 1), 699.0)
-    assert (early.scale, early.events) == ((1, 2.0), 7)
+    assert (early.scale, early.events) == (Scale(1, 2.0), 7)
     late = get_next_state(course, policy, snapshot(11, 1), 700.0)
-    assert (late.scale, late.events) == ((1, 2.0), 1)
+    assert (late.scale, late.events) == (Scale(1, 2.0), 1)
     assert get_cooldown_end(late, policy) == 710.0
 
 
@@ -160,10 +160,56 @@ def test_only_workers_of_crowded_queues_read_further_ahead() -> None:
     assert course.get_prefetch(("calm",)) == 1.0
 
 
+def test_slots_are_raised_before_workers_and_go_back_after_them() -> None:
+    policy = Autoscale(
+        minimum=1,
+        maximum=10,
+        prefetch=2.0,
+        concurrency=4.0,
+        cooldown=1.0,
+        longest_cooldown=1.0,
+        shrink_after=5.0,
+    )
+    course, steps = AutoscaleState(workers=1), list[Scale]()
+    jobs_at = {**dict.fromkeys(range(40), 95), **dict.fromkeys(range(40, 140), 2)}
+    for second, jobs in jobs_at.items():
+        slots = math.ceil(SLOTS * course.concurrency)
+        after = get_next_state(course, policy, snapshot(jobs, course.workers, slots=slots), 1000.0 + second)
+        steps += [after.scale] if after.scale != course.scale else []
+        course = after
+    assert steps == [
+        Scale(1, 2.0),
+        Scale(1, 2.0, 2.0),
+        Scale(1, 2.0, 4.0),
+        Scale(2, 2.0, 4.0),
+        Scale(3, 2.0, 4.0),
+        Scale(1, 2.0, 4.0),
+        Scale(1, 2.0, 2.0),
+        Scale(1, 2.0, 1.0),
+        Scale(1, 1.0, 1.0),
+    ]
+
+
+def test_slots_are_not_raised_for_jobs_that_need_a_processor() -> None:
+    policy = Autoscale(minimum=1, maximum=10, prefetch=1.0, concurrency=4.0)
+    waiting = TaskLoad(queue="q", task="t", kind="thread", waiting=95)
+    worker = ClusterWorker(name="w", queues=("q",), max_slots={"thread": 10, "trio": 10})
+    seen = ClusterSnapshot(task_loads=(waiting,), workers=(worker,))
+    assert get_next_state(AutoscaleState(workers=1), policy, seen, 100.0).scale == Scale(2)
+
+
+def test_slots_are_never_raised_unless_that_was_set() -> None:
+    policy = Autoscale(minimum=1, maximum=3, prefetch=1.0)
+    course = AutoscaleState(workers=1)
+    for second in range(100):
+        course = get_next_state(course, policy, snapshot(95, course.workers), 1000.0 + second)
+    assert course.scale == Scale(3)
+
+
 def test_limits_that_have_changed_hold_at_once() -> None:
     course = AutoscaleState(workers=9, prefetch=4.0, events=6, at=100.0)
     policy = Autoscale(minimum=2, maximum=5, prefetch=2.0)
-    assert get_next_state(course, policy, snapshot(50, 9), 101.0).scale == (5, 2.0)
+    assert get_next_state(course, policy, snapshot(50, 9), 101.0).scale == Scale(5, 2.0)
     assert get_changes(course, get_next_state(course, policy, snapshot(50, 9), 101.0)) == {
         "workers": (9, 5),
         "prefetch": (4.0, 2.0),
@@ -172,8 +218,8 @@ def test_limits_that_have_changed_hold_at_once() -> None:
 
 def test_a_clock_that_was_put_back_lets_no_cool_down_last_for_ever() -> None:
     course = get_next_state(AutoscaleState(workers=1, events=3, at=1e9), POLICY, snapshot(99, 1), 50.0)
-    assert course.scale == (1, 1.0)
-    assert get_next_state(course, POLICY, snapshot(99, 1), 54.0).scale == (1, 2.0)
+    assert course.scale == Scale(1, 1.0)
+    assert get_next_state(course, POLICY, snapshot(99, 1), 54.0).scale == Scale(1, 2.0)
 
 
 @pytest.mark.parametrize("scale", [(math.nan, 1.0), (1, math.inf), (1, math.nan)])
@@ -227,7 +273,10 @@ def test_a_ramp_is_climbed_and_descended_without_a_step_back() -> None:
 
 def test_one_spike_makes_one_step_and_its_undoing() -> None:
     story = live(POLICY, lambda _now: 2.0, seconds=HOUR, glitch=lambda now: 5000.0 if now == 600.0 else 0.0)
-    assert [(each.before, each.after) for each in story.steps] == [((1, 1), (1, 2)), ((1, 2), (1, 1))]
+    assert [(each.before, each.after) for each in story.steps] == [
+        (Scale(1), Scale(1, 2)),
+        (Scale(1, 2), Scale(1)),
+    ]
     assert story.steps[1].at <= 600 + POLICY.shrink_after + 3 * LOOK
 
 

@@ -18,6 +18,7 @@ from celery5.processes import scheduler
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.commands.signing import format_audience, verify_command
 from celery5.protocol.scaling.autoscale import Load, Scale
+from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.snapshot import WorkerReport
 from celery5.scheduling.declaration import every
 from celery5.services.health.vitals import ProcessStatus
@@ -282,6 +283,81 @@ async def test_a_strategy_of_ones_own_decides(app_name: str, url: str) -> None:
         for each in jobs:
             await each.aget(30)
         await one.stop()
+
+
+async def test_a_worker_gets_more_slots_before_there_are_more_workers_and_loses_them_again(
+    app_name: str, url: str
+) -> None:
+    app, go = scaled(app_name, url, autoscale={**SCALE, "maximum": 1, "prefetch": 1, "concurrency": 4})
+    with Lines() as lines:
+        async with working(app, name="w"), trio.open_nursery() as nursery:
+            one = await start(nursery, app, page=scheduler.SCHEDULER)
+            jobs = await app.asend_many([app.tasks["wait"].s() for _ in range(12)])
+            await until_async(lambda: runs(app, 12))
+            (reply,) = await app.control.asend("budget", {"kind": "trio"}, to="w")
+            assert (reply.answer["minimum"], reply.answer["maximum"]) == (16, 16)
+            go.set()
+            for each in jobs:
+                await each.aget(30)
+            await until_async(lambda: has_slots(app, 4, 4))
+            await one.stop()
+    steps = [(line["of"], line["before"], line["after"]) for line in lines.of("autoscale:decided")]
+    assert steps == [
+        *(("concurrency", 1.0, 2.0), ("concurrency", 2.0, 4.0)),
+        *(("concurrency", 4.0, 2.0), ("concurrency", 2.0, 1.0)),
+    ]
+    assert [line["factor"] for line in lines.of("concurrency:set")] == [2.0, 4.0, 2.0, 1.0]
+
+
+async def runs(app: App, count: int) -> bool:
+    """Whether the worker w runs so many jobs at once."""
+    (reply,) = await app.control.asend("budget", {"kind": "trio"}, to="w")
+    return bool(reply.ok and reply.answer["executing"] == count)
+
+
+async def has_usual_factor(app: App) -> bool:
+    """Whether the worker w has as many slots as usual."""
+    (reply,) = await app.control.asend("concurrency", to="w")
+    return bool(reply.ok and reply.answer == {"factor": 1.0})
+
+
+async def has_slots(app: App, current: int, maximum: int) -> bool:
+    """Whether the worker w has so many slots, and may have so many at most."""
+    (reply,) = await app.control.asend("budget", {"kind": "trio"}, to="w")
+    return bool(reply.ok and (reply.answer["current"], reply.answer["maximum"]) == (current, maximum))
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [{}, {"budgets": {"trio": Budget(minimum=600, maximum=600)}}],
+    ids=["more", "no more than there may be"],
+)
+async def test_more_slots_last_as_long_as_they_were_given_for_and_are_for_io_only(
+    app_name: str, url: str, budget: dict[str, Any]
+) -> None:
+    app, _go = scaled(app_name, url, autoscale="", **budget)
+    before, most = (600, 600) if budget else (4, 12)
+    async with working(app, name="w"):
+        (reply,) = await app.control.asend("concurrency", {"factor": 3, "seconds": 2}, to="w")
+        assert reply.answer == {"factor": 3.0}
+        (reply,) = await app.control.asend("budget", to="w")
+        assert reply.answer["trio"]["maximum"] == most
+        assert reply.answer["thread"]["maximum"] == app.settings.cpu_slots
+        await until_async(lambda: has_usual_factor(app))
+        assert await has_slots(app, before, before)
+
+
+async def test_a_budget_that_is_set_while_there_are_more_slots_is_what_remains(
+    app_name: str, url: str
+) -> None:
+    app, _go = scaled(app_name, url, autoscale="")
+    async with working(app, name="w"):
+        await app.control.asend("concurrency", {"factor": 2}, to="w")
+        (reply,) = await app.control.asend("budget", {"kind": "trio", "minimum": 3, "maximum": 5}, to="w")
+        assert (reply.answer["minimum"], reply.answer["maximum"]) == (3, 10)
+        await app.control.asend("concurrency", {"factor": 1}, to="w")
+        (reply,) = await app.control.asend("budget", {"kind": "trio"}, to="w")
+        assert (reply.answer["minimum"], reply.answer["maximum"]) == (3, 5)
 
 
 async def test_workers_do_as_usual_again_when_nobody_tells_them_any_more(app_name: str, url: str) -> None:

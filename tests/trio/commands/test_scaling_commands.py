@@ -75,6 +75,24 @@ async def test_a_worker_is_told_until_it_says_that_it_knows_and_again_before_it_
     assert RENEW_INTERVAL < COMMAND_TTL / 2
 
 
+async def test_all_workers_are_told_how_many_jobs_more_to_run_and_those_that_do_so_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    post = Post()
+    telling = post.begin()
+    more = AutoscaleState(workers=2, concurrency=2.0, events=1, at=1.0)
+    await telling.send_changes(workers("w:a", "v:b"), more, Preference(), ())
+    assert post.told("concurrency") == [(0, "w"), (0, "v")]
+    assert post.told("prefetch") == []
+    assert post.sent[0][3] == {"factor": 2.0, "seconds": COMMAND_TTL}
+    back = ClusterSnapshot(
+        workers=(ClusterWorker(name="w:a", concurrency=2.0), ClusterWorker(name="v:b", concurrency=1.0))
+    )
+    await trio.sleep(MIN_COMMAND_INTERVAL)
+    await telling.send_changes(back, NEAR, Preference(), ())
+    assert post.told("concurrency")[2:] == [(MIN_COMMAND_INTERVAL, "w")]
+
+
 async def test_who_reads_as_usual_is_told_nothing_and_who_does_not_is_told_at_once(
     autojump_clock: MockClock,
 ) -> None:
