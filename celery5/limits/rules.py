@@ -193,7 +193,7 @@ def _get_check_name(rule: str, when: object) -> str:
         raise Misconfigured(f"limit rule {rule}: when is {when!r}: give a HealthCheck")
     if when.scope != "global":
         raise Misconfigured(
-            f"limit rule {rule}: each worker has its own state of {when.name}: give it scope='global'"
+            f"limit rule {rule}: {when.name} has no one state for all workers: give it scope='global'"
         )
     return when.name
 

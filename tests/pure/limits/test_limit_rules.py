@@ -147,8 +147,10 @@ def test_a_rule_that_makes_no_sense_is_refused() -> None:
     own, shared = HealthCheck("own"), HealthCheck("shared", scope="global")
     with pytest.raises(Misconfigured, match=r"give limit=, rate="):
         app.limits.rule("a", task="mail")
-    with pytest.raises(Misconfigured, match="each worker has its own"):
+    with pytest.raises(Misconfigured, match="own has no one state for all workers"):
         app.limits.rule("a", task="mail", limit=1, when=own)
+    with pytest.raises(Misconfigured, match="vpn has no one state for all workers"):
+        app.limits.rule("a", task="mail", limit=1, when=HealthCheck("vpn", scope="group"))
     with pytest.raises(Misconfigured, match="has no state 'soso'"):
         app.limits.rule("a", task="mail", limit=1, when=shared, states=["soso"])
     with pytest.raises(Misconfigured, match="give when="):
