@@ -18,7 +18,7 @@ from celery5.protocol.job.retry_policy import LONGEST
 from celery5.protocol.masking import mask_passwords
 from celery5.protocol.publisher.address import parse_connections, parse_optional_address
 from celery5.protocol.scaling.autoscale import parse_autoscale
-from celery5.protocol.scaling.budget import parse_budgets
+from celery5.protocol.scaling.budget import DEFAULT_MAXIMUM, parse_budgets
 from celery5.protocol.scaling.prioritisation import parse_strategy
 from celery5.protocol.scaling.read_order import parse_priorities, parse_queue_order
 from celery5.protocol.similar_names import did_you_mean, find_similar
@@ -104,7 +104,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     budgets: Annotated[
         str,
         Meta(
-            description="slots that grow and shrink, by kind of task: thread=2..8 trio=10..500",
+            description="slots that grow and shrink, by kind of task or task: thread=2..8 shop.resize=1..2",
             extra=_IN_HASH,
         ),
     ] = ""
@@ -610,7 +610,7 @@ def _find_bound(name: str, value: Any, marks: Mapping[str, Any]) -> str:
     if name == "budgets":
         for kind, budget in parse_budgets(value).items():
             largest = max(bound for bound in (budget.minimum, budget.maximum) if isinstance(bound, int))
-            if largest > (limit := _SLOTS_IN_HASH.get(kind, 0)):
+            if largest > (limit := _SLOTS_IN_HASH.get(kind, DEFAULT_MAXIMUM)):
                 return f"{kind} has {limit} slots"
     if name == "autoscale":
         scaled = parse_autoscale(value)

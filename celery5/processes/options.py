@@ -1,11 +1,11 @@
 """Options: how a process is to run, whatever its kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from celery5.app import App
 from celery5.logs.log import LogWriter
-from celery5.protocol.scaling.budget import Budget, fixed_budget, parse_budgets
+from celery5.protocol.scaling.budget import Budget, check_task_budgets, fixed_budget, parse_budgets
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import ReloadSignal
@@ -47,7 +47,11 @@ class ProcessOptions:
 
 def resolve_budgets(app: App) -> dict[str, Budget]:
     """Return how many jobs of each kind may run at once: what the application says, else its setting `budgets`, else
-    the number of slots from the settings, which does not change."""
+    the number of slots from the settings, which does not change. Tasks with budgets of their own follow.
+
+    Raises:
+        Misconfigured: A budget is for no task, or leaves no slot for others.
+    """
     settings = app.settings
     fixed = {
         "trio": fixed_budget(settings.concurrency),
@@ -55,4 +59,11 @@ def resolve_budgets(app: App) -> dict[str, Budget]:
         "thread": fixed_budget(settings.cpu_slots),
         "boxed": fixed_budget(settings.box_slots),
     }
-    return {**fixed, **parse_budgets(settings.budgets), **app.budgets}
+    budgets = {**fixed, **parse_budgets(settings.budgets), **app.budgets}
+    find_task_kinds(app, budgets)
+    return budgets
+
+
+def find_task_kinds(app: App, budgets: Mapping[str, Budget]) -> dict[str, str]:
+    """Return the kinds of the tasks that have budgets of their own. Raises Misconfigured."""
+    return check_task_budgets(budgets, {name: task.kind for name, task in app.tasks.items()})

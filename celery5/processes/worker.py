@@ -17,7 +17,7 @@ from celery5.logs.log import Log, NullLog
 from celery5.processes.lifecycle import multi_broker
 from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.lifecycle.multi_broker import name_for_broker
-from celery5.processes.options import ProcessOptions, resolve_budgets
+from celery5.processes.options import ProcessOptions, find_task_kinds, resolve_budgets
 from celery5.processes.process_parts import Incarnation, ProcessValues, make_process_values
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
@@ -237,7 +237,7 @@ def make_incarnation_values(
         lease=lease,
         status_line=status.format_summary,
     )
-    queues = _queues(app, options)
+    queues, budgets = _queues(app, options), resolve_budgets(app)
     return process_values, WorkerValues(
         tasks=app.tasks,
         broker=options.broker,
@@ -252,8 +252,9 @@ def make_incarnation_values(
         sidecar_memory=sidecar_memory,
         slots=options.slots,
         process=options.slots.process if options.slots else "",
-        duration_estimates={kind: DurationEstimate() for kind in KINDS},
-        budgets=resolve_budgets(app),
+        duration_estimates={name: DurationEstimate() for name in budgets},
+        budgets=budgets,
+        task_kinds=find_task_kinds(app, budgets),
         loop_blocks=status.loop,
         tally=status.jobs,
         is_measuring=settings.status_port is not None,

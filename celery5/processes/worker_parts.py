@@ -135,8 +135,9 @@ class WorkerValues:
     process: str
     # How long jobs of each kind take.
     duration_estimates: Mapping[str, DurationEstimate]
-    # How many jobs of each kind may run at once.
+    # How many jobs of each kind, and of each task with its own budget, may run at once; and the kinds of those tasks.
     budgets: Mapping[str, Budget]
+    task_kinds: Mapping[str, str]
     # What the loop and the jobs of this process have done so far.
     loop_blocks: LoopBlocks
     tally: JobTally
@@ -183,11 +184,15 @@ def make_box_home(app: App) -> "BoxHome":
     return BoxHome(resolve_module_name(app.module), app.name, path, msgspec.to_builtins(app.settings))
 
 
-def make_queues(slots: SharedSlots | None, preferences: Preferences) -> dict[str, InternalTasksQueue]:
-    """Return where jobs of each kind wait for an executor."""
+def make_queues(
+    slots: SharedSlots | None, preferences: Preferences, task_kinds: Mapping[str, str]
+) -> dict[str, InternalTasksQueue]:
+    """Return where jobs of each kind, and of each task with its own budget, wait for an executor."""
     if slots is not None:
-        return slots.make_queues(preferences.get_weight)
-    return {kind: InternalTasksQueue() for kind in KINDS}
+        return slots.make_queues(preferences.get_weight, task_kinds)
+    queues = {kind: InternalTasksQueue() for kind in KINDS}
+    shared_kinds = set(task_kinds.values())
+    return {**queues, **SharedSlots(shared_kinds).make_queues(preferences.get_weight, task_kinds)}
 
 
 def make_sources(

@@ -183,9 +183,10 @@ class WorkerCommands:
         if keys is None or queue in self._consumer.paused_queues or self._consumer.is_stopping:
             known = ", ".join(self._queues)
             raise CommandRefused(f"this worker does not read queue {queue!r} now; its queues: {known}")
-        kind = self._tasks[command.task].kind
-        if self._in_flight.count(kind) >= self._budget.get_slots(kind):
-            raise CommandRefused(f"all slots of this worker for tasks of the kind {kind!r} are taken")
+        name = self._budget.get_name(self._tasks[command.task])
+        if self._in_flight.count(name) >= self._budget.get_usable_slots(name):
+            what = f"task {name!r}" if name == command.task else f"tasks of the kind {name!r}"
+            raise CommandRefused(f"all slots of this worker for {what} are taken")
         lane = keys.on_lane(get_lane(command.priority))
         call = jobs_calls.deliver_to_worker(
             lane, command.id, message, worker=self._worker, max_before=MAX_JOBS_BEFORE

@@ -169,9 +169,14 @@ class CountsHeldJobs(Protocol):
 
 
 class CountsSlots(Protocol):
-    """Returns how many jobs of a kind may run at once."""
+    """Returns how many jobs of a kind, or of a task with a budget of its own, may run at once."""
 
-    def get_slots(self, kind: str, /) -> int: ...
+    @property
+    def task_kinds(self) -> Mapping[str, str]:
+        """The kinds of those tasks."""
+        ...
+
+    def get_slots(self, name: str, /) -> int: ...
 
 
 class CountsRunningJobs(Protocol):
@@ -203,23 +208,33 @@ class JobMetrics:
 
     def metric_families(self) -> Iterable[MetricFamily]:
         """Yield the numbers, by kind of task."""
-        kinds = tuple(self._queues)
+        tasks = self._budget.task_kinds
+        labels = {
+            name: {"kind": tasks[name], "task": name} if name in tasks else {"kind": name}
+            for name in self._queues
+        }
         yield make_gauge(
             "celery5_jobs_held",
             "Jobs that this worker has read and not settled.",
-            *[(self._in_flight.count(kind), {"kind": kind}) for kind in kinds],
+            *[(self._in_flight.count(name), labels[name]) for name in labels],
         )
         yield make_gauge(
             "celery5_jobs_waiting",
             "Jobs that wait in this worker for a slot.",
-            *[(len(queue), {"kind": kind}) for kind, queue in self._queues.items()],
+            *[(len(queue), labels[name]) for name, queue in self._queues.items()],
         )
         yield make_gauge("celery5_jobs_running", "Jobs that are running.", self._execution.running_count)
         yield make_gauge(
             "celery5_slots",
             "Jobs that may run at once: the concurrency budget.",
-            *[(self._budget.get_slots(kind), {"kind": kind}) for kind in kinds],
+            *[(self._budget.get_slots(name), labels[name]) for name in labels if name not in tasks],
         )
+        if tasks:
+            yield make_gauge(
+                "celery5_task_slots",
+                "Jobs of a task with a budget of its own that may run at once, in the slots of its kind.",
+                *[(self._budget.get_slots(name), labels[name]) for name in tasks],
+            )
 
 
 class CommandMetrics:

@@ -183,7 +183,7 @@ class AdmissionControl:
         capacity: dict[str, int] = {}
         requests: list[AdmissionRequest] = []
         for delivery in jobs:
-            rule, kind = rules[_get_task(delivery)], self._tasks[_get_task(delivery)].kind
+            rule, kind = rules[_get_task(delivery)], self._admission.get_kind(_get_task(delivery))
             if kind not in capacity:
                 capacity[kind] = (
                     0 if self._reading.is_closed(queue) else self._admission.count_free_slots(kind)
@@ -231,7 +231,7 @@ class AdmissionControl:
         self._admission.admit(admitted_jobs)
 
     def _take_slot(self, delivery: Delivery, rule: AdmissionRule, requested_at: float) -> None:
-        self._in_flight.change_kind(delivery, self._tasks[rule.task].kind)
+        self._in_flight.change_kind(delivery, self._admission.get_kind(rule.task))
         if delivery.command is not None:
             self._recent.check_and_add(delivery, delivery.command)
         delivery.take_slot(rule, 0.0 if rule.rate is None else requested_at + rule.rate.slack)

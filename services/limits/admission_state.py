@@ -80,6 +80,10 @@ class AdmissionState:
         """Return the queue on which a task's limit is counted."""
         return self._tasks[task].queue
 
+    def get_kind(self, task: str) -> str:
+        """Return the kind whose slots a task's jobs take, or its name if it has a budget of its own."""
+        return self._budget.get_name(self._tasks[task])
+
     def compute_limits(self) -> None:
         """Compute the limits that are functions, and derive the rules."""
         for name, task in self._tasks.items():
@@ -214,7 +218,7 @@ class AdmissionState:
 
         Where jobs are short, those that wait in this worker without a slot do not count: admitted ones go first.
         """
-        slots, mean = self._budget.get_slots(kind), self._duration_estimates[kind].mean
+        slots, mean = self._budget.get_usable_slots(kind), self._duration_estimates[kind].mean
         if mean is None or mean >= HORIZON:
             taken = self._in_flight.count(kind)
         else:
@@ -224,9 +228,7 @@ class AdmissionState:
     @contextmanager
     def reserving_slots(self, rules: Iterable[tuple[AdmissionRule, int]]) -> Generator[None]:
         """While this lasts, keep capacity for the jobs that are requested from Redis."""
-        reserved = Counter(
-            {self._tasks[rule.task].kind: want for rule, want in rules if not rule.rejects_all}
-        )
+        reserved = Counter({self.get_kind(rule.task): want for rule, want in rules if not rule.rejects_all})
         self._reserved += reserved
         try:
             yield
@@ -242,7 +244,7 @@ class AdmissionState:
         """
         leaving_by_kind = Counter(delivery.kind for delivery in settled if delivery.rule is not None)
         names = [name for name in tasks if name in self._tasks]
-        kinds = {self._tasks[name].kind for name in names}
+        kinds = {self.get_kind(name) for name in names}
         if self._reading.is_closed(queue) or self._yields(leaving_by_kind):
             return [(self.get_rule(name), 0) for name in names]
         shares = self._share_out(
@@ -260,7 +262,7 @@ class AdmissionState:
         waiting_tasks = deque(sorted(names, key=lambda name: (self._last_served.get(name, 0), name)))
         while waiting_tasks and shares.total() < MAX_REQUESTED_JOBS:
             name = waiting_tasks.popleft()
-            rule, kind = self.get_rule(name), self._tasks[name].kind
+            rule, kind = self.get_rule(name), self.get_kind(name)
             if rule.suspended or not (rule.rejects_all or free[kind]):
                 continue
             free[kind] -= not rule.rejects_all

@@ -105,7 +105,7 @@ class QueueCapacity:
         self._mixes = {keys.queue: KindMix() for keys in consumed}
         self._kinds: dict[str, set[str]] = {keys.queue: set() for keys in consumed}
         for task in tasks.values():
-            kind = AWAITING_ADMISSION if task.name in admission.rules else task.kind
+            kind = AWAITING_ADMISSION if task.name in admission.rules else budget.get_name(task)
             self._kinds.get(task.queue, set()).add(kind)
         self._lookahead = Lookahead(
             duration_estimates=duration_estimates, budget=budget, in_flight=in_flight, kinds=self._kinds

@@ -1,4 +1,4 @@
-"""How many jobs of each kind may run at once in this worker, and what they run with.
+"""How many jobs of each kind, and of single tasks, may run at once in this worker, and what they run with.
 
 A fixed budget costs nothing while jobs run. A variable one is updated when jobs were read, and ten times a second.
 """
@@ -19,6 +19,7 @@ from celery5.protocol.commands.definitions import BudgetParameters, ConcurrencyP
 from celery5.protocol.job.verdict import Outcome
 from celery5.protocol.scaling.budget import (
     CPU_ADVICE,
+    KINDS,
     Budget,
     BudgetState,
     ByLoad,
@@ -26,8 +27,10 @@ from celery5.protocol.scaling.budget import (
     Demand,
     Maximum,
     find_budget_error,
+    find_reservation_error,
     get_max_slots,
     get_prefetch_slots,
+    get_usable_slots,
     next_budget_state,
     scale_budget,
 )
@@ -48,42 +51,65 @@ RELEASE_COOLDOWN = 5.0
 
 
 class _Meter:
-    """The budget of one kind: as configured, as it holds now, its current state, and its current maximum.
+    """The budget of one kind or task: as configured, as it holds now, its current state, and its current maximum.
 
     Until a function has returned a maximum, that is the minimum.
     """
 
-    __slots__ = ("budget", "configured", "failure", "maximum", "no_prefetch_until", "state")
+    __slots__ = ("budget", "configured", "failure", "kind", "maximum", "no_prefetch_until", "state", "task")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, kind: str, task: str) -> None:
         self.configured = budget
         self.budget = budget
-        self.state = BudgetState(budget.minimum)
-        self.maximum = budget.minimum if callable(budget.maximum) else budget.max_slots
+        self.kind = kind
+        self.task = task
+        self.state = BudgetState(budget.least_slots)
+        self.maximum = budget.least_slots if callable(budget.maximum) else budget.max_slots
         self.no_prefetch_until = 0.0
         self.failure = ""
 
-    def set_budget(self, kind: str, budget: Budget, factor: float) -> None:
+    def set_budget(self, name: str, budget: Budget, factor: float) -> None:
         """Set the configured budget, of which so many times the maximum holds."""
-        self.configured, self.budget = budget, scale_budget(kind, budget, factor)
+        self.configured, self.budget = budget, scale_budget(name, budget, factor)
         if not callable(self.budget.maximum):
             self.maximum = self.budget.max_slots
 
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """Return the `task`, if it is the budget of one: what its log events have beside the kind."""
+        return {"task": self.task} if self.task else {}
+
 
 class MaximalConcurrencyBudget:
-    """The slots of each kind of task."""
+    """The slots of each kind of task, and of each task with a budget of its own.
+
+    Each of these has a name: that of the kind or of the task. The slots of a task are some of those of its kind.
+    """
 
     def __init__(
         self,
         *,
         budgets: Mapping[str, Budget],
+        task_kinds: Mapping[str, str],
         queues: Mapping[str, InternalTasksQueue],
         in_flight: InFlightJobs,
         running_jobs: RunningJobs,
         log: Log,
     ) -> None:
-        self._meters = {kind: _Meter(budget) for kind, budget in budgets.items()}
-        self._ceilings = {kind: get_max_slots(budget) for kind, budget in budgets.items()}
+        self.task_kinds = task_kinds
+        """The kinds of the tasks that have budgets of their own."""
+        self._meters = {
+            name: _Meter(budget, task_kinds.get(name, name), name if name in task_kinds else "")
+            for name, budget in budgets.items()
+        }
+        self._ceilings = {name: get_max_slots(budget) for name, budget in budgets.items()}
+        # All that share the slots of a kind: the kind itself and tasks of it, by the names of each.
+        self._sharers: dict[str, tuple[str, ...]] = {}
+        for kind in set(task_kinds.values()):
+            names = (kind, *(task for task in task_kinds if task_kinds[task] == kind))
+            self._sharers.update(dict.fromkeys(names, names))
+        for task in task_kinds:
+            queues[task].keep_slots(budgets[task].minimum)
         self._queues = queues
         self._in_flight = in_flight
         self._log = log
@@ -98,13 +124,38 @@ class MaximalConcurrencyBudget:
         """The factor on the maxima of I/O-bound kinds, which an autoscaler sets."""
         self._factor_ends_at = math.inf
 
-    def get_slots(self, kind: str) -> int:
-        """Return how many jobs of this kind may run at once."""
-        return self._meters[kind].state.current
+    def get_name(self, task: Task[..., Any]) -> str:
+        """Return whose slots the jobs of a task take: its own, if it has a budget, else those of its kind."""
+        return task.name if task.name in self.task_kinds else task.kind
 
-    def get_prefetch_slots(self, kind: str) -> int:
-        """Return for how many slots to read jobs of this kind: more than it has, when it may get more."""
-        meter = self._meters[kind]
+    def get_slots(self, name: str) -> int:
+        """Return how many jobs of this kind or task may run at once."""
+        return self._meters[name].state.current
+
+    def get_usable_slots(self, name: str) -> int:
+        """Return how many jobs of this kind or task may run at once now: tasks share the slots of their kind."""
+        slots = self._meters[name].state.current
+        return slots if name not in self._sharers else self._share(name, slots, self.get_slots)
+
+    def get_prefetch_slots(self, name: str) -> int:
+        """Return for how many slots to read jobs of this kind or task: more than it has, when it may get more."""
+        slots = self._get_own_prefetch_slots(name)
+        return slots if name not in self._sharers else self._share(name, slots, self._get_own_prefetch_slots)
+
+    def _share(self, name: str, slots: int, get_slots: Callable[[str], int]) -> int:
+        others = [
+            (self._in_flight.count(other), self.get_slots(other), self._get_kept_slots(other))
+            for other in self._sharers[name]
+            if other != name
+        ]
+        return get_usable_slots(slots, get_slots(self._meters[name].kind), others)
+
+    def _get_kept_slots(self, name: str) -> int:
+        meter = self._meters[name]
+        return meter.budget.minimum if meter.task else 0
+
+    def _get_own_prefetch_slots(self, name: str) -> int:
+        meter = self._meters[name]
         if not self._is_variable:
             return meter.state.current
         now = trio.current_time()
@@ -112,12 +163,12 @@ class MaximalConcurrencyBudget:
             return meter.state.current
         return get_prefetch_slots(meter.state, meter.budget, meter.maximum, now)
 
-    def record_release(self, kind: str) -> None:
-        """Read no more jobs of this kind than there are slots for a while: some waited for too long.
+    def record_release(self, name: str) -> None:
+        """Read no more jobs of this kind or task than there are slots for a while: some waited for too long.
 
         Unless they waited for a cool-down.
         """
-        meter, now = self._meters[kind], trio.current_time()
+        meter, now = self._meters[name], trio.current_time()
         if now - meter.state.grown_at > meter.budget.cooldown:
             meter.no_prefetch_until = now + RELEASE_COOLDOWN
 
@@ -129,17 +180,17 @@ class MaximalConcurrencyBudget:
         """Update the variable budgets."""
         if self._is_variable:
             now = trio.current_time()
-            for kind, meter in self._meters.items():
+            for name, meter in self._meters.items():
                 if not meter.budget.is_fixed:
-                    self._update_kind(kind, meter, now)
+                    self._update_slots(name, meter, now)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Update the variable budgets until cancelled."""
         self._warn_of_too_many_threads()
         async with trio.open_nursery() as nursery:
-            for kind, meter in self._meters.items():
+            for name, meter in self._meters.items():
                 if callable(meter.budget.maximum):
-                    nursery.start_soon(self._poll_maximum, kind, meter, meter.budget.maximum)
+                    nursery.start_soon(self._poll_maximum, name, meter, meter.budget.maximum)
             task_status.started()
             read_at = -POLL_INTERVAL
             while True:
@@ -159,27 +210,40 @@ class MaximalConcurrencyBudget:
                 await trio.sleep(UPDATE_INTERVAL)
 
     def get_counts(self) -> dict[str, dict[str, int]]:
-        """Return for each kind its slots, its running and waiting jobs, and the range of its slots."""
-        return {kind: self._count(kind) for kind in self._meters}
+        """Return for each kind and task its slots, its running and waiting jobs, and the range of its slots.
+
+        The jobs of a kind are those of all its tasks.
+        """
+        return {name: self._count(name) for name in self._meters}
 
     async def handle_command(self, parameters: BudgetParameters) -> object:
-        """Perform the command `budget`: set `minimum` and `maximum` of a `kind` until this worker ends.
+        """Perform the command `budget`: set `minimum` and `maximum` of a `kind` or a `task` until this worker ends.
 
-        Returns its counts, those of all kinds if none is named. Raises CommandRefused.
+        Returns its counts, those of all kinds and tasks if none is named. Raises CommandRefused.
         """
-        kind = parameters.kind
+        kind, task = parameters.kind, parameters.task
         limits = {
             name: slots
             for name, slots in (("minimum", parameters.minimum), ("maximum", parameters.maximum))
             if slots is not None
         }
-        if kind is None and not limits:
+        if kind is None and task is None and not limits:
             return self.get_counts()
-        if kind is None or kind not in self._meters:
-            raise CommandRefused(f"budget: kind is {kind!r}; there are {', '.join(self._meters)}")
+        if task is not None and kind is not None:
+            raise CommandRefused("budget: give either a kind or a task")
+        if task is not None and task not in self.task_kinds:
+            own = ", ".join(self.task_kinds) or "none"
+            hint = "give it one in App(budgets=...) or the setting budgets"
+            raise CommandRefused(
+                f"budget: task {task!r} has no budget of its own here; these have: {own}; {hint}"
+            )
+        if task is None and kind not in KINDS:
+            raise CommandRefused(f"budget: kind is {kind!r}; there are {', '.join(KINDS)}")
+        name = task or kind or ""
+        meter = self._meters[name]
         if limits:
-            self._set(kind, self._meters[kind], limits)
-        return {"kind": kind, **self._count(kind)}
+            self._set(name, meter, limits)
+        return {"kind": meter.kind, **meter.log_fields, **self._count(name)}
 
     async def handle_factor_command(self, parameters: ConcurrencyParameters) -> object:
         """Perform the command `concurrency`: run `factor` times as many I/O-bound jobs at once, and return the factor.
@@ -198,30 +262,42 @@ class MaximalConcurrencyBudget:
             return
         self._log.event("concurrency:set", "info", factor=factor, before=before)
         now = trio.current_time()
-        for kind, meter in self._meters.items():
-            meter.set_budget(kind, meter.configured, factor)
+        for name, meter in self._meters.items():
+            meter.set_budget(name, meter.configured, factor)
         self._is_variable = self._has_variable()
-        for kind, meter in self._meters.items():
-            self._update_kind(kind, meter, now)
+        for name, meter in self._meters.items():
+            self._update_slots(name, meter, now)
         self._changed.set()
         self._in_flight.notify()
 
-    def _set(self, kind: str, meter: _Meter, limits: Mapping[str, int]) -> None:
-        budget, ceiling = replace(meter.configured, **limits), self._ceilings[kind]
-        error = find_budget_error(budget)
+    def _set(self, name: str, meter: _Meter, limits: Mapping[str, int]) -> None:
+        budget, ceiling = replace(meter.configured, **limits), self._ceilings[name]
+        error = find_budget_error(budget, of_task=bool(meter.task))
+        if not error and name in self._sharers:
+            error = self._find_reservation_error(name, budget)
         if error:
-            raise CommandRefused(f"budget of {kind}: {error}")
+            raise CommandRefused(f"budget of {name}: {error}")
         if budget.max_slots > ceiling:
             raise CommandRefused(
-                f"budget of {kind}: this worker can have {ceiling} at most without a new start"
+                f"budget of {name}: this worker can have {ceiling} at most without a new start"
             )
-        meter.set_budget(kind, budget, self.factor)
+        meter.set_budget(name, budget, self.factor)
+        if meter.task:
+            self._queues[name].keep_slots(budget.minimum)
         self._is_variable = self._has_variable()
-        self._log.event("budget:set", kind=kind, **limits)
+        self._log.event("budget:set", kind=meter.kind, **meter.log_fields, **limits)
         self._warn_of_too_many_threads()
-        self._update_kind(kind, meter, trio.current_time())
+        self._update_slots(name, meter, trio.current_time())
         self._changed.set()
         self._in_flight.notify()
+
+    def _find_reservation_error(self, name: str, budget: Budget) -> str:
+        """Return why the tasks of a kind would reserve too many of its slots with this budget; '' if they would not."""
+        kind, *tasks = self._sharers[name]
+        budgets = {other: self._meters[other].configured for other in (kind, *tasks)} | {name: budget}
+        return find_reservation_error(
+            kind, budgets[kind].minimum, {task: budgets[task].minimum for task in tasks}
+        )
 
     def _has_variable(self) -> bool:
         return not all(meter.budget.is_fixed for meter in self._meters.values())
@@ -232,53 +308,72 @@ class MaximalConcurrencyBudget:
             self._warned_slots = slots
             self._log.event("budget:oversized", "warning", slots=slots, advised=CPU_ADVICE)
 
-    def _count(self, kind: str) -> dict[str, int]:
-        meter = self._meters[kind]
+    def _count(self, name: str) -> dict[str, int]:
+        meter, tasks = self._meters[name], self._get_tasks(name)
         return {
             "current": meter.state.current,
-            "executing": self._running_jobs.count(kind),
-            "queued": len(self._queues[kind]),
+            "executing": sum(self._running_jobs.count(each) for each in (name, *tasks)),
+            "queued": sum(len(self._queues[each]) for each in (name, *tasks)),
             "minimum": meter.budget.minimum,
             "maximum": meter.maximum,
         }
 
-    def _make_demand(self, kind: str, meter: _Meter) -> Demand:
-        cores, load, memory = self._machine
-        counts, increases = self._count(kind), meter.state.increases
-        return Demand(kind=kind, increases=increases, cores=cores, load=load, memory=memory, **counts)
+    def _get_tasks(self, name: str) -> tuple[str, ...]:
+        """Return the tasks with budgets of their own, if this is a kind."""
+        return self._sharers.get(name, ())[1:] if name in KINDS else ()
 
-    def _update_kind(self, kind: str, meter: _Meter, now: float) -> None:
-        before, demand = meter.state.current, self._make_demand(kind, meter)
+    def _make_demand(self, name: str, meter: _Meter) -> Demand:
+        cores, load, memory = self._machine
+        counts, increases = self._count(name), meter.state.increases
+        counts["minimum"] = meter.budget.least_slots
+        for task in self._get_tasks(name):
+            if self._running_jobs.count(task) >= self.get_slots(task):
+                # More slots of the kind are of no use to jobs that wait for those of their task.
+                counts["queued"] -= len(self._queues[task])
+        return Demand(
+            kind=meter.kind,
+            increases=increases,
+            cores=cores,
+            load=load,
+            memory=memory,
+            task=meter.task,
+            **counts,
+        )
+
+    def _update_slots(self, name: str, meter: _Meter, now: float) -> None:
+        before, demand = meter.state.current, self._make_demand(name, meter)
         try:
             meter.state = next_budget_state(meter.state, meter.budget, demand, now)
         except (Exception, SystemExit) as error:  # the user's strategy
-            self._log_failure(kind, meter, f"its strategy failed: {error!r}")
+            self._log_failure(meter, f"its strategy failed: {error!r}")
         slots = meter.state.current
         if slots != before:
             fields = {"before": before, "queued": demand.queued, "executing": demand.executing}
-            self._log.event("budget:changed", "info", kind=kind, slots=slots, **fields)
+            self._log.event(
+                "budget:changed", "info", kind=meter.kind, slots=slots, **meter.log_fields, **fields
+            )
             self.slots_changed.set()
             self.slots_changed = trio.Event()
 
-    async def _poll_maximum(self, kind: str, meter: _Meter, maximum: Maximum) -> None:
+    async def _poll_maximum(self, name: str, meter: _Meter, maximum: Maximum) -> None:
         """Call the function for the maximum at intervals, until a command replaces it by a number."""
         while meter.budget.maximum is maximum:
             try:
-                slots = int(await _call_user_function(maximum, self._make_demand(kind, meter)))
+                slots = int(await _call_user_function(maximum, self._make_demand(name, meter)))
             except (Exception, SystemExit) as error:  # the user's function
-                self._log_failure(kind, meter, f"its maximum stays {meter.maximum}: {error!r}")
+                self._log_failure(meter, f"its maximum stays {meter.maximum}: {error!r}")
             else:
                 if meter.budget.maximum is maximum:
-                    meter.maximum = min(max(slots, meter.budget.minimum), self._ceilings[kind])
+                    meter.maximum = min(max(slots, meter.budget.least_slots), self._ceilings[name])
                     meter.failure = ""
                     self._warn_of_too_many_threads()
             await trio.sleep(POLL_INTERVAL)
 
-    def _log_failure(self, kind: str, meter: _Meter, why: str) -> None:
+    def _log_failure(self, meter: _Meter, why: str) -> None:
         """Log a failure, once for each reason."""
         if meter.failure != why:
             meter.failure = why
-            self._log.event("budget:failed", "warning", kind=kind, why=why)
+            self._log.event("budget:failed", "warning", kind=meter.kind, why=why, **meter.log_fields)
 
 
 async def _call_user_function(maximum: Maximum, demand: Demand) -> int:
@@ -308,7 +403,7 @@ class TaskResources:
 
     # The tasks, by name.
     tasks: Mapping[str, Task[..., Any]]
-    # Where jobs wait for an executor.
+    # Where jobs wait for an executor: by kind, and by task for those with budgets of their own. So are the next two.
     queues: Mapping[str, InternalTasksQueue]
     runners: Mapping[str, Runner]
     # How long the jobs take.

@@ -1,9 +1,8 @@
 """Take every job that this worker received, by a read or from the reply to another call."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from celery5.broker.calls.jobs import Entry
 from celery5.errors import Corrupt
@@ -15,9 +14,9 @@ from celery5.protocol.job.verdict import Bury, Reason, Release
 from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.capacity import QueueCapacity
+from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.in_flight import HeldJobs
-from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
-from celery5.tasks.task import Task
+from celery5.services.worker.internal_queues import InternalResultsQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +60,7 @@ class JobIntake:
     def __init__(
         self,
         *,
-        tasks: Mapping[str, Task[..., Any]],
-        queues: Mapping[str, InternalTasksQueue],
+        resources: TaskResources,
         queue_capacity: QueueCapacity,
         held: HeldJobs,
         admission: AdmissionState,
@@ -70,8 +68,9 @@ class JobIntake:
         unstarted: UnstartedJobs,
         message_limit: int,
     ) -> None:
-        self._tasks = tasks
-        self._queues = queues
+        self._tasks = resources.tasks
+        self._queues = resources.queues
+        self._tasks_with_budgets = resources.budget.task_kinds
         self._capacity = queue_capacity
         self._in_flight = held.in_flight
         self._recent = held.recent
@@ -115,7 +114,9 @@ class JobIntake:
                 self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
                 continue
             task = self._tasks[command.task]
-            kind = task.kind
+            kind: str = task.kind
+            if self._tasks_with_budgets and command.task in self._tasks_with_budgets:
+                kind = command.task
             delivery.set_task(command, kind, task.recipients)
             counts = counts_by_queue.setdefault(entry.queue, {})
             if entry.lane == ADMITTED or command.task in self._admission.rules:

@@ -3,11 +3,13 @@
 A worker of several brokers runs an incarnation for each, with executors of its own. They share the slots of the
 process: each job needs one, and an incarnation that was refused a slot gets the next, so that a broker full of jobs
 does not keep another's waiting. While jobs have weights, since some are preferred, slots go by these. A worker of one
-broker shares nothing.
+broker shares nothing, unless a task has a budget of its own: its jobs have a queue of their own then, whose slots are
+some of those of its kind.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import trio
@@ -87,7 +89,7 @@ class HandoffQueue(Generic[T]):
 
 
 class InternalTasksQueue(HandoffQueue[Delivery]):
-    """Jobs of one kind that wait in this worker for an executor."""
+    """Jobs of one kind, or of one task with its own budget, that wait in this worker for an executor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,6 +115,9 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
         self.surplus_executors += count
         for _ in range(min(count, len(self._parked))):
             trio.lowlevel.reschedule(self._parked.pop())
+
+    def keep_slots(self, slots: int) -> None:
+        """Make other tasks of the kind leave so many slots free: here, no task shares them."""
 
     def reset_executors(self) -> None:
         """Note that all executors have ended."""
@@ -150,50 +155,95 @@ class InternalResultsQueue(HandoffQueue[tuple[Delivery, Settlement]]):
 
 
 class _Pool:
-    """The slots of one kind: as many as the incarnation with the most executors has."""
+    """The slots of one kind: as many as the incarnation with the most executors has.
+
+    Tasks with budgets of their own share them with the rest of the kind. A task takes no more than its own slots, and
+    others leave it those that are kept for it.
+    """
 
     def __init__(self) -> None:
         self.queues: list[SharedTasksQueue] = []
         self.taken = 0
         self.now = 0.0
         self._refused: deque[SharedTasksQueue] = deque()
+        self._taken_by_task: Counter[str] = Counter()  # '' for the rest of the kind
+        self._has_tasks = False
+
+    def add(self, queue: "SharedTasksQueue") -> None:
+        """Add the queue of an incarnation that begins."""
+        if queue not in self.queues:
+            self.queues.append(queue)
+            self._has_tasks = self._has_tasks or bool(queue.task)
 
     def grant(self, queue: "SharedTasksQueue") -> bool:
         """Return whether an executor of `queue` may take a job; it has a slot then."""
         if queue.reserved_slots:
             queue.reserved_slots -= 1
             return True
-        if self.taken < max(queue.executor_count for queue in self.queues):
+        if self._has_slot_for(queue):
             self._take(queue)
             return True
         if queue not in self._refused:
             self._refused.append(queue)
         return False
 
-    def give_back(self, slots: int, by: "SharedTasksQueue | None" = None) -> None:
-        """Free slots. Where jobs have weights, one may go back to the queue that freed it (`by`)."""
+    def _has_slot_for(self, queue: "SharedTasksQueue") -> bool:
+        slots = max((other.executor_count for other in self.queues if not other.task), default=0)
+        if not self._has_tasks:
+            return self.taken < slots
+        own = max((other.executor_count for other in self.queues if other.task == queue.task), default=0)
+        if self._taken_by_task[queue.task] >= own:
+            return False
+        kept: dict[str, int] = {}
+        for other in self.queues:
+            if other.task and other.task != queue.task:
+                kept[other.task] = max(kept.get(other.task, 0), other.kept_slots)
+        free = slots - self.taken
+        return free > sum(max(least - self._taken_by_task[task], 0) for task, least in kept.items())
+
+    def give_back(self, slots: int, queue: "SharedTasksQueue", *, goes_on: bool = False) -> None:
+        """Free slots of a queue. Where jobs have weights, one may go back to that queue if it `goes_on`."""
         self.taken -= slots
+        self._taken_by_task[queue.task] -= slots
         for _ in range(slots):
-            if any(queue.get_next_weight() < MAX_WEIGHT for queue in self.queues):
-                self._give_by_weight(by)
-            else:
-                self._give_in_turn()
+            self._give_slot(queue if goes_on else None)
 
-    def _give_in_turn(self) -> None:
-        """Give a slot to the queue that was refused one first."""
-        while self._refused:
+    def offer_slots(self) -> None:
+        """Give the slots that have become free to queues that were refused one."""
+        while self._give_slot(None):
+            pass
+
+    def _give_slot(self, by: "SharedTasksQueue | None") -> bool:
+        if any(queue.get_next_weight() < MAX_WEIGHT for queue in self.queues):
+            return self._give_by_weight(by)
+        return self._give_in_turn()
+
+    def _give_in_turn(self) -> bool:
+        """Give a slot to the first of the queues that were refused one, and may have one now."""
+        waiting = deque[SharedTasksQueue]()
+        given = False
+        while self._refused and not given:
             queue = self._refused.popleft()
-            if queue.items and queue.wake_executor():
+            if not self._has_slot_for(queue):
+                waiting.append(queue)
+            elif queue.items and queue.wake_executor():
                 self._reserve(queue)
-                break
+                given = True
+        self._refused.extendleft(reversed(waiting))
+        return given
 
-    def _give_by_weight(self, by: "SharedTasksQueue | None") -> None:
+    def _give_by_weight(self, by: "SharedTasksQueue | None") -> bool:
         """Give a slot to the queue with jobs whose turn is the earliest. An idle queue saves up no turns."""
-        candidates = [queue for queue in self.queues if len(queue.items) > queue.reserved_slots]
+        candidates = [
+            queue
+            for queue in self.queues
+            if len(queue.items) > queue.reserved_slots and self._has_slot_for(queue)
+        ]
         for queue in sorted(candidates, key=lambda queue: max(queue.next_turn, self.now)):
             if queue is by or queue.wake_executor():
                 self._reserve(queue)
-                break
+                return True
+        return False
 
     def _reserve(self, queue: "SharedTasksQueue") -> None:
         queue.reserved_slots += 1
@@ -202,6 +252,7 @@ class _Pool:
     def _take(self, queue: "SharedTasksQueue") -> None:
         """Take a slot for a queue; the lighter its next job, the longer until its next turn."""
         self.taken += 1
+        self._taken_by_task[queue.task] += 1
         self.now = max(self.now, queue.next_turn)
         queue.next_turn = self.now + MAX_WEIGHT / queue.get_next_weight()
 
@@ -211,13 +262,15 @@ class _Pool:
             self.queues.remove(queue)
         if queue in self._refused:
             self._refused.remove(queue)
+        self._has_tasks = any(other.task for other in self.queues)
 
 
 class SharedTasksQueue(InternalTasksQueue):
-    """Jobs of one kind that wait in one incarnation for an executor and a slot of the process."""
+    """Jobs of one kind, or of one `task`, that wait in one incarnation for an executor and a slot of their kind."""
 
-    def __init__(self, pool: _Pool, get_weight: Callable[[Delivery], float]) -> None:
+    def __init__(self, pool: _Pool, get_weight: Callable[[Delivery], float], task: str = "") -> None:
         super().__init__()
+        self.task = task
         self._pool = pool
         self._busy_executors: set[Task] = set()
         self._get_weight = get_weight
@@ -225,6 +278,8 @@ class SharedTasksQueue(InternalTasksQueue):
         """The number of its executors."""
         self.reserved_slots = 0
         """Slots that are reserved until one of its executors wakes up."""
+        self.kept_slots = 0
+        """Slots that other tasks of the kind leave free."""
         self.next_turn = 0.0
         """The time of its next turn, by weights: the queue with the earliest turn goes first."""
 
@@ -237,11 +292,11 @@ class SharedTasksQueue(InternalTasksQueue):
         executor = trio.lowlevel.current_task()
         if executor in self._busy_executors:
             self._busy_executors.discard(executor)
-            self._pool.give_back(1, None if self.surplus_executors else self)
+            self._pool.give_back(1, self, goes_on=not self.surplus_executors)
         while not self.surplus_executors:
             if not self.items and self.reserved_slots:
                 unused, self.reserved_slots = self.reserved_slots, 0
-                self._pool.give_back(unused)
+                self._pool.give_back(unused, self)
             if self.items and self._pool.grant(self):
                 self._busy_executors.add(executor)
                 item = self.items.popleft()
@@ -267,10 +322,16 @@ class SharedTasksQueue(InternalTasksQueue):
 
     def add_executors(self, count: int) -> int:
         """Keep up to `count` surplus executors. Return how many must be started."""
-        if self not in self._pool.queues:
-            self._pool.queues.append(self)
+        self._pool.add(self)
         self.executor_count += count
-        return super().add_executors(count)
+        missing = super().add_executors(count)
+        self._pool.offer_slots()
+        return missing
+
+    def keep_slots(self, slots: int) -> None:
+        """Make other tasks of the kind leave so many slots free."""
+        self.kept_slots = slots
+        self._pool.offer_slots()
 
     def reset_executors(self) -> None:
         """Note that all executors have ended, and free their slots."""
@@ -282,7 +343,7 @@ class SharedTasksQueue(InternalTasksQueue):
         )
         self._busy_executors.clear()
         self._pool.forget(self)
-        self._pool.give_back(freed)
+        self._pool.give_back(freed, self)
 
 
 class SharedSlots:
@@ -292,6 +353,17 @@ class SharedSlots:
         self.process = new_id()
         self._pools = {kind: _Pool() for kind in kinds}
 
-    def make_queues(self, get_weight: Callable[[Delivery], float]) -> dict[str, InternalTasksQueue]:
-        """Return the queues of another incarnation; `get_weight` returns the weight of one of its jobs."""
-        return {kind: SharedTasksQueue(pool, get_weight) for kind, pool in self._pools.items()}
+    def make_queues(
+        self, get_weight: Callable[[Delivery], float], task_kinds: Mapping[str, str] = MappingProxyType({})
+    ) -> dict[str, InternalTasksQueue]:
+        """Return the queues of another incarnation, by kind, and by task for those with budgets of their own.
+
+        Args:
+            get_weight: Returns the weight of one of its jobs.
+            task_kinds: The kinds of those tasks.
+        """
+        queues = {kind: SharedTasksQueue(pool, get_weight) for kind, pool in self._pools.items()}
+        own = {
+            task: SharedTasksQueue(self._pools[kind], get_weight, task) for task, kind in task_kinds.items()
+        }
+        return {**queues, **own}

@@ -205,7 +205,7 @@ class TaskExecution:
         """
         queue, runner, estimate, record = (
             self._queues[kind],
-            self._runners[kind],
+            self._runners[self._budget.task_kinds.get(kind, kind)],
             self._duration_estimates[kind],
             self._make_recorder(slot),
         )
@@ -409,7 +409,8 @@ class TaskExecution:
         rule, command = delivery.rule, delivery.command
         if rule is None or command is None or rule.max_running is None or rule.per != "all":
             return False
-        return delivery.kind in ("trio", "asyncio") and not self._tasks[command.task].continue_without_lease
+        task = self._tasks[command.task]
+        return task.kind in ("trio", "asyncio") and not task.continue_without_lease
 
     def _list_running_ids(self) -> list[str]:
         return [delivery.command.id for delivery in self._running if delivery.command][:20]

@@ -30,7 +30,8 @@ from celery5.protocol.commands.definitions import (
     CommandDefinition,
 )
 from celery5.protocol.process.recycling import format_mib
-from celery5.protocol.scaling.budget import KINDS
+from celery5.protocol.scaling.budget import KINDS, is_full_task_name
+from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.text_values import parse_json_array, parse_json_object, parse_parameter
 
 if TYPE_CHECKING:
@@ -242,19 +243,26 @@ def set_log_level(target: Target, /, level: str, **flags: Any) -> None:
     _send(target.load(), SET_LOG_LEVEL.name, {"level": level}, **flags)
 
 
+def _check_budget_name(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
+    if name is None or name in KINDS or is_full_task_name(name):
+        return name
+    meant = did_you_mean(name, KINDS, otherwise=f"there are {', '.join(KINDS)}")
+    raise click.BadParameter(f"{name!r} is no kind of task: {meant}; or give the full name of a task")
+
+
 @_command(BUDGET)
-@click.argument("kind", type=click.Choice(KINDS), required=False)
-@click.option("--minimum", type=int, metavar="N", help="Slots that there always are.")
+@click.argument("name", callback=_check_budget_name, required=False)
+@click.option("--minimum", type=int, metavar="N", help="Slots that there always are; of a task: kept for it.")
 @click.option("--maximum", type=int, metavar="N", help="Slots that there are at most.")
 @worker_command_flags
 @click.pass_obj
 def budget(
-    target: Target, /, kind: str | None, *, minimum: int | None, maximum: int | None, **flags: Any
+    target: Target, /, name: str | None, *, minimum: int | None, maximum: int | None, **flags: Any
 ) -> None:
-    if kind is None and (minimum, maximum) != (None, None):
-        raise click.UsageError(f"say of which kind: {', '.join(KINDS)}")
-    values = {"kind": kind, "minimum": minimum, "maximum": maximum}
-    parameters = {name: value for name, value in values.items() if value is not None}
+    if name is None and (minimum, maximum) != (None, None):
+        raise click.UsageError(f"say of which kind: {', '.join(KINDS)}; or of which task")
+    values = {"kind" if name in KINDS else "task": name, "minimum": minimum, "maximum": maximum}
+    parameters = {key: value for key, value in values.items() if value is not None}
     _send(target.load(), BUDGET.name, parameters, **flags)
 
 

@@ -157,11 +157,12 @@ _SLOTS = Annotated[int, Meta(ge=1, description="a whole number, 1 or more")]
 class BudgetParameters(msgspec.Struct, frozen=True):
     """The parameters of `budget`."""
 
-    # A kind of task; None to show all.
+    # A kind of task, or a task that has a budget of its own; without both, all are shown.
     kind: Text | None = None
     # Slots, at least and at most; None to leave them as they are.
-    minimum: _SLOTS | None = None
+    minimum: Annotated[int, Meta(ge=0, description="a whole number, 0 or more")] | None = None
     maximum: _SLOTS | None = None
+    task: Text | None = None
 
 
 MAX_FACTOR_SECONDS = 3600.0
@@ -380,9 +381,9 @@ SET_LOG_LEVEL = CommandDefinition(
 )
 BUDGET = CommandDefinition(
     name="budget",
-    help="Show or set how many jobs of a kind of task run at once.",
+    help="Show or set how many jobs of a kind of task, or of one task, run at once.",
     parameters=BudgetParameters,
-    cli_usage="budget [KIND] [--minimum N] [--maximum N]",
+    cli_usage="budget [NAME] [--minimum N] [--maximum N]",
 )
 PREFETCH = CommandDefinition(
     name="prefetch",

@@ -55,7 +55,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     message: bytes
     deliveries: int = 0
     command: Command | None = None
-    kind: str = ""
+    kind: str = ""  # its kind of task, or its task if that has a budget of its own
     read: float = 0.0
     started: float = 0.0
     finished: float = 0.0
@@ -79,7 +79,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         self.command = command
 
     def set_kind(self, kind: str) -> None:
-        """Set the kind for which the job is counted."""
+        """Set the kind, or the task with a budget of its own, for which the job is counted."""
         self.kind = kind
 
     def set_document(self, document: bytes) -> None:

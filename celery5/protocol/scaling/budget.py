@@ -1,14 +1,14 @@
-"""Decide how many jobs of one kind may run at once in one worker.
+"""Decide how many jobs of one kind, or of one task, may run at once in one worker.
 
 A budget has a maximum, which is a number or a function of the current demand, and a current number of slots.
 The current number lies between the minimum and the maximum, and a strategy moves it. A fixed budget, minimum =
-maximum, never moves.
+maximum, never moves. A task may have a budget of its own: its slots are some of those of its kind.
 """
 
 import inspect
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol, cast
 
 import msgspec
@@ -30,7 +30,7 @@ CPU_ADVICE = 10
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """The input of a budget's decision, for one `kind` of task."""
+    """The input of a budget's decision, for one `kind` of task, or for one `task` of that kind."""
 
     kind: str
     queued: int  # jobs that wait in this worker
@@ -42,6 +42,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = 1
     load: float = 0.0  # the load average of the last minute
     memory: int = 0  # free bytes
+    task: str = ""  # whose own budget it is; '' for the budget of a kind
 
 
 Maximum = Callable[[Demand], int | Awaitable[int]]
@@ -87,12 +88,12 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs of one kind may run at once in one worker process.
+    """How many jobs of one kind, or of one task, may run at once in one worker process.
 
-    Between the limits, the `strategy` decides.
+    Between the limits, the `strategy` decides. The minimum of a task is reserved for it among the slots of its kind.
     """
 
-    minimum: int = 1
+    minimum: int = 1  # of a task: 0 reserves none
     maximum: int | Maximum | None = None  # None: 512
     cooldown: float = 1.0  # seconds after each growth without a change
     strategy: BudgetStrategy = Growth()
@@ -100,12 +101,17 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_slots(self) -> int:
         """Return the largest value that the maximum can have."""
-        return max(self.minimum, self.maximum if isinstance(self.maximum, int) else DEFAULT_MAXIMUM)
+        return max(self.least_slots, self.maximum if isinstance(self.maximum, int) else DEFAULT_MAXIMUM)
+
+    @property
+    def least_slots(self) -> int:
+        """Return the fewest slots: one at least, also where none is reserved."""
+        return max(self.minimum, 1)
 
     @property
     def is_fixed(self) -> bool:
         """Return whether it never moves."""
-        return self.maximum == self.minimum
+        return self.maximum == self.least_slots
 
 
 def fixed_budget(slots: int) -> Budget:
@@ -194,24 +200,80 @@ def scale_budget(kind: str, budget: Budget, factor: float) -> Budget:
 
 
 def check_budgets(budgets: Mapping[str, Budget]) -> dict[str, Budget]:
-    """Return the budgets of an application, by kind. Raises Misconfigured for invalid ones."""
-    for kind, budget in budgets.items():
-        if kind not in KINDS:
-            meant = did_you_mean(str(kind), KINDS, otherwise=f"there are {', '.join(KINDS)}")
-            raise Misconfigured(f"budgets has {kind!r}, which is no kind of task: {meant}")
+    """Return the budgets of an application, by kind or by the full name of a task: one with a dot.
+
+    Raises Misconfigured for invalid ones. `check_task_budgets` checks whether there are such tasks.
+    """
+    for name, budget in budgets.items():
+        if name not in KINDS and not is_full_task_name(name):
+            meant = did_you_mean(str(name), KINDS, otherwise=f"there are {', '.join(KINDS)}")
+            raise Misconfigured(f"budgets has {name!r}, which is no kind of task: {meant}{_OR_TASKS}")
         if not isinstance(cast("object", budget), Budget):
-            raise Misconfigured(f"budgets[{kind!r}] is {budget!r}: give a Budget(minimum=..., maximum=...)")
-        wrong = find_budget_error(budget)
+            raise Misconfigured(f"budgets[{name!r}] is {budget!r}: give a Budget(minimum=..., maximum=...)")
+        wrong = find_budget_error(budget, of_task=name not in KINDS)
         if wrong:
-            raise Misconfigured(f"budgets[{kind!r}]: {wrong}")
+            raise Misconfigured(f"budgets[{name!r}]: {wrong}")
     return dict(budgets)
 
 
-def find_budget_error(budget: Budget) -> str:
+def is_full_task_name(name: object) -> bool:
+    """Return whether this may be the name of a task with a budget of its own: it has a dot, as no kind has."""
+    return isinstance(name, str) and "." in name
+
+
+def check_task_budgets(budgets: Mapping[str, Budget], kinds_by_task: Mapping[str, str]) -> dict[str, str]:
+    """Return the kinds of the tasks that have budgets of their own.
+
+    Args:
+        budgets: All budgets, by kind or task.
+        kinds_by_task: The kind of each task of the application.
+
+    Raises:
+        Misconfigured: There is no such task, or tasks reserve all slots of their kind.
+    """
+    own = [name for name in budgets if name not in KINDS]
+    for name in own:
+        if name not in kinds_by_task:
+            meant = did_you_mean(name, kinds_by_task, otherwise=f"kinds are {', '.join(KINDS)}")
+            raise Misconfigured(f"budgets has {name!r}, which is no task of this application: {meant}")
+    found = {name: kinds_by_task[name] for name in own}
+    for kind in KINDS:
+        minimums = {name: budgets[name].minimum for name in own if found[name] == kind}
+        if minimums and (error := find_reservation_error(kind, budgets[kind].minimum, minimums)):
+            raise Misconfigured(f"budgets: {error}")
+    return found
+
+
+def find_reservation_error(kind: str, minimum: int, reserved_by_task: Mapping[str, int]) -> str:
+    """Return why tasks may not reserve so many slots of their kind, which has `minimum` always; '' if they may."""
+    reserved = sum(reserved_by_task.values())
+    if reserved < minimum:
+        return ""
+    tasks = ", ".join(name for name, slots in reserved_by_task.items() if slots)
+    always = f"{minimum} slot{'s' * (minimum != 1)}" if minimum else "no slot"
+    return (
+        f"{kind} has a minimum of {always}, and {reserved} would be reserved for {tasks or 'none'}: "
+        "one at least must be left for other tasks"
+    )
+
+
+def get_usable_slots(own: int, of_kind: int, others: Iterable[tuple[int, int, int]]) -> int:
+    """Return how many of its `own` slots a task, or the rest of its kind, can use now.
+
+    Args:
+        own: Its slots.
+        of_kind: The slots of the kind, which all of them share.
+        others: For each of the others its jobs here, its slots, and how many of these are reserved.
+    """
+    taken = sum(max(min(jobs, slots), reserved) for jobs, slots, reserved in others)
+    return max(min(own, of_kind - taken), 0)
+
+
+def find_budget_error(budget: Budget, *, of_task: bool = False) -> str:
     """Return the error in a budget, in one line; '' for none."""
     minimum, maximum, cooldown = budget.minimum, budget.maximum, budget.cooldown
-    if not _is_count(minimum):
-        return f"minimum is {minimum!r}: give a whole number, 1 or more"
+    if not _is_count(minimum) and not (of_task and type(minimum) is int and minimum == 0):
+        return f"minimum is {minimum!r}: give a whole number, {0 if of_task else 1} or more"
     if not _is_function(budget.strategy):
         return f"strategy is {budget.strategy!r}: give a function that takes a Demand and gives a number"
     if not isinstance(cast("object", cooldown), (int, float)) or not 0 <= cooldown < math.inf:
@@ -225,6 +287,9 @@ def find_budget_error(budget: Budget) -> str:
     )
 
 
+_OR_TASKS = "; or give the full name of a task, such as shop.resize"
+
+
 def _is_function(value: object) -> bool:
     return callable(value) and not inspect.isclass(value)
 
@@ -235,11 +300,11 @@ def _is_count(value: object) -> bool:
 
 _LOAD = re.compile(r"load(?:\*(\d{1,6}(?:\.\d{1,6})?))?")
 _MEMORY = re.compile(r"memory/(\d{1,15}[kMG]?)B?")
-_HINT = "write thread=4, thread=2..8, thread=2.., thread=2..load or boxed=1..memory/200MB"
+_HINT = "write thread=4, thread=2..8, thread=2.., thread=2..load, boxed=1..memory/200MB or shop.resize=0..2"
 
 
 def parse_budgets(text: str) -> dict[str, Budget]:
-    """Return the budgets by kind, from `KIND=SLOTS` or `KIND=MINIMUM..MAXIMUM`, separated by spaces or commas.
+    """Return the budgets by kind or task, from `KIND=SLOTS` or `TASK=MINIMUM..MAXIMUM`, separated by spaces or commas.
 
     A maximum is a number; nothing; `load` or `load*1.5`, for `ByLoad` with that value per core; `memory/200MB`,
     for `ByMemory` with that much per job. Raises Misconfigured.

@@ -118,8 +118,8 @@ def test_parameters_are_typed_values_and_those_left_out_have_their_defaults() ->
         ),
         (
             BUDGET,
-            {"kind": "trio", "minimum": 0},
-            "budget: minimum is 0: give a whole number, 1 or more",
+            {"kind": "trio", "minimum": -1},
+            "budget: minimum is -1: give a whole number, 0 or more",
         ),
         (BUDGET, {"maximum": True}, "budget: maximum is True: give a whole number, 1 or more"),
         (PREFETCH, {"factor": 17}, "prefetch: factor is 17: give a number from 1 to 16"),

@@ -231,6 +231,10 @@ def test_a_maximum_by_memory_leaves_what_is_to_be_spared() -> None:
         ({"gpu": Budget()}, "which is no kind of task: there are trio, asyncio, thread, boxed"),
         ({"thread": 4}, "budgets['thread'] is 4: give a Budget(minimum=..., maximum=...)"),
         ({"thread": Budget(minimum=0)}, "minimum is 0: give a whole number, 1 or more"),
+        (
+            {"shop.resize": Budget(minimum=-1)},
+            "budgets['shop.resize']: minimum is -1: give a whole number, 0 or more",
+        ),
         ({"thread": Budget(minimum=5, maximum=4)}, "the minimum, 5, is over the maximum, 4"),
         ({"thread": Budget(maximum="many")}, "maximum is 'many': give a whole number, a function"),  # type: ignore[arg-type]
         ({"thread": Budget(maximum=ByLoad)}, "give a whole number, a function that takes a Demand"),  # type: ignore[arg-type]
@@ -251,6 +255,7 @@ def test_a_budget_that_makes_no_sense_is_refused_in_one_line(budgets: Any, says:
         ("", {}),
         ("thread=4", {"thread": fixed_budget(4)}),
         ("thread=2..8 trio=10..500", {"thread": Budget(minimum=2, maximum=8), "trio": Budget(minimum=10, maximum=500)}),
+        ("shop.resize=0..2, boxed=3", {"shop.resize": Budget(minimum=0, maximum=2), "boxed": fixed_budget(3)}),
         ("thread=2..8, boxed=3", {"thread": Budget(minimum=2, maximum=8), "boxed": fixed_budget(3)}),
         ("asyncio=1..", {"asyncio": Budget(minimum=1)}),
         ("thread=1..load", {"thread": Budget(maximum=ByLoad())}),

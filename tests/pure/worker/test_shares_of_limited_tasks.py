@@ -38,6 +38,7 @@ class Asking(AdmissionState):
         )
         budget = MaximalConcurrencyBudget(
             budgets={"trio": Budget(minimum=slots, maximum=slots)},
+            task_kinds={},
             queues=queues,
             in_flight=in_flight,
             running_jobs=held.running_jobs,

@@ -119,6 +119,23 @@ def test_the_budget_of_workers_is_shown_and_set(desk: Desk) -> None:
         assert (changed["kind"], changed["minimum"], changed["maximum"]) == ("trio", 2, 7)
         of_which = told(desk, "worker", "budget", "--maximum", "7")
         assert (of_which.code, "say of which kind: trio, asyncio, thread, boxed" in of_which.err) == (2, True)
+        wrong = told(desk, "worker", "budget", "threads")
+        assert (wrong.code, "did you mean 'thread'?" in wrong.err) == (2, True)
+
+
+def test_the_budget_of_a_task_is_shown_and_set(desk: Desk) -> None:
+    budgets = {"CELERY5_BUDGETS": "trio=4..9 shop.add=0..2"}
+    with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder, env=budgets) as one:
+        one.ready()
+        assert answers(desk, "budget")["w1"]["shop.add"]["maximum"] == 2
+        changed = answers(desk, "budget", "shop.add", "--minimum", "1", "--maximum", "3")["w1"]
+        assert [changed[name] for name in ("kind", "task", "minimum", "maximum")] == [
+            "trio",
+            "shop.add",
+            1,
+            3,
+        ]
+        assert answers(desk, "stats")["w1"]["slots"]["shop.add"]["minimum"] == 1
 
 
 def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: Desk, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Shared queues: several lives of one process run no more jobs together than one would, and none of them starves."""
 
 import random
+from collections import Counter
 from typing import Any, cast
 
 import pytest
@@ -163,3 +164,41 @@ async def test_whatever_the_weights_all_are_run_and_none_idles(seed: int, autoju
         await trio.sleep(1000)
         assert len(ran) == 60
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_tasks_with_slots_of_their_own_stay_within_them_and_their_kind(
+    autojump_clock: MockClock, seed: int
+) -> None:
+    """Two incarnations share six slots of a kind; of these its task `a` has three at most, and one is kept for it."""
+    dice, slots = random.Random(seed), SharedSlots(["trio"])
+    inside, most, done = Counter[str](), Counter[str](), Counter[str]()
+    incarnations = [slots.make_queues(lambda _job: 0.5 if seed % 2 else 1.0, {"a": "trio"}) for _ in range(2)]
+
+    async def execute(name: str, queue: InternalTasksQueue) -> None:
+        while (await queue.take_next()) is not None:
+            inside[name] += 1
+            most[name] = max(most[name], inside[name])
+            most["all"] = max(most["all"], inside.total())
+            await trio.sleep(dice.random() / 10)
+            inside[name] -= 1
+            done[name] += 1
+
+    async with trio.open_nursery() as nursery:
+        for queues in incarnations:
+            queues["a"].keep_slots(1)
+            for name, count in (("trio", 6), ("a", 3)):
+                for _ in range(queues[name].add_executors(count)):
+                    nursery.start_soon(execute, name, queues[name])
+        for number in range(300):
+            name = dice.choice(("trio", "trio", "a"))
+            dice.choice(incarnations)[name].put(cast("Any", f"job {number}"))
+            if dice.random() < 0.3:
+                await trio.sleep(dice.random() / 20)
+        with trio.fail_after(600):
+            while done.total() < 300:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert most["a"] <= 3
+    assert most["trio"] <= 5
+    assert most["all"] <= 6
