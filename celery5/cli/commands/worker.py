@@ -251,17 +251,17 @@ def _check_budget_name(_context: click.Context, _parameter: click.Parameter, nam
 
 
 @_command(BUDGET)
-@click.argument("name", callback=_check_budget_name, required=False)
+@click.argument("kind", callback=_check_budget_name, required=False)
 @click.option("--minimum", type=int, metavar="N", help="Slots that there always are; of a task: kept for it.")
 @click.option("--maximum", type=int, metavar="N", help="Slots that there are at most.")
 @worker_command_flags
 @click.pass_obj
 def budget(
-    target: Target, /, name: str | None, *, minimum: int | None, maximum: int | None, **flags: Any
+    target: Target, /, kind: str | None, *, minimum: int | None, maximum: int | None, **flags: Any
 ) -> None:
-    if name is None and (minimum, maximum) != (None, None):
+    if kind is None and (minimum, maximum) != (None, None):
         raise click.UsageError(f"say of which kind: {', '.join(KINDS)}; or of which task")
-    values = {"kind" if name in KINDS else "task": name, "minimum": minimum, "maximum": maximum}
+    values = {"kind" if kind in KINDS else "task": kind, "minimum": minimum, "maximum": maximum}
     parameters = {key: value for key, value in values.items() if value is not None}
     _send(target.load(), BUDGET.name, parameters, **flags)
 

@@ -381,9 +381,9 @@ SET_LOG_LEVEL = CommandDefinition(
 )
 BUDGET = CommandDefinition(
     name="budget",
-    help="Show or set how many jobs of a kind of task, or of one task, run at once.",
+    help="Show or set how many jobs of a kind of task, or of the task that is named, run at once.",
     parameters=BudgetParameters,
-    cli_usage="budget [NAME] [--minimum N] [--maximum N]",
+    cli_usage="budget [KIND] [--minimum N] [--maximum N]",
 )
 PREFETCH = CommandDefinition(
     name="prefetch",
