@@ -5,7 +5,6 @@ check runs again, and its success closes the breaker. A daemon has one instance 
 checks, and one for each broker. A process that publishes by itself runs its own checks in a thread.
 """
 
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -181,7 +180,6 @@ class ProcessChecks:
     """
 
     def __init__(self, *, checks: Sequence[HealthCheck], keys: Keys, log: Log) -> None:
-        self.pid = os.getpid()
         self._checks = PublishingChecks(checks=checks, keys=keys, log=log)
         self._thread = threading.Thread(target=self._run, name="celery5-publisher-checks", daemon=True)
         self._scope = trio.CancelScope()

@@ -169,7 +169,7 @@ class Sender:
     def __init__(self, app: SendingApplication) -> None:
         self._app = app
         self._daemon = DaemonSender(app)
-        self._checks: ProcessChecks | None = None
+        self._checks: dict[int, ProcessChecks] = {}  # by process id: a forked child has no thread
         self._publisher: PublishPlanner
         self._receiver: JobReceiver | None = None
         self.reset()
@@ -186,7 +186,7 @@ class Sender:
     def close(self) -> None:
         """Close the connection to the Publisher daemon, and stop the publisher checks. Both start again when needed."""
         self._daemon.close()
-        checks, self._checks = self._checks, None
+        checks = self._checks.pop(os.getpid(), None)
         if checks is not None:
             checks.stop()
 
@@ -268,16 +268,24 @@ class Sender:
 
     def _raise_if_held(self) -> None:
         """Raise CircuitOpen while the breaker of a publisher check is open. The first call starts the checks."""
-        if self._checks is None or self._checks.pid != os.getpid():  # a forked child has no thread
-            # Most producers need neither a log nor Trio.
-            from celery5.logs.log import Log
-            from celery5.sending.publishing_checks import ProcessChecks
-
-            known = self._app.publisher_check.known.values()
-            log = Log(worker=f"producer-{os.getpid()}", app=self._app.name)
-            self._checks = ProcessChecks(checks=list(known), keys=self._app.keys, log=log)
-        if why := self._checks.why:
+        checks = self._checks.get(os.getpid()) or self._start_checks()
+        if why := checks.why:
             raise CircuitOpen(f"nothing is published now: {why}; the setting backlog keeps jobs meanwhile")
+
+    def _start_checks(self) -> "ProcessChecks":
+        # Most producers need neither a log nor Trio.
+        from celery5.logs.log import Log
+        from celery5.sending.publishing_checks import ProcessChecks
+
+        started = ProcessChecks(
+            checks=list(self._app.publisher_check.known.values()),
+            keys=self._app.keys,
+            log=Log(worker=f"producer-{os.getpid()}", app=self._app.name),
+        )
+        kept = self._checks.setdefault(os.getpid(), started)
+        if kept is not started:  # another thread was faster
+            started.stop()
+        return kept
 
     def _held_up(self, jobs: Jobs) -> bool:
         """Keep jobs in the backlog if earlier jobs of their queues wait there; return whether that is so."""
