@@ -15,6 +15,7 @@ from celery5.errors import Misconfigured
 from celery5.hints import find_hint
 from celery5.protocol.brokers import check_queue_routes, find_route_errors
 from celery5.protocol.job.retry_policy import LONGEST
+from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.masking import mask_passwords
 from celery5.protocol.publisher.address import parse_connections, parse_optional_address
 from celery5.protocol.scaling.autoscale import parse_autoscale
@@ -105,6 +106,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="slots that grow and shrink, by kind of task or task: thread=2..8 shop.resize=1..2",
+            extra=_IN_HASH,
+        ),
+    ] = ""
+    rate_limits: Annotated[
+        str,
+        Meta(
+            description="jobs that may begin in a period, by kind of task, on all workers: thread=200/m",
             extra=_IN_HASH,
         ),
     ] = ""
@@ -434,6 +442,7 @@ _NO_SETTING = "is no setting: did you mean {}?"
 _TABLES = ("schedules", "brokers", "routes", "queue_routes")
 _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "budgets": parse_budgets,
+    "rate_limits": parse_kind_rates,
     "autoscale": parse_autoscale,
     "max_memory": SIZE.parse_optional,
     "prioritise": parse_strategy,

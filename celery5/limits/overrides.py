@@ -22,7 +22,7 @@ from celery5.events.event import DeclareEvent, Event
 from celery5.health.health_check import HealthCheck
 from celery5.limits.rules import DeclareLimitRule
 from celery5.protocol.limit_rules import TimeWindow, get_rules_of_task
-from celery5.protocol.limits import LimitOverride, Suspension
+from celery5.protocol.limits import KIND_PREFIX, LimitOverride, Suspension, make_kind_rate
 
 if TYPE_CHECKING:
     from celery5.application import Application
@@ -132,6 +132,26 @@ class Limits:
         """`lift`, from Trio or asyncio."""
         return self._check_known(task, await self._app.aperform(self._lift(task)))
 
+    def set_kind_rate(self, kind: str, rate: str, *, by: str = "") -> bool:
+        """Let jobs of a kind of task (`trio`, `asyncio`, `thread`, `boxed`) begin at a rate, on all workers together.
+
+        It is counted on each queue, and holds beside the limits of the tasks, in place of the setting `rate_limits`.
+        Returns whether that changes anything. Raises Misconfigured and BrokerError.
+        """
+        return self._app.perform(self._set_kind_rate(kind, rate, by))
+
+    async def aset_kind_rate(self, kind: str, rate: str, *, by: str = "") -> bool:
+        """`set_kind_rate`, from Trio or asyncio."""
+        return await self._app.aperform(self._set_kind_rate(kind, rate, by))
+
+    def lift_kind_rate(self, kind: str) -> bool:
+        """Remove the rate that was set for a kind: the setting holds again. Returns whether there was one."""
+        return self._app.perform(limits.set_override(self._app.keys, KIND_PREFIX + kind, None))
+
+    async def alift_kind_rate(self, kind: str) -> bool:
+        """`lift_kind_rate`, from Trio or asyncio."""
+        return await self._app.aperform(limits.set_override(self._app.keys, KIND_PREFIX + kind, None))
+
     def suspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
         """Start no job of a task on any worker until it is resumed; its jobs wait in Redis.
 
@@ -169,6 +189,10 @@ class Limits:
         else:
             override = LimitOverride(limit=limit, by=by or _get_user(), since=_now())
         return limits.set_override(self._app.keys, name, override.validate(name))
+
+    def _set_kind_rate(self, kind: str, rate: str, by: str) -> Call[bool]:
+        override = LimitOverride(rate=make_kind_rate(kind, rate).text, by=by or _get_user(), since=_now())
+        return limits.set_override(self._app.keys, KIND_PREFIX + kind, override)
 
     def _lift(self, task: "str | Task[..., Any]") -> Call[bool]:
         return limits.set_override(self._app.keys, _get_name(task), None)

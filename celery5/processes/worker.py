@@ -22,6 +22,7 @@ from celery5.processes.process_parts import Incarnation, ProcessValues, make_pro
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import KINDS
 from celery5.protocol.scaling.prefetch import DurationEstimate
@@ -255,6 +256,7 @@ def make_incarnation_values(
         duration_estimates={name: DurationEstimate() for name in budgets},
         budgets=budgets,
         task_kinds=find_task_kinds(app, budgets),
+        kind_rates=parse_kind_rates(settings.rate_limits),
         loop_blocks=status.loop,
         tally=status.jobs,
         is_measuring=settings.status_port is not None,

@@ -49,6 +49,7 @@ from celery5.protocol.events.messages import Subscription
 from celery5.protocol.health.metrics import JobTally
 from celery5.protocol.job.names import resolve_module_name
 from celery5.protocol.job.retry_policy import UnpublishableChoice, UnpublishableFallback
+from celery5.protocol.limits import Rate
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import KINDS, Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
@@ -138,6 +139,8 @@ class WorkerValues:
     # How many jobs of each kind, and of each task with its own budget, may run at once; and the kinds of those tasks.
     budgets: Mapping[str, Budget]
     task_kinds: Mapping[str, str]
+    # How many jobs of each kind of task may begin in a period, on all workers.
+    kind_rates: Mapping[str, Rate]
     # What the loop and the jobs of this process have done so far.
     loop_blocks: LoopBlocks
     tally: JobTally

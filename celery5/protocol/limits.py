@@ -11,7 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.text_values import RATE
+from celery5.protocol.scaling.budget import KINDS
+from celery5.protocol.similar_names import did_you_mean
+from celery5.protocol.text_values import RATE, parse_assignments
 
 Per = Literal["all", "worker"]
 """Whether a limit counts for all workers together, or for each worker."""
@@ -100,6 +102,11 @@ class Rate(msgspec.Struct, frozen=True):
         """
         return min(max(self.span * SLACK_SHARE, MIN_SLACK), MAX_SLACK)
 
+    @property
+    def window(self) -> int:
+        """Return the ms over which admissions are counted."""
+        return math.ceil((self.span + self.slack) * 1000)
+
     def validate(self, task: str) -> "Rate":
         """Return itself. Raises Misconfigured."""
         try:
@@ -159,6 +166,13 @@ class AdmissionRule(msgspec.Struct, frozen=True):
     keyed: bool = False
     fair: bool = False
     suspended: bool = False
+    kind: str = ""  # of the task, if all tasks of its kind have a rate together
+    kind_rate: Rate | None = None
+
+    @property
+    def slack(self) -> float | None:
+        """Return the seconds within which an admitted job must begin; None if no rate holds."""
+        return min((rate.slack for rate in (self.rate, self.kind_rate) if rate is not None), default=None)
 
     @property
     def rejects_all(self) -> bool:
@@ -169,12 +183,19 @@ class AdmissionRule(msgspec.Struct, frozen=True):
         """Return the rule as the scripts take it, for a worker with capacity for `job_count` jobs."""
         max_running = -1 if self.max_running is None or self.rejects_all else self.max_running
         rate = None if self.rejects_all else self.rate
+        kind_rate = None if self.rejects_all else self.kind_rate
+        shared = {
+            "kind": self.kind,
+            "kind_rate": kind_rate.count,
+            "kind_window": kind_rate.window,
+        } if kind_rate else {}  # fmt: skip
         return {
+            **shared,
             "task": escape_word(self.task),
             "most": max_running,
             "per_worker": self.per == "worker",
             "rate": rate.count if rate else 0,
-            "window": math.ceil((rate.span + rate.slack) * 1000) if rate else 0,
+            "window": rate.window if rate else 0,
             "rate_per_worker": bool(rate and rate.per == "worker"),
             "fair": self.fair,
             "keyed": self.keyed,
@@ -190,11 +211,14 @@ def make_admission_rule(
     computed: int | None,
     override: LimitOverride | None,
     suspended: bool,
+    kind: str = "",
+    kind_rate: Rate | None = None,
 ) -> AdmissionRule | None:
     """Return the rule of a task now; None when it is not limited. `computed` is the value of a Range.
 
     An override replaces the declared value. A declared limit does not count if there is a rate; an overriding limit
-    counts beside it. Jobs of a suspended task are held; those of a task with the limit 0 are rejected.
+    counts beside it, and so does the rate of the task's kind. Jobs of a suspended task are held; those of a task with
+    the limit 0 are rejected.
     """
     declared = declared or DeclaredLimits()
     rate = Rate(override.rate) if override and override.rate else declared.rate
@@ -209,6 +233,8 @@ def make_admission_rule(
         keyed=declared.keyed and declared.rate is None,
         fair=declared.fair,
         suspended=suspended,
+        kind=kind if kind_rate is not None else "",
+        kind_rate=kind_rate,
     )
     return None if rule == AdmissionRule(task) else rule
 
@@ -221,6 +247,29 @@ def _declared(declared: DeclaredLimits, computed: int | None) -> tuple[int | Non
         return limit.most, limit.per
     assert type(limit) is Range
     return (limit.most if computed is None else computed), limit.per
+
+
+KIND_PREFIX = "kind "
+"""What stands before a kind of task where its rate is stored among the overrides of tasks."""
+
+
+def parse_kind_rates(text: str) -> dict[str, Rate]:
+    """Return the rates of kinds of tasks, from `KIND=RATE`, separated by spaces or commas. Raises Misconfigured."""
+    rates = parse_assignments(text, "write thread=200/m")
+    return {kind: make_kind_rate(kind, rate) for kind, rate in rates.items()}
+
+
+def make_kind_rate(kind: str, rate: str) -> Rate:
+    """Return the rate of a kind of task. Raises Misconfigured."""
+    if kind not in KINDS:
+        meant = did_you_mean(kind, KINDS, otherwise=f"there are {', '.join(KINDS)}")
+        raise Misconfigured(f"{kind!r} is no kind of task: {meant}")
+    try:
+        return Rate(rate).validate(kind)
+    except Misconfigured:
+        raise Misconfigured(
+            f"kind {kind}: rate {rate!r}: write a whole number and a period, such as 200/m"
+        ) from None
 
 
 def escape_word(word: str) -> str:

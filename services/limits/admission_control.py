@@ -234,7 +234,7 @@ class AdmissionControl:
         self._in_flight.change_kind(delivery, self._admission.get_kind(rule.task))
         if delivery.command is not None:
             self._recent.check_and_add(delivery, delivery.command)
-        delivery.take_slot(rule, 0.0 if rule.rate is None else requested_at + rule.rate.slack)
+        delivery.take_slot(rule, 0.0 if rule.slack is None else requested_at + rule.slack)
 
     def _end(self, delivery: Delivery, outcome: JobExpired | JobRevoked) -> None:
         delivery.finish(time.time())

@@ -15,7 +15,15 @@ import trio
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.states import ADMITTED
-from celery5.protocol.limits import AdmissionRule, LimitOverride, Range, Suspension, make_admission_rule
+from celery5.protocol.limits import (
+    KIND_PREFIX,
+    AdmissionRule,
+    LimitOverride,
+    Range,
+    Rate,
+    Suspension,
+    make_admission_rule,
+)
 from celery5.protocol.scaling.prefetch import HORIZON, count_ahead
 from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.in_flight import HeldJobs
@@ -48,7 +56,9 @@ class AdmissionState:
         held: HeldJobs,
         reading: ReadingState,
         log: Log,
+        kind_rates: Mapping[str, Rate],
     ) -> None:
+        self._kind_rates = kind_rates
         self._tasks = resources.tasks
         self._queues = resources.queues
         self._duration_estimates = resources.duration_estimates
@@ -133,6 +143,8 @@ class AdmissionState:
                 computed=self._computed.get(name),
                 override=self._overrides.get(name),
                 suspended=name in self._suspended,
+                kind=task.kind,
+                kind_rate=self._find_kind_rate(task.kind),
             )
             if rule is not None:
                 rules[name] = rule
@@ -142,6 +154,11 @@ class AdmissionState:
         if changed:
             self._changed_tasks |= changed
             self._apply_rule_changes(changed)
+
+    def _find_kind_rate(self, kind: str) -> Rate | None:
+        """Return the rate of a kind of task: what operators have set, else what the setting says."""
+        override = self._overrides.get(KIND_PREFIX + kind)
+        return Rate(override.rate) if override is not None and override.rate else self._kind_rates.get(kind)
 
     def get_rule(self, task: str) -> AdmissionRule:
         """Return the rule of a task, or an empty one."""
@@ -160,8 +177,8 @@ class AdmissionState:
             self.admitted[delivery.kind] += is_admitted
             return self._explain_rejection(delivery, rule)
         if is_admitted:
-            if rule.rate is not None:
-                delivery.take_slot(rule, self._asked_at + rule.rate.slack if self._asked_at else 1.0)
+            if rule.slack is not None:
+                delivery.take_slot(rule, self._asked_at + rule.slack if self._asked_at else 1.0)
             self._in_flight.add(delivery)
             self.admit([delivery])
         else:

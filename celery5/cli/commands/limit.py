@@ -22,10 +22,16 @@ NO_LIMIT = "none"
 @click.command(context_settings={"ignore_unknown_options": True})  # else -1 would be an option
 @click.argument("name", metavar="TASK")
 @click.argument("limit", metavar="LIMIT")
+@click.option(
+    "--kind", "is_kind", is_flag=True, help="TASK is a kind of task, such as thread; LIMIT is a rate."
+)
 @click.pass_obj
-def limit(target: Target, name: str, limit: str) -> None:
+def limit(target: Target, name: str, limit: str, *, is_kind: bool) -> None:
     """Impose LIMIT on TASK, for all workers, which hear of it in moments: a number of jobs that may run at the same
     time (0 rejects them), a rate such as 200/m, or none, which takes back what was imposed."""
+    if is_kind:
+        _limit_kind(target, name, limit)
+        return
     app = target.load(needs_code=True)
     limits = app.limits
     with skip_unreachable(app):
@@ -46,6 +52,19 @@ def limit(target: Target, name: str, limit: str) -> None:
             echo(f"{format_cell(name)}: limit {format_cell(limit)}")
         if (imposed := limits.list().get(name)) is not None and imposed.rules:
             echo(f"for now the Scheduler's comes first: {format_rule_limit(imposed)}")
+
+
+def _limit_kind(target: Target, kind: str, rate: str) -> None:
+    app = target.load()
+    with skip_unreachable(app):
+        if rate == NO_LIMIT:
+            done = app.limits.lift_kind_rate(kind)
+            echo(
+                f"kind {format_cell(kind)}: {'no rate but that of the setting' if done else 'nothing was imposed'}"
+            )
+        else:
+            app.limits.set_kind_rate(kind, rate)
+            echo(f"kind {format_cell(kind)}: rate {format_cell(rate)}")
 
 
 @click.command()

@@ -235,7 +235,7 @@ def make_task_constraints(
         for task in {*declared_limits, *limits}
     }
     active_rules = {task: rule for task, rule in rules.items() if rule is not None}
-    slowed = {task for task, rule in active_rules.items() if rule.rate or rule.keyed or rule.per == "worker"}
+    slowed = {task for task, rule in active_rules.items() if rule.slack or rule.keyed or rule.per == "worker"}
     max_running = {
         task: rule.max_running
         for task, rule in active_rules.items()

@@ -51,7 +51,7 @@ class Asking(AdmissionState):
             duration_estimates={"trio": DurationEstimate()},
             budget=budget,
         )
-        super().__init__(resources=resources, held=held, reading=ReadingState(), log=log)
+        super().__init__(resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={})
         self.running: Counter[str] = Counter()
 
     def count_free_slots(self, kind: str, *, leaving: int = 0) -> int:

@@ -94,7 +94,9 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
         results=results,
         held=held,
         unpublishable_retries=unpublishable,
-        admission=AdmissionState(resources=resources, held=held, reading=ReadingState(), log=log),
+        admission=AdmissionState(
+            resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={}
+        ),
         admission_control=cast("Any", SimpleNamespace(on_capacity=lambda: None)),  # no task has a rule
         log=log,
     )

@@ -118,3 +118,12 @@ def test_what_a_scheduler_imposes_is_shown_with_its_rule_and_before_what_was_set
     )
     assert re.search(r"(?m)^shop.add +2 +.* rule night$", desk("task", "limits"))
     assert re.search(r"(?m)^limited +shop.add limit 2 by rule night$", desk("info"))
+
+
+def test_a_rate_of_a_kind_is_imposed_listed_and_lifted(desk: Desk) -> None:
+    assert desk("task", "limit", "thread", "100/s", "--kind") == "kind thread: rate 100/s\n"
+    assert '"kind thread"' in desk("task", "limits", "--json")
+    assert (
+        desk("task", "limit", "thread", "none", "--kind") == "kind thread: no rate but that of the setting\n"
+    )
+    assert desk("task", "limit", "thread", "none", "--kind") == "kind thread: nothing was imposed\n"
