@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import trio
 
 from celery5 import App, agather
@@ -14,7 +15,7 @@ from celery5.errors import CommandRefused, Misconfigured
 from celery5.processes.options import resolve_budgets
 from celery5.scaling import Budget, Demand
 from tests.redis.scaling.test_budgets import SOON, parts_of_a_worker
-from tests.redis.worker.workers import Lines, until, working
+from tests.redis.worker.workers import Lines, held, until, working
 
 RESIZE, OTHER = "shop.resize", "shop.other"
 
@@ -94,8 +95,8 @@ async def test_a_task_is_held_to_its_own_slots_and_does_not_hold_up_others_of_it
     assert (running.most[RESIZE], running.most["all"]) == (2, 6)
 
 
-async def test_slots_are_kept_for_a_task_while_its_kind_is_full(
-    url: str, app_name: str, running: RunningTasks
+async def test_slots_are_kept_for_a_task_while_its_kind_is_full_and_no_jobs_wait_here_for_them(
+    url: str, app_name: str, redis_client: "redis.Redis", running: RunningTasks
 ) -> None:
     budgets = {"thread": Budget(minimum=4, maximum=4), RESIZE: Budget(minimum=2, maximum=2)}
     app = application(url, app_name, running, budgets=budgets)
@@ -106,6 +107,9 @@ async def test_slots_are_kept_for_a_task_while_its_kind_is_full(
         assert running.most[OTHER] == 2  # two of four are kept
         sent += await send(app, RESIZE, 3)
         await until(lambda: running.inside[RESIZE] == 2)
+        await until(lambda: held(redis_client, app) == {"w": 4})
+        await trio.sleep(0.3)
+        assert held(redis_client, app) == {"w": 4}
         running.open.set()
         assert not any(await agather(sent, timeout=30))
     assert running.most["all"] == 4
