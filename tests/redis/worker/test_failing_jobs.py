@@ -56,6 +56,7 @@ async def test_a_job_that_never_succeeds_is_buried_with_what_it_raised(
     assert kept["id"] == sent.id
     assert [each.get("attempt", 1) for each in kept["failures"]] == [1, 2, 3]
     assert held(redis_client, app) == {}
+    assert redis_client.exists(app.queue("default").result(sent.id)), "the failure is kept as its result, too"
 
 
 async def test_a_group_of_errors_and_an_exit_within_a_nursery_are_the_jobs_own_affair(app: App) -> None:
