@@ -250,6 +250,10 @@ async def test_without_a_place_for_states_global_checks_are_off_and_that_is_told
     async def everywhere() -> None:
         looked.append(1)
 
+    @app.health_check(period=0.05, scope="group")
+    async def in_group() -> None:
+        looked.append(1)
+
     @app.health_check(period=0.05)
     async def here() -> None:
         looked.append(2)
@@ -259,7 +263,7 @@ async def test_without_a_place_for_states_global_checks_are_off_and_that_is_told
             await until(lambda: looked.count(2) > 3)
     assert 1 not in looked
     (off,) = lines.of("health:disabled")
-    assert (off["level"], off["checks"]) == ("warning", ["everywhere"])
+    assert (off["level"], sorted(off["checks"])) == ("warning", ["everywhere", "in_group"])
     app.close()
 
 
