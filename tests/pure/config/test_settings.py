@@ -137,6 +137,7 @@ def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
         "keys_usage",
         "status_host",
         "status_port",
+        "worker_group",
     }
     if name in forbidden or name.startswith("publisher"):
         assert "cannot be set in the broker" in find_hash_fault(name, "1")
