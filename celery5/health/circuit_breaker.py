@@ -68,9 +68,9 @@ class CircuitBreaker:
         self.name = name
         self.policy = policy
         self.checks: Mapping[str, HealthCheck] = {check.name: check for check in checks}
-        self.breaker = Breaker(policy=policy)
-        self.trips = 0
-        self.why = ""
+        self.breaker: Breaker = Breaker(policy=policy)
+        self.trips: int = 0
+        self.why: str = ""
         self._log = log
         self._custom_effect = effect
         self._probe: object = None
