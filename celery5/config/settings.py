@@ -386,7 +386,7 @@ class SettingOptions(TypedDict, total=False):
     concurrency: int | None
     cpu_slots: int | None
     box_slots: int | None
-    rate_limits: str | Mapping[str, Any] | None
+    rate_limits: str | None
     autoscale: str | Mapping[str, Any] | None
     prioritise: str | None
     box_jobs: int | None
