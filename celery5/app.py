@@ -6,7 +6,7 @@ Making an App only stores its arguments: it opens no connection, sets up no logg
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
 from celery5.boot_step import BootStep, check_boot_steps
@@ -68,6 +68,9 @@ if TYPE_CHECKING:
     )
 
     from celery5.config.configuration import Configuration
+    from celery5.streams.processor import ProcessorFunction, ProcessorOptions
+    from celery5.streams.registry import Streams
+    from celery5.streams.stream import Keep, Stream
 else:
     from functools import cached_property as lazy_property
 
@@ -206,6 +209,69 @@ class App:
         from celery5.config.configuration import make_configuration
 
         return make_configuration(self.config, broker=lambda: self._settled().broker, key=self.keys.settings)
+
+    @lazy_property
+    def streams(self) -> "Streams":
+        """The streams of records of the application, and its processors."""
+        from celery5.streams.registry import Streams
+
+        return Streams(self)
+
+    @overload
+    def stream(
+        self,
+        name: str,
+        kind: type[R],
+        *,
+        by: str | Callable[[R], object] | None = None,
+        partitions: int = 16,
+        keep: "Keep | None" = None,
+        codec: Any = "json",
+    ) -> "Stream[R]": ...
+    @overload
+    def stream(
+        self,
+        name: str,
+        kind: None = None,
+        *,
+        by: Callable[[Any], object] | None = None,
+        partitions: int = 16,
+        keep: "Keep | None" = None,
+        codec: Any = "json",
+    ) -> "Stream[Any]": ...
+    def stream(
+        self,
+        name: str,
+        kind: Any = None,
+        *,
+        by: Any = None,
+        partitions: int = 16,
+        keep: "Keep | None" = None,
+        codec: Any = "json",
+    ) -> "Stream[Any]":
+        """Declare a stream of records.
+
+        Args:
+            name: Its name, part of its keys in Redis.
+            kind: The class of its records; None for any value that has a JSON form.
+            by: The field, or a function of a record, by which records are ordered; None for no order.
+            partitions: How many partitions a new stream gets.
+            keep: How many records are kept, and what happens when a group is too slow.
+            codec: How records are encoded.
+
+        Raises:
+            Misconfigured: An argument makes no sense, or another stream has the name.
+        """
+        return self.streams.declare(name, kind, by=by, partitions=partitions, keep=keep, codec=codec)
+
+    def processor(
+        self, stream: "Stream[R]", **options: "Unpack[ProcessorOptions]"
+    ) -> "Callable[[ProcessorFunction[R]], ProcessorFunction[R]]":
+        """Declare a processor of a stream, as a decorator. Raises Misconfigured.
+
+        The options are those of `celery5.streams.Processor`.
+        """
+        return self.streams.declare_processor(stream, dict(options))
 
     def configure(self, **settings: Any) -> None:
         """Change settings, with precedence over all others, as a command's flags do. Raises Misconfigured."""

@@ -275,6 +275,10 @@ class BacklogFull(BrokerUnavailable):
     """
 
 
+class StreamFull(CeleryError):
+    """A partition of a stream has as many unread records as it may have. Nothing was appended."""
+
+
 class NotReplicated(BrokerError):
     """The jobs are on their queue and will run, but fewer replicas have them than the setting `replicas` demands.
 

@@ -15,11 +15,12 @@ EVENTS = "{events}"
 """The queue of an application's events, which Routers consume. No task's queue can be named so."""
 
 
-_OF_APP = r"queues|paused|settings|schedule-queues|limits|suspended|living:.+"
+_OF_APP = r"queues|paused|settings|schedule-queues|limits|suspended|living:.+|record-streams"
 _OF_EVENTS = r"events:(?:stream|jobs|dead|leases|due|waiting)"
 _OF_QUEUE = (
     r"stream|high|low|handed|jobs|due|waiting|dead|leases|unique|slots|counts|held|room:.+|"
-    r"documents(?:-taken|-progress)?:.+|documents|schedules|schedule-times"
+    r"documents(?:-taken|-progress)?:.+|documents|schedules|schedule-times|"
+    r"map|groups|relayed|(?:log|members|incarnations|plan|partition|state|outbox|parked|dead-records):.+"
 )
 _OWNED = re.compile(
     rf"celery5:\{{(?:[^:{{}}]+\}}:(?:{_OF_APP}|{_OF_EVENTS})|[^:{{}}]+:[^{{}}]+\}}:(?:{_OF_QUEUE}))",
@@ -107,6 +108,71 @@ class QueueKeys:
     def document_progress(self, sink: str) -> str:
         """HASH    the last document that was taken, and how often each has failed."""
         return f"{self.documents}-progress:{sink}"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKeys:
+    """The keys of one stream of records. They share one hash tag, so that a commit is one script."""
+
+    stream: str
+    map: str
+    groups: str
+    relayed: str
+    log_prefix: str
+    sent_prefix: str
+    members_prefix: str
+    incarnations_prefix: str
+    plan_prefix: str
+    partition_prefix: str
+    state_prefix: str
+    outbox_prefix: str
+    parked_prefix: str
+    dead_prefix: str
+    changes_prefix: str
+
+    def log(self, partition: int) -> str:
+        """STREAM  the records of a partition."""
+        return f"{self.log_prefix}{partition}"
+
+    def sent(self, nonce: str) -> str:
+        """STRING  the reply to one sending, with a time to live, so that it may be repeated."""
+        return f"{self.sent_prefix}{nonce}"
+
+    def members(self, group: str) -> str:
+        """ZSET    the members of a group, by the end of their lease in ms."""
+        return f"{self.members_prefix}{group}"
+
+    def incarnations(self, group: str) -> str:
+        """HASH    the incarnation of each member."""
+        return f"{self.incarnations_prefix}{group}"
+
+    def plan(self, group: str) -> str:
+        """HASH    the member to which each partition is assigned."""
+        return f"{self.plan_prefix}{group}"
+
+    def partition(self, group: str, partition: int) -> str:
+        """HASH    owner, epoch, cursor and condition of one partition in one group."""
+        return f"{self.partition_prefix}{group}:{partition}"
+
+    def state(self, group: str) -> str:
+        """HASH    the keyed state of a group."""
+        return f"{self.state_prefix}{group}"
+
+    def outbox(self, group: str, partition: int) -> str:
+        """STREAM  records and jobs that were committed and are not delivered yet."""
+        return f"{self.outbox_prefix}{group}:{partition}"
+
+    def parked(self, group: str, partition: int) -> str:
+        """STREAM  records whose key is parked."""
+        return f"{self.parked_prefix}{group}:{partition}"
+
+    def dead(self, group: str) -> str:
+        """STREAM  records that a group has given up."""
+        return f"{self.dead_prefix}{group}"
+
+    def changes(self, group: str) -> str:
+        """channel: the members of a group, or what they may read, has changed."""
+        return f"{self.changes_prefix}{group}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +328,32 @@ class Keys:
         tag, _, job_id = result.partition("}:result:")
         _, _, queue = tag.partition("{")[2].partition(":")
         return queue, job_id
+
+    @property
+    def record_streams(self) -> str:
+        """SET     the names of the application's streams of records."""
+        return f"celery5:{{{self.app}}}:record-streams"
+
+    def for_stream(self, stream: str) -> StreamKeys:
+        """Return the keys of one stream of records."""
+        tag = f"celery5:{{{self.app}:{stream}}}"
+        return StreamKeys(
+            stream=stream,
+            map=f"{tag}:map",  # HASH    the number of partitions, the version of that, and the borders of earlier ones
+            groups=f"{tag}:groups",  # HASH    where each group began
+            relayed=f"{tag}:relayed",  # HASH    the last that came from each outbox
+            log_prefix=f"{tag}:log:",
+            sent_prefix=f"{tag}:sent:",
+            members_prefix=f"{tag}:members:",
+            incarnations_prefix=f"{tag}:incarnations:",
+            plan_prefix=f"{tag}:plan:",
+            partition_prefix=f"{tag}:partition:",
+            state_prefix=f"{tag}:state:",
+            outbox_prefix=f"{tag}:outbox:",
+            parked_prefix=f"{tag}:parked:",
+            dead_prefix=f"{tag}:dead-records:",
+            changes_prefix=f"{tag}:changes:",
+        )
 
     def for_queue(self, queue: str) -> QueueKeys:
         """Return the keys of one queue, on the normal lane."""

@@ -6,6 +6,7 @@ stands in worker_parts.py; a worker that was taken for dead begins a new one und
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import trio
 
@@ -32,8 +33,10 @@ from celery5.scaling.strategies import is_scaled
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import NextIncarnation, ReloadSignal
+from celery5.services.streams.processor_group import GroupMember
 from celery5.services.worker.internal_queues import SharedSlots
 from celery5.services.worker.lease import Lease
+from celery5.streams.processor import Processor
 from celery5.wiring import build
 
 
@@ -266,6 +269,15 @@ def make_incarnation_values(
         recipients=get_all_recipients(app.tasks.values()),
         subscribed={} if options.is_secondary else app.events.group_subscriptions(),
         burst=options.burst,
+        processors=_processors(app, options),
+        member=GroupMember(
+            name=options.name or incarnation.name,
+            incarnation=incarnation.name,
+            lease=settings.lease,
+            absence=0.0,
+            grace_period=settings.grace_period,
+            max_deliveries=settings.max_deliveries,
+        ),
         recycle_at=RecyclingLimits(settings.max_jobs, SIZE.parse_optional(settings.max_memory) or 0),
         restart_mode=options.restart_mode,
         breaker_suspends=settings.breaker_suspends,
@@ -287,6 +299,12 @@ def make_incarnation_values(
         time_limit=settings.time_limit,
         when_unpublishable=app.unpublishable_fallback or settings.when_unpublishable,
     )
+
+
+def _processors(app: App, options: WorkerOptions) -> tuple[Processor[Any], ...]:
+    """Return the processors to run: none on a further broker, and none in a burst, which is for jobs."""
+    is_unused = "streams" not in vars(app)  # nothing is imported for an application without streams
+    return () if is_unused or options.is_secondary or options.burst else app.streams.processors
 
 
 def _queues(app: App, options: WorkerOptions) -> tuple[str, ...]:

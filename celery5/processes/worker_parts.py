@@ -26,13 +26,15 @@ from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
+from celery5.broker.timing import Timing
 from celery5.commands.declaration import make_own_handlers
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.multi_broker import RemoteRedis
-from celery5.processes.process_parts import ProcessParts, ReconnectObserver, make_reader
+from celery5.processes.process_parts import ConnectionLog, ProcessParts, ReconnectObserver, make_reader
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.commands.definitions import (
@@ -85,6 +87,9 @@ from celery5.services.process.step_status import StepStatus
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.scaling.reporter import ReportedLoad, ReportedWorker, Reporter
+from celery5.services.streams.outbox_relay import OutboxRelay
+from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
+from celery5.services.streams.stream_processors import StreamProcessors
 from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget, Runner, TaskResources
@@ -101,6 +106,7 @@ from celery5.services.worker.result_publisher import ResultPublisher, Unpublisha
 from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import JobSafeguards, StopPolicy, TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
+from celery5.streams.processor import Processor
 from celery5.tasks.task import Task
 from celery5.wiring import BootTable, made_by, step
 
@@ -155,6 +161,9 @@ class WorkerValues:
     subscribed: Mapping[str, Sequence[Subscription]]
     # Whether it ends when there are no more jobs.
     burst: bool
+    # The processors of streams that it runs, and the name under which it does.
+    processors: Sequence[Processor[Any]]
+    member: GroupMember
     # When the process is replaced by a fresh one, and how.
     recycle_at: RecyclingLimits
     restart_mode: RestartMode
@@ -229,6 +238,7 @@ def make_channel_handlers(
     heartbeat: Heartbeat,
     admission_control: AdmissionControl,
     limit_overrides: LimitOverrides,
+    stream_processors: StreamProcessors,
 ) -> dict[bytes, ChannelHandler]:
     """Return what hears each channel."""
 
@@ -243,6 +253,7 @@ def make_channel_handlers(
     handlers |= dict.fromkeys(inbox.channels, inbox.on_message)
     handlers |= dict.fromkeys(admission_control.channels, admission_control.on_message)
     handlers |= dict.fromkeys(limit_overrides.channels, limit_overrides.on_message)
+    handlers |= dict.fromkeys(stream_processors.channels, stream_processors.on_message)
     return {channel.encode(): handler for channel, handler in handlers.items()}
 
 
@@ -252,9 +263,48 @@ def make_reconnect_observers(
     inbox: Inbox,
     pauses: PausedQueues,
     limit_overrides: LimitOverrides,
+    stream_processors: StreamProcessors,
 ) -> tuple[ReconnectObserver, ...]:
     """Return who looks again after the connection was down."""
-    return (mover, revocations, inbox, pauses, limit_overrides)
+    return (mover, revocations, inbox, pauses, limit_overrides, stream_processors)
+
+
+def make_stream_processors(
+    app: App,
+    processors: Sequence[Processor[Any]],
+    member: GroupMember,
+    endpoint: Endpoint,
+    redis: TrioRedis,
+    timing: Timing,
+    watch: ConnectionLog,
+    log: Log,
+) -> StreamProcessors:
+    """Return what runs the processors: each has a connection of its own, on which it waits for records."""
+    groups = [
+        ProcessorGroup(
+            processor=processor,
+            member=member,
+            redis=redis,
+            reader=ParkedRedis(
+                endpoint=endpoint,
+                control=redis,
+                timing=timing,
+                name=f"celery5:{member.incarnation}:{processor.name}",
+                watch=watch,
+            ),
+            relay=OutboxRelay(
+                keys=processor.stream.keys,
+                group=processor.name,
+                streams=app.streams,
+                app=app,
+                redis=redis,
+                log=log,
+            ),
+            log=log,
+        )
+        for processor in processors
+    ]
+    return StreamProcessors(groups=groups)
 
 
 def make_boxes(
@@ -400,6 +450,11 @@ class WorkerBootTable(BootTable):
     consumer: Consumer = step(
         "consumer", requires=("execution", "reader", "mover", "recoverer", "pauses", "limits", "admission")
     )
+    stream_processors: StreamProcessors = step(
+        "processors",
+        requires=("redis", "listen", "publishing"),
+        stop_limit=math.inf,  # it has limits of its own
+    )
     # No job passes through the rest.
     reporter: Reporter = step("reporter", requires=("consumer",))
     subscriptions: Subscriptions = step("subscriptions", requires=("redis",))
@@ -469,6 +524,8 @@ class WorkerParts(ProcessParts):
     results = InternalResultsQueue
     result_publisher = ResultPublisher
     unpublishable_retries = UnpublishableRetries
+    # streams
+    stream_processors = made_by(make_stream_processors)
     # commands
     handlers = made_by(make_handlers)
     commanded_queues = CommandedQueues

@@ -16,7 +16,7 @@ LONGEST_FUNCTION = 50
 WIRING_TABLE = re.compile(r"celery5/processes/.* make_\w*values$")
 """A table that gives each part of a process its value may be longer: nothing is decided in it."""
 NO_MODULE = re.compile(r"^_?(util|helper|common|misc|base|manager|mixin)")
-NO_CLASS = re.compile(r"(Manager|Helper|Util|Base|Mixin|Impl|Processor|Data|Info|Common)(?![a-z])")
+NO_CLASS = re.compile(r"(Manager|Helper|Util|Base|Mixin|Impl|Data|Info|Common)(?![a-z])")
 
 SOURCES = (HERE / "noxfile.py", *files(*EVERYWHERE))
 

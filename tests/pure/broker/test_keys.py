@@ -11,10 +11,32 @@ from celery5.broker.keys import Keys, QueueKeys
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "keys.md").read_text()
 SHOP = Keys("<app>")
+ORDERS = SHOP.for_stream("<stream>")
 MAIL = SHOP.for_queue("<queue>")
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="{}: \n\t"), min_size=1, max_size=9)
 queues = st.text(st.characters(codec="utf-8", exclude_characters="{} \n\t"), min_size=1, max_size=9)
+
+
+def made_for_streams() -> dict[str, str]:
+    """Every key and channel of a stream of records."""
+    return {
+        "record_streams": SHOP.record_streams,
+        "map": ORDERS.map,
+        "groups": ORDERS.groups,
+        "relayed": ORDERS.relayed,
+        "log": f"{ORDERS.log_prefix}<partition>",
+        "sent": ORDERS.sent("<nonce>"),
+        "members": ORDERS.members("<group>"),
+        "incarnations": ORDERS.incarnations("<group>"),
+        "plan": ORDERS.plan("<group>"),
+        "partition": f"{ORDERS.partition_prefix}<group>:<partition>",
+        "state": ORDERS.state("<group>"),
+        "outbox": f"{ORDERS.outbox_prefix}<group>:<partition>",
+        "parked": f"{ORDERS.parked_prefix}<group>:<partition>",
+        "dead_records": ORDERS.dead("<group>"),
+        "changes": ORDERS.changes("<group>"),
+    }
 
 
 def made() -> dict[str, str]:
@@ -24,6 +46,7 @@ def made() -> dict[str, str]:
     for name in ("queue", "result_prefix", "window_prefix", "lane", "_lanes"):
         del own[name]
     return {
+        **made_for_streams(),
         "queues": SHOP.queues,
         "settings": SHOP.settings,
         "check": SHOP.check("<name>"),
@@ -81,6 +104,7 @@ def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
         "reply",
         "documents",
         "schedule_changes",
+        "changes",
         "slots_freed",
         "limits",
     }

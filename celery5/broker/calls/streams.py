@@ -1,0 +1,388 @@
+"""Build the calls on streams of records: append, attend to a group, read, commit, and what operators do."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, Word, decode_text, merge_names, script_call, to_ms
+from celery5.broker.keys import Keys, StreamKeys
+from celery5.errors import StreamFull
+from celery5.protocol.streams.groups import (
+    Appended,
+    Assignment,
+    Attendance,
+    Commit,
+    GroupState,
+    PartitionState,
+    StaleMap,
+    StreamMap,
+)
+
+APPEND = Script.load("streams/append", "clock", "record_id")
+ATTEND = Script.load("streams/attend", "clock", "record_id", "stream_group")
+COMMIT = Script.load("streams/commit")
+YIELD = Script.load("streams/yield", "clock", "record_id", "stream_group")
+SET_CONDITION = Script.load("streams/set_condition", "clock")
+SEEK = Script.load("streams/seek", "clock", "record_id", "stream_group")
+RESHARD = Script.load("streams/reshard", "record_id", "stream_group")
+GET_GROUP = Script.load("streams/get_group", "clock", "record_id", "stream_group")
+
+REPLY_KEPT = 60.0
+"""Seconds for which the reply to a sending is kept, so that the sending may be repeated."""
+
+RawEntry = tuple[bytes, Sequence[bytes]]
+"""An entry of a log: its id, and its fields and values in turns."""
+
+
+class RecordToAppend(msgspec.Struct, frozen=True, gc=False):
+    """A record, encoded."""
+
+    partition: int
+    # Fields and values in turns.
+    words: Sequence[Word]
+    # Its time in ms since 1970; None for the time of the call.
+    time: int | None = None
+    # Its id in the outbox that it comes from.
+    origin: str = ""
+
+
+def append(
+    keys: StreamKeys,
+    records: Sequence[RecordToAppend],
+    *,
+    version: int,
+    partitions: int,
+    most: int,
+    full: str,
+    max_age: float = 0.0,
+    nonce: str = "",
+    source: str = "",
+) -> Call[Appended | StaleMap]:
+    """Append records: all of them, or none.
+
+    Args:
+        keys: The keys of the stream.
+        records: What is appended.
+        version: The version of the map by which their partitions were chosen; 0 for none.
+        partitions: The number of partitions of a stream that does not exist yet.
+        most: The most records of a partition.
+        full: What happens when there are more unread ones: `refuse` or `drop`.
+        max_age: Seconds after which a record that all groups have read may be dropped; 0 for never.
+        nonce: A text that no other sending has, so that this one may be repeated.
+        source: The outbox that the records come from.
+    """
+    words: list[Word] = []
+    for record in records:
+        time = "" if record.time is None else record.time
+        words += (record.partition, time, record.origin, len(record.words), *record.words)
+    keep = to_ms(REPLY_KEPT) if nonce else 0
+    named = (
+        keys.map,
+        keys.groups,
+        keys.log_prefix,
+        keys.partition_prefix,
+        keys.relayed,
+        keys.sent(nonce),
+    )
+    args = (version, partitions, most, full, to_ms(max_age), keep, source, len(records), *words)
+
+    def read(raw: Any) -> Appended | StaleMap:
+        return _read_appended(keys.stream, raw)
+
+    return script_call(APPEND, named, args, read, repeatable=bool(nonce or source))
+
+
+def _read_appended(stream: str, raw: Any) -> Appended | StaleMap:
+    outcome = raw[0]
+    if outcome == b"stale":
+        return StaleMap(StreamMap(raw[1], raw[2]))
+    if outcome == b"full":
+        raise StreamFull(
+            f"partition {raw[1]} of stream {stream} is full: group {decode_text(raw[2])} has not read {raw[3]} "
+            "records; start its processor, raise Keep(records=...), or forget the group"
+        )
+    if outcome == b"early":
+        raise ValueError(
+            f"a record of stream {stream} is older than the last one of its partition {raw[1]}, {decode_text(raw[2])}: "
+            "times in a partition never decrease"
+        )
+    ids = [decode_text(word) for word in raw[1]]
+    return Appended(tuple(zip(map(int, ids[::2]), ids[1::2], strict=True)), int(raw[2]))
+
+
+def attend(
+    keys: StreamKeys,
+    group: str,
+    *,
+    member: str,
+    incarnation: str,
+    lease: float,
+    is_joining: bool,
+    start: str,
+    partitions: int,
+    is_past_border: bool = False,
+    max_age: float = 0.0,
+) -> Call[Attendance | None]:
+    """Renew a membership for `lease` seconds. None: another incarnation has the member's name."""
+    named = (
+        keys.map,
+        keys.groups,
+        keys.members(group),
+        keys.incarnations(group),
+        keys.plan(group),
+        f"{keys.partition_prefix}{group}:",
+        keys.log_prefix,
+    )
+    channel = keys.changes(group)
+    args = (
+        group,
+        member,
+        incarnation,
+        to_ms(lease),
+        int(is_joining),
+        start,
+        partitions,
+        channel,
+        int(is_past_border),
+        to_ms(max_age),
+    )
+    return script_call(ATTEND, named, args, _read_attendance, repeatable=True)
+
+
+def _read_attendance(raw: Any) -> Attendance | None:
+    if raw[0] != b"ok":
+        return None
+    assigned = [
+        Assignment(
+            partition=row[0],
+            is_owned=row[1] == 1,
+            epoch=row[2],
+            cursor=decode_text(row[3]),
+            deaths=row[4],
+            condition=decode_text(row[5]),
+            ahead=tuple(decode_text(row[6]).split()),
+            limit=decode_text(row[7]),
+            awaited=decode_text(row[8]),
+        )
+        for row in raw[4]
+    ]
+    return Attendance(StreamMap(raw[1], raw[2]), raw[3], tuple(assigned))
+
+
+def read(
+    keys: StreamKeys, positions: Mapping[int, str], *, count: int, block: float
+) -> Call[dict[int, list[Any]]]:
+    """Read at most `count` entries behind each position, by partition. Wait up to `block` seconds for the first."""
+    words: list[Word] = [
+        *("XREAD", "COUNT", count, "BLOCK", to_ms(block), "STREAMS"),
+        *(keys.log(partition) for partition in positions),
+        *positions.values(),
+    ]
+    by_log = {keys.log(partition).encode(): partition for partition in positions}
+
+    def decode(raw: Any) -> dict[int, list[Any]]:
+        found = raw.items() if hasattr(raw, "items") else raw or ()
+        return {by_log[log]: entries for log, entries in found}
+
+    return Call(tuple(words), decode, None, repeatable=True, blocks=block)
+
+
+def commit(
+    keys: StreamKeys, group: str, incarnation: str, commits: Sequence[Commit]
+) -> Call[tuple[bool, ...]]:
+    """Commit partitions, each as a whole or not at all."""
+    named = (
+        f"{keys.partition_prefix}{group}:",
+        keys.state(group),
+        f"{keys.outbox_prefix}{group}:",
+        keys.dead(group),
+        f"{keys.parked_prefix}{group}:",
+    )
+    words: list[Word] = []
+    for one in commits:
+        words += (one.partition, one.epoch, one.cursor, one.new_cursor, one.pack_extras())
+    return script_call(COMMIT, named, (incarnation, *words), _read_verdicts, repeatable=True)
+
+
+def _read_verdicts(raw: Any) -> tuple[bool, ...]:
+    return tuple(verdict == 1 for verdict in raw)
+
+
+def yield_partitions(
+    keys: StreamKeys, group: str, *, member: str, incarnation: str, partitions: Sequence[int]
+) -> Call[int]:
+    """Give partitions back, and stay a member."""
+    return _give_back(keys, group, (member, incarnation), "", False, partitions)
+
+
+def leave_group(
+    keys: StreamKeys,
+    group: str,
+    *,
+    member: str,
+    incarnation: str,
+    absence: float = 0.0,
+    has_died: bool = False,
+) -> Call[int]:
+    """Give everything back and leave; the member's share is kept for its return for `absence` seconds."""
+    return _give_back(keys, group, (member, incarnation), to_ms(absence), has_died, ())
+
+
+def _give_back(
+    keys: StreamKeys,
+    group: str,
+    names: tuple[str, str],
+    absence: Word,
+    has_died: bool,
+    partitions: Sequence[int],
+) -> Call[int]:
+    member, incarnation = names
+    prefix, channel = f"{keys.partition_prefix}{group}:", keys.changes(group)
+    named = (keys.map, keys.members(group), keys.incarnations(group), prefix)
+    args = (member, incarnation, channel, absence, int(has_died), *partitions)
+    return script_call(YIELD, named, args, int, repeatable=True)
+
+
+def set_condition(
+    keys: StreamKeys,
+    group: str,
+    partition: int,
+    condition: str,
+    *,
+    why: str = "",
+    incarnation: str = "",
+    epoch: int = 0,
+) -> Call[bool]:
+    """Set the condition of a partition: `quarantined`, or '' for none. With an incarnation only as its owner."""
+    args = (condition, why, incarnation, epoch, keys.changes(group))
+    return script_call(SET_CONDITION, (keys.partition(group, partition),), args, bool, repeatable=True)
+
+
+def seek(
+    keys: StreamKeys, group: str, first: str, *, partition: int | None = None, force: bool = False
+) -> Call[int | dict[int, str]]:
+    """Have a group continue with the first record from an id on, or at the end, `$`.
+
+    Returns:
+        The cursors by partition, or how many live members were in the way; -1 for an unknown group.
+    """
+    prefix = f"{keys.partition_prefix}{group}:"
+    named = (keys.map, keys.groups, keys.members(group), keys.incarnations(group), prefix, keys.log_prefix)
+    args = (group, first, "" if partition is None else partition, int(force), keys.changes(group))
+    return script_call(SEEK, named, args, _read_sought, repeatable=True)
+
+
+def _read_sought(raw: Any) -> int | dict[int, str]:
+    if isinstance(raw, int):
+        return raw
+    return {partition: decode_text(cursor) for partition, cursor in enumerate(raw) if cursor}
+
+
+def reshard(keys: StreamKeys, partitions: int) -> Call[StreamMap | str]:
+    """Change the number of partitions. Returns the new map, or why not: `unknown` or `many`."""
+
+    def read_map(raw: Any) -> StreamMap | str:
+        return StreamMap(partitions, raw[2]) if raw[0] == b"ok" else decode_text(raw[0])
+
+    named = (keys.map, keys.groups, keys.log_prefix)
+    return script_call(RESHARD, named, (partitions, keys.changes_prefix), read_map, repeatable=True)
+
+
+def get_group(keys: StreamKeys, group: str, *, first: int, count: int) -> Call[GroupState]:
+    """Return the state of a group, with `count` of its partitions at most."""
+    prefix = f"{keys.partition_prefix}{group}:"
+    named = (keys.map, keys.members(group), keys.incarnations(group), prefix, keys.log_prefix)
+    return script_call(GET_GROUP, named, (first, count), _read_group, repeatable=True)
+
+
+def _read_group(raw: Any) -> GroupState:
+    total, at, members, rows = msgspec.convert(raw, tuple[int, int, list[bytes], list[_PartitionRow]])
+    return GroupState(total, at, tuple(map(decode_text, members)), tuple(map(_read_partition, rows)))
+
+
+_PartitionRow = tuple[int, bytes, bytes, bytes, int, bytes, int, int, bytes, bytes]
+
+
+def _read_partition(row: _PartitionRow) -> PartitionState:
+    partition, last_id, cursor, first_unread, length, owner, epoch, deaths, condition, why = row
+    return PartitionState(
+        partition=partition,
+        last_id=decode_text(last_id),
+        cursor=decode_text(cursor),
+        first_unread=decode_text(first_unread),
+        length=length,
+        owner=decode_text(owner),
+        epoch=epoch,
+        deaths=deaths,
+        condition=decode_text(condition),
+        why=decode_text(why),
+    )
+
+
+def get_map(keys: StreamKeys) -> Call[StreamMap | None]:
+    """Return the map of a stream; None when nothing was ever sent to it."""
+
+    def read_map(raw: Any) -> StreamMap | None:
+        return None if raw[0] is None else StreamMap(int(raw[0]), int(raw[1] or 1))
+
+    return Call(("HMGET", keys.map, "partitions", "version"), read_map, repeatable=True)
+
+
+def count_records(keys: StreamKeys, partition: int) -> Call[int]:
+    """Return how many records the log of a partition has."""
+    return Call(("XLEN", keys.log(partition)), int, repeatable=True)
+
+
+def list_groups(keys: StreamKeys) -> Call[list[str]]:
+    """Return the groups of a stream, sorted."""
+    return Call(("HKEYS", keys.groups), lambda raw: sorted(map(decode_text, raw)), repeatable=True)
+
+
+def register_stream(keys: Keys, stream: str) -> Call[int]:
+    """Add a stream to those of the application."""
+    return Call(("SADD", keys.record_streams, stream), int, repeatable=True)
+
+
+def list_streams(keys: Keys) -> Call[list[str]]:
+    """Return the streams of the application, sorted."""
+    return Call(
+        ("SMEMBERS", keys.record_streams),
+        lambda raw: sorted(map(decode_text, raw)),
+        repeatable=True,
+        merge=merge_names,
+    )
+
+
+def read_range(
+    keys: StreamKeys, partition: int, *, first: str, last: str = "+", count: int, backwards: bool = False
+) -> Call[list[Any]]:
+    """Return entries of a partition, in order; `backwards`: the last ones first."""
+    ends = (last, first) if backwards else (first, last)
+    command = "XREVRANGE" if backwards else "XRANGE"
+    return Call((command, keys.log(partition), *ends, "COUNT", count), _entries, repeatable=True)
+
+
+def _entries(raw: Any) -> list[Any]:
+    return list(raw or ())
+
+
+def get_state(keys: StreamKeys, group: str, names: Sequence[str]) -> Call[list[bytes | None]]:
+    """Return values of the keyed state of a group, None for those that are not there."""
+    return Call(
+        ("HMGET", keys.state(group), *names),
+        lambda raw: msgspec.convert(raw, list[bytes | None]),
+        repeatable=True,
+    )
+
+
+def read_outbox(keys: StreamKeys, group: str, partition: int, *, count: int) -> Call[list[Any]]:
+    """Return the first entries of an outbox."""
+    return Call(
+        ("XRANGE", keys.outbox(group, partition), "-", "+", "COUNT", count), _entries, repeatable=True
+    )
+
+
+def remove_from_outbox(keys: StreamKeys, group: str, partition: int, ids: Sequence[bytes]) -> Call[int]:
+    """Remove what was delivered."""
+    return Call(("XDEL", keys.outbox(group, partition), *ids), int, repeatable=True)

@@ -1,0 +1,69 @@
+-- Stream group: a part of the scripts that look at the members of a group of a stream: they begin with it.
+-- Return the members that are there at `now`, sorted, and by incarnation whether it is there.
+local function members_at(members, incarnations, now)
+  local present = redis.call('ZRANGEBYSCORE', members, '(' .. now, '+inf')
+  table.sort(present)
+  local living = {}
+  for _, member in ipairs(present) do -- bound: the members of the group
+    local incarnation = redis.call('HGET', incarnations, member)
+    if incarnation then living[incarnation] = true end
+  end
+  return present, living
+end
+-- Return how many partitions the map has now, and how many it has ever had.
+local function count_partitions(map)
+  local known = redis.call('HMGET', map, 'partitions', 'most', 'version', 'borders')
+  local count = tonumber(known[1]) or 0
+  return count, math.max(count, tonumber(known[2]) or 0), tonumber(known[3]) or 0, known[4]
+end
+-- Assign partitions 0 to total - 1 to the members. Shares differ by one at most, and only what must move does.
+local function make_plan(present, total, plan)
+  local held, free, is_present = {}, {}, {}
+  for _, member in ipairs(present) do held[member], is_present[member] = {}, true end -- bound: the members
+  for p = 0, total - 1 do -- bound: the partitions
+    local member = plan[tostring(p)]
+    table.insert(is_present[member] and held[member] or free, p)
+  end
+  local order = {unpack(present)}
+  table.sort(order, function(one, other)
+    if #held[one] ~= #held[other] then return #held[one] > #held[other] end
+    return one < other
+  end)
+  local share, rest = math.floor(total / #order), total % #order
+  for n, member in ipairs(order) do -- bound: the members
+    local quota = share + (n <= rest and 1 or 0)
+    while #held[member] > quota do table.insert(free, table.remove(held[member])) end -- bound: the partitions
+  end
+  for n, member in ipairs(order) do -- bound: the members
+    local quota = share + (n <= rest and 1 or 0)
+    while #held[member] < quota do table.insert(held[member], table.remove(free)) end -- bound: the partitions
+  end
+  return held
+end
+-- A border is left behind by a change of the number of partitions: where each log ended then. What is behind it may be
+-- read once all earlier records of the same keys are read.
+-- Return what says, for a partition, up to which id it may be read ('' for all), and at which id others wait for it.
+local function make_borders(text, cursor_of)
+  local borders = text and cjson.decode(text) or {}
+  local function divisor(a, b) while b > 0 do a, b = b, a % b end return a end -- bound: Euclid's
+  local open = {}
+  for _, border in ipairs(borders) do -- bound: the borders, 16 at most
+    local step, waits = divisor(border.old, border.new), {}
+    for p = 0, border.old - 1 do -- bound: the partitions
+      if is_before(cursor_of(p), border.tails[p + 1]) then waits[p % step] = true end
+    end
+    table.insert(open, {step = step, waits = waits, tails = border.tails, old = border.old})
+  end
+  return function(p)
+    local limit, awaited = '', ''
+    for _, border in ipairs(open) do -- bound: the borders
+      local tail = border.tails[p + 1] or '0-0'
+      if border.waits[p % border.step] then
+        if p < border.old and awaited == '' and is_before(cursor_of(p), tail) then awaited = tail end
+        limit = tail
+        break
+      end
+    end
+    return limit, awaited
+  end
+end

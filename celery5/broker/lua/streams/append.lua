@@ -1,0 +1,106 @@
+-- Append records to the partitions of a stream: all of them or none.
+-- KEYS  1 map of the stream
+--       2 its groups
+--       3 prefix of its logs
+--       4 prefix of the partitions of its groups
+--       5 what came from each outbox
+--       6 reply to this sending, for its repetition ('' for none is passed as KEYS 5)
+-- ARGV  1 version of the map by which the producer chose the partitions, 0 when it has none
+--       2 number of partitions of a stream that does not exist yet
+--       3 most records of a partition
+--       4 what happens at more unread ones: refuse, drop
+--       5 most age of a record in ms, 0 for any
+--       6 ms for which the reply is kept, 0 for not at all
+--       7 outbox that the records come from ('' for none)
+--       8 number of records
+--       9.. for each record: its partition, its time in ms ('' for now), its id in that outbox ('' for
+--         none), how many words it has, and those: field, value, ...
+-- Returns {'ok', the partition and the id of each record ('' for one that came before), how many unread records were
+-- dropped}; {'stale', number of partitions, version} when the producer has an old map; {'full', partition, group, how
+-- many are unread} or {'early', partition, its last id}. Nothing is appended then.
+local map, groups, logs, partitions, relayed, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local most, policy, age, keep, source, total = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[7], tonumber(ARGV[8])
+if keep ~= '0' then
+  local reply = redis.call('GET', sent)
+  if reply then return cmsgpack.unpack(reply) end
+end
+local known = redis.call('HMGET', map, 'partitions', 'version')
+if not known[1] then
+  known = {ARGV[2], '1'}
+  redis.call('HSET', map, 'partitions', ARGV[2], 'version', 1)
+end
+if ARGV[1] ~= known[2] then return {'stale', tonumber(known[1]), tonumber(known[2])} end
+local now = now_ms()
+local before = source ~= '' and redis.call('HGET', relayed, source) or '0-0'
+-- What is sent to each partition, before anything changes.
+local tails, at = {}, 9
+for _ = 1, total do -- bound: the records of one call
+  local partition, time, origin, words = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
+  if origin == '' or is_before(before, origin) then
+    local tail = tails[partition]
+    if not tail then
+      tail = {log = logs .. partition, count = 0}
+      tail.ms, tail.n = split_id(last_id(tail.log))
+      tail.length = redis.call('XLEN', tail.log)
+      tail.time = tail.ms
+      tails[partition] = tail
+    end
+    if time ~= '' then
+      if tonumber(time) < tail.time then return {'early', tonumber(partition), make_id(tail.time, tail.n)} end
+      tail.time = tonumber(time)
+    else
+      tail.time = math.max(tail.time, now)
+    end
+    tail.count = tail.count + 1
+  end
+  at = at + 4 + words
+end
+-- Nothing that a group has not read is trimmed, unless the policy says so.
+local dropped, names = 0, nil
+for partition, tail in pairs(tails) do -- bound: the partitions of these records
+  tail.unread = 0
+  if tail.length + tail.count > most then
+    names = names or redis.call('HKEYS', groups)
+    for _, group in ipairs(names) do -- bound: the groups of the stream
+      local _, read = split_id(redis.call('HGET', partitions .. group .. ':' .. partition, 'cursor') or '0-0')
+      local unread = math.min(tail.length, math.max(0, tail.n - read)) + tail.count
+      if unread > most and policy == 'refuse' then return {'full', tonumber(partition), group, unread - tail.count} end
+      tail.unread = math.max(tail.unread, unread)
+    end
+  end
+end
+local ids = {}
+at = 9
+for _ = 1, total do -- bound: the records of one call
+  local partition, time, origin, words = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
+  at = at + 4
+  if origin == '' or is_before(before, origin) then
+    local tail = tails[partition]
+    tail.ms, tail.n = math.max(tail.ms, time ~= '' and tonumber(time) or now), tail.n + 1
+    local id = make_id(tail.ms, tail.n)
+    redis.call('XADD', tail.log, id, unpack(ARGV, at, at + words - 1))
+    ids[#ids + 1] = partition
+    ids[#ids + 1] = id
+    if origin ~= '' then before = origin end
+  else
+    ids[#ids + 1] = partition
+    ids[#ids + 1] = ''
+  end
+  at = at + words
+end
+for partition, tail in pairs(tails) do -- bound: the partitions of these records
+  if tail.length + tail.count > most then
+    redis.call('XTRIM', tail.log, 'MAXLEN', '~', most)
+    if tail.unread > most then
+      local lost = tail.unread - redis.call('XLEN', tail.log)
+      if lost > 0 then
+        dropped = dropped + lost
+        redis.call('HINCRBY', map, 'dropped', lost)
+      end
+    end
+  end
+end
+if source ~= '' then redis.call('HSET', relayed, source, before) end
+local reply = {'ok', ids, dropped}
+if keep ~= '0' then redis.call('SET', sent, cmsgpack.pack(reply), 'PX', keep) end
+return reply

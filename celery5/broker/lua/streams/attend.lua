@@ -1,0 +1,91 @@
+-- Renew the membership of one worker in a group, assign the partitions, and take those that are free.
+-- KEYS  1 map of the stream
+--       2 its groups
+--       3 members of the group
+--       4 the incarnation of each
+--       5 plan of the group
+--       6 prefix of its partitions
+--       7 prefix of the logs
+-- ARGV  1 name of the group
+--       2 this member
+--       3 its incarnation
+--       4 lease in ms
+--       5 1 when it joins, which ends an earlier incarnation of the same member
+--       6 where a new group starts: $ for the end, else the first id
+--       7 number of partitions of a stream that does not exist yet
+--       8 channel of the group
+--       9 1 to wake the others: this member has read up to a border
+--       10 most age of a record in ms, 0 for any
+-- Returns {'replaced'} when another incarnation has this member's name, else {'ok', number of partitions, version of the
+-- map, members, partitions}. For each partition that is assigned to this member: number, 1 when it is its owner, epoch,
+-- cursor, how many owners died at this record, condition ('' or quarantined), the ids beyond the cursor that are done,
+-- up to which id it may be read ('' for all), and the id at which others wait for it.
+local map, groups, members, incarnations, plans, partitions, logs = unpack(KEYS)
+local group, member, incarnation, lease, channel = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[8]
+local now = now_ms()
+local other = redis.call('HGET', incarnations, member)
+local mine = tonumber(redis.call('ZSCORE', members, member) or 0)
+if ARGV[5] ~= '1' and other and other ~= incarnation then return {'replaced'} end
+if not redis.call('HGET', map, 'partitions') then redis.call('HSET', map, 'partitions', ARGV[7], 'version', 1) end
+local count, total, version, border_text = count_partitions(map)
+if redis.call('HEXISTS', groups, group) == 0 then
+  redis.call('HSET', groups, group, ARGV[6])
+  for p = 0, total - 1 do -- bound: the partitions
+    redis.call('HSET', partitions .. p, 'cursor', cursor_before(logs .. p, ARGV[6]))
+  end
+end
+-- A member that has let its own lease lapse, as all have when Redis was down, judges no other: the next time.
+if mine >= now then
+  for _, lapsed in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now)) do -- bound: the members of the group
+    redis.call('ZREM', members, lapsed)
+    redis.call('HDEL', incarnations, lapsed)
+  end
+end
+redis.call('ZADD', members, now + lease, member)
+redis.call('HSET', incarnations, member, incarnation)
+local present = redis.call('ZRANGE', members, 0, -1)
+table.sort(present)
+local living = {}
+for _, each in ipairs(redis.call('HVALS', incarnations)) do living[each] = true end -- bound: the members of the group
+-- Plan anew when the members or the partitions are others than the plan was made of.
+local wanted = total .. ' ' .. table.concat(present, ' ')
+local plan = {}
+local flat = redis.call('HGETALL', plans)
+for n = 1, #flat, 2 do plan[flat[n]] = flat[n + 1] end -- bound: the partitions
+if plan.members ~= wanted then
+  local words = {'members', wanted}
+  for each, held in pairs(make_plan(present, total, plan)) do -- bound: the members of the group
+    for _, p in ipairs(held) do -- bound: the partitions
+      words[#words + 1], words[#words + 2] = p, each
+      plan[tostring(p)] = each
+    end
+  end
+  redis.call('DEL', plans)
+  for n = 1, #words, 1000 do redis.call('HSET', plans, unpack(words, n, math.min(n + 999, #words))) end -- bound: the partitions
+  redis.call('PUBLISH', channel, 'plan')
+elseif ARGV[9] == '1' then
+  redis.call('PUBLISH', channel, 'border')
+end
+local cursors = {}
+local function cursor_of(p)
+  cursors[p] = cursors[p] or redis.call('HGET', partitions .. p, 'cursor') or '0-0'
+  return cursors[p]
+end
+local get_border = make_borders(border_text, cursor_of)
+local reply = {}
+for p = 0, total - 1 do -- bound: the partitions
+  if plan[tostring(p)] == member then
+    local key = partitions .. p
+    local found = redis.call('HMGET', key, 'owner', 'epoch', 'deaths', 'condition', 'ahead')
+    local owner, epoch, deaths = found[1] or '', tonumber(found[2]) or 0, tonumber(found[3]) or 0
+    if owner ~= incarnation and not living[owner] then
+      if owner ~= '' then deaths = deaths + 1 end
+      owner, epoch = incarnation, epoch + 1
+      redis.call('HSET', key, 'owner', owner, 'epoch', epoch, 'deaths', deaths)
+      if not redis.call('HGET', key, 'cursor') then redis.call('HSET', key, 'cursor', cursor_of(p)) end
+    end
+    local limit, awaited = get_border(p)
+    reply[#reply + 1] = {p, owner == incarnation and 1 or 0, epoch, cursor_of(p), deaths, found[4] or '', found[5] or '', limit, awaited}
+  end
+end
+return {'ok', count, version, #present, reply}

@@ -1,0 +1,27 @@
+-- Return the state of one group of a stream.
+-- KEYS  1 map of the stream
+--       2 members of the group
+--       3 the incarnation of each
+--       4 prefix of its partitions
+--       5 prefix of the logs
+-- ARGV  1 first partition to look at
+--       2 how many at most
+-- Returns {number of partitions in all, ms since 1970, members, partitions}: for each its number, last id, cursor, the first
+-- unread id that is still there ('' for none), how many records the log has, owner, epoch, deaths, condition, why.
+local map, members, incarnations, partitions, logs = unpack(KEYS)
+local _, total = count_partitions(map)
+local now = now_ms()
+local present = members_at(members, incarnations, now)
+local found = {}
+for p = tonumber(ARGV[1]), math.min(total, ARGV[1] + ARGV[2]) - 1 do -- bound: the partitions of one call
+  local one = redis.call('HMGET', partitions .. p, 'cursor', 'owner', 'epoch', 'deaths', 'condition', 'why')
+  local cursor = one[1] or '0-0'
+  local tail = last_id(logs .. p)
+  local unread = ''
+  if is_before(cursor, tail) then
+    local entry = redis.call('XRANGE', logs .. p, '(' .. cursor, '+', 'COUNT', 1)[1]
+    unread = entry and entry[1] or ''
+  end
+  found[#found + 1] = {p, tail, cursor, unread, redis.call('XLEN', logs .. p), one[2] or '', tonumber(one[3]) or 0, tonumber(one[4]) or 0, one[5] or '', one[6] or ''}
+end
+return {total, now, present, found}

@@ -1,0 +1,39 @@
+-- Give partitions back, and with ARGV[4] leave the group.
+-- KEYS  1 map of the stream
+--       2 members of the group
+--       3 the incarnation of each
+--       4 prefix of its partitions
+-- ARGV  1 member
+--       2 its incarnation
+--       3 channel of the group
+--       4 '' to stay a member; else for how many ms its share is kept for its return, 0 for not at all
+--       5 1 when the incarnation has died: whatever it owned counts a death
+--       6.. the partitions; all that it owns when it leaves
+-- Returns how many partitions were given back.
+local map, members, incarnations, partitions = unpack(KEYS)
+local member, incarnation, channel, absence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local given = 0
+local function give(p)
+  local key = partitions .. p
+  if redis.call('HGET', key, 'owner') == incarnation then
+    redis.call('HSET', key, 'owner', '')
+    if ARGV[5] == '1' then redis.call('HINCRBY', key, 'deaths', 1) end
+    given = given + 1
+  end
+end
+if absence == '' then
+  for n = 6, #ARGV do give(ARGV[n]) end -- bound: the partitions of one call
+else
+  local _, total = count_partitions(map)
+  for p = 0, total - 1 do give(p) end -- bound: the partitions
+  if redis.call('HGET', incarnations, member) == incarnation then
+    redis.call('HDEL', incarnations, member)
+    if absence == '0' then
+      redis.call('ZREM', members, member)
+    else
+      redis.call('ZADD', members, now_ms() + absence, member)
+    end
+  end
+end
+redis.call('PUBLISH', channel, 'yield')
+return given

@@ -1,0 +1,1 @@
+"""Values and decisions of streams of records."""

@@ -1,0 +1,149 @@
+"""Values of a stream and its groups, as the scripts and the services exchange them.
+
+A *group* reads a stream: each of its members owns some partitions, and each partition has one owner and a *cursor*, the
+id of the last record that is done. An owner is known by its incarnation and by the *epoch* of the partition, which
+changes with each owner: so an owner that was replaced can commit nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+
+def split_id(record_id: str) -> tuple[int, int]:
+    """Return the two parts of a record's id: its time in ms since 1970, and its number in the partition, from 1.
+
+    Text that is no id counts as 0-0: other programs write, too.
+    """
+    ms, _, number = record_id.partition("-")
+    return (int(ms), int(number)) if ms.isdigit() and number.isdigit() else (0, 0)
+
+
+class StreamMap(msgspec.Struct, frozen=True):
+    """How many partitions a stream has, and the version of this number."""
+
+    partitions: int
+    version: int
+
+
+class StaleMap(msgspec.Struct, frozen=True):
+    """Nothing was appended: the partitions were chosen by an old map."""
+
+    map: StreamMap
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """What was appended: partition and id of each record, '' as the id of one that had come before."""
+
+    ids: tuple[tuple[int, str], ...]
+    # How many records were dropped that a group had not read.
+    dropped: int
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One partition that is assigned to a member."""
+
+    partition: int
+    # Whether the member is its owner already. Else an earlier owner has not given it back yet.
+    is_owned: bool
+    epoch: int
+    cursor: str
+    # How many owners have died since the cursor last moved.
+    deaths: int
+    # '' or `quarantined`.
+    condition: str
+    # The ids beyond the cursor that are done.
+    ahead: tuple[str, ...] = ()
+    # Up to which id it may be read; '' for all.
+    limit: str = ""
+    # The id at which other partitions wait for this one; '' for none.
+    awaited: str = ""
+
+
+class Attendance(msgspec.Struct, frozen=True):
+    """The reply to a member that has renewed its lease."""
+
+    map: StreamMap
+    members: int
+    assigned: tuple[Assignment, ...]
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """What is committed of one partition, in one step."""
+
+    partition: int
+    epoch: int
+    cursor: str
+    new_cursor: str
+    # Encoded outputs, for the outbox.
+    outputs: Sequence[bytes] = ()
+    # Changes of the keyed state; None removes.
+    state: Mapping[str, bytes | None] = {}
+    # Fields and values, in turns, of each dead record.
+    dead: Sequence[Sequence[str | bytes]] = ()
+    ahead: Sequence[str] = ()
+
+    def pack_extras(self) -> bytes:
+        """Return everything but the cursor as the script takes it, b'' for nothing."""
+        if not (self.outputs or self.state or self.dead or self.ahead):
+            return b""
+        extras: dict[str, Any] = {
+            "outputs": self.outputs,
+            "state": [word for name, value in self.state.items() for word in (name, value or b"")],
+            "dead": self.dead,
+            "ahead": " ".join(self.ahead),
+        }
+        return msgspec.msgpack.encode({name: value for name, value in extras.items() if value})
+
+
+class PartitionState(msgspec.Struct, frozen=True):
+    """The state of one partition in one group."""
+
+    partition: int
+    # The id of the last record that was ever appended, 0-0 for none.
+    last_id: str
+    # The id of the last record that is done.
+    cursor: str
+    # The first record that is not done and still there; '' for none.
+    first_unread: str
+    # How many records the log has.
+    length: int
+    # The incarnation that owns it; '' for none.
+    owner: str
+    epoch: int
+    deaths: int
+    condition: str
+    why: str
+
+    @property
+    def lag(self) -> int:
+        """How many records are not done."""
+        return max(0, split_id(self.last_id)[1] - split_id(self.cursor)[1])
+
+    @property
+    def lost(self) -> int:
+        """How many of these were dropped before the group has read them."""
+        if not self.lag:
+            return 0
+        first = split_id(self.first_unread)[1] if self.first_unread else split_id(self.last_id)[1] + 1
+        return max(0, first - split_id(self.cursor)[1] - 1)
+
+
+class GroupState(msgspec.Struct, frozen=True):
+    """The state of a group, with some of its partitions."""
+
+    # How many partitions there are in all.
+    total: int
+    # Time of the reply in ms since 1970, by the clock of Redis.
+    at: int
+    members: tuple[str, ...]
+    partitions: tuple[PartitionState, ...]
+
+    def get_age(self, partition: PartitionState) -> float:
+        """Return for how many seconds the first unread record of a partition has been there."""
+        return (
+            max(0.0, (self.at - split_id(partition.first_unread)[0]) / 1000)
+            if partition.first_unread
+            else 0.0
+        )

@@ -1,0 +1,43 @@
+"""Send ordered records, and process them partition by partition."""
+
+from typing import TYPE_CHECKING
+
+from celery5.lazy import exports
+
+if TYPE_CHECKING:
+    from celery5.streams.events import StreamEntry, StreamEvents
+    from celery5.streams.processor import Processor
+    from celery5.streams.registry import GroupIsLive, GroupLag, PartitionLag, Streams, StreamState
+    from celery5.streams.stream import Keep, RecordId, Stream
+
+__all__ = [
+    "GroupIsLive",
+    "GroupLag",
+    "Keep",
+    "PartitionLag",
+    "Processor",
+    "RecordId",
+    "Stream",
+    "StreamEntry",
+    "StreamEvents",
+    "StreamState",
+    "Streams",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = exports(
+        __name__,
+        {
+            "StreamEntry": "celery5.streams.events",
+            "StreamEvents": "celery5.streams.events",
+            "GroupIsLive": "celery5.streams.registry",
+            "GroupLag": "celery5.streams.registry",
+            "Keep": "celery5.streams.stream",
+            "PartitionLag": "celery5.streams.registry",
+            "Processor": "celery5.streams.processor",
+            "RecordId": "celery5.streams.stream",
+            "Stream": "celery5.streams.stream",
+            "StreamState": "celery5.streams.registry",
+            "Streams": "celery5.streams.registry",
+        },
+    )

@@ -1,0 +1,298 @@
+"""Events: what a processor reads from one partition, and what it produces.
+
+A record is acknowledged when the next one is asked for, and when the processor returns. Its outputs and changes of
+state are committed in the same step as that, or not at all.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from celery5.broker.calls.streams import RawEntry
+from celery5.errors import Misconfigured
+from celery5.protocol.job.job import Job
+from celery5.protocol.streams.groups import split_id
+from celery5.streams.codec import RecordCodec
+from celery5.streams.stream import Stream
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+MAX_BATCH = 10_000
+"""The most records of one batch."""
+
+
+class RecordFeed(Protocol):
+    """Where the records of one processor and partition come from, and where its outputs go."""
+
+    @property
+    def group(self) -> str:
+        """The name of the processor."""
+        ...
+
+    @property
+    def partition(self) -> int:
+        """The partition."""
+        ...
+
+    @property
+    def grace_period(self) -> float:
+        """Seconds that a processor has to end."""
+        ...
+
+    def take_next(self) -> RawEntry | None:
+        """Acknowledge what was taken before, and return the next record if it is here."""
+        ...
+
+    async def wait_next(self) -> RawEntry | None:
+        """Return the next record when it is here; None when the processor is to end."""
+        ...
+
+    async def wait_batch(self, count: int, within: float) -> Sequence[RawEntry]:
+        """Acknowledge what was taken before, and return the next batch; an empty one when the processor is to end."""
+        ...
+
+    def add_output(self, output: bytes) -> None:
+        """Add an output to what is committed with the records that were taken last."""
+        ...
+
+    async def get_state(self, name: str) -> bytes | None:
+        """Return a value of the keyed state."""
+        ...
+
+    def set_state(self, name: str, value: bytes | None) -> None:
+        """Set a value of the keyed state, with the records that were taken last; None removes it."""
+        ...
+
+
+class JobSource(Protocol):
+    """What makes a job: a signature, `task.s(...)`."""
+
+    def job(self) -> Job:
+        """Return the job."""
+        ...
+
+
+class StreamEntry(Generic[R]):
+    """One record with what surrounds it.
+
+    Attributes:
+        partition: Its partition.
+        group: The processor that reads it.
+        id: Its id in the partition.
+        fields: What is stored: fields and values in turns.
+    """
+
+    __slots__ = ("_codec", "fields", "group", "id", "partition")
+
+    def __init__(self, partition: int, group: str, raw: RawEntry, codec: RecordCodec[R]) -> None:
+        self.partition = partition
+        self.group = group
+        self.id: str = raw[0].decode()
+        self.fields: Sequence[bytes] = raw[1]
+        self._codec = codec
+
+    def __repr__(self) -> str:
+        return f"<StreamEntry {self.id} of partition {self.partition}>"
+
+    @property
+    def record(self) -> R:
+        """The record. Raises BadRecord."""
+        return self._codec.decode(self.fields)
+
+    @property
+    def time(self) -> float:
+        """When it was sent, in seconds since 1970, or what the sender gave as its time."""
+        return split_id(self.id)[0] / 1000
+
+
+class Outputs:
+    """What a processor produces: committed together with the records that it has taken."""
+
+    def __init__(self, feed: RecordFeed, into: Stream[Any] | None) -> None:
+        self._feed = feed
+        self._into = into
+        self.state: KeyedState = KeyedState(feed)
+
+    def send(self, *records: Any, to: Stream[Any] | None = None) -> None:
+        """Append records to a stream, by default the one that the processor declares with `into`.
+
+        Raises:
+            BadRecord: A value does not fit its field.
+            Misconfigured: No stream is given.
+        """
+        stream = to or self._into
+        if stream is None:
+            raise Misconfigured(
+                f"processor {self._feed.group} declares no stream to send to: give into=... there, or to=... here"
+            )
+        for record in records:
+            encoded = stream.encode(record)
+            self._feed.add_output(
+                msgspec.msgpack.encode({"stream": stream.name, "key": encoded.key, "words": encoded.words})
+            )
+
+    def job(self, *sources: JobSource) -> None:
+        """Send jobs: `task.s(...)`. Each is published once. Raises BadArguments."""
+        for source in sources:
+            self._feed.add_output(msgspec.msgpack.encode({"job": source.job().to_bytes()}))
+
+
+class KeyedState:
+    """State of a processor by key, in Redis. A key belongs to the records of one key, and so to one partition."""
+
+    def __init__(self, feed: RecordFeed) -> None:
+        self._feed = feed
+
+    async def get(self, key: str, default: Any = None, *, type: Any = Any) -> Any:  # noqa: A002  as msgspec has it
+        """Return the value of a key, as it is with all changes so far; `default` when there is none.
+
+        Raises:
+            msgspec.ValidationError: The value is not of the type.
+        """
+        raw = await self._feed.get_state(key)
+        return default if raw is None else msgspec.json.decode(raw, type=type)
+
+    def set(self, key: str, value: Any) -> None:
+        """Set the value of a key: anything that has a JSON form. Raises TypeError."""
+        self._feed.set_state(key, msgspec.json.encode(value))
+
+    def delete(self, key: str) -> None:
+        """Remove a key."""
+        self._feed.set_state(key, None)
+
+
+class StreamEvents(Outputs, Generic[R]):
+    """The records of one partition, for a processor.
+
+    Iterate over it for entries, over `records()` for records, over `take(...)` for batches.
+    """
+
+    def __init__(self, feed: RecordFeed, codec: RecordCodec[R], into: Stream[Any] | None = None) -> None:
+        super().__init__(feed, into)
+        self._codec = codec
+
+    @property
+    def partition(self) -> int:
+        """The partition."""
+        return self._feed.partition
+
+    @property
+    def group(self) -> str:
+        """The name of the processor."""
+        return self._feed.group
+
+    def __aiter__(self) -> "StreamEvents[R]":
+        return self
+
+    async def __anext__(self) -> StreamEntry[R]:
+        raw = self._feed.take_next()
+        if raw is None:
+            raw = await self._feed.wait_next()
+            if raw is None:
+                raise StopAsyncIteration
+        return StreamEntry(self._feed.partition, self._feed.group, raw, self._codec)
+
+    def records(self) -> "Records[R]":
+        """Return the records themselves, to iterate over."""
+        return Records(self._feed, self._codec)
+
+    def take(self, count: int, *, within: float) -> "EntryBatches[R]":
+        """Return batches of entries, to iterate over.
+
+        Args:
+            count: The most entries of one batch.
+            within: Seconds to wait for more, once the first one is there.
+
+        Raises:
+            Misconfigured: A number makes no sense; or `within` is more than the grace period.
+        """
+        return EntryBatches(
+            self._feed, self._codec, _check_batch(self._feed, count), _check_within(self._feed, within)
+        )
+
+
+class Records(Generic[R]):
+    """The records of a partition."""
+
+    def __init__(self, feed: RecordFeed, codec: RecordCodec[R]) -> None:
+        self._feed = feed
+        self._codec = codec
+        self._decode = codec.decode
+        self._take_next = feed.take_next
+
+    def __aiter__(self) -> "Records[R]":
+        return self
+
+    async def __anext__(self) -> R:
+        raw = self._take_next()
+        if raw is None:
+            raw = await self._feed.wait_next()
+            if raw is None:
+                raise StopAsyncIteration
+        return self._decode(raw[1])
+
+    def take(self, count: int, *, within: float) -> "RecordBatches[R]":
+        """Return batches of records: `events.take(...)` explains it."""
+        return RecordBatches(
+            self._feed, self._codec, _check_batch(self._feed, count), _check_within(self._feed, within)
+        )
+
+
+class EntryBatches(Generic[R]):
+    """Batches of entries."""
+
+    def __init__(self, feed: RecordFeed, codec: RecordCodec[R], count: int, within: float) -> None:
+        self._feed = feed
+        self._codec = codec
+        self._count = count
+        self._within = within
+
+    def __aiter__(self) -> "EntryBatches[R]":
+        return self
+
+    async def __anext__(self) -> list[StreamEntry[R]]:
+        batch = await self._feed.wait_batch(self._count, self._within)
+        if not batch:
+            raise StopAsyncIteration
+        return [StreamEntry(self._feed.partition, self._feed.group, raw, self._codec) for raw in batch]
+
+    def records(self) -> "RecordBatches[R]":
+        """Return the same batches as lists of records."""
+        return RecordBatches(self._feed, self._codec, self._count, self._within)
+
+
+class RecordBatches(Generic[R]):
+    """Batches of records."""
+
+    def __init__(self, feed: RecordFeed, codec: RecordCodec[R], count: int, within: float) -> None:
+        self._feed = feed
+        self._decode = codec.decode
+        self._count = count
+        self._within = within
+
+    def __aiter__(self) -> "RecordBatches[R]":
+        return self
+
+    async def __anext__(self) -> list[R]:
+        batch = await self._feed.wait_batch(self._count, self._within)
+        if not batch:
+            raise StopAsyncIteration
+        decode = self._decode
+        return [decode(raw[1]) for raw in batch]
+
+
+def _check_batch(feed: RecordFeed, count: int) -> int:
+    if isinstance(count, bool) or not 1 <= count <= MAX_BATCH:
+        raise Misconfigured(f"processor {feed.group}: take({count!r}): give 1 to {MAX_BATCH:,} records")
+    return count
+
+
+def _check_within(feed: RecordFeed, within: float) -> float:
+    if not 0 <= within <= feed.grace_period:
+        raise Misconfigured(
+            f"processor {feed.group}: take(within={within!r}): give 0 to {feed.grace_period:g} s, its grace period: "
+            "a batch that is collected for longer could not end in time"
+        )
+    return within

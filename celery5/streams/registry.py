@@ -1,0 +1,314 @@
+"""The streams and processors of an application: `app.streams`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from celery5.application import Application
+from celery5.broker.calls import streams as calls
+from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.driver import AsyncDriver
+from celery5.errors import CeleryError, Misconfigured
+from celery5.protocol.similar_names import did_you_mean
+from celery5.protocol.streams.groups import PartitionState, StreamMap
+from celery5.streams.codec import make_codec
+from celery5.streams.processor import Processor, make_processor, parse_start
+from celery5.streams.stream import Keep, Stream
+
+R = TypeVar("R")
+
+PARTITIONS_PER_CALL = 64
+"""How many partitions are looked at in one call: Redis does nothing else in that time."""
+
+
+class PartitionLag(msgspec.Struct, frozen=True):
+    """How far one partition of a group is behind."""
+
+    partition: int
+    # Records that are not done.
+    lag: int
+    # Seconds since the first of them was sent.
+    age: float
+    cursor: str
+    last_id: str
+    # How many records were dropped before the group has read them.
+    lost: int
+    # The incarnation that owns it; '' for none.
+    owner: str
+    # How many owners have died since the cursor last moved.
+    deaths: int
+    # '' or `quarantined`, and why.
+    condition: str
+    why: str
+
+
+class GroupLag(msgspec.Struct, frozen=True):
+    """How far a group is behind."""
+
+    stream: str
+    group: str
+    members: tuple[str, ...]
+    # Records that are not done, in all partitions.
+    lag: int
+    # Seconds since the oldest of them was sent.
+    age: float
+    partitions: tuple[PartitionLag, ...]
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """A stream and its groups."""
+
+    stream: str
+    partitions: int
+    # How many records its logs have.
+    records: int
+    groups: tuple[GroupLag, ...]
+
+
+class GroupIsLive(CeleryError):
+    """Members of the group run: its cursors are not moved under them."""
+
+
+class Streams(Mapping[str, Stream[Any]]):
+    """The streams of an application by name, and its processors."""
+
+    REACHED_AS = "streams."
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._streams: dict[str, Stream[Any]] = {}
+        self._processors: dict[tuple[str, str], Processor[Any]] = {}
+
+    def __getitem__(self, name: str) -> Stream[Any]:
+        try:
+            return self._streams[name]
+        except KeyError:
+            raise Misconfigured(
+                f"no stream {name!r} here; "
+                + did_you_mean(
+                    name, self._streams, otherwise=f"declared: {', '.join(sorted(self._streams)) or 'none'}"
+                )
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._streams)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._streams
+
+    def declare(
+        self,
+        name: str,
+        kind: Any = None,
+        *,
+        by: Any = None,
+        partitions: int = 16,
+        keep: Keep | None = None,
+        codec: Any = "json",
+    ) -> Stream[Any]:
+        """Declare a stream: `app.stream(...)`. Raises Misconfigured."""
+        if name in self._streams:
+            raise Misconfigured(f"two streams are named {name!r}: give one another name")
+        stream: Stream[Any] = Stream(
+            self._app, name, make_codec(kind, codec=codec, by=by), partitions=partitions, keep=keep
+        )
+        self._streams[name] = stream
+        return stream
+
+    def declare_processor(self, stream: Stream[R], options: dict[str, Any]) -> Callable[[Any], Any]:
+        """Return the decorator of a processor: `app.processor(...)`. Raises Misconfigured."""
+
+        def declare(function: Any) -> Any:
+            processor = make_processor(stream, function, options)
+            key = (processor.stream.name, processor.name)
+            if key in self._processors:
+                raise Misconfigured(
+                    f"two processors of stream {key[0]} are named {key[1]!r}: give one another name"
+                )
+            self._processors[key] = processor
+            return function
+
+        return declare
+
+    @property
+    def processors(self) -> tuple[Processor[Any], ...]:
+        """The processors."""
+        return tuple(self._processors.values())
+
+    def info(self) -> list[StreamState]:
+        """Return the state of all streams of the application that are declared or known to Redis. For plain Python."""
+        return run_in_plain_python(_get_all, self._app, self)
+
+    async def ainfo(self) -> list[StreamState]:
+        """`info`, from Trio or asyncio."""
+        return await run_in_event_loop(_get_all, self._app, self)
+
+    def seek(
+        self,
+        stream: str,
+        group: str,
+        start: str | datetime,
+        *,
+        partition: int | None = None,
+        force: bool = False,
+    ) -> dict[int, str]:
+        """Have a group continue elsewhere. For plain Python.
+
+        Args:
+            stream: The name of the stream.
+            group: The name of the processor.
+            start: `earliest`, `latest`, the id of the next record, or a time.
+            partition: Only this one.
+            force: Do it while members of the group run: they continue at the new place.
+
+        Returns:
+            The new cursors, by partition.
+
+        Raises:
+            GroupIsLive: Members run, and `force` is not given.
+            Misconfigured: There is no such group, or `start` makes no sense.
+        """
+        return run_in_plain_python(_seek, self._app, stream, group, start, partition, force)
+
+    async def aseek(
+        self,
+        stream: str,
+        group: str,
+        start: str | datetime,
+        *,
+        partition: int | None = None,
+        force: bool = False,
+    ) -> dict[int, str]:
+        """`seek`, from Trio or asyncio."""
+        return await run_in_event_loop(_seek, self._app, stream, group, start, partition, force)
+
+    def set_quarantine(self, stream: str, group: str, partition: int, why: str = "") -> bool:
+        """Quarantine a partition of a group, or with no `why` end its quarantine. For plain Python.
+
+        Returns:
+            Whether the group has this partition.
+        """
+        return run_in_plain_python(_set_quarantine, self._app, stream, group, partition, why)
+
+    async def aset_quarantine(self, stream: str, group: str, partition: int, why: str = "") -> bool:
+        """`set_quarantine`, from Trio or asyncio."""
+        return await run_in_event_loop(_set_quarantine, self._app, stream, group, partition, why)
+
+    def reshard(self, stream: str, partitions: int) -> StreamMap:
+        """Change the number of partitions of a stream; each key keeps its order. For plain Python.
+
+        Raises:
+            Misconfigured: There is no such stream, or too many earlier changes are not read past.
+        """
+        return run_in_plain_python(_reshard, self._app, stream, partitions)
+
+    async def areshard(self, stream: str, partitions: int) -> StreamMap:
+        """`reshard`, from Trio or asyncio."""
+        return await run_in_event_loop(_reshard, self._app, stream, partitions)
+
+
+async def _get_all(app: Application, redis: AsyncDriver, streams: Streams) -> list[StreamState]:
+    names = sorted({*streams, *await redis.perform(calls.list_streams(app.keys))})
+    return [await _get_info(app, redis, name) for name in names]
+
+
+async def _get_info(app: Application, redis: AsyncDriver, name: str) -> StreamState:
+    keys = app.keys.for_stream(name)
+    stream_map = await redis.perform(calls.get_map(keys))
+    partitions = stream_map.partitions if stream_map else 0
+    lengths: list[int] = []
+    for first in range(0, partitions, PARTITIONS_PER_CALL):
+        last = min(partitions, first + PARTITIONS_PER_CALL)
+        lengths += await redis.perform_all(
+            [calls.count_records(keys, partition) for partition in range(first, last)]
+        )
+    groups = [
+        await _get_lag(app, redis, name, group) for group in await redis.perform(calls.list_groups(keys))
+    ]
+    return StreamState(name, partitions, sum(lengths), tuple(groups))
+
+
+async def _get_lag(app: Application, redis: AsyncDriver, stream: str, group: str) -> GroupLag:
+    keys = app.keys.for_stream(stream)
+    found: list[PartitionLag] = []
+    members: tuple[str, ...] = ()
+    first, total = 0, 1
+    while first < total:
+        state = await redis.perform(calls.get_group(keys, group, first=first, count=PARTITIONS_PER_CALL))
+        total, members = state.total, state.members
+        found += [_measure(partition, state.get_age(partition)) for partition in state.partitions]
+        first += PARTITIONS_PER_CALL
+    return GroupLag(
+        stream,
+        group,
+        members,
+        sum(partition.lag for partition in found),
+        max((partition.age for partition in found), default=0.0),
+        tuple(found),
+    )
+
+
+def _measure(state: PartitionState, age: float) -> PartitionLag:
+    return PartitionLag(
+        state.partition,
+        state.lag,
+        age,
+        state.cursor,
+        state.last_id,
+        state.lost,
+        state.owner,
+        state.deaths,
+        state.condition,
+        state.why,
+    )
+
+
+async def _seek(
+    app: Application,
+    redis: AsyncDriver,
+    stream: str,
+    group: str,
+    start: str | datetime,
+    partition: int | None,
+    force: bool,
+) -> dict[int, str]:
+    first = parse_start(start, "seek")
+    reply = await redis.perform(
+        calls.seek(app.keys.for_stream(stream), group, first, partition=partition, force=force)
+    )
+    if reply == -1:
+        raise Misconfigured(f"stream {stream} has no group {group!r}")
+    if isinstance(reply, int):
+        members = "1 member" if reply == 1 else f"{reply} members"
+        raise GroupIsLive(
+            f"{members} of group {group} run: stop them first, or force it: they continue at the new place"
+        )
+    if partition is not None and partition not in reply:
+        raise Misconfigured(f"stream {stream} has no partition {partition}")
+    return reply
+
+
+async def _set_quarantine(
+    app: Application, redis: AsyncDriver, stream: str, group: str, partition: int, why: str
+) -> bool:
+    condition = "quarantined" if why else ""
+    call = calls.set_condition(app.keys.for_stream(stream), group, partition, condition, why=why)
+    return await redis.perform(call)
+
+
+async def _reshard(app: Application, redis: AsyncDriver, stream: str, partitions: int) -> StreamMap:
+    if not 1 <= partitions <= 4096:
+        raise Misconfigured(f"reshard to {partitions!r}: give 1 to 4096 partitions")
+    reply = await redis.perform(calls.reshard(app.keys.for_stream(stream), partitions))
+    if isinstance(reply, str):
+        raise Misconfigured(
+            f"stream {stream} is not there: nothing was ever sent to it"
+            if reply == "unknown"
+            else f"stream {stream} was resharded 16 times, and the records from before are still there"
+        )
+    return reply

@@ -1,0 +1,234 @@
+"""Streams: ordered, partitioned logs of records.
+
+Records with the same key are in the same partition, in the order in which they were sent. The design is that of Kafka's
+topics on Redis Streams; see `docs/guide/streams.md`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count, islice
+from secrets import token_hex
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from celery5.application import Application
+from celery5.broker.call import Call, Word
+from celery5.broker.calls import streams as calls
+from celery5.broker.calls.streams import RecordToAppend
+from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import StreamKeys
+from celery5.errors import Misconfigured
+from celery5.protocol.streams.groups import Appended, StaleMap, StreamMap
+from celery5.protocol.streams.routing import find_partition
+from celery5.streams.codec import RecordCodec
+
+R = TypeVar("R")
+
+MAX_PARTITIONS = 4096
+SEND_BATCH = 500
+"""Records in one call: Redis does nothing else in that time."""
+MAX_MAP_CHANGES = 5
+"""How often one call is made again because the number of partitions has changed meanwhile."""
+_NAME = re.compile(r"[^\s,{}:#]{1,200}")
+
+
+class RecordId(NamedTuple):
+    """Where a record is: its partition, and its id there, `<ms since 1970>-<number in the partition, from 1>`."""
+
+    partition: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long a stream keeps records that all of its groups have read, and what happens when a group is too slow.
+
+    Raises:
+        Misconfigured: A value makes no sense.
+    """
+
+    records: int = 50_000
+    """The most records of one partition. A few more may be kept, as that is cheaper to trim."""
+    age: float | timedelta | None = None
+    """Seconds after which records that all groups have read may go; None for no limit."""
+    full: Literal["refuse", "drop"] = "refuse"
+    """What happens when a group has not read so many records: `refuse` raises StreamFull at the sender; `drop` drops
+    the oldest ones, which is counted and logged."""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if isinstance(self.records, bool) or self.records < 1:
+            raise Misconfigured(f"Keep(records={self.records!r}): give 1 or more")
+        if self.full not in ("refuse", "drop"):
+            raise Misconfigured(f"Keep(full={self.full!r}): give refuse or drop")
+        if self.age is not None and self.max_age <= 0:
+            raise Misconfigured(f"Keep(age={self.age!r}): give seconds above 0")
+
+    @property
+    def max_age(self) -> float:
+        """The age in seconds, 0 for no limit."""
+        return self.age.total_seconds() if isinstance(self.age, timedelta) else self.age or 0.0
+
+
+class Stream(Generic[R]):
+    """A stream of records. `app.stream(...)` declares one.
+
+    Args:
+        app: The application.
+        name: Its name, part of its keys in Redis.
+        codec: Encodes and decodes its records, and finds their keys.
+        partitions: How many partitions a new stream gets. `celery5 stream reshard` changes it later.
+        keep: What is kept of what was read.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        name: str,
+        codec: RecordCodec[R],
+        *,
+        partitions: int = 16,
+        keep: Keep | None = None,
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise Misconfigured(
+                f"stream {name!r}: a name is 1 to 200 characters without spaces, commas, colons, braces or #"
+            )
+        if isinstance(partitions, bool) or not 1 <= partitions <= MAX_PARTITIONS:
+            raise Misconfigured(f"stream {name}: partitions is {partitions!r}: give 1 to {MAX_PARTITIONS}")
+        self.app = app
+        self.name = name
+        self.codec = codec
+        self.partitions = partitions
+        self.keep: Keep = keep or Keep()
+        self.keys: StreamKeys = app.keys.for_stream(name)
+        self._map: StreamMap | None = None
+        self._unkeyed = count()
+        self._is_registered = False
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name!r} of {self.app.name!r}>"
+
+    def send(self, *records: R, times: Sequence[int] | None = None) -> list[RecordId]:
+        """Append records, in this order; return where each of them is. For plain Python.
+
+        Up to 500 records are appended all or none; more are sent in portions.
+
+        Args:
+            records: The records.
+            times: The time of each record in ms since 1970, which is the first part of its id; by default now. In a
+                partition it never decreases.
+
+        Raises:
+            BadRecord: A value does not fit its field. Nothing was sent.
+            MessageTooLarge: A record is too large. Nothing was sent.
+            StreamFull: A group has not read as many records as are kept. Nothing of this portion was sent.
+            ValueError: A time is earlier than that of the last record of the partition, or `times` has another length.
+            BrokerUnavailable: Redis cannot be reached. There is no backlog: it could not keep the order.
+        """
+        return run_in_plain_python(_send, self.app, self, self._encode(records, times))
+
+    async def asend(self, *records: R, times: Sequence[int] | None = None) -> list[RecordId]:
+        """`send`, from Trio or asyncio."""
+        return await run_in_event_loop(_send, self.app, self, self._encode(records, times))
+
+    def send_many(self, records: Iterable[R]) -> Iterator[RecordId]:
+        """Append records from an iterable of any length in portions; yield where each of them is. For plain Python.
+
+        Raises:
+            BadRecord: As `send`; the portions before were sent.
+        """
+        iterator = iter(records)
+        while portion := list(islice(iterator, SEND_BATCH)):
+            yield from self.send(*portion)
+
+    def _encode(self, records: Sequence[R], times: Sequence[int] | None) -> list["EncodedRecord"]:
+        if times is not None and len(times) != len(records):
+            raise ValueError(f"{len(records)} records with {len(times)} times: give one for each")
+        return [
+            self.encode(record, None if times is None else times[index])
+            for index, record in enumerate(records)
+        ]
+
+    def encode(self, record: R, time: int | None = None) -> "EncodedRecord":
+        """Return a record as it is sent. Raises BadRecord and MessageTooLarge."""
+        words = self.codec.encode(record)
+        for word in words:
+            if len(word) > self.app.settings.message_limit:
+                self.app.check_message_size(
+                    word if isinstance(word, bytes) else word.encode(), f"a record of stream {self.name}"
+                )
+        return EncodedRecord(self.codec.key(record), words, time)
+
+    def find_partition(self, record: R) -> int:
+        """Return the partition of a record by the number of partitions that is known here. Raises BadRecord."""
+        key = self.codec.key(record)
+        return (
+            0 if key is None else find_partition(key, self._map.partitions if self._map else self.partitions)
+        )
+
+    def make_append(
+        self, records: Sequence["EncodedRecord"], *, nonce: str = "", source: str = ""
+    ) -> Call[Appended | StaleMap]:
+        """Return the call that appends records by the map that is known here."""
+        version, partitions = (self._map.version, self._map.partitions) if self._map else (0, self.partitions)
+        to_append = [
+            RecordToAppend(
+                next(self._unkeyed) % partitions
+                if record.key is None
+                else find_partition(record.key, partitions),
+                record.words,
+                record.time,
+                record.origin,
+            )
+            for record in records
+        ]
+        return calls.append(
+            self.keys,
+            to_append,
+            version=version,
+            partitions=self.partitions,
+            most=self.keep.records,
+            full=self.keep.full,
+            nonce=nonce,
+            source=source,
+        )
+
+    async def append(
+        self, redis: AsyncDriver, records: Sequence["EncodedRecord"], *, source: str = ""
+    ) -> list[RecordId]:
+        """Append records in one call, by the current map. Raises as `send`."""
+        if not self._is_registered:
+            await redis.perform(calls.register_stream(self.app.keys, self.name))
+            self._is_registered = True
+        nonce = "" if source else token_hex(16)
+        for _ in range(MAX_MAP_CHANGES):
+            reply = await redis.perform(self.make_append(records, nonce=nonce, source=source))
+            if not isinstance(reply, StaleMap):
+                return [RecordId(partition, record_id) for partition, record_id in reply.ids]
+            self._map = reply.map
+        raise Misconfigured(f"the number of partitions of stream {self.name} changes all the time")
+
+
+class EncodedRecord(NamedTuple):
+    """A record as it is sent."""
+
+    # Canonical key; None for any partition.
+    key: bytes | None
+    # Fields and values in turns.
+    words: Sequence[Word]
+    # Its time in ms since 1970; None for now.
+    time: int | None = None
+    # Its id in the outbox that it comes from.
+    origin: str = ""
+
+
+async def _send(
+    _app: Application, redis: AsyncDriver, stream: Stream[Any], records: Sequence[EncodedRecord]
+) -> list[RecordId]:
+    ids: list[RecordId] = []
+    for first in range(0, len(records), SEND_BATCH):
+        ids += await stream.append(redis, records[first : first + SEND_BATCH])
+    return ids

@@ -1,0 +1,1 @@
+"""Services of a worker that run processors of streams."""

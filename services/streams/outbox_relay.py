@@ -1,0 +1,142 @@
+"""Deliver what processors have produced: from the outbox of each partition to its streams and queues.
+
+Outputs are committed to an outbox in the slot of the stream that was read. Its owner delivers them in order. A target
+stream remembers the last that it has had of each outbox, and a job is published once for its id: so a delivery that is
+made again, by this owner or the next, changes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from celery5.broker.calls import streams as calls
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import StreamKeys
+from celery5.errors import BrokerError, CeleryError, Corrupt
+from celery5.logs.log import Log
+from celery5.protocol.job.job import Job
+from celery5.streams.stream import EncodedRecord, Stream
+
+RELAY_BATCH = 200
+"""Outputs in one call."""
+RETRY_INTERVAL = 0.2
+"""Seconds until another try, while a target is full or unreachable."""
+
+
+class JobSender(Protocol):
+    """An application that sends jobs."""
+
+    async def asend_jobs(self, jobs: Sequence[Job]) -> Any:
+        """Send jobs that were made before."""
+        ...
+
+
+class OutboxRelay:
+    """Delivers the outputs of one group, of the partitions that this worker owns."""
+
+    def __init__(
+        self,
+        *,
+        keys: StreamKeys,
+        group: str,
+        streams: Mapping[str, Stream[Any]],
+        app: JobSender,
+        redis: AsyncDriver,
+        log: Log,
+    ) -> None:
+        self._keys = keys
+        self._group = group
+        self._streams = streams
+        self._app = app
+        self._redis = redis
+        self._log = log
+        self._pending: set[int] = set()
+        self._noted = trio.Event()
+        self._delivered = trio.Event()
+        self._failing: dict[int, str] = {}
+
+    def note(self, partition: int) -> None:
+        """Deliver what is in the outbox of a partition."""
+        self._pending.add(partition)
+        self._noted.set()
+
+    def forget(self, partition: int) -> None:
+        """Leave an outbox to the next owner of its partition."""
+        self._pending.discard(partition)
+
+    async def wait_delivered(self, partition: int) -> None:
+        """Wait until nothing that was noted of a partition is left."""
+        while partition in self._pending:
+            await self._delivered.wait()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Deliver until cancelled."""
+        task_status.started()
+        while True:
+            await self._noted.wait()
+            self._noted = trio.Event()
+            failed = False
+            for partition in sorted(self._pending):
+                try:
+                    await self._deliver(partition)
+                    self._failing.pop(partition, None)
+                except (BrokerError, CeleryError) as error:
+                    failed = True
+                    self._log_failure(partition, str(error))
+            self._delivered.set()
+            self._delivered = trio.Event()
+            if failed:
+                await trio.sleep(RETRY_INTERVAL)
+                self._noted.set()
+
+    def _log_failure(self, partition: int, why: str) -> None:
+        if partition not in self._failing:
+            self._log.event(
+                "processor:delivery-failed",
+                "warning",
+                stream=self._keys.stream,
+                processor=self._group,
+                partition=partition,
+                why=why,
+            )
+        self._failing[partition] = why
+
+    async def _deliver(self, partition: int) -> None:
+        while partition in self._pending:
+            entries = await self._redis.perform(
+                calls.read_outbox(self._keys, self._group, partition, count=RELAY_BATCH)
+            )
+            if not entries:
+                self._pending.discard(partition)
+                return
+            outputs = [(entry[0], _decode(entry)) for entry in entries]
+            for target, portion in groupby(outputs, key=lambda output: output[1].get("stream")):
+                await self._deliver_portion(partition, target, list(portion))
+            await self._redis.perform(
+                calls.remove_from_outbox(
+                    self._keys, self._group, partition, [entry_id for entry_id, _ in outputs]
+                )
+            )
+
+    async def _deliver_portion(
+        self, partition: int, target: str | None, outputs: Sequence[tuple[bytes, dict[str, Any]]]
+    ) -> None:
+        if target is None:
+            await self._app.asend_jobs([Job.from_bytes(output["job"]) for _, output in outputs])
+            return
+        stream = self._streams[target]
+        records = [
+            EncodedRecord(output["key"], output["words"], None, entry_id.decode())
+            for entry_id, output in outputs
+        ]
+        await stream.append(self._redis, records, source=f"{self._keys.stream}:{self._group}:{partition}")
+
+
+def _decode(entry: Any) -> dict[str, Any]:
+    try:
+        return msgspec.msgpack.decode(entry[1][1], type=dict[str, Any])
+    except (ValueError, IndexError) as error:
+        raise Corrupt(f"entry {entry[0]!r} of an outbox: {error}") from None

@@ -1,0 +1,415 @@
+"""One partition that this worker owns: the records that are here, those that are done, and what is to be committed."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from zlib import crc32
+
+import trio
+
+from celery5.broker.calls.streams import RawEntry
+from celery5.protocol.streams.groups import Assignment, Commit, split_id
+
+MAX_AHEAD = 1024
+"""The most records that are done while an earlier one is not: more wait for that."""
+MAX_CACHED_STATE = 10_000
+"""The most values of keyed state that are remembered of one partition."""
+
+
+class PartitionHost(Protocol):
+    """What a partition needs of the group that it is owned for."""
+
+    def note_done(self, partition: "OwnedPartition") -> None:
+        """Commit this partition soon."""
+        ...
+
+    def commit_now(self) -> None:
+        """Commit now what was noted: a processor waits for it."""
+        ...
+
+    def want_records(self) -> None:
+        """Read again for a partition that wants more."""
+        ...
+
+    def find_key(self, entry: RawEntry) -> bytes:
+        """Return the key of an entry."""
+        ...
+
+    async def read_state(self, name: str) -> bytes | None:
+        """Read a value of the keyed state from Redis."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionOptions:
+    """What all partitions of a processor have in common: `Processor` explains them."""
+
+    group: str
+    prefetch: int
+    concurrency: int
+    commit_every: int
+    grace_period: float
+
+
+class OwnedPartition:
+    """The state of one partition while this worker owns it. A new ownership is a new object.
+
+    Args:
+        assignment: Where it begins.
+        options: The options of its processor.
+        host: The group that it is owned for.
+    """
+
+    def __init__(self, assignment: Assignment, options: PartitionOptions, host: PartitionHost) -> None:
+        self.number = assignment.partition
+        self.epoch = assignment.epoch
+        self.deaths = assignment.deaths
+        self.condition = assignment.condition
+        self.options = options
+        self.cursor = assignment.cursor
+        self.position = assignment.cursor
+        self.scope = trio.CancelScope()
+        self.is_lost = False
+        self.prefetch = options.prefetch
+        self._limit = assignment.limit
+        self._awaited = assignment.awaited
+        self._is_at_limit = False
+        self._host = host
+        self._is_serial = options.concurrency == 1
+        self._skipped = set(assignment.ahead)
+        # Ids that were handed to lanes, in order, and those of them that are done while an earlier one is not.
+        self._order: deque[bytes] = deque()
+        self._ahead: set[bytes] = set()
+        self._new_cursor = assignment.cursor
+        self._outputs: list[bytes] = []
+        self._dead: list[Sequence[str | bytes]] = []
+        self._pending_state: dict[str, bytes | None] = {}
+        self._committing_state: Mapping[str, bytes | None] = {}
+        self._state_cache: dict[str, bytes | None] = {}
+        self._in_hand = 0
+        self._uncommitted = 0
+        self._committing = 0
+        self._buffered = 0
+        self._is_dirty = False
+        self._committed = trio.Event()
+        # How many more records may be taken before a commit. A record that may have killed a worker is taken alone.
+        self.room = 1 if self.deaths else options.commit_every
+        self.lanes = tuple(Lane(self) for _ in range(options.concurrency))
+
+    # reading
+
+    @property
+    def wants_records(self) -> bool:
+        """Whether more records are to be read."""
+        return (
+            self._buffered < (self.prefetch + 1) // 2
+            and not (self._is_at_limit or self.condition or self.is_lost)
+            and not self.lanes[0].is_stopping
+        )
+
+    def feed(self, entries: Sequence[RawEntry]) -> int:
+        """Take entries that were read from `position` on. Return how many records in front of them were dropped."""
+        if not entries:
+            return 0
+        entries = self._cut_at_limit(entries)
+        if not entries:
+            return 0
+        gap = max(0, split_id(entries[0][0].decode())[1] - split_id(self.position)[1] - 1)
+        self.position = entries[-1][0].decode()
+        if self._skipped:
+            entries = [entry for entry in entries if entry[0].decode() not in self._skipped]
+        self._buffered += len(entries)
+        if self._is_serial:
+            self.lanes[0].feed(entries)
+            return gap
+        for entry in entries:
+            self._order.append(entry[0])
+            lane = self.lanes[crc32(self._host.find_key(entry)) % len(self.lanes)]
+            lane.feed((entry,))
+        return gap
+
+    def _cut_at_limit(self, entries: Sequence[RawEntry]) -> Sequence[RawEntry]:
+        """Return the entries up to the border, behind which other partitions must be read first."""
+        if not self._limit:
+            return entries
+        limit = split_id(self._limit)
+        allowed = [entry for entry in entries if split_id(entry[0].decode()) <= limit]
+        self._is_at_limit = len(allowed) < len(entries)
+        return allowed
+
+    def update(self, assignment: Assignment) -> None:
+        """Take what a later attendance says of it."""
+        self._limit, self._awaited = assignment.limit, assignment.awaited
+        if self._is_at_limit:
+            self._is_at_limit = False
+            self._host.want_records()
+
+    @property
+    def is_past_border(self) -> bool:
+        """Whether other partitions have waited for what is committed here by now. True once."""
+        if self._awaited and split_id(self.cursor) >= split_id(self._awaited):
+            self._awaited = ""
+            return True
+        return False
+
+    # processing
+
+    def settle(
+        self, taken: Sequence[RawEntry], outputs: list[bytes], state: Mapping[str, bytes | None]
+    ) -> None:
+        """Note that records are done, with their outputs."""
+        count = len(taken)
+        if self._is_serial:
+            self._new_cursor = taken[-1][0].decode()
+        else:
+            self._advance(taken)
+        if outputs:
+            self._outputs += outputs
+        if state:
+            self._pending_state.update(state)
+        self._uncommitted += count
+        self._in_hand -= count
+        was_enough = self._buffered >= (self.prefetch + 1) // 2
+        self._buffered -= count
+        if was_enough and self.wants_records:
+            self._host.want_records()
+        if not self._is_dirty:
+            self._is_dirty = True
+            self._host.note_done(self)
+        if self._uncommitted >= self.options.commit_every:
+            self._host.commit_now()
+
+    def prefetch_batches(self, count: int) -> None:
+        """Read enough ahead for batches of so many records."""
+        self.prefetch = max(self.prefetch, 2 * count)
+
+    def take(self, count: int) -> None:
+        """Note that records are in hand."""
+        self.room -= count
+        self._in_hand += count
+
+    def give_back(self, count: int) -> None:
+        """Note that records are not in hand any more, and not done."""
+        self.room += count
+        self._in_hand -= count
+
+    def _advance(self, taken: Sequence[RawEntry]) -> None:
+        self._ahead.update(entry[0] for entry in taken)
+        order = self._order
+        while order and order[0] in self._ahead:
+            done = order.popleft()
+            self._ahead.discard(done)
+            self._new_cursor = done.decode()
+        if len(self._ahead) >= MAX_AHEAD:
+            self.room = min(self.room, 0)
+
+    def bury(self, taken: Sequence[RawEntry], dead: Sequence[Sequence[str | bytes]]) -> None:
+        """Note that records were given up."""
+        self._dead += dead
+        self.settle(taken, [], {})
+
+    async def wait_for_commit(self) -> None:
+        """Wait until something is committed."""
+        committed = self._committed
+        self._host.commit_now()
+        await committed.wait()
+
+    async def get_state(self, name: str) -> bytes | None:
+        """Return a value of the keyed state, as it is with all that is done."""
+        for state in (self._pending_state, self._committing_state, self._state_cache):
+            if name in state:
+                return state[name]
+        value = await self._host.read_state(name)
+        self._remember_state(name, value)
+        return value
+
+    def _remember_state(self, name: str, value: bytes | None) -> None:
+        """Remember a value as it is in Redis."""
+        self._state_cache[name] = value
+        while len(self._state_cache) > MAX_CACHED_STATE:
+            del self._state_cache[next(iter(self._state_cache))]
+
+    # committing
+
+    def begin_commit(self) -> Commit:
+        """Return what is to be committed. `end_commit` follows."""
+        self._is_dirty = False
+        self._committing, self._committing_state = self._uncommitted, self._pending_state
+        commit = Commit(
+            self.number,
+            self.epoch,
+            self.cursor,
+            self._new_cursor,
+            tuple(self._outputs),
+            self._pending_state,
+            tuple(self._dead),
+            sorted((done.decode() for done in self._ahead), key=split_id),
+        )
+        self._outputs, self._pending_state, self._dead = [], {}, []
+        return commit
+
+    def end_commit(self, commit: Commit) -> None:
+        """Take note that it is committed."""
+        moved = commit.new_cursor != self.cursor
+        self.cursor = commit.new_cursor
+        self._uncommitted -= self._committing
+        self._committing = 0
+        for name, value in self._committing_state.items():
+            self._remember_state(name, value)
+        self._committing_state = {}
+        if moved:
+            self.deaths = 0
+        full = len(self._ahead) >= MAX_AHEAD
+        allowed = 1 if self.deaths else self.options.commit_every
+        self.room = 0 if full else allowed - self._uncommitted - self._in_hand
+        self._committed.set()
+        self._committed = trio.Event()
+        if self._is_at_limit and split_id(self.cursor) >= split_id(self._limit):
+            self._host.want_records()
+
+    # ending
+
+    def stop(self) -> None:
+        """Have the lanes end after what they have taken."""
+        for lane in self.lanes:
+            lane.stop()
+
+    def lose(self) -> None:
+        """End at once: another worker owns the partition."""
+        self.is_lost = True
+        self.stop()
+        self.scope.cancel()
+
+
+class Lane:
+    """The records of a partition that are processed one after the other: a `RecordFeed` for one processor function."""
+
+    def __init__(self, partition: OwnedPartition) -> None:
+        self._owner = partition
+        self._buffer: deque[RawEntry] = deque()
+        self._taken: Sequence[RawEntry] = ()
+        self._outputs: list[bytes] = []
+        self._state: dict[str, bytes | None] = {}
+        self._arrived = trio.Event()
+        self.is_stopping = False
+        self.stop_requested = trio.Event()
+        self.ended = trio.Event()
+
+    @property
+    def group(self) -> str:
+        """The name of the processor."""
+        return self._owner.options.group
+
+    @property
+    def partition(self) -> int:
+        """The partition."""
+        return self._owner.number
+
+    @property
+    def grace_period(self) -> float:
+        """Seconds that a record has to end."""
+        return self._owner.options.grace_period
+
+    @property
+    def taken(self) -> Sequence[RawEntry]:
+        """The records that the function has taken last."""
+        return self._taken
+
+    def feed(self, entries: Sequence[RawEntry]) -> None:
+        """Take entries to process."""
+        self._buffer.extend(entries)
+        self._arrived.set()
+
+    def take_next(self) -> RawEntry | None:
+        """Acknowledge what was taken before, and return the next record if it is here and may be taken."""
+        if self._taken:
+            self.settle()
+        if not self._buffer or self._owner.room <= 0 or self.is_stopping:
+            return None
+        raw = self._buffer.popleft()
+        self._taken = (raw,)
+        self._owner.take(1)
+        return raw
+
+    def settle(self) -> None:
+        """Acknowledge what was taken."""
+        taken, outputs, state = self._taken, self._outputs, self._state
+        if not taken:
+            return
+        self._taken = ()
+        if outputs:
+            self._outputs = []
+        if state:
+            self._state = {}
+        self._owner.settle(taken, outputs, state)
+
+    def give_back(self) -> None:
+        """Put what was taken in front again, and forget what it has produced."""
+        self._buffer.extendleft(reversed(self._taken))
+        self._owner.give_back(len(self._taken))
+        self._taken = ()
+        self._outputs, self._state = [], {}
+
+    def bury(self, dead: Sequence[Sequence[str | bytes]]) -> None:
+        """Give up what was taken."""
+        taken, self._taken = self._taken, ()
+        self._outputs, self._state = [], {}
+        self._owner.bury(taken, dead)
+
+    async def wait_next(self) -> RawEntry | None:
+        """Return the next record when it is here; None when the function is to end."""
+        while not self.is_stopping:
+            raw = self.take_next()
+            if raw is not None:
+                return raw
+            await self._wait()
+        return None
+
+    async def _wait(self) -> None:
+        if self._buffer:
+            await self._owner.wait_for_commit()
+        else:
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+
+    async def wait_batch(self, count: int, within: float) -> Sequence[RawEntry]:
+        """Acknowledge what was taken before, and return the next batch; an empty one when the function is to end."""
+        if self._taken:
+            self.settle()
+        self._owner.prefetch_batches(count)
+        while not (self._buffer and self._owner.room > 0):
+            if self.is_stopping:
+                return ()
+            await self._wait()
+        count = 1 if self._owner.deaths else count
+        with trio.move_on_after(within):
+            while len(self._buffer) < count and not self.is_stopping:
+                self._arrived = trio.Event()
+                await self._arrived.wait()
+        if self.is_stopping:
+            return ()
+        buffer = self._buffer
+        self._taken = [buffer.popleft() for _ in range(min(count, len(buffer)))]
+        self._owner.take(len(self._taken))
+        return self._taken
+
+    def add_output(self, output: bytes) -> None:
+        """Add an output of what was taken last."""
+        self._outputs.append(output)
+
+    async def get_state(self, name: str) -> bytes | None:
+        """Return a value of the keyed state."""
+        if name in self._state:
+            return self._state[name]
+        return await self._owner.get_state(name)
+
+    def set_state(self, name: str, value: bytes | None) -> None:
+        """Set a value of the keyed state."""
+        self._state[name] = value
+
+    def stop(self) -> None:
+        """End after what was taken."""
+        self.is_stopping = True
+        self.stop_requested.set()
+        self._arrived.set()

@@ -1,0 +1,517 @@
+"""Run one processor in this worker: be a member of its group, read the partitions that it owns, process and commit.
+
+There is no leader and no lock. A member renews its lease by `attend`, which assigns the partitions as well; one that
+must move is given back by its owner first, unless that is gone. What an owner commits is fenced by the epoch of the
+partition: an owner that was frozen, and replaced, commits nothing.
+"""
+
+import random
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import trio
+
+from celery5.broker.call import Call
+from celery5.broker.calls import streams as calls
+from celery5.broker.calls.streams import RawEntry
+from celery5.broker.connection.parked import ParkedRedis
+from celery5.broker.driver import AsyncDriver
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
+from celery5.logs.log import Log
+from celery5.protocol.streams.failure import (
+    QuarantinePartition,
+    RetryRecord,
+    decide_failure,
+    make_dead_record,
+)
+from celery5.protocol.streams.groups import Assignment, Attendance, Commit
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.streams.outbox_relay import OutboxRelay
+from celery5.services.streams.owned_partition import Lane, OwnedPartition, PartitionOptions
+from celery5.streams.events import StreamEvents
+from celery5.streams.processor import Processor
+
+ATTENDANCES_PER_LEASE = 3
+"""Attendances in one lease."""
+RETRY_INTERVAL = 0.2
+"""Seconds between attempts while Redis is unreachable."""
+READ_BLOCK = 5.0
+"""Seconds for which a read waits for records."""
+FINISH_LIMIT = 5.0
+"""Seconds for the last commit and for leaving, when the worker stops."""
+RESTART_DELAY = 1.0
+"""Seconds until a function that has ended by itself, without taking a record, is called again."""
+MAX_COMMITS = 64
+"""Partitions in one commit: Redis does nothing else in that time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """This worker as a member of groups."""
+
+    # The name that keeps its share through a restart, or that of the incarnation.
+    name: str
+    incarnation: str
+    # Seconds after which a silent member counts as dead.
+    lease: float
+    # Seconds for which its share is kept when it leaves.
+    absence: float
+    grace_period: float
+    # How many deaths of workers a record may cause.
+    max_deliveries: int
+
+
+class ProcessorGroup:
+    """One processor in this worker. It is a service, and the host of the partitions that it owns."""
+
+    def __init__(
+        self,
+        *,
+        processor: Processor[Any],
+        member: GroupMember,
+        redis: AsyncDriver,
+        reader: ParkedRedis,
+        relay: OutboxRelay,
+        log: Log,
+    ) -> None:
+        self._processor = processor
+        self._keys = processor.stream.keys
+        self._group = processor.name
+        self._member = member
+        self._redis = redis
+        self._reader = reader
+        self._relay = relay
+        self._log = log
+        self._names: dict[str, Any] = {"stream": processor.stream.name, "processor": processor.name}
+        self._outages = OutageLog(log, "processor:interrupted", "processor:resumed", **self._names)
+        grace = processor.grace_period
+        self._options = PartitionOptions(
+            group=processor.name,
+            prefetch=processor.prefetch,
+            concurrency=processor.concurrency,
+            commit_every=processor.commit_every,
+            grace_period=member.grace_period if grace is None else grace,
+        )
+        self._partitions: dict[int, OwnedPartition] = {}
+        self._leaving: set[int] = set()
+        self._nursery: trio.Nursery | None = None
+        self._attend_requested = trio.Event()
+        self._is_joining = True
+        self._is_past_border = False
+        self._is_stopping = False
+        self._dirty: list[OwnedPartition] = []
+        self._noted = trio.Event()
+        self._commit_requested = trio.Event()
+        self._commit_turn = trio.Lock()
+        self._wanted = trio.Event()
+        self._read_scope: trio.CancelScope | None = None
+
+    @property
+    def channel(self) -> str:
+        """The channel on which members hear that something has changed."""
+        return self._keys.changes(self._group)
+
+    def attend_now(self) -> None:
+        """Attend soon: something has changed."""
+        self._attend_requested.set()
+
+    # the service
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Be a member until cancelled; then finish what is in hand within the grace period, commit and leave."""
+        async with trio.open_nursery() as nursery:
+            scope: trio.CancelScope = await nursery.start(self._work)
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._finish()
+                    scope.cancel()
+
+    async def _work(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        """Run all loops, until the scope that `task_status` gets is cancelled."""
+        with trio.CancelScope(shield=True) as scope:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await nursery.start(self._reader.run)
+                nursery.start_soon(self._attend_forever)
+                nursery.start_soon(self._read_forever)
+                nursery.start_soon(self._commit_forever)
+                nursery.start_soon(self._relay.run)
+                task_status.started(scope)
+
+    async def _finish(self) -> None:
+        self._is_stopping = True
+        owned = list(self._partitions.values())
+        for partition in owned:
+            partition.stop()
+        with trio.move_on_after(self._options.grace_period):
+            await _wait_ended(owned)
+        for partition in owned:
+            partition.scope.cancel()
+        await _wait_ended(owned)
+        with trio.move_on_after(FINISH_LIMIT):
+            try:
+                await self._commit()
+                call = calls.leave_group(
+                    *(self._keys, self._group),
+                    member=self._member.name,
+                    incarnation=self._member.incarnation,
+                    absence=self._member.absence,
+                )
+                await self._redis.perform(call)
+            except BrokerError as error:
+                self._log.event("processor:leave-failed", "warning", why=str(error), **self._names)
+
+    # membership
+
+    async def _attend_forever(self) -> None:
+        while not self._is_stopping:
+            attendance = await retry_until_available(self._attend, self._outages, RETRY_INTERVAL)
+            if attendance is None:
+                self._log.event(
+                    "processor:replaced", "error", member=self._member.name, hint=_REPLACED, **self._names
+                )
+                for partition in list(self._partitions.values()):
+                    self._lose(partition)
+                return
+            self._apply(attendance)
+            with trio.move_on_after(self._member.lease / ATTENDANCES_PER_LEASE):
+                await self._attend_requested.wait()
+            self._attend_requested = trio.Event()
+
+    async def _attend(self) -> Attendance | None:
+        is_past_border = self._is_past_border
+        call = calls.attend(
+            *(self._keys, self._group),
+            member=self._member.name,
+            incarnation=self._member.incarnation,
+            lease=self._member.lease,
+            is_joining=self._is_joining,
+            start=self._processor.first_id,
+            partitions=self._processor.stream.partitions,
+            is_past_border=is_past_border,
+        )
+        attendance = await self._redis.perform(call)
+        self._is_joining = False
+        if is_past_border:
+            self._is_past_border = False
+        return attendance
+
+    def _apply(self, attendance: Attendance) -> None:
+        """Begin and end partitions as they are assigned."""
+        if self._is_stopping or self._nursery is None:
+            return
+        assigned = {assignment.partition: assignment for assignment in attendance.assigned}
+        for number, partition in list(self._partitions.items()):
+            assignment = assigned.get(number)
+            if assignment is None:
+                if number not in self._leaving:
+                    self._leaving.add(number)
+                    self._nursery.start_soon(self._give_away, partition)
+            elif assignment.epoch != partition.epoch or not assignment.is_owned:
+                self._lose(partition)
+            elif assignment.condition != partition.condition:
+                self._lose(partition)  # begin anew under the other condition, from the cursor
+            else:
+                partition.update(assignment)
+        for number, assignment in assigned.items():
+            if assignment.is_owned and number not in self._partitions:
+                self._begin(assignment)
+
+    def _begin(self, assignment: Assignment) -> None:
+        partition = OwnedPartition(assignment, self._options, self)
+        self._partitions[partition.number] = partition
+        self._relay.note(partition.number)
+        number, cursor, epoch = partition.number, partition.cursor, partition.epoch
+        self._log.event(
+            "partition:acquired", "debug", partition=number, cursor=cursor, epoch=epoch, **self._names
+        )
+        assert self._nursery is not None
+        for lane in partition.lanes:
+            if partition.condition:
+                lane.ended.set()
+            else:
+                self._nursery.start_soon(self._run_lane, partition, lane)
+        self.want_records()
+
+    def _lose(self, partition: OwnedPartition) -> None:
+        """Stop at once, and commit nothing more: the partition is owned by another, or begins anew."""
+        if self._partitions.get(partition.number) is partition:
+            del self._partitions[partition.number]
+        self._relay.forget(partition.number)
+        partition.lose()
+        self._log.event("partition:lost", "warning", partition=partition.number, **self._names)
+
+    async def _give_away(self, partition: OwnedPartition) -> None:
+        """Finish what is in hand within the grace period, commit, and give the partition back."""
+        partition.stop()
+        with trio.move_on_after(self._options.grace_period):
+            await _wait_ended([partition])
+        partition.scope.cancel()
+        await _wait_ended([partition])
+        await self._commit()
+        self._leaving.discard(partition.number)
+        if self._partitions.pop(partition.number, None) is None:
+            return
+        self._relay.forget(partition.number)
+        call = calls.yield_partitions(
+            *(self._keys, self._group),
+            member=self._member.name,
+            incarnation=self._member.incarnation,
+            partitions=[partition.number],
+        )
+        await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+        self._log.event("partition:yielded", "debug", partition=partition.number, **self._names)
+
+    # reading
+
+    def want_records(self) -> None:
+        """Read again: a partition wants more records than the read that waits is for."""
+        self._wanted.set()
+        if self._read_scope is not None:
+            self._read_scope.cancel()
+
+    async def _read_forever(self) -> None:
+        while True:
+            self._wanted = trio.Event()
+            positions = {
+                number: partition.position
+                for number, partition in self._partitions.items()
+                if partition.wants_records
+            }
+            if not positions:
+                await self._wanted.wait()
+                continue
+            count = max(self._partitions[number].prefetch for number in positions)
+            for number, entries in (
+                await self._read(calls.read(self._keys, positions, count=count, block=READ_BLOCK))
+            ).items():
+                partition = self._partitions.get(number)
+                if partition is not None and partition.position == positions[number]:
+                    self._feed(partition, entries)
+
+    async def _read(self, call: Call[dict[int, list[Any]]]) -> dict[int, list[Any]]:
+        """Return what is read, nothing when the read was ended for another one."""
+        found: dict[int, list[Any]] = {}
+        try:
+            with trio.CancelScope() as scope:
+                self._read_scope = scope
+                found = await self._reader.perform(call)
+        except (BrokerUnavailable, BrokerReplied) as error:
+            self._outages.record_error(error)
+            await trio.sleep(RETRY_INTERVAL)
+        finally:
+            self._read_scope = None
+        return found
+
+    def _feed(self, partition: OwnedPartition, entries: Sequence[RawEntry]) -> None:
+        lost = partition.feed(entries)
+        if lost:
+            self._log.event(
+                "partition:records-lost",
+                "error",
+                partition=partition.number,
+                records=lost,
+                hint=_LOST,
+                **self._names,
+            )
+
+    # processing
+
+    async def _run_lane(self, partition: OwnedPartition, lane: Lane) -> None:
+        """Call the function of the processor, again and again, until the partition is given away."""
+        attempts: dict[bytes, int] = {}
+        try:
+            with partition.scope:
+                if partition.deaths >= self._member.max_deliveries:
+                    await self._pass_poison(partition, lane)
+                while not lane.is_stopping:
+                    await self._call_function(partition, lane, attempts)
+        finally:
+            lane.ended.set()
+
+    async def _call_function(self, partition: OwnedPartition, lane: Lane, attempts: dict[bytes, int]) -> None:
+        events: StreamEvents[Any] = StreamEvents(lane, self._processor.stream.codec, self._processor.into)
+        try:
+            await self._processor.function(events)
+        except Exception as error:
+            await self._handle_failure(partition, lane, attempts, error)
+            return
+        has_taken = bool(lane.taken)
+        lane.settle()
+        if not lane.is_stopping:
+            self._log.event(
+                "processor:returned", "warning", partition=partition.number, hint=_RETURNED, **self._names
+            )
+            await _sleep_unless_stopping(lane, 0.0 if has_taken else RESTART_DELAY)
+
+    async def _handle_failure(
+        self, partition: OwnedPartition, lane: Lane, attempts: dict[bytes, int], error: Exception
+    ) -> None:
+        first = lane.taken[0][0] if lane.taken else b""
+        attempt = attempts[first] = attempts.get(first, 0) + 1
+        decision = decide_failure(
+            self._processor.on_error,
+            self._processor.then,
+            attempt=attempt,
+            kinds=[f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
+            random=random.random,
+        )
+        self._log.event(
+            "record:failed",
+            "warning",
+            partition=partition.number,
+            record=first.decode(),
+            attempt=attempt,
+            decision=type(decision).__name__,
+            error=repr(error)[:1000],
+            traceback="".join(traceback.format_exception(error))[-8000:],
+            **self._names,
+        )
+        if not lane.taken and not isinstance(decision, QuarantinePartition):
+            decision = RetryRecord(RESTART_DELAY)
+        if isinstance(decision, RetryRecord):
+            lane.give_back()
+            await _sleep_unless_stopping(lane, decision.delay)
+            return
+        attempts.pop(first, None)
+        if isinstance(decision, QuarantinePartition):
+            lane.give_back()
+            await self._quarantine(partition, f"record {first.decode()}: {error!r}"[:1000])
+            return
+        self._bury(partition, lane, repr(error), "".join(traceback.format_exception(error)), attempt)
+
+    def _bury(self, partition: OwnedPartition, lane: Lane, error: str, trace: str, attempts: int) -> None:
+        lane.bury(
+            [
+                make_dead_record(
+                    *raw, partition=partition.number, error=error, traceback=trace, attempts=attempts
+                )
+                for raw in lane.taken
+            ]
+        )
+
+    async def _pass_poison(self, partition: OwnedPartition, lane: Lane) -> None:
+        """Give up the first record, at which too many workers have died, or quarantine the partition."""
+        raw = await lane.wait_next()
+        if raw is None:
+            return
+        why = f"{partition.deaths} workers have died at this record"
+        number, record = partition.number, raw[0].decode()
+        self._log.event(
+            "record:poisonous",
+            "error",
+            partition=number,
+            record=record,
+            deaths=partition.deaths,
+            **self._names,
+        )
+        if self._processor.then == "ignore":
+            self._bury(partition, lane, why, "", partition.deaths)
+        else:
+            lane.give_back()
+            await self._quarantine(partition, f"record {raw[0].decode()}: {why}")
+
+    async def _quarantine(self, partition: OwnedPartition, why: str) -> None:
+        """Stop the partition, in the whole cluster, until somebody ends that."""
+        partition.stop()
+        await self._commit()
+        call = calls.set_condition(
+            *(self._keys, self._group, partition.number, "quarantined"),
+            why=why,
+            incarnation=self._member.incarnation,
+            epoch=partition.epoch,
+        )
+        done = await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+        if done:
+            self._log.event(
+                "partition:quarantined",
+                "error",
+                partition=partition.number,
+                why=why,
+                hint=_QUARANTINED,
+                **self._names,
+            )
+
+    # committing
+
+    def note_done(self, partition: OwnedPartition) -> None:
+        """Commit this partition soon."""
+        self._dirty.append(partition)
+        self._noted.set()
+
+    def commit_now(self) -> None:
+        """Commit now what was noted."""
+        self._commit_requested.set()
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await self._noted.wait()
+            with trio.move_on_after(self._processor.commit_within):
+                await self._commit_requested.wait()
+            await self._commit()
+
+    async def _commit(self) -> None:
+        """Commit all that is done by now."""
+        async with self._commit_turn:
+            self._noted, self._commit_requested = trio.Event(), trio.Event()
+            dirty, self._dirty = [one for one in self._dirty if not one.is_lost], []
+            for first in range(0, len(dirty), MAX_COMMITS):
+                portion = dirty[first : first + MAX_COMMITS]
+                await self._commit_portion(portion, [partition.begin_commit() for partition in portion])
+
+    async def _commit_portion(self, partitions: Sequence[OwnedPartition], commits: Sequence[Commit]) -> None:
+        call = calls.commit(self._keys, self._group, self._member.incarnation, commits)
+        verdicts = await retry_until_available(
+            partial(self._redis.perform, call), self._outages, RETRY_INTERVAL
+        )
+        for partition, commit, is_committed in zip(partitions, commits, verdicts, strict=True):
+            if not is_committed:
+                self._lose(partition)
+                self.attend_now()
+                continue
+            partition.end_commit(commit)
+            if commit.outputs:
+                self._relay.note(partition.number)
+            if partition.is_past_border:
+                self._is_past_border = True
+                self.attend_now()
+
+    # what partitions need besides
+
+    def find_key(self, entry: RawEntry) -> bytes:
+        """Return the key of an entry; one that cannot be decoded has none."""
+        codec = self._processor.stream.codec
+        try:
+            return codec.key(codec.decode(entry[1])) or b""
+        except Exception:  # its lane raises the error in the processor
+            return b""
+
+    async def read_state(self, name: str) -> bytes | None:
+        """Read a value of the keyed state."""
+        call = calls.get_state(self._keys, self._group, [name])
+        return (await self._redis.perform(call))[0]
+
+
+async def _wait_ended(partitions: Sequence[OwnedPartition]) -> None:
+    for partition in partitions:
+        for lane in partition.lanes:
+            await lane.ended.wait()
+
+
+async def _sleep_unless_stopping(lane: Lane, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        await lane.stop_requested.wait()
+
+
+_REPLACED = "another worker has the same name and runs this processor now: give each worker a name of its own"
+_LOST = "the stream drops records that a group has not read, Keep(full='drop'), or somebody has trimmed it"
+_RETURNED = "a processor is to go on until its events end: it was called again"
+_QUARANTINED = (
+    "mend the cause, then: celery5 stream quarantine --clear, or skip the record with celery5 stream seek"
+)
