@@ -114,6 +114,31 @@ def applications(client: "redis.Redis") -> set[str]:
     return {_application(key) for key in keys}
 
 
+OF_STREAM = re.compile(
+    r"(?P<tag>celery5:\{[^:{}]+:[^{}]+\}):"
+    r"(?:map|groups|relayed|log:\d+|(?P<kind>members|incarnations|plan|partition|state|outbox|parked|dead-records):(?P<group>[^:]+)(?::\d+)?)"
+)
+
+
+def _check_streams(server: Any, keys: list[bytes]) -> tuple[list[str], list[bytes]]:
+    """Return what is wrong with the keys of streams of records, and the other keys.
+
+    The map owns the keys of a stream, and the group in `groups` those of a group.
+    """
+    found, others = list[str](), list[bytes]()
+    for key in keys:
+        name = key.decode(errors="replace")
+        match = OF_STREAM.fullmatch(name)
+        if match is None:
+            if not name.endswith("}:record-streams"):
+                others.append(key)
+        elif not server.exists(f"{match['tag']}:map"):
+            found.append(f"{name}: of no stream, and it never expires")
+        elif match["group"] and not server.hexists(f"{match['tag']}:groups", match["group"]):
+            found.append(f"{name}: of no group, and it never expires")
+    return found, others
+
+
 def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
     """Every key on that server, or part of one, that nobody owns and that never expires; `but` for some applications,
     whose tests still run."""
@@ -127,6 +152,8 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
         lasting = [key for key, ttl in zip(keys, pipe.execute(), strict=True) if ttl == -1]
     found: list[str] = []
     gated, lasting = parted(lasting, PATTERN)
+    unowned, lasting = _check_streams(server, lasting)
+    found += unowned
     queues: dict[str, Queue] = {}
     for key in lasting:
         match = PATTERN.fullmatch(key.decode(errors="replace"))

@@ -19,8 +19,8 @@ from celery5.broker.calls.streams import RecordToAppend
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
-from celery5.errors import Misconfigured
-from celery5.protocol.streams.groups import Appended, StaleMap, StreamMap
+from celery5.errors import Misconfigured, StreamFull
+from celery5.protocol.streams.groups import RefusedAppend, StaleMap, StreamMap
 from celery5.protocol.streams.routing import find_partition
 from celery5.streams.codec import RecordCodec
 
@@ -171,7 +171,7 @@ class Stream(Generic[R]):
 
     def make_append(
         self, records: Sequence["EncodedRecord"], *, nonce: str = "", source: str = ""
-    ) -> Call[Appended | StaleMap]:
+    ) -> Call[calls.AppendReply]:
         """Return the call that appends records by the map that is known here."""
         version, partitions = (self._map.version, self._map.partitions) if self._map else (0, self.partitions)
         to_append = [
@@ -206,6 +206,8 @@ class Stream(Generic[R]):
         nonce = "" if source else token_hex(16)
         for _ in range(MAX_MAP_CHANGES):
             reply = await redis.perform(self.make_append(records, nonce=nonce, source=source))
+            if isinstance(reply, RefusedAppend):
+                raise StreamFull(reply.why) if reply.is_full else ValueError(reply.why)
             if not isinstance(reply, StaleMap):
                 return [RecordId(partition, record_id) for partition, record_id in reply.ids]
             self._map = reply.map

@@ -69,18 +69,16 @@ class OwnedPartition:
         self.options = options
         self.cursor = assignment.cursor
         self.position = assignment.cursor
-        self.scope = trio.CancelScope()
         self.is_lost = False
         self.prefetch = options.prefetch
         self._limit = assignment.limit
         self._awaited = assignment.awaited
         self._is_at_limit = False
         self._host = host
-        self._is_serial = options.concurrency == 1
-        self._skipped = set(assignment.ahead)
+        self._is_serial = options.concurrency == 1 and not assignment.ahead
         # Ids that were handed to lanes, in order, and those of them that are done while an earlier one is not.
         self._order: deque[bytes] = deque()
-        self._ahead: set[bytes] = set()
+        self._ahead = {record_id.encode() for record_id in assignment.ahead}
         self._new_cursor = assignment.cursor
         self._outputs: list[bytes] = []
         self._dead: list[Sequence[str | bytes]] = []
@@ -117,17 +115,23 @@ class OwnedPartition:
             return 0
         gap = max(0, split_id(entries[0][0].decode())[1] - split_id(self.position)[1] - 1)
         self.position = entries[-1][0].decode()
-        if self._skipped:
-            entries = [entry for entry in entries if entry[0].decode() not in self._skipped]
-        self._buffered += len(entries)
         if self._is_serial:
+            self._buffered += len(entries)
             self.lanes[0].feed(entries)
-            return gap
+        else:
+            self._feed_lanes(entries)
+        return gap
+
+    def _feed_lanes(self, entries: Sequence[RawEntry]) -> None:
+        """Give each entry to the lane of its key. Those that were done by an earlier owner are done."""
         for entry in entries:
             self._order.append(entry[0])
-            lane = self.lanes[crc32(self._host.find_key(entry)) % len(self.lanes)]
-            lane.feed((entry,))
-        return gap
+            if entry[0] not in self._ahead:
+                self._buffered += 1
+                self.lanes[crc32(self._host.find_key(entry)) % len(self.lanes)].feed((entry,))
+        if self._order[0] in self._ahead:
+            self._advance(())
+            self._note_done()
 
     def _cut_at_limit(self, entries: Sequence[RawEntry]) -> Sequence[RawEntry]:
         """Return the entries up to the border, behind which other partitions must be read first."""
@@ -175,8 +179,7 @@ class OwnedPartition:
         if was_enough and self.wants_records:
             self._host.want_records()
         if not self._is_dirty:
-            self._is_dirty = True
-            self._host.note_done(self)
+            self._note_done()
         if self._uncommitted >= self.options.commit_every:
             self._host.commit_now()
 
@@ -193,6 +196,11 @@ class OwnedPartition:
         """Note that records are not in hand any more, and not done."""
         self.room += count
         self._in_hand -= count
+
+    def _note_done(self) -> None:
+        if not self._is_dirty:
+            self._is_dirty = True
+            self._host.note_done(self)
 
     def _advance(self, taken: Sequence[RawEntry]) -> None:
         self._ahead.update(entry[0] for entry in taken)
@@ -279,7 +287,12 @@ class OwnedPartition:
         """End at once: another worker owns the partition."""
         self.is_lost = True
         self.stop()
-        self.scope.cancel()
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel what is in hand: it is not acknowledged."""
+        for lane in self.lanes:
+            lane.scope.cancel()
 
 
 class Lane:
@@ -293,6 +306,7 @@ class Lane:
         self._state: dict[str, bytes | None] = {}
         self._arrived = trio.Event()
         self.is_stopping = False
+        self.scope = trio.CancelScope()
         self.stop_requested = trio.Event()
         self.ended = trio.Event()
 

@@ -152,7 +152,7 @@ class ProcessorGroup:
         with trio.move_on_after(self._options.grace_period):
             await _wait_ended(owned)
         for partition in owned:
-            partition.scope.cancel()
+            partition.cancel()
         await _wait_ended(owned)
         with trio.move_on_after(FINISH_LIMIT):
             try:
@@ -252,7 +252,7 @@ class ProcessorGroup:
         partition.stop()
         with trio.move_on_after(self._options.grace_period):
             await _wait_ended([partition])
-        partition.scope.cancel()
+        partition.cancel()
         await _wait_ended([partition])
         await self._commit()
         self._leaving.discard(partition.number)
@@ -327,7 +327,7 @@ class ProcessorGroup:
         """Call the function of the processor, again and again, until the partition is given away."""
         attempts: dict[bytes, int] = {}
         try:
-            with partition.scope:
+            with lane.scope:
                 if partition.deaths >= self._member.max_deliveries:
                     await self._pass_poison(partition, lane)
                 while not lane.is_stopping:

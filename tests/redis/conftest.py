@@ -17,7 +17,17 @@ from tests.redis.connections.two_brokers import app_on
 from tests.redis.worker.one_queue import Queue
 from tests.redis.worker.workers import LEASE
 
-SCRIPTED = {"dead_letters", "events", "limits", "recovery", "results", "scaling", "scheduling", "scripts"}
+SCRIPTED = {
+    "dead_letters",
+    "events",
+    "limits",
+    "recovery",
+    "results",
+    "scaling",
+    "scheduling",
+    "scripts",
+    "streams",
+}
 """The folders whose tests call nearly every script."""
 
 

@@ -7,7 +7,6 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, decode_text, merge_names, script_call, to_ms
 from celery5.broker.keys import Keys, StreamKeys
-from celery5.errors import StreamFull
 from celery5.protocol.streams.groups import (
     Appended,
     Assignment,
@@ -15,6 +14,7 @@ from celery5.protocol.streams.groups import (
     Commit,
     GroupState,
     PartitionState,
+    RefusedAppend,
     StaleMap,
     StreamMap,
 )
@@ -33,6 +33,9 @@ REPLY_KEPT = 60.0
 
 RawEntry = tuple[bytes, Sequence[bytes]]
 """An entry of a log: its id, and its fields and values in turns."""
+
+
+AppendReply = Appended | StaleMap | RefusedAppend
 
 
 class RecordToAppend(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +61,7 @@ def append(
     max_age: float = 0.0,
     nonce: str = "",
     source: str = "",
-) -> Call[Appended | StaleMap]:
+) -> Call[AppendReply]:
     """Append records: all of them, or none.
 
     Args:
@@ -87,25 +90,27 @@ def append(
     )
     args = (version, partitions, most, full, to_ms(max_age), keep, source, len(records), *words)
 
-    def read(raw: Any) -> Appended | StaleMap:
+    def read(raw: Any) -> AppendReply:
         return _read_appended(keys.stream, raw)
 
     return script_call(APPEND, named, args, read, repeatable=bool(nonce or source))
 
 
-def _read_appended(stream: str, raw: Any) -> Appended | StaleMap:
+def _read_appended(stream: str, raw: Any) -> AppendReply:
     outcome = raw[0]
     if outcome == b"stale":
         return StaleMap(StreamMap(raw[1], raw[2]))
     if outcome == b"full":
-        raise StreamFull(
-            f"partition {raw[1]} of stream {stream} is full: group {decode_text(raw[2])} has not read {raw[3]} "
-            "records; start its processor, raise Keep(records=...), or forget the group"
+        return RefusedAppend(
+            f"partition {int(raw[1])} of stream {stream} is full: group {decode_text(raw[2])} has not read "
+            f"{int(raw[3])} records; "
+            "start its processor, raise Keep(records=...), or forget the group",
+            is_full=True,
         )
     if outcome == b"early":
-        raise ValueError(
-            f"a record of stream {stream} is older than the last one of its partition {raw[1]}, {decode_text(raw[2])}: "
-            "times in a partition never decrease"
+        return RefusedAppend(
+            f"a record of stream {stream} is older than the last one of its partition {int(raw[1])}, "
+            f"{decode_text(raw[2])}: times in a partition never decrease"
         )
     ids = [decode_text(word) for word in raw[1]]
     return Appended(tuple(zip(map(int, ids[::2]), ids[1::2], strict=True)), int(raw[2]))
@@ -197,11 +202,10 @@ def commit(
         keys.state(group),
         f"{keys.outbox_prefix}{group}:",
         keys.dead(group),
-        f"{keys.parked_prefix}{group}:",
     )
     words: list[Word] = []
     for one in commits:
-        words += (one.partition, one.epoch, one.cursor, one.new_cursor, one.pack_extras())
+        words += one.to_words()
     return script_call(COMMIT, named, (incarnation, *words), _read_verdicts, repeatable=True)
 
 

@@ -6,7 +6,6 @@ changes with each owner: so an owner that was replaced can commit nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -31,6 +30,14 @@ class StaleMap(msgspec.Struct, frozen=True):
     """Nothing was appended: the partitions were chosen by an old map."""
 
     map: StreamMap
+
+
+class RefusedAppend(msgspec.Struct, frozen=True):
+    """Nothing was appended, and why."""
+
+    why: str
+    # A group has not read as many records as are kept. Else a time is too early.
+    is_full: bool = False
 
 
 class Appended(msgspec.Struct, frozen=True):
@@ -84,17 +91,16 @@ class Commit(msgspec.Struct, frozen=True):
     dead: Sequence[Sequence[str | bytes]] = ()
     ahead: Sequence[str] = ()
 
-    def pack_extras(self) -> bytes:
-        """Return everything but the cursor as the script takes it, b'' for nothing."""
-        if not (self.outputs or self.state or self.dead or self.ahead):
-            return b""
-        extras: dict[str, Any] = {
-            "outputs": self.outputs,
-            "state": [word for name, value in self.state.items() for word in (name, value or b"")],
-            "dead": self.dead,
-            "ahead": " ".join(self.ahead),
-        }
-        return msgspec.msgpack.encode({name: value for name, value in extras.items() if value})
+    def to_words(self) -> list[str | bytes | int]:
+        """Return it as the script takes it."""
+        words: list[str | bytes | int] = [self.partition, self.epoch, self.cursor, self.new_cursor]
+        words += (" ".join(self.ahead), len(self.outputs), *self.outputs, len(self.state))
+        for name, value in self.state.items():
+            words += (name, value or b"")
+        words.append(len(self.dead))
+        for dead in self.dead:
+            words += (len(dead), *dead)
+        return words
 
 
 class PartitionState(msgspec.Struct, frozen=True):

@@ -313,12 +313,16 @@ def test_every_key_that_stays_has_an_owner() -> None:
         queue.document_progress("a"),
         keys.for_queue("{events}").stream,
     ]
+    stream = keys.for_stream("orders")
+    lasting += [keys.record_streams, stream.map, stream.groups, stream.log(3), stream.partition("bill", 3)]
+    lasting += [stream.state("bill"), stream.outbox("bill", 3), stream.dead("bill"), stream.plan("bill")]
     assert [each for each in lasting if not is_owned(each)] == []
     passing = [
         keys.nonce("x"),
         queue.result("x"),
         queue.replication_mark,
         keys.inbox("x"),
+        keys.for_stream("orders").sent("x"),
         "celery5:{shop}:what",
         "other",
     ]

@@ -3,44 +3,43 @@
 --       2 keyed state of the group
 --       3 prefix of its outboxes
 --       4 its dead records
---       5 prefix of its parked records
 -- ARGV  1 incarnation of the owner
---       2.. for each partition: its number, epoch, the cursor so far, the new cursor, and what goes with it, packed ('' for
---           nothing): outputs, state as key, value, ... ('' removes), dead records as field, value, ..., `ahead`, the ids beyond
---           the cursor that are done
+--       2.. for each partition: its number, epoch, the cursor so far, the new cursor, the ids beyond that which are done;
+--           how many outputs there are, and those; how many changes of state, and those as key, value ('' removes); how
+--           many dead records, and for each of them how many words it has, and those: field, value, ...
 -- Returns for each partition 1 when it is committed, now or by an earlier call with the same arguments, and 0 when this
 -- incarnation does not own it in that epoch any more, or the cursor is another: then nothing of it is changed.
 local partitions, state, outboxes, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local incarnation = ARGV[1]
 local verdicts = {}
-for at = 2, #ARGV, 5 do -- bound: the partitions of one call
-  local p, epoch, from, to, packed = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+local at = 2
+-- Return the next argument.
+local function take()
+  at = at + 1
+  return ARGV[at - 1]
+end
+while at <= #ARGV do -- bound: the partitions of one call
+  local p, epoch, from, to, ahead = take(), take(), take(), take(), take()
   local key = partitions .. p
   local found = redis.call('HMGET', key, 'owner', 'epoch', 'cursor', 'ahead')
   local is_owner = found[1] == incarnation and found[2] == epoch
-  local extras = packed ~= '' and cmsgpack.unpack(packed)
-  local ahead = extras and extras.ahead or ''
-  local verdict = 0
-  if is_owner and found[3] == to and from ~= to then
-    verdict = 1
-  elseif is_owner and found[3] == from then
-    verdict = 1
-    if extras then
-      if from ~= to or (found[4] or '') ~= ahead then
-        for _, output in ipairs(extras.outputs or {}) do redis.call('XADD', outboxes .. p, '*', 'o', output) end -- bound: the outputs of one commit
-        local changes = extras.state or {}
-        for n = 1, #changes, 2 do -- bound: the changes of one commit
-          if changes[n + 1] == '' then redis.call('HDEL', state, changes[n]) else redis.call('HSET', state, changes[n], changes[n + 1]) end
-        end
-        for _, words in ipairs(extras.dead or {}) do redis.call('XADD', dead, '*', unpack(words)) end -- bound: the dead records of one commit
-      end
-      redis.call('HSET', key, 'cursor', to, 'deaths', 0, 'ahead', ahead)
-    elseif found[4] and found[4] ~= '' then
-      redis.call('HSET', key, 'cursor', to, 'deaths', 0, 'ahead', '')
-    else
-      redis.call('HSET', key, 'cursor', to, 'deaths', 0)
-    end
+  local is_done = is_owner and found[3] == to and (found[4] or '') == ahead
+  local is_valid = is_owner and not is_done and found[3] == from
+  for _ = 1, tonumber(take()) do -- bound: the outputs of one commit
+    local output = take()
+    if is_valid then redis.call('XADD', outboxes .. p, '*', 'o', output) end
   end
-  verdicts[#verdicts + 1] = verdict
+  for _ = 1, tonumber(take()) do -- bound: the changes of state of one commit
+    local name, value = take(), take()
+    if is_valid and value == '' then redis.call('HDEL', state, name) end
+    if is_valid and value ~= '' then redis.call('HSET', state, name, value) end
+  end
+  for _ = 1, tonumber(take()) do -- bound: the dead records of one commit
+    local words = tonumber(take())
+    if is_valid then redis.call('XADD', dead, '*', unpack(ARGV, at, at + words - 1)) end
+    at = at + words
+  end
+  if is_valid then redis.call('HSET', key, 'cursor', to, 'deaths', 0, 'ahead', ahead) end
+  verdicts[#verdicts + 1] = (is_valid or is_done) and 1 or 0
 end
 return verdicts
