@@ -66,6 +66,10 @@ class MessageTooLarge(CeleryError, ValueError):
     """A message or a result is larger than the limit (setting `message_limit`, in bytes)."""
 
 
+class BadRecord(CeleryError, ValueError):
+    """A record does not fit its class, or an entry of a stream cannot be decoded. The message says what and why."""
+
+
 class BlockingInEventLoop(CeleryError):
     """A blocking call was made inside a running event loop. The message names the call to await instead."""
 

@@ -5,18 +5,24 @@ from typing import TYPE_CHECKING
 from celery5.lazy import exports
 
 if TYPE_CHECKING:
+    from celery5.streams.codec import Compressor, RecordCodec, Serializer
     from celery5.streams.events import StreamEntry, StreamEvents
     from celery5.streams.processor import Processor
+    from celery5.streams.record import Record
     from celery5.streams.registry import GroupIsLive, GroupLag, PartitionLag, Streams, StreamState
     from celery5.streams.stream import Keep, RecordId, Stream
 
 __all__ = [
+    "Compressor",
     "GroupIsLive",
     "GroupLag",
     "Keep",
     "PartitionLag",
     "Processor",
+    "Record",
+    "RecordCodec",
     "RecordId",
+    "Serializer",
     "Stream",
     "StreamEntry",
     "StreamEvents",
@@ -28,6 +34,10 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = exports(
         __name__,
         {
+            "Compressor": "celery5.streams.codec",
+            "Record": "celery5.streams.record",
+            "RecordCodec": "celery5.streams.codec",
+            "Serializer": "celery5.streams.codec",
             "StreamEntry": "celery5.streams.events",
             "StreamEvents": "celery5.streams.events",
             "GroupIsLive": "celery5.streams.registry",

@@ -1,43 +1,393 @@
-"""Encode and decode the records of a stream."""
+"""Encode and decode the records of a stream, and find their keys.
 
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+The name of an entry's field says how its value is encoded, `=json` or `=msgpack+gzip/2`: encoding, compression, and the
+version of the record unless that is 1. So each of them may change while older entries are there.
+"""
+
+import gzip
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
+from celery5.errors import BadRecord, Misconfigured
+from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.routing import canonical_key
+from celery5.streams.record import (
+    get_record_version,
+    get_unknown_fields,
+    is_primitive,
+    is_record,
+    keep_unknown_fields,
+    upcast_fields,
+)
 
 R = TypeVar("R")
 
+MAX_DECOMPRESSED = 16 * 1024 * 1024
+"""The most bytes that a record may have when it is decompressed."""
+VERSION_FIELD = b"=v"
+"""The field that holds the version of a primitive record."""
+
+
+class Serializer(Protocol):
+    """An encoding of a user's own. Its name is part of each entry: it is never changed."""
+
+    @property
+    def name(self) -> str:
+        """Its name, of lower-case letters and digits."""
+        ...
+
+    def dumps(self, value: Any, /) -> bytes:
+        """Return a value as bytes: mappings, lists, text, numbers, booleans and None."""
+        ...
+
+    def loads(self, raw: bytes, /) -> Any:
+        """Return the value that `dumps` was given."""
+        ...
+
+
+class Compressor(Protocol):
+    """A compression of a user's own. Its name is part of each entry: it is never changed."""
+
+    @property
+    def name(self) -> str:
+        """Its name, of lower-case letters and digits."""
+        ...
+
+    def compress(self, raw: bytes, /) -> bytes:
+        """Return fewer bytes."""
+        ...
+
+    def decompress(self, raw: bytes, /) -> bytes:
+        """Return the bytes that `compress` was given."""
+        ...
+
+
+class _Json:
+    name = "json"
+
+    def dumps(self, value: Any) -> bytes:
+        return msgspec.json.encode(value, enc_hook=_to_builtin)
+
+    def loads(self, raw: bytes) -> Any:
+        return msgspec.json.decode(raw)
+
+
+class _Msgpack:
+    name = "msgpack"
+
+    def dumps(self, value: Any) -> bytes:
+        return msgspec.msgpack.encode(value, enc_hook=_to_builtin)
+
+    def loads(self, raw: bytes) -> Any:
+        return msgspec.msgpack.decode(raw)
+
+
+class _Gzip:
+    name = "gzip"
+
+    def compress(self, raw: bytes) -> bytes:
+        return gzip.compress(raw, 6, mtime=0)
+
+    def decompress(self, raw: bytes) -> bytes:
+        inflater = zlib.decompressobj(wbits=31)
+        found = inflater.decompress(raw, MAX_DECOMPRESSED + 1)
+        if len(found) > MAX_DECOMPRESSED:
+            raise ValueError(f"more than {MAX_DECOMPRESSED:,} bytes when decompressed")
+        return found
+
+
+class _Lz4:
+    name = "lz4"
+
+    def __init__(self) -> None:
+        try:
+            self._frame: Any = import_module("lz4.frame")
+        except ImportError:
+            raise Misconfigured("codec lz4 needs the package lz4: pip install 'celery5[lz4]'") from None
+
+    def compress(self, raw: bytes) -> bytes:
+        return bytes(self._frame.compress(raw))
+
+    def decompress(self, raw: bytes) -> bytes:
+        found = bytes(self._frame.LZ4FrameDecompressor().decompress(raw, max_length=MAX_DECOMPRESSED + 1))
+        if len(found) > MAX_DECOMPRESSED:
+            raise ValueError(f"more than {MAX_DECOMPRESSED:,} bytes when decompressed")
+        return found
+
+
+_SERIALIZERS: Mapping[str, Callable[[], Serializer]] = {"json": _Json, "msgpack": _Msgpack}
+_COMPRESSORS: Mapping[str, Callable[[], Compressor]] = {"gzip": _Gzip, "lz4": _Lz4}
+
 
 class RecordCodec(Generic[R]):
-    """Encodes and decodes the records of one stream.
+    """Encodes and decodes the records of one stream. `make_codec` makes one.
 
     Args:
-        kind: The class of the records; None for any JSON value.
+        kind: The class of the records; None for any value that has a JSON form.
+        serializer: The encoding of what is sent.
+        compressor: The compression of what is sent; None for none.
         by: The field, or a function of a record, that is its key; None for records without keys.
     """
 
-    def __init__(self, kind: type[R] | None, by: str | Callable[[R], object] | None) -> None:
+    def __init__(
+        self,
+        kind: type[R] | None,
+        serializer: Serializer,
+        compressor: Compressor | None,
+        by: str | Callable[[R], object] | None,
+    ) -> None:
+        self.kind = kind
+        self._serializer = serializer
+        self._compressor = compressor
         self._by = by
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind or Any)
+        self._name = "value" if kind is None else kind.__name__
+        self._is_record = is_record(kind)
+        self._version = get_record_version(kind)
+        suffix = f"/{self._version}" if self._version > 1 else ""
+        packing = f"+{compressor.name}" if compressor else ""
+        self._field = f"={serializer.name}{packing}{suffix}".encode()
+        self._is_plain = type(serializer) is _Json and compressor is None
+        self._encoder = msgspec.json.Encoder(enc_hook=_to_builtin)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind or Any, dec_hook=_from_builtin)
+        self._serializers = {serializer.name: serializer}
+        self._compressors = {} if compressor is None else {compressor.name: compressor}
 
     def encode(self, record: R) -> tuple[str | bytes, ...]:
-        """Return the fields and values of an entry, in turns."""
-        return ("=json", msgspec.json.encode(record))
+        """Return the fields and values of an entry, in turns. Raises BadRecord when a value does not fit its field."""
+        unknown: Mapping[str, Any] = get_unknown_fields(record) if self._is_record else {}
+        try:
+            plain = self._encoder.encode(record)
+            if self.kind is not None:
+                self._decoder.decode(plain)
+            if unknown:
+                plain = self._encoder.encode(
+                    {**unknown, **msgspec.json.decode(plain, type=dict[str, msgspec.Raw])}
+                )
+        except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
+            raise BadRecord(f"no {self._name}: {error}: {record!r}"[:500]) from None
+        if self.kind is not None and not isinstance(record, self.kind):
+            raise BadRecord(f"no {self._name}: {record!r}"[:500])
+        if self._is_plain:
+            return (self._field, plain)
+        raw = self._serializer.dumps(msgspec.json.decode(plain))
+        return (self._field, raw if self._compressor is None else self._compressor.compress(raw))
 
     def decode(self, fields: Sequence[bytes]) -> R:
-        """Return the record of an entry."""
-        record: R = self._decoder.decode(fields[1])
-        return record
+        """Return the record of an entry, whose fields and values come in turns. Raises BadRecord."""
+        try:
+            if fields[0] == b"=json" and self._version == 1:
+                record: R = self._decoder.decode(fields[1])
+                return record
+        except msgspec.ValidationError:
+            pass  # it may have unknown fields
+        except ValueError as error:
+            raise BadRecord(f"no {self._name}: {error}") from None
+        return self._decode_slowly(fields)
+
+    def _decode_slowly(self, fields: Sequence[bytes]) -> R:
+        """Return the record of an entry of another encoding or version, or with unknown fields."""
+        try:
+            value, version = self._load(fields)
+            if self.kind is None:
+                return cast("R", value)
+            if self._is_record and version != self._version:
+                value = upcast_fields(self.kind, dict(value), version)
+            return self._convert(value)
+        except BadRecord:
+            raise
+        except Exception as error:  # a serializer of the user's own, or an upcaster, may raise anything
+            raise BadRecord(f"no {self._name}: {error}") from error
+
+    def _convert(self, value: Any) -> R:
+        kind: Any = self.kind
+        if not self._is_record or not isinstance(value, Mapping):
+            return cast("R", msgspec.convert(value, kind, dec_hook=_from_builtin))
+        fields = cast("Mapping[str, Any]", value)
+        known = {field.encode_name for field in msgspec.structs.fields(kind)}
+        record = msgspec.convert(
+            {name: fields[name] for name in fields if name in known}, kind, dec_hook=_from_builtin
+        )
+        unknown = {name: fields[name] for name in fields if name not in known}
+        return cast("R", keep_unknown_fields(record, unknown))
+
+    def _load(self, fields: Sequence[bytes]) -> tuple[Any, int]:
+        """Return what an entry holds, and its version."""
+        name, raw = fields[0].decode(errors="replace"), fields[1]
+        if not name.startswith("="):
+            raise BadRecord(
+                f"no {self._name}: the entry has the fields of a primitive record, such as {name!r}"
+            )
+        encoding, _, version = name[1:].partition("/")
+        serializer, _, compressor = encoding.partition("+")
+        if compressor:
+            raw = self._find(self._compressors, _COMPRESSORS, compressor).decompress(raw)
+        value = self._find(self._serializers, _SERIALIZERS, serializer).loads(raw)
+        return value, int(version or 1)
+
+    def _find(self, found: dict[str, Any], makers: Mapping[str, Callable[[], Any]], name: str) -> Any:
+        if name not in found:
+            if name not in makers:
+                raise BadRecord(
+                    f"no {self._name}: the entry is encoded as {name!r}, which this stream does not know"
+                )
+            found[name] = makers[name]()
+        return found[name]
 
     def key(self, record: R) -> bytes | None:
-        """Return the canonical key of a record."""
-        if self._by is None:
+        """Return the canonical key of a record; None without one. Raises BadRecord."""
+        by = self._by
+        if by is None:
             return None
-        return canonical_key(getattr(record, self._by) if isinstance(self._by, str) else self._by(record))
+        try:
+            return canonical_key(getattr(record, by) if isinstance(by, str) else by(record))
+        except Exception as error:  # a function of the user's own may raise anything
+            raise BadRecord(f"no key of {record!r}: {error!r}"[:500]) from error
+
+
+class PrimitiveCodec(RecordCodec[R]):
+    """Stores the fields of a record as native ones of Redis, which needs less memory."""
+
+    def __init__(self, kind: type[R], by: str | Callable[[R], object] | None) -> None:
+        super().__init__(kind, _Json(), None, by)
+        self._native = {
+            field.encode_name: cast("type[Any]", field.type)
+            for field in msgspec.structs.fields(cast("Any", kind))
+        }
+
+    def encode(self, record: R) -> tuple[str | bytes, ...]:
+        """Return the fields and values of an entry, in turns. Raises BadRecord."""
+        words: list[str | bytes] = []
+        for name, native in self._native.items():
+            value = getattr(record, name)
+            if type(value) is not native and not (native is float and type(value) is int):
+                raise BadRecord(
+                    f"no {self._name}: field {name} is {value!r}, of type {type(value).__name__}, not {native.__name__}"
+                )
+            words += (name, _to_native(value))
+        for name, value in get_unknown_fields(record).items():
+            words += (name, value)
+        if self._version > 1:
+            words += (VERSION_FIELD, str(self._version))
+        return tuple(words)
+
+    def _load(self, fields: Sequence[bytes]) -> tuple[Any, int]:
+        if fields[0].startswith(b"=") and fields[0] != VERSION_FIELD:
+            return super()._load(fields)
+        version, value = 1, dict[str, Any]()
+        for name, raw in zip(fields[::2], fields[1::2], strict=True):
+            if name == VERSION_FIELD:
+                version = int(raw)
+            else:
+                text = name.decode()
+                value[text] = _from_native(raw, self._native[text]) if text in self._native else raw
+        return value, version
 
 
 def make_codec(kind: Any, *, codec: Any = "json", by: Any = None) -> RecordCodec[Any]:
-    """Return the codec of a stream."""
-    return RecordCodec(kind, by)
+    """Return the codec of a stream.
+
+    Args:
+        kind: The class of its records: a `Record`, a dataclass, or one of msgspec, attrs or pydantic; None for any
+            value that has a JSON form.
+        codec: `json`, `msgpack`, with `+gzip` or `+lz4`; a Serializer; or a pair of that and a Compressor.
+        by: The field, or a function of a record, that is its key; None for records without keys.
+
+    Raises:
+        Misconfigured: An argument makes no sense.
+    """
+    name = getattr(kind, "__name__", "value")
+    if kind is not None and not isinstance(kind, type):
+        raise Misconfigured(f"a stream's records are instances of a class, not of {kind!r}")
+    if isinstance(by, str):
+        _check_field(kind, name, by)
+    elif by is not None and not callable(by):
+        raise Misconfigured(f"by is {by!r}: give the name of a field, or a function of a record")
+    if is_primitive(kind):
+        if codec != "json":
+            raise Misconfigured(
+                f"record {name} is primitive: its fields are stored as they are, without a codec"
+            )
+        return PrimitiveCodec(cast("type[Any]", kind), by)
+    serializer, compressor = _parse_codec(codec)
+    try:
+        return RecordCodec(kind, serializer, compressor, by)
+    except TypeError as error:
+        raise Misconfigured(f"records of {name} cannot be decoded: {error}") from None
+
+
+def _check_field(kind: Any, name: str, by: str) -> None:
+    if kind is None:
+        raise Misconfigured(
+            f"by={by!r} names a field, and the stream has no class of records: give a function"
+        )
+    fields = sorted(_list_fields(kind))
+    if fields and by not in fields:
+        hint = did_you_mean(by, fields, otherwise=f"its fields: {', '.join(fields)}")
+        raise Misconfigured(f"{name} has no field {by!r}; {hint}")
+
+
+def _list_fields(kind: Any) -> set[str]:
+    """Return the names of the fields of a class; none when it does not tell."""
+    for attribute in ("__struct_fields__", "__dataclass_fields__", "model_fields"):
+        if hasattr(kind, attribute):
+            return set(getattr(kind, attribute))
+    return {field.name for field in getattr(kind, "__attrs_attrs__", ())}
+
+
+def _parse_codec(codec: Any) -> tuple[Serializer, Compressor | None]:
+    serializer, compressor = cast("Any", codec) if isinstance(codec, tuple) else (codec, None)
+    if isinstance(serializer, str):
+        serializer, _, packing = serializer.partition("+")
+        compressor = compressor or (packing or None)
+        serializer = _make("codec", serializer, _SERIALIZERS)
+    if isinstance(compressor, str):
+        compressor = _make("compression", compressor, _COMPRESSORS)
+    for part, methods in ((serializer, ("dumps", "loads")), (compressor, ("compress", "decompress"))):
+        if part is not None and not all(callable(getattr(part, method, None)) for method in methods):
+            raise Misconfigured(f"codec {part!r} has no {' and '.join(methods)}")
+        if part is not None and not (isinstance(name := getattr(part, "name", None), str) and name.isalnum()):
+            raise Misconfigured(f"codec {part!r}: its name is letters and digits")
+    return serializer, compressor
+
+
+def _make(what: str, name: str, makers: Mapping[str, Callable[[], Any]]) -> Any:
+    if name not in makers:
+        raise Misconfigured(
+            f"{what} {name!r}: {did_you_mean(name, makers, otherwise='there are ' + ', '.join(makers))}"
+        )
+    return makers[name]()
+
+
+def _to_builtin(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)  # pydantic, when the application uses it
+    if callable(dump):
+        return dump(mode="json")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _from_builtin(kind: Any, value: Any) -> Any:
+    validate = getattr(kind, "model_validate", None)
+    if callable(validate):
+        return validate(value)
+    raise TypeError(f"{kind.__name__} cannot be made of JSON")
+
+
+def _to_native(value: Any) -> str | bytes:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str | bytes) else repr(value)
+
+
+def _from_native(raw: bytes, native: type[Any]) -> Any:
+    if native is bytes:
+        return raw
+    text = raw.decode()
+    if native is bool:
+        if text not in ("true", "false", "True", "False", "1", "0"):
+            raise ValueError(f"{text!r} is no boolean")
+        return text.lower() in ("true", "1")
+    return native(text)

@@ -13,7 +13,7 @@ from secrets import token_hex
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from celery5.application import Application
-from celery5.broker.call import Call, Word
+from celery5.broker.call import Call
 from celery5.broker.calls import streams as calls
 from celery5.broker.calls.streams import RecordToAppend
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
@@ -220,7 +220,7 @@ class EncodedRecord(NamedTuple):
     # Canonical key; None for any partition.
     key: bytes | None
     # Fields and values in turns.
-    words: Sequence[Word]
+    words: Sequence[str | bytes]
     # Its time in ms since 1970; None for now.
     time: int | None = None
     # Its id in the outbox that it comes from.
