@@ -427,3 +427,20 @@ class Lane:
         self.is_stopping = True
         self.stop_requested.set()
         self._arrived.set()
+
+
+async def end_partitions(partitions: Sequence[OwnedPartition], grace_period: float) -> None:
+    """Finish what is in hand within the grace period; cancel what is not done then."""
+    for partition in partitions:
+        partition.stop()
+    with trio.move_on_after(grace_period):
+        await _wait_ended(partitions)
+    for partition in partitions:
+        partition.cancel()
+    await _wait_ended(partitions)
+
+
+async def _wait_ended(partitions: Sequence[OwnedPartition]) -> None:
+    for partition in partitions:
+        for lane in partition.lanes:
+            await lane.ended.wait()

@@ -5,8 +5,6 @@ must move is given back by its owner first, unless that is gone. What an owner c
 partition: an owner that was frozen, and replaced, commits nothing.
 """
 
-import random
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,17 +19,12 @@ from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
-from celery5.protocol.streams.failure import (
-    QuarantinePartition,
-    RetryRecord,
-    decide_failure,
-    make_dead_record,
-)
 from celery5.protocol.streams.groups import Assignment, Attendance, Commit
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.streams.commit_loop import CommitLoop
+from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import OutboxRelay
-from celery5.services.streams.owned_partition import Lane, OwnedPartition, PartitionOptions
-from celery5.streams.events import StreamEvents
+from celery5.services.streams.owned_partition import OwnedPartition, PartitionOptions, end_partitions
 from celery5.streams.processor import Processor
 
 ATTENDANCES_PER_LEASE = 3
@@ -42,10 +35,6 @@ READ_BLOCK = 5.0
 """Seconds for which a read waits for records."""
 FINISH_LIMIT = 5.0
 """Seconds for the last commit and for leaving, when the worker stops."""
-RESTART_DELAY = 1.0
-"""Seconds until a function that has ended by itself, without taking a record, is called again."""
-MAX_COMMITS = 64
-"""Partitions in one commit: Redis does nothing else in that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +84,8 @@ class ProcessorGroup:
             commit_every=processor.commit_every,
             grace_period=member.grace_period if grace is None else grace,
         )
+        self._commits = CommitLoop(self._commit_portion, within=processor.commit_within)
+        self._execution = LaneExecution(processor, self, max_deliveries=member.max_deliveries, log=log)
         self._partitions: dict[int, OwnedPartition] = {}
         self._leaving: set[int] = set()
         self._nursery: trio.Nursery | None = None
@@ -102,10 +93,6 @@ class ProcessorGroup:
         self._is_joining = True
         self._is_past_border = False
         self._is_stopping = False
-        self._dirty: list[OwnedPartition] = []
-        self._noted = trio.Event()
-        self._commit_requested = trio.Event()
-        self._commit_turn = trio.Lock()
         self._wanted = trio.Event()
         self._read_scope: trio.CancelScope | None = None
 
@@ -140,23 +127,17 @@ class ProcessorGroup:
                 await nursery.start(self._reader.run)
                 nursery.start_soon(self._attend_forever)
                 nursery.start_soon(self._read_forever)
-                nursery.start_soon(self._commit_forever)
+                nursery.start_soon(self._commits.run)
                 nursery.start_soon(self._relay.run)
                 task_status.started(scope)
 
     async def _finish(self) -> None:
         self._is_stopping = True
         owned = list(self._partitions.values())
-        for partition in owned:
-            partition.stop()
-        with trio.move_on_after(self._options.grace_period):
-            await _wait_ended(owned)
-        for partition in owned:
-            partition.cancel()
-        await _wait_ended(owned)
+        await end_partitions(owned, self._options.grace_period)
         with trio.move_on_after(FINISH_LIMIT):
             try:
-                await self._commit()
+                await self._commits.commit()
                 call = calls.leave_group(
                     *(self._keys, self._group),
                     member=self._member.name,
@@ -236,7 +217,7 @@ class ProcessorGroup:
             if partition.condition:
                 lane.ended.set()
             else:
-                self._nursery.start_soon(self._run_lane, partition, lane)
+                self._nursery.start_soon(self._execution.run, partition, lane)
         self.want_records()
 
     def _lose(self, partition: OwnedPartition) -> None:
@@ -249,12 +230,8 @@ class ProcessorGroup:
 
     async def _give_away(self, partition: OwnedPartition) -> None:
         """Finish what is in hand within the grace period, commit, and give the partition back."""
-        partition.stop()
-        with trio.move_on_after(self._options.grace_period):
-            await _wait_ended([partition])
-        partition.cancel()
-        await _wait_ended([partition])
-        await self._commit()
+        await end_partitions([partition], self._options.grace_period)
+        await self._commits.commit()
         self._leaving.discard(partition.number)
         if self._partitions.pop(partition.number, None) is None:
             return
@@ -321,106 +298,12 @@ class ProcessorGroup:
                 **self._names,
             )
 
-    # processing
+    # what partitions and lanes need besides
 
-    async def _run_lane(self, partition: OwnedPartition, lane: Lane) -> None:
-        """Call the function of the processor, again and again, until the partition is given away."""
-        attempts: dict[bytes, int] = {}
-        try:
-            with lane.scope:
-                if partition.deaths >= self._member.max_deliveries:
-                    await self._pass_poison(partition, lane)
-                while not lane.is_stopping:
-                    await self._call_function(partition, lane, attempts)
-        finally:
-            lane.ended.set()
-
-    async def _call_function(self, partition: OwnedPartition, lane: Lane, attempts: dict[bytes, int]) -> None:
-        events: StreamEvents[Any] = StreamEvents(lane, self._processor.stream.codec, self._processor.into)
-        try:
-            await self._processor.function(events)
-        except Exception as error:
-            await self._handle_failure(partition, lane, attempts, error)
-            return
-        has_taken = bool(lane.taken)
-        lane.settle()
-        if not lane.is_stopping:
-            self._log.event(
-                "processor:returned", "warning", partition=partition.number, hint=_RETURNED, **self._names
-            )
-            await _sleep_unless_stopping(lane, 0.0 if has_taken else RESTART_DELAY)
-
-    async def _handle_failure(
-        self, partition: OwnedPartition, lane: Lane, attempts: dict[bytes, int], error: Exception
-    ) -> None:
-        first = lane.taken[0][0] if lane.taken else b""
-        attempt = attempts[first] = attempts.get(first, 0) + 1
-        decision = decide_failure(
-            self._processor.on_error,
-            self._processor.then,
-            attempt=attempt,
-            kinds=[f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
-            random=random.random,
-        )
-        self._log.event(
-            "record:failed",
-            "warning",
-            partition=partition.number,
-            record=first.decode(),
-            attempt=attempt,
-            decision=type(decision).__name__,
-            error=repr(error)[:1000],
-            traceback="".join(traceback.format_exception(error))[-8000:],
-            **self._names,
-        )
-        if not lane.taken and not isinstance(decision, QuarantinePartition):
-            decision = RetryRecord(RESTART_DELAY)
-        if isinstance(decision, RetryRecord):
-            lane.give_back()
-            await _sleep_unless_stopping(lane, decision.delay)
-            return
-        attempts.pop(first, None)
-        if isinstance(decision, QuarantinePartition):
-            lane.give_back()
-            await self._quarantine(partition, f"record {first.decode()}: {error!r}"[:1000])
-            return
-        self._bury(partition, lane, repr(error), "".join(traceback.format_exception(error)), attempt)
-
-    def _bury(self, partition: OwnedPartition, lane: Lane, error: str, trace: str, attempts: int) -> None:
-        lane.bury(
-            [
-                make_dead_record(
-                    *raw, partition=partition.number, error=error, traceback=trace, attempts=attempts
-                )
-                for raw in lane.taken
-            ]
-        )
-
-    async def _pass_poison(self, partition: OwnedPartition, lane: Lane) -> None:
-        """Give up the first record, at which too many workers have died, or quarantine the partition."""
-        raw = await lane.wait_next()
-        if raw is None:
-            return
-        why = f"{partition.deaths} workers have died at this record"
-        number, record = partition.number, raw[0].decode()
-        self._log.event(
-            "record:poisonous",
-            "error",
-            partition=number,
-            record=record,
-            deaths=partition.deaths,
-            **self._names,
-        )
-        if self._processor.then == "ignore":
-            self._bury(partition, lane, why, "", partition.deaths)
-        else:
-            lane.give_back()
-            await self._quarantine(partition, f"record {raw[0].decode()}: {why}")
-
-    async def _quarantine(self, partition: OwnedPartition, why: str) -> None:
+    async def quarantine(self, partition: OwnedPartition, why: str) -> None:
         """Stop the partition, in the whole cluster, until somebody ends that."""
         partition.stop()
-        await self._commit()
+        await self._commits.commit()
         call = calls.set_condition(
             *(self._keys, self._group, partition.number, "quarantined"),
             why=why,
@@ -442,28 +325,11 @@ class ProcessorGroup:
 
     def note_done(self, partition: OwnedPartition) -> None:
         """Commit this partition soon."""
-        self._dirty.append(partition)
-        self._noted.set()
+        self._commits.note_done(partition)
 
     def commit_now(self) -> None:
         """Commit now what was noted."""
-        self._commit_requested.set()
-
-    async def _commit_forever(self) -> None:
-        while True:
-            await self._noted.wait()
-            with trio.move_on_after(self._processor.commit_within):
-                await self._commit_requested.wait()
-            await self._commit()
-
-    async def _commit(self) -> None:
-        """Commit all that is done by now."""
-        async with self._commit_turn:
-            self._noted, self._commit_requested = trio.Event(), trio.Event()
-            dirty, self._dirty = [one for one in self._dirty if not one.is_lost], []
-            for first in range(0, len(dirty), MAX_COMMITS):
-                portion = dirty[first : first + MAX_COMMITS]
-                await self._commit_portion(portion, [partition.begin_commit() for partition in portion])
+        self._commits.commit_now()
 
     async def _commit_portion(self, partitions: Sequence[OwnedPartition], commits: Sequence[Commit]) -> None:
         call = calls.commit(self._keys, self._group, self._member.incarnation, commits)
@@ -498,20 +364,8 @@ class ProcessorGroup:
         return (await self._redis.perform(call))[0]
 
 
-async def _wait_ended(partitions: Sequence[OwnedPartition]) -> None:
-    for partition in partitions:
-        for lane in partition.lanes:
-            await lane.ended.wait()
-
-
-async def _sleep_unless_stopping(lane: Lane, seconds: float) -> None:
-    with trio.move_on_after(seconds):
-        await lane.stop_requested.wait()
-
-
 _REPLACED = "another worker has the same name and runs this processor now: give each worker a name of its own"
 _LOST = "the stream drops records that a group has not read, Keep(full='drop'), or somebody has trimmed it"
-_RETURNED = "a processor is to go on until its events end: it was called again"
 _QUARANTINED = (
     "mend the cause, then: celery5 stream quarantine --clear, or skip the record with celery5 stream seek"
 )

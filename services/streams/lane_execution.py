@@ -1,0 +1,160 @@
+"""Run the function of a processor on the records of a lane, and do what follows when it fails."""
+
+import random
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import trio
+
+from celery5.logs.log import Log
+from celery5.protocol.streams.failure import (
+    QuarantinePartition,
+    RetryRecord,
+    decide_failure,
+    make_dead_record,
+)
+from celery5.services.streams.owned_partition import Lane, OwnedPartition
+from celery5.streams.events import StreamEvents
+from celery5.streams.processor import Processor
+
+RESTART_DELAY = 1.0
+"""Seconds until a function that has ended by itself, without taking a record, is called again."""
+
+
+class LaneHost(Protocol):
+    """What a lane needs of the group that it belongs to."""
+
+    async def quarantine(self, partition: OwnedPartition, why: str) -> None:
+        """Stop the partition, in the whole cluster, until somebody ends that."""
+        ...
+
+
+class LaneExecution:
+    """Runs the function of one processor.
+
+    Args:
+        processor: The processor.
+        host: The group that its lanes belong to.
+        max_deliveries: How many deaths of workers a record may cause.
+        log: Where failures are logged.
+        random: Returns a number from 0 to 1, for the jitter of retries.
+    """
+
+    def __init__(
+        self,
+        processor: Processor[Any],
+        host: LaneHost,
+        *,
+        max_deliveries: int,
+        log: Log,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self._processor = processor
+        self._host = host
+        self._max_deliveries = max_deliveries
+        self._log = log
+        self._random = random
+        self._names: dict[str, Any] = {"stream": processor.stream.name, "processor": processor.name}
+
+    async def run(self, partition: OwnedPartition, lane: Lane) -> None:
+        """Call the function of the processor, again and again, until the partition is given away."""
+        attempts: dict[bytes, int] = {}
+        try:
+            with lane.scope:
+                if partition.deaths >= self._max_deliveries:
+                    await self._pass_poison(partition, lane)
+                while not lane.is_stopping:
+                    await self._call_function(partition, lane, attempts)
+        finally:
+            lane.ended.set()
+
+    async def _call_function(self, partition: OwnedPartition, lane: Lane, attempts: dict[bytes, int]) -> None:
+        events: StreamEvents[Any] = StreamEvents(lane, self._processor.stream.codec, self._processor.into)
+        try:
+            await self._processor.function(events)
+        except Exception as error:
+            await self._handle_failure(partition, lane, attempts, error)
+            return
+        has_taken = bool(lane.taken)
+        lane.settle()
+        if not lane.is_stopping:
+            self._log.event(
+                "processor:returned", "warning", partition=partition.number, hint=_RETURNED, **self._names
+            )
+            await _sleep_unless_stopping(lane, 0.0 if has_taken else RESTART_DELAY)
+
+    async def _handle_failure(
+        self, partition: OwnedPartition, lane: Lane, attempts: dict[bytes, int], error: Exception
+    ) -> None:
+        first = lane.taken[0][0] if lane.taken else b""
+        attempt = attempts[first] = attempts.get(first, 0) + 1
+        decision = decide_failure(
+            self._processor.on_error,
+            self._processor.then,
+            attempt=attempt,
+            kinds=[f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
+            random=self._random,
+        )
+        self._log.event(
+            "record:failed",
+            "warning",
+            partition=partition.number,
+            record=first.decode(),
+            attempt=attempt,
+            decision=type(decision).__name__,
+            error=repr(error)[:1000],
+            traceback="".join(traceback.format_exception(error))[-8000:],
+            **self._names,
+        )
+        if not lane.taken and not isinstance(decision, QuarantinePartition):
+            decision = RetryRecord(RESTART_DELAY)
+        if isinstance(decision, RetryRecord):
+            lane.give_back()
+            await _sleep_unless_stopping(lane, decision.delay)
+            return
+        attempts.pop(first, None)
+        if isinstance(decision, QuarantinePartition):
+            lane.give_back()
+            await self._host.quarantine(partition, f"record {first.decode()}: {error!r}"[:1000])
+            return
+        self._bury(partition, lane, repr(error), "".join(traceback.format_exception(error)), attempt)
+
+    def _bury(self, partition: OwnedPartition, lane: Lane, error: str, trace: str, attempts: int) -> None:
+        lane.bury(
+            [
+                make_dead_record(
+                    *raw, partition=partition.number, error=error, traceback=trace, attempts=attempts
+                )
+                for raw in lane.taken
+            ]
+        )
+
+    async def _pass_poison(self, partition: OwnedPartition, lane: Lane) -> None:
+        """Give up the first record, at which too many workers have died, or quarantine the partition."""
+        raw = await lane.wait_next()
+        if raw is None:
+            return
+        why = f"{partition.deaths} workers have died at this record"
+        number, record = partition.number, raw[0].decode()
+        self._log.event(
+            "record:poisonous",
+            "error",
+            partition=number,
+            record=record,
+            deaths=partition.deaths,
+            **self._names,
+        )
+        if self._processor.then == "ignore":
+            self._bury(partition, lane, why, "", partition.deaths)
+        else:
+            lane.give_back()
+            await self._host.quarantine(partition, f"record {raw[0].decode()}: {why}")
+
+
+async def _sleep_unless_stopping(lane: Lane, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        await lane.stop_requested.wait()
+
+
+_RETURNED = "a processor is to go on until its events end: it was called again"
