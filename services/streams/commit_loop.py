@@ -22,7 +22,7 @@ class CommitLoop:
         within: The most seconds until what is done is committed.
     """
 
-    def __init__(self, commit: CommitPartitions, *, within: float) -> None:
+    def __init__(self, *, commit: CommitPartitions, within: float) -> None:
         self._commit_partitions = commit
         self._within = within
         self._dirty: list[OwnedPartition] = []
@@ -39,8 +39,9 @@ class CommitLoop:
         """Commit now what was noted."""
         self._requested.set()
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Commit until cancelled."""
+        task_status.started()
         while True:
             await self._noted.wait()
             with trio.move_on_after(self._within):

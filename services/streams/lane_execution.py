@@ -43,9 +43,9 @@ class LaneExecution:
 
     def __init__(
         self,
+        *,
         processor: Processor[Any],
         host: LaneHost,
-        *,
         max_deliveries: int,
         log: Log,
         random: Callable[[], float] = random.random,
@@ -57,7 +57,7 @@ class LaneExecution:
         self._random = random
         self._names: dict[str, Any] = {"stream": processor.stream.name, "processor": processor.name}
 
-    async def run(self, partition: OwnedPartition, lane: Lane) -> None:
+    async def process(self, partition: OwnedPartition, lane: Lane) -> None:
         """Call the function of the processor, again and again, until the partition is given away."""
         attempts: dict[bytes, int] = {}
         try:

@@ -84,8 +84,10 @@ class ProcessorGroup:
             commit_every=processor.commit_every,
             grace_period=member.grace_period if grace is None else grace,
         )
-        self._commits = CommitLoop(self._commit_portion, within=processor.commit_within)
-        self._execution = LaneExecution(processor, self, max_deliveries=member.max_deliveries, log=log)
+        self._commits = CommitLoop(commit=self._commit_portion, within=processor.commit_within)
+        self._execution = LaneExecution(
+            processor=processor, host=self, max_deliveries=member.max_deliveries, log=log
+        )
         self._partitions: dict[int, OwnedPartition] = {}
         self._leaving: set[int] = set()
         self._nursery: trio.Nursery | None = None
@@ -217,7 +219,7 @@ class ProcessorGroup:
             if partition.condition:
                 lane.ended.set()
             else:
-                self._nursery.start_soon(self._execution.run, partition, lane)
+                self._nursery.start_soon(self._execution.process, partition, lane)
         self.want_records()
 
     def _lose(self, partition: OwnedPartition) -> None:
