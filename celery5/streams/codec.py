@@ -8,6 +8,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
@@ -143,7 +144,7 @@ class RecordCodec(Generic[R]):
         self.kind = kind
         self._serializer = serializer
         self._compressor = compressor
-        self._by = by
+        self._get_key = attrgetter(by) if isinstance(by, str) else by
         self._name = "value" if kind is None else kind.__name__
         self._is_record = is_record(kind)
         self._version = get_record_version(kind)
@@ -239,11 +240,10 @@ class RecordCodec(Generic[R]):
 
     def key(self, record: R) -> bytes | None:
         """Return the canonical key of a record; None without one. Raises BadRecord."""
-        by = self._by
-        if by is None:
+        if self._get_key is None:
             return None
         try:
-            return canonical_key(getattr(record, by) if isinstance(by, str) else by(record))
+            return canonical_key(self._get_key(record))
         except Exception as error:  # a function of the user's own may raise anything
             raise BadRecord(f"no key of {record!r}: {error!r}"[:500]) from error
 

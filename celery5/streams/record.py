@@ -95,6 +95,8 @@ class Record(_Fields):
     _is_primitive: ClassVar[bool]
     _version: ClassVar[int]
     _upcasters: ClassVar[dict[int, Upcaster]]
+    # Of an instance, if it has any: no attribute of an instance is needed for the usual case.
+    _unknown_fields: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def upcast(cls, from_version: int) -> Callable[[Upcaster], Upcaster]:
@@ -164,8 +166,11 @@ def upcast_fields(kind: Any, fields: dict[str, Any], version: int) -> dict[str, 
 
 def get_unknown_fields(record: Any) -> Mapping[str, Any]:
     """Return the fields that a record was read with and its class does not have."""
-    found: Mapping[str, Any] = getattr(record, "__dict__", {}).get("_unknown_fields", {})
+    found: Mapping[str, Any] = getattr(record, "_unknown_fields", _NONE)
     return found
+
+
+_NONE: Mapping[str, Any] = {}
 
 
 def keep_unknown_fields(record: RecordT, fields: Mapping[str, Any]) -> RecordT:

@@ -27,7 +27,7 @@ from celery5.streams.codec import RecordCodec
 R = TypeVar("R")
 
 MAX_PARTITIONS = 4096
-SEND_BATCH = 500
+SEND_BATCH = 200
 """Records in one call: Redis does nothing else in that time."""
 MAX_MAP_CHANGES = 5
 """How often one call is made again because the number of partitions has changed meanwhile."""
@@ -114,7 +114,7 @@ class Stream(Generic[R]):
     def send(self, *records: R, times: Sequence[int] | None = None) -> list[RecordId]:
         """Append records, in this order; return where each of them is. For plain Python.
 
-        Up to 500 records are appended all or none; more are sent in portions.
+        Up to 200 records are appended all or none; more are sent in portions.
 
         Args:
             records: The records.
@@ -154,12 +154,11 @@ class Stream(Generic[R]):
 
     def encode(self, record: R, time: int | None = None) -> "EncodedRecord":
         """Return a record as it is sent. Raises BadRecord and MessageTooLarge."""
-        words = self.codec.encode(record)
+        words, limit = self.codec.encode(record), self.app.settings.message_limit
         for word in words:
-            if len(word) > self.app.settings.message_limit:
-                self.app.check_message_size(
-                    word if isinstance(word, bytes) else word.encode(), f"a record of stream {self.name}"
-                )
+            if len(word) > limit:
+                raw = word if isinstance(word, bytes) else word.encode()
+                self.app.check_message_size(raw, f"a record of stream {self.name}")
         return EncodedRecord(self.codec.key(record), words, time)
 
     def find_partition(self, record: R) -> int:

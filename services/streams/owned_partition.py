@@ -71,6 +71,7 @@ class OwnedPartition:
         self.position = assignment.cursor
         self.is_lost = False
         self.prefetch = options.prefetch
+        self._refill_at = (options.prefetch + 1) // 2
         self._limit = assignment.limit
         self._awaited = assignment.awaited
         self._is_at_limit = False
@@ -79,7 +80,7 @@ class OwnedPartition:
         # Ids that were handed to lanes, in order, and those of them that are done while an earlier one is not.
         self._order: deque[bytes] = deque()
         self._ahead = {record_id.encode() for record_id in assignment.ahead}
-        self._new_cursor = assignment.cursor
+        self._done_id = assignment.cursor.encode()
         self._outputs: list[bytes] = []
         self._dead: list[Sequence[str | bytes]] = []
         self._pending_state: dict[str, bytes | None] = {}
@@ -90,7 +91,6 @@ class OwnedPartition:
         self._committing = 0
         self._buffered = 0
         self._is_dirty = False
-        self._committed = trio.Event()
         # How many more records may be taken before a commit. A record that may have killed a worker is taken alone.
         self.room = 1 if self.deaths else options.commit_every
         self.lanes = tuple(Lane(self) for _ in range(options.concurrency))
@@ -101,7 +101,7 @@ class OwnedPartition:
     def wants_records(self) -> bool:
         """Whether more records are to be read."""
         return (
-            self._buffered < (self.prefetch + 1) // 2
+            self._buffered < self._refill_at
             and not (self._is_at_limit or self.condition or self.is_lost)
             and not self.lanes[0].is_stopping
         )
@@ -159,33 +159,54 @@ class OwnedPartition:
 
     # processing
 
+    def settle_one(self, entry: RawEntry) -> bool:
+        """Note that a record is done that has no outputs, if records are done in their order here; else return False.
+
+        The usual case, on the hot path.
+        """
+        if not self._is_serial:
+            return False
+        self._done_id = entry[0]
+        self._in_hand -= 1
+        self._count_done(1)
+        return True
+
     def settle(
         self, taken: Sequence[RawEntry], outputs: list[bytes], state: Mapping[str, bytes | None]
     ) -> None:
         """Note that records are done, with their outputs."""
-        count = len(taken)
         if self._is_serial:
-            self._new_cursor = taken[-1][0].decode()
+            self._done_id = taken[-1][0]
         else:
             self._advance(taken)
         if outputs:
             self._outputs += outputs
         if state:
             self._pending_state.update(state)
+        self._in_hand -= len(taken)
+        self._count_done(len(taken))
+
+    def _count_done(self, count: int) -> None:
         self._uncommitted += count
-        self._in_hand -= count
-        was_enough = self._buffered >= (self.prefetch + 1) // 2
-        self._buffered -= count
-        if was_enough and self.wants_records:
+        before = self._buffered
+        self._buffered = after = before - count
+        if before >= self._refill_at > after and self.wants_records:
             self._host.want_records()
         if not self._is_dirty:
-            self._note_done()
+            self._is_dirty = True
+            self._host.note_done(self)
         if self._uncommitted >= self.options.commit_every:
             self._host.commit_now()
 
     def prefetch_batches(self, count: int) -> None:
         """Read enough ahead for batches of so many records."""
         self.prefetch = max(self.prefetch, 2 * count)
+        self._refill_at = (self.prefetch + 1) // 2
+
+    def take_one(self) -> None:
+        """Note that a record is in hand."""
+        self.room -= 1
+        self._in_hand += 1
 
     def take(self, count: int) -> None:
         """Note that records are in hand."""
@@ -206,9 +227,8 @@ class OwnedPartition:
         self._ahead.update(entry[0] for entry in taken)
         order = self._order
         while order and order[0] in self._ahead:
-            done = order.popleft()
-            self._ahead.discard(done)
-            self._new_cursor = done.decode()
+            self._done_id = order.popleft()
+            self._ahead.discard(self._done_id)
         if len(self._ahead) >= MAX_AHEAD:
             self.room = min(self.room, 0)
 
@@ -217,11 +237,9 @@ class OwnedPartition:
         self._dead += dead
         self.settle(taken, [], {})
 
-    async def wait_for_commit(self) -> None:
-        """Wait until something is committed."""
-        committed = self._committed
+    def commit_now(self) -> None:
+        """Commit now what is done: a lane waits for it."""
         self._host.commit_now()
-        await committed.wait()
 
     async def get_state(self, name: str) -> bytes | None:
         """Return a value of the keyed state, as it is with all that is done."""
@@ -248,7 +266,7 @@ class OwnedPartition:
             self.number,
             self.epoch,
             self.cursor,
-            self._new_cursor,
+            self._done_id.decode(),
             tuple(self._outputs),
             self._pending_state,
             tuple(self._dead),
@@ -271,8 +289,8 @@ class OwnedPartition:
         full = len(self._ahead) >= MAX_AHEAD
         allowed = 1 if self.deaths else self.options.commit_every
         self.room = 0 if full else allowed - self._uncommitted - self._in_hand
-        self._committed.set()
-        self._committed = trio.Event()
+        for lane in self.lanes:
+            lane.wake()
         if self._is_at_limit and split_id(self.cursor) >= split_id(self._limit):
             self._host.want_records()
 
@@ -304,7 +322,7 @@ class Lane:
         self._taken: Sequence[RawEntry] = ()
         self._outputs: list[bytes] = []
         self._state: dict[str, bytes | None] = {}
-        self._arrived = trio.Event()
+        self._waiter: trio.lowlevel.Task | None = None
         self.is_stopping = False
         self.scope = trio.CancelScope()
         self.stop_requested = trio.Event()
@@ -333,17 +351,21 @@ class Lane:
     def feed(self, entries: Sequence[RawEntry]) -> None:
         """Take entries to process."""
         self._buffer.extend(entries)
-        self._arrived.set()
+        self.wake()
 
     def take_next(self) -> RawEntry | None:
         """Acknowledge what was taken before, and return the next record if it is here and may be taken."""
-        if self._taken:
-            self.settle()
-        if not self._buffer or self._owner.room <= 0 or self.is_stopping:
+        owner, taken = self._owner, self._taken
+        if taken:
+            if self._outputs or self._state or len(taken) > 1 or not owner.settle_one(taken[0]):
+                self.settle()
+            else:
+                self._taken = ()
+        if not self._buffer or owner.room <= 0 or self.is_stopping:
             return None
         raw = self._buffer.popleft()
         self._taken = (raw,)
-        self._owner.take(1)
+        owner.take_one()
         return raw
 
     def settle(self) -> None:
@@ -381,11 +403,29 @@ class Lane:
         return None
 
     async def _wait(self) -> None:
+        """Wait until there is something new: a record, a commit, or the end.
+
+        Trio's own means, since a lane waits after every few records, and an Event costs twice as much.
+        """
         if self._buffer:
-            await self._owner.wait_for_commit()
-        else:
-            self._arrived = trio.Event()
-            await self._arrived.wait()
+            self._owner.commit_now()
+        if self._waiter is not None:
+            raise RuntimeError(
+                f"processor {self.group}: two tasks ask for the records of partition {self.partition}"
+            )
+        self._waiter = trio.lowlevel.current_task()
+
+        def leave(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._waiter = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(leave)
+
+    def wake(self) -> None:
+        """End the wait of the function, if it waits."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            trio.lowlevel.reschedule(waiter)
 
     async def wait_batch(self, count: int, within: float) -> Sequence[RawEntry]:
         """Acknowledge what was taken before, and return the next batch; an empty one when the function is to end."""
@@ -399,8 +439,7 @@ class Lane:
         count = 1 if self._owner.deaths else count
         with trio.move_on_after(within):
             while len(self._buffer) < count and not self.is_stopping:
-                self._arrived = trio.Event()
-                await self._arrived.wait()
+                await self._wait()
         if self.is_stopping:
             return ()
         buffer = self._buffer
@@ -426,7 +465,7 @@ class Lane:
         """End after what was taken."""
         self.is_stopping = True
         self.stop_requested.set()
-        self._arrived.set()
+        self.wake()
 
 
 async def end_partitions(partitions: Sequence[OwnedPartition], grace_period: float) -> None:

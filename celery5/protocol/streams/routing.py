@@ -19,6 +19,8 @@ def canonical_key(value: object) -> bytes:
     Raises:
         TypeError: The value has no JSON form.
     """
+    if type(value) is int:  # the usual cases first: this is on the path of each record
+        return b"%d" % value
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, str):

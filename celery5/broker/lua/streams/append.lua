@@ -48,8 +48,8 @@ for _ = 1, total do -- bound: the records of one call
     if time ~= '' then
       if tonumber(time) < tail.time then return {'early', tonumber(partition), make_id(tail.time, tail.n)} end
       tail.time = tonumber(time)
-    else
-      tail.time = math.max(tail.time, now)
+    elseif tail.time < now then
+      tail.time = now
     end
     tail.count = tail.count + 1
   end
@@ -76,9 +76,15 @@ for _ = 1, total do -- bound: the records of one call
   at = at + 4
   if origin == '' or is_before(before, origin) then
     local tail = tails[partition]
-    tail.ms, tail.n = math.max(tail.ms, time ~= '' and tonumber(time) or now), tail.n + 1
-    local id = make_id(tail.ms, tail.n)
-    redis.call('XADD', tail.log, id, unpack(ARGV, at, at + words - 1))
+    tail.n = tail.n + 1
+    local ms = time ~= '' and tonumber(time) or math.max(tail.ms, now)
+    if ms ~= tail.ms or not tail.prefix then tail.ms, tail.prefix = ms, string.format('%.0f-', ms) end
+    local id = tail.prefix .. string.format('%d', tail.n)
+    if words == 2 then
+      redis.call('XADD', tail.log, id, ARGV[at], ARGV[at + 1])
+    else
+      redis.call('XADD', tail.log, id, unpack(ARGV, at, at + words - 1))
+    end
     ids[#ids + 1] = partition
     ids[#ids + 1] = id
     if origin ~= '' then before = origin end
