@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from inspect import Parameter, Signature
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import trio
 
@@ -29,6 +29,7 @@ from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
 from celery5.tasks.task import Task
 from celery5.testing.recording import Recorded, SentJob
+from celery5.testing.virtual_time import unwrap
 
 __all__ = ["Recorded", "SentJob", "arunning_steps", "as_job", "recorded", "running_steps", "running_worker"]
 
@@ -130,7 +131,7 @@ async def arunning_steps(app: App) -> AsyncGenerator[Mapping[str, Any], None]:
             yield values
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise _unwrap(group) from None
+        raise unwrap(group) from None
     finally:
         log.finish()
 
@@ -160,16 +161,6 @@ def _make_collector(app: App, collected: dict[str, Any]) -> BootStep:
     parameters = [Parameter(name.replace("-", "_"), Parameter.KEYWORD_ONLY) for name in names]
     vars(collect)["__signature__"] = Signature(parameters)
     return BootStep("celery5-testing", collect, requires=names)
-
-
-def _unwrap(error: BaseException) -> BaseException:
-    """Return the only error of nested groups that have one member each."""
-    while isinstance(error, BaseExceptionGroup):
-        inner = cast("tuple[BaseException, ...]", error.exceptions)
-        if len(inner) != 1:
-            break
-        error = inner[0]
-    return cast("BaseException", error)
 
 
 @contextmanager
@@ -208,7 +199,7 @@ def _in_thread(
         try:
             trio.run(hold)
         except BaseException as error:  # raised again below, in the caller's thread
-            errors.append(_unwrap(error))
+            errors.append(unwrap(error))
         finally:
             ready.set()
 

@@ -51,7 +51,11 @@ class CommitLoop:
     async def commit(self) -> None:
         """Commit all that is done by now."""
         async with self._turn:
-            self._noted, self._requested = trio.Event(), trio.Event()
+            # `run` may wait for one of them: an event that is replaced before it is set would never wake it.
+            if self._noted.is_set():
+                self._noted = trio.Event()
+            if self._requested.is_set():
+                self._requested = trio.Event()
             dirty, self._dirty = [one for one in self._dirty if not one.is_lost], []
             for first in range(0, len(dirty), MAX_COMMITS):
                 portion = dirty[first : first + MAX_COMMITS]

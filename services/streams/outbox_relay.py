@@ -112,7 +112,7 @@ class OutboxRelay:
             if not entries:
                 self._pending.discard(partition)
                 return
-            outputs = [(entry[0], _decode(entry)) for entry in entries]
+            outputs = [(entry[0], decode_output(entry[1][1])) for entry in entries]
             for target, portion in groupby(outputs, key=lambda output: output[1].get("stream")):
                 await self._deliver_portion(partition, target, list(portion))
             await self._redis.perform(
@@ -135,8 +135,9 @@ class OutboxRelay:
         await stream.append(self._redis, records, source=f"{self._keys.stream}:{self._group}:{partition}")
 
 
-def _decode(entry: Any) -> dict[str, Any]:
+def decode_output(raw: bytes) -> dict[str, Any]:
+    """Return an output as `celery5.streams.events.Outputs` has made it. Raises Corrupt."""
     try:
-        return msgspec.msgpack.decode(entry[1][1], type=dict[str, Any])
-    except (ValueError, IndexError) as error:
-        raise Corrupt(f"entry {entry[0]!r} of an outbox: {error}") from None
+        return msgspec.msgpack.decode(raw, type=dict[str, Any])
+    except ValueError as error:
+        raise Corrupt(f"an output of a processor: {error}") from None
