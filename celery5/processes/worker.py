@@ -29,6 +29,7 @@ from celery5.protocol.scaling.budget import KINDS
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.protocol.text_values import SIZE
 from celery5.results.sinks import get_all_recipients
+from celery5.protocol.streams.groups import GroupMembership
 from celery5.scaling.strategies import is_scaled
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
@@ -230,7 +231,10 @@ def make_incarnation_values(
     """Return the values that one incarnation of a worker is built with."""
     settings, sidecar = app.settings, options.sidecars.get(options.broker)
     status = options.process_status or ProcessStatus(app=app.name)
-    sidecar_memory = None if sidecar is None else sidecar.begin_worker()
+    processors = _processors(app, options)
+    member = options.name or incarnation.name
+    memberships = [GroupMembership(one.stream.name, one.name, member) for one in processors]
+    sidecar_memory = None if sidecar is None else sidecar.begin_worker(memberships)
     lease = Lease(seconds=settings.lease, sidecar_memory=sidecar_memory)
     process_values = make_process_values(
         app,
@@ -269,12 +273,12 @@ def make_incarnation_values(
         recipients=get_all_recipients(app.tasks.values()),
         subscribed={} if options.is_secondary else app.events.group_subscriptions(),
         burst=options.burst,
-        processors=_processors(app, options),
+        processors=processors,
         member=GroupMember(
-            name=options.name or incarnation.name,
+            name=member,
             incarnation=incarnation.name,
             lease=settings.lease,
-            absence=0.0,
+            is_named=bool(options.name),
             grace_period=settings.grace_period,
             max_deliveries=settings.max_deliveries,
         ),

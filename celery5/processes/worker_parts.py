@@ -452,7 +452,7 @@ class WorkerBootTable(BootTable):
     )
     stream_processors: StreamProcessors = step(
         "processors",
-        requires=("redis", "listen", "publishing"),
+        requires=("heartbeat", "listen", "publishing"),
         stop_limit=math.inf,  # it has limits of its own
     )
     # No job passes through the rest.

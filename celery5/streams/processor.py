@@ -33,6 +33,7 @@ class ProcessorOptions(TypedDict, total=False):
     commit_every: int
     commit_within: float
     grace_period: float | None
+    absence: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,9 @@ class Processor(Generic[R]):
     """The most seconds until what is done is committed."""
     grace_period: float | None = None
     """Seconds that a record has to end when its worker stops or gives the partition away. None: the setting."""
+    absence: float = 5.0
+    """Seconds for which the partitions of a worker that has a name, `worker start --name`, are kept for its return
+    when it stops. So a restart moves no other partition. Those of a worker without a name go to others at once."""
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -90,6 +94,8 @@ class Processor(Generic[R]):
                 raise Misconfigured(f"{where}: {name} is {value!r}: give {low} to {high:,}")
         if not 0 <= self.commit_within <= 60:
             raise Misconfigured(f"{where}: commit_within is {self.commit_within!r}: give 0 to 60 seconds")
+        if not 0 <= self.absence <= 3600:
+            raise Misconfigured(f"{where}: absence is {self.absence!r}: give 0 to 3,600 seconds")
         if not isinstance(cast("object", self.on_error), RetryPolicy):
             raise Misconfigured(f"{where}: on_error is {self.on_error!r}: give a RetryPolicy")
         parse_start(self.start, where)

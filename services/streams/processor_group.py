@@ -29,12 +29,18 @@ from celery5.streams.processor import Processor
 
 ATTENDANCES_PER_LEASE = 3
 """Attendances in one lease."""
+LAPSE_DELAY = 0.02
+"""Seconds after the end of another member's lease at which an attendance finds it dead."""
+MIN_INTERVAL = 0.05
+"""The least seconds between two attendances that nobody asked for."""
 RETRY_INTERVAL = 0.2
 """Seconds between attempts while Redis is unreachable."""
 READ_BLOCK = 5.0
 """Seconds for which a read waits for records."""
 FINISH_LIMIT = 5.0
 """Seconds for the last commit and for leaving, when the worker stops."""
+DELIVERY_LIMIT = 2.0
+"""Seconds of these for the delivery of the last outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +52,8 @@ class GroupMember:
     incarnation: str
     # Seconds after which a silent member counts as dead.
     lease: float
-    # Seconds for which its share is kept when it leaves.
-    absence: float
+    # Whether the name is its own, so that its share may be kept when it leaves.
+    is_named: bool
     grace_period: float
     # How many deaths of workers a record may cause.
     max_deliveries: int
@@ -89,9 +95,11 @@ class ProcessorGroup:
             processor=processor, host=self, max_deliveries=member.max_deliveries, log=log
         )
         self._partitions: dict[int, OwnedPartition] = {}
-        self._leaving: set[int] = set()
+        self._leaving: set[OwnedPartition] = set()
         self._nursery: trio.Nursery | None = None
         self._attend_requested = trio.Event()
+        self._attending = trio.CancelScope()
+        self._attended = trio.Event()
         self._is_joining = True
         self._is_past_border = False
         self._is_stopping = False
@@ -140,20 +148,37 @@ class ProcessorGroup:
         with trio.move_on_after(FINISH_LIMIT):
             try:
                 await self._commits.commit()
+                await self._deliver_outputs(owned)
+                # Not before: while something is in hand, its lease must not end.
+                self._attending.cancel()
+                await self._attended.wait()
                 call = calls.leave_group(
                     *(self._keys, self._group),
                     member=self._member.name,
                     incarnation=self._member.incarnation,
-                    absence=self._member.absence,
+                    absence=self._processor.absence if self._member.is_named else 0.0,
                 )
                 await self._redis.perform(call)
             except BrokerError as error:
                 self._log.event("processor:leave-failed", "warning", why=str(error), **self._names)
 
+    async def _deliver_outputs(self, partitions: Sequence[OwnedPartition]) -> None:
+        """Deliver what was committed last, if the targets take it: there may be no next owner for long."""
+        with trio.move_on_after(DELIVERY_LIMIT):
+            for partition in partitions:
+                await self._relay.wait_delivered(partition.number)
+
     # membership
 
     async def _attend_forever(self) -> None:
-        while not self._is_stopping:
+        try:
+            with self._attending:
+                await self._attend_until_replaced()
+        finally:
+            self._attended.set()
+
+    async def _attend_until_replaced(self) -> None:
+        while True:
             attendance = await retry_until_available(self._attend, self._outages, RETRY_INTERVAL)
             if attendance is None:
                 self._log.event(
@@ -163,9 +188,16 @@ class ProcessorGroup:
                     self._lose(partition)
                 return
             self._apply(attendance)
-            with trio.move_on_after(self._member.lease / ATTENDANCES_PER_LEASE):
+            with trio.move_on_after(self._get_interval(attendance)):
                 await self._attend_requested.wait()
             self._attend_requested = trio.Event()
+
+    def _get_interval(self, attendance: Attendance) -> float:
+        """Return the seconds until the next attendance: at once after another member's lease, if that ends first."""
+        usual = self._member.lease / ATTENDANCES_PER_LEASE
+        if attendance.lapse_in is None:
+            return usual
+        return min(usual, max(attendance.lapse_in + LAPSE_DELAY, MIN_INTERVAL))
 
     async def _attend(self) -> Attendance | None:
         is_past_border = self._is_past_border
@@ -192,14 +224,16 @@ class ProcessorGroup:
         assigned = {assignment.partition: assignment for assignment in attendance.assigned}
         for number, partition in list(self._partitions.items()):
             assignment = assigned.get(number)
-            if assignment is None:
-                if number not in self._leaving:
-                    self._leaving.add(number)
-                    self._nursery.start_soon(self._give_away, partition)
-            elif assignment.epoch != partition.epoch or not assignment.is_owned:
+            if assignment is not None and (
+                assignment.epoch != partition.epoch or not assignment.is_owned
+            ):
                 self._lose(partition)
-            elif assignment.condition != partition.condition:
-                self._lose(partition)  # begin anew under the other condition, from the cursor
+            elif assignment is None or assignment.condition != partition.condition:
+                # Under another condition it is given away, too: a commit may be under way, so that it begins anew
+                # in another epoch.
+                if partition not in self._leaving:
+                    self._leaving.add(partition)
+                    self._nursery.start_soon(self._give_away, partition)
             else:
                 partition.update(assignment)
         for number, assignment in assigned.items():
@@ -234,9 +268,10 @@ class ProcessorGroup:
         """Finish what is in hand within the grace period, commit, and give the partition back."""
         await end_partitions([partition], self._options.grace_period)
         await self._commits.commit()
-        self._leaving.discard(partition.number)
-        if self._partitions.pop(partition.number, None) is None:
-            return
+        self._leaving.discard(partition)
+        if self._partitions.get(partition.number) is not partition:
+            return  # it was lost meanwhile, and has perhaps begun anew
+        del self._partitions[partition.number]
         self._relay.forget(partition.number)
         call = calls.yield_partitions(
             *(self._keys, self._group),
@@ -245,6 +280,7 @@ class ProcessorGroup:
             partitions=[partition.number],
         )
         await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+        self.attend_now()
         self._log.event("partition:yielded", "debug", partition=partition.number, **self._names)
 
     # reading

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, decode_text, merge_names, script_call, to_ms
+from celery5.broker.call import Call, Script, Word, decode_text, merge_names, parse_seconds, script_call, to_ms
 from celery5.broker.keys import Keys, StreamKeys
 from celery5.protocol.streams.groups import (
     Appended,
@@ -22,6 +22,7 @@ from celery5.protocol.streams.groups import (
 APPEND = Script.load("streams/append", "clock", "record_id")
 ATTEND = Script.load("streams/attend", "clock", "record_id", "stream_group")
 COMMIT = Script.load("streams/commit")
+RENEW_MEMBER = Script.load("streams/renew_member", "clock")
 YIELD = Script.load("streams/yield", "clock", "record_id", "stream_group")
 SET_CONDITION = Script.load("streams/set_condition", "clock")
 SEEK = Script.load("streams/seek", "clock", "record_id", "stream_group")
@@ -170,9 +171,17 @@ def _read_attendance(raw: Any) -> Attendance | None:
             limit=decode_text(row[7]),
             awaited=decode_text(row[8]),
         )
-        for row in raw[4]
+        for row in raw[5]
     ]
-    return Attendance(StreamMap(raw[1], raw[2]), raw[3], tuple(assigned))
+    return Attendance(StreamMap(raw[1], raw[2]), raw[3], tuple(assigned), parse_seconds(raw[4]))
+
+
+def renew_member(
+    keys: StreamKeys, group: str, *, member: str, incarnation: str, lease: float
+) -> Call[bool]:
+    """Renew a membership for `lease` seconds, and nothing else. False: it is a member no more."""
+    named = (keys.members(group), keys.incarnations(group))
+    return script_call(RENEW_MEMBER, named, (member, incarnation, to_ms(lease)), bool, repeatable=True)
 
 
 def read(
@@ -243,7 +252,7 @@ def _give_back(
 ) -> Call[int]:
     member, incarnation = names
     prefix, channel = f"{keys.partition_prefix}{group}:", keys.changes(group)
-    named = (keys.map, keys.members(group), keys.incarnations(group), prefix)
+    named = (keys.map, keys.members(group), keys.incarnations(group), prefix, keys.log_prefix)
     args = (member, incarnation, channel, absence, int(has_died), *partitions)
     return script_call(YIELD, named, args, int, repeatable=True)
 

@@ -13,14 +13,16 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import msgspec
 
 from celery5.app import App
+from celery5.broker.call import Call
 from celery5.broker.calls import leases
+from celery5.broker.calls import streams as stream_calls
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
@@ -39,6 +41,7 @@ from celery5.protocol.process.liveness import (
     parse_stat,
 )
 from celery5.protocol.scaling.budget import get_max_slots
+from celery5.protocol.streams.groups import GroupMembership
 from celery5.runners.process_group import get_start_ticks
 from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.worker.lease import HEARTBEATS_PER_LEASE, now
@@ -60,6 +63,7 @@ class BeatReport(msgspec.Struct, array_like=True, frozen=True):
     worker: str = ""  # its name; "": the sidecar has nothing to do for it
     queues: tuple[str, ...] = ()  # the queues that it has joined
     broker: Endpoint | None = None  # the address of its broker
+    memberships: tuple[GroupMembership, ...] = ()  # the groups of streams that it is a member of
     left: bool = False  # whether it has left the queues, or tried to: then it has no lease to renew
 
 
@@ -76,6 +80,7 @@ class Sidecar:
         self._write_fd = write_fd
         self._unsent = b""
         self._last = BeatReport()
+        self._memberships: tuple[GroupMembership, ...] = ()
         self._closed = False
         os.set_blocking(write_fd, False)
 
@@ -84,14 +89,20 @@ class Sidecar:
         """Its process id."""
         return self._memory.sidecar_pid
 
-    def begin_worker(self) -> SidecarMemory:
-        """Return the shared memory, emptied, for a worker that begins under a new name."""
+    def begin_worker(self, memberships: Sequence[GroupMembership] = ()) -> SidecarMemory:
+        """Return the shared memory, emptied, for a worker that begins under a new name.
+
+        Args:
+            memberships: The groups of streams that this worker will be a member of.
+        """
+        self._memberships = tuple(memberships)
         self._memory.reset()
         return self._memory
 
     def report_beat(self, worker: str, queues: tuple[str, ...]) -> bool:
         """Report that the leases of `worker` were renewed. Return False, once, when the sidecar has ended."""
-        self._last = BeatReport(worker, queues, self._app.brokers.get(self._broker).endpoint)
+        endpoint = self._app.brokers.get(self._broker).endpoint
+        self._last = BeatReport(worker, queues, endpoint, self._memberships)
         return self._send(self._last)
 
     def report_left(self, *, holding: bool) -> None:
@@ -249,6 +260,7 @@ class _Watch:
         if (self._report.worker or self._memory.box_groups) and self._has_process_ended():
             self._end_boxes()
             if self._report.worker:
+                self._leave_groups()
                 self._recover()
 
     @property
@@ -292,6 +304,8 @@ class _Watch:
         beats = [leases.renew_lease(keys, self._report.worker, lease=lease) for keys in self._queues()]
         try:
             pulses = self._broker(self._reply_timing).perform_all(beats)
+            if self._report.memberships:
+                self._broker(self._reply_timing).perform_all(self._make_renewals())
         except BrokerError as error:
             if not self._renewal_failed:
                 who = f"worker {self._report.worker} (pid {self._pid})"
@@ -358,6 +372,35 @@ class _Watch:
             if not left or back or buried:
                 how = "had left" if left else "died"
                 _write_stderr(f"worker {name} (pid {self._pid}) {how}: {back} jobs put back, {buried} buried")
+
+    def _make_renewals(self) -> list[Call[bool]]:
+        """Return the calls that renew the memberships in groups of streams. One that is lost stays so."""
+        return [
+            stream_calls.renew_member(
+                self._app.keys.for_stream(one.stream),
+                one.group,
+                member=one.member,
+                incarnation=self._report.worker,
+                lease=self._app.settings.lease,
+            )
+            for one in self._report.memberships
+        ]
+
+    def _leave_groups(self) -> None:
+        """Give back the partitions of streams that the worker owned: others continue them at once."""
+        leaves = [
+            stream_calls.leave_group(
+                self._app.keys.for_stream(one.stream),
+                one.group,
+                member=one.member,
+                incarnation=self._report.worker,
+                has_died=not self._report.left,
+            )
+            for one in self._report.memberships
+        ]
+        if leaves:
+            with suppress(CeleryError):  # else its lease ends
+                self._broker(RECOVERY_TIMING).perform_all(leaves)
 
     def _queues(self) -> list[QueueKeys]:
         return [self._app.queue(queue) for queue in self._report.queues]

@@ -68,12 +68,23 @@ class Assignment(msgspec.Struct, frozen=True):
     awaited: str = ""
 
 
+class GroupMembership(msgspec.Struct, array_like=True, frozen=True):
+    """What a worker is in a group. Its incarnation is that of the worker."""
+
+    stream: str
+    group: str
+    # The name of the member.
+    member: str
+
+
 class Attendance(msgspec.Struct, frozen=True):
     """The reply to a member that has renewed its lease."""
 
     map: StreamMap
     members: int
     assigned: tuple[Assignment, ...]
+    # Seconds until the next lease of another member ends, unless that renews it; None when there is no other.
+    lapse_in: float | None = None
 
 
 class Commit(msgspec.Struct, frozen=True):

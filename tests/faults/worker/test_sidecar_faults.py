@@ -75,7 +75,7 @@ async def test_jobs_that_wait_for_the_lease_are_told_of_unless_the_worker_has_sa
 ) -> None:
     app = App(app_name, broker=proxy.url)
     watch = sidecar._Watch(app, SidecarMemory(slots=1), os.getpid(), -1, -1)
-    said = BeatReport("w", ("mail",), Endpoint.from_url(proxy.url), left)
+    said = BeatReport("w", ("mail",), Endpoint.from_url(proxy.url), left=left)
     watch._read_reports(msgspec.json.encode(said) + b"\n")
     proxy.refuse()
     with trio.fail_after(30):

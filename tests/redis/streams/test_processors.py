@@ -172,7 +172,7 @@ async def test_outputs_jobs_and_state_are_there_once_though_a_record_was_process
 async def test_members_share_the_partitions_and_a_new_one_moves_only_what_it_must(app: App) -> None:
     orders, seen = orders_of(app, partitions=8), Seen()
 
-    @app.processor(orders)
+    @app.processor(orders, absence=0)
     async def bill(events: StreamEvents[Order]) -> None:
         async for order in events.records():
             seen.add(order)
@@ -207,7 +207,7 @@ async def test_members_share_the_partitions_and_a_new_one_moves_only_what_it_mus
 async def test_more_members_than_partitions_leave_some_idle(app: App) -> None:
     orders, seen = orders_of(app, partitions=1), Seen()
 
-    @app.processor(orders)
+    @app.processor(orders, absence=0)
     async def bill(events: StreamEvents[Order]) -> None:
         async for order in events.records():
             seen.add(order)

@@ -17,7 +17,7 @@
 --       9 1 to wake the others: this member has read up to a border
 --       10 most age of a record in ms, 0 for any
 -- Returns {'replaced'} when another incarnation has this member's name, else {'ok', number of partitions, version of the
--- map, members, partitions}. For each partition that is assigned to this member: number, 1 when it is its owner, epoch,
+-- map, members, ms until the next lease of another member ends (-1 for none), partitions}. For each partition that is assigned to this member: number, 1 when it is its owner, epoch,
 -- cursor, how many owners died at this record, condition ('' or quarantined), the ids beyond the cursor that are done,
 -- up to which id it may be read ('' for all), and the id at which others wait for it.
 local map, groups, members, incarnations, plans, partitions, logs = unpack(KEYS)
@@ -34,11 +34,13 @@ if redis.call('HEXISTS', groups, group) == 0 then
     redis.call('HSET', partitions .. p, 'cursor', cursor_before(logs .. p, ARGV[6]))
   end
 end
--- A member that has let its own lease lapse, as all have when Redis was down, judges no other: the next time.
-if mine >= now then
-  for _, lapsed in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now)) do -- bound: the members of the group
+-- A member whose own lease has lapsed, as all have when Redis was down, judges no other: they get a moment to come back.
+for _, lapsed in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now)) do -- bound: the members of the group
+  if mine >= now then
     redis.call('ZREM', members, lapsed)
     redis.call('HDEL', incarnations, lapsed)
+  else
+    redis.call('ZADD', members, now + math.min(lease / 3, 2000), lapsed)
   end
 end
 redis.call('ZADD', members, now + lease, member)
@@ -79,7 +81,8 @@ for p = 0, total - 1 do -- bound: the partitions
     local found = redis.call('HMGET', key, 'owner', 'epoch', 'deaths', 'condition', 'ahead')
     local owner, epoch, deaths = found[1] or '', tonumber(found[2]) or 0, tonumber(found[3]) or 0
     if owner ~= incarnation and not living[owner] then
-      if owner ~= '' then deaths = deaths + 1 end
+      -- An owner that has died where there was nothing to do did not die of a record.
+      if owner ~= '' and is_before(cursor_of(p), last_id(logs .. p)) then deaths = deaths + 1 end
       owner, epoch = incarnation, epoch + 1
       redis.call('HSET', key, 'owner', owner, 'epoch', epoch, 'deaths', deaths)
       if not redis.call('HGET', key, 'cursor') then redis.call('HSET', key, 'cursor', cursor_of(p)) end
@@ -88,4 +91,9 @@ for p = 0, total - 1 do -- bound: the partitions
     reply[#reply + 1] = {p, owner == incarnation and 1 or 0, epoch, cursor_of(p), deaths, found[4] or '', found[5] or '', limit, awaited}
   end
 end
-return {'ok', count, version, #present, reply}
+local lapse_in = -1
+local first = redis.call('ZRANGE', members, 0, 1, 'WITHSCORES')
+for n = 1, #first, 2 do -- bound: two members
+  if first[n] ~= member and lapse_in < 0 then lapse_in = math.max(0, math.ceil(first[n + 1] - now)) end
+end
+return {'ok', count, version, #present, lapse_in, reply}

@@ -3,21 +3,23 @@
 --       2 members of the group
 --       3 the incarnation of each
 --       4 prefix of its partitions
+--       5 prefix of the logs
 -- ARGV  1 member
 --       2 its incarnation
 --       3 channel of the group
 --       4 '' to stay a member; else for how many ms its share is kept for its return, 0 for not at all
---       5 1 when the incarnation has died: whatever it owned counts a death
+--       5 1 when the incarnation has died: what it owned and had not read to the end counts a death
 --       6.. the partitions; all that it owns when it leaves
 -- Returns how many partitions were given back.
-local map, members, incarnations, partitions = unpack(KEYS)
+local map, members, incarnations, partitions, logs = unpack(KEYS)
 local member, incarnation, channel, absence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local given = 0
 local function give(p)
   local key = partitions .. p
-  if redis.call('HGET', key, 'owner') == incarnation then
+  local found = redis.call('HMGET', key, 'owner', 'cursor')
+  if found[1] == incarnation then
     redis.call('HSET', key, 'owner', '')
-    if ARGV[5] == '1' then redis.call('HINCRBY', key, 'deaths', 1) end
+    if ARGV[5] == '1' and is_before(found[2] or '0-0', last_id(logs .. p)) then redis.call('HINCRBY', key, 'deaths', 1) end
     given = given + 1
   end
 end
