@@ -399,7 +399,9 @@ class ProcessorGroup:
     async def read_state(self, name: str) -> bytes | None:
         """Read a value of the keyed state."""
         call = calls.get_state(self._keys, self._group, [name])
-        return (await self._redis.perform(call))[0]
+        # The processor has not failed when Redis cannot be reached.
+        attempt = partial(self._redis.perform, call)
+        return (await retry_until_available(attempt, self._outages, RETRY_INTERVAL))[0]
 
 
 _REPLACED = "another worker has the same name and runs this processor now: give each worker a name of its own"
