@@ -27,9 +27,9 @@ from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import KINDS
 from celery5.protocol.scaling.prefetch import DurationEstimate
+from celery5.protocol.streams.groups import GroupMembership
 from celery5.protocol.text_values import SIZE
 from celery5.results.sinks import get_all_recipients
-from celery5.protocol.streams.groups import GroupMembership
 from celery5.scaling.strategies import is_scaled
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode

@@ -224,9 +224,7 @@ class ProcessorGroup:
         assigned = {assignment.partition: assignment for assignment in attendance.assigned}
         for number, partition in list(self._partitions.items()):
             assignment = assigned.get(number)
-            if assignment is not None and (
-                assignment.epoch != partition.epoch or not assignment.is_owned
-            ):
+            if assignment is not None and (assignment.epoch != partition.epoch or not assignment.is_owned):
                 self._lose(partition)
             elif assignment is None or assignment.condition != partition.condition:
                 # Under another condition it is given away, too: a commit may be under way, so that it begins anew

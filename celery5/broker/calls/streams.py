@@ -5,7 +5,16 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, decode_text, merge_names, parse_seconds, script_call, to_ms
+from celery5.broker.call import (
+    Call,
+    Script,
+    Word,
+    decode_text,
+    merge_names,
+    parse_seconds,
+    script_call,
+    to_ms,
+)
 from celery5.broker.keys import Keys, StreamKeys
 from celery5.protocol.streams.groups import (
     Appended,
@@ -176,9 +185,7 @@ def _read_attendance(raw: Any) -> Attendance | None:
     return Attendance(StreamMap(raw[1], raw[2]), raw[3], tuple(assigned), parse_seconds(raw[4]))
 
 
-def renew_member(
-    keys: StreamKeys, group: str, *, member: str, incarnation: str, lease: float
-) -> Call[bool]:
+def renew_member(keys: StreamKeys, group: str, *, member: str, incarnation: str, lease: float) -> Call[bool]:
     """Renew a membership for `lease` seconds, and nothing else. False: it is a member no more."""
     named = (keys.members(group), keys.incarnations(group))
     return script_call(RENEW_MEMBER, named, (member, incarnation, to_ms(lease)), bool, repeatable=True)
