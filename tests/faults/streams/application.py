@@ -7,8 +7,8 @@ import msgspec
 import trio
 
 from celery5 import App, RetryPolicy
-from celery5.streams.processor import NO_RETRIES
 from celery5.streams import Keep, Stream, StreamEvents
+from celery5.streams.processor import NO_RETRIES
 
 PARTITIONS = 8
 PACE = float(os.environ.get("STREAM_PACE", "0.002"))

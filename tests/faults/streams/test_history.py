@@ -66,7 +66,9 @@ class Strikes:
         await until(lambda: all(post.worker.lines("worker:started") for post in self._posts))
         with trio.move_on_after(SECONDS):
             while True:
-                strike = self._chance.choice((self._kill, self._lose, self._freeze, self._cut, self._rebalance))
+                strike = self._chance.choice(
+                    (self._kill, self._lose, self._freeze, self._cut, self._rebalance)
+                )
                 post = self._chance.choice(self._posts)
                 self.struck.append(strike.__name__)
                 with trio.CancelScope(shield=True):
@@ -76,7 +78,11 @@ class Strikes:
     def _hire(self, proxy: FaultyProxy) -> Employee:
         command = [sys.executable, *TARGET, "worker", "start", "--name", next(self._names)]
         return self._staff.launch(
-            [*command, "--log-level", "debug"], lease=LEASE, grace_period=1.0, broker=proxy.url, max_deliveries=1000
+            [*command, "--log-level", "debug"],
+            lease=LEASE,
+            grace_period=1.0,
+            broker=proxy.url,
+            max_deliveries=1000,
         )
 
     async def _kill(self, post: Post) -> None:
@@ -137,8 +143,8 @@ async def strike_while_sending(seed: int, server: EmbeddedServer, staff: Staff) 
                 is_over.set()
             await until(lambda: is_all_done(client, producer), within=60)
             proxies.cancel_scope.cancel()
-        print(f"seed {seed}: {sum(producer.sent.values())} records, {' '.join(strikes.struck)}")
-        return find_faults(producer.sent, read_outputs(client, staff.app), read_state(client, staff.app))
+        faults = find_faults(producer.sent, read_outputs(client, staff.app), read_state(client, staff.app))
+    return faults and [*faults, f"after {sum(producer.sent.values())} records and {' '.join(strikes.struck)}"]
 
 
 @pytest.fixture
