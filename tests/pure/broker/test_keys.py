@@ -1,5 +1,6 @@
 """Keys: every key has its place on the page about keys, and all keys of a queue are in one slot."""
 
+import dataclasses
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -114,6 +115,14 @@ def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
 def slot_tag(key: str) -> str:
     """What a cluster hashes of a key."""
     return key[key.index("{") + 1 : key.index("}")]
+
+
+@given(names, queues)
+def test_all_keys_of_a_stream_are_in_one_slot(app: str, stream: str) -> None:
+    keys = Keys(app).for_stream(stream)
+    own = [getattr(keys, field.name) for field in dataclasses.fields(keys) if field.name != "stream"]
+    assert len(set(own)) == len(own) == 14
+    assert {slot_tag(key) for key in own} == {f"{app}:{stream}"}
 
 
 @given(names, queues, st.text(max_size=9))
