@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import trio
 
 from celery5.app import App
 from celery5.boot_step import BootStep
@@ -280,6 +281,7 @@ def make_stream_processors(
     log: Log,
 ) -> StreamProcessors:
     """Return what runs the processors: each has a connection of its own, on which it waits for records."""
+    trials = trio.Lock()
     groups = [
         ProcessorGroup(
             processor=processor,
@@ -300,6 +302,7 @@ def make_stream_processors(
                 redis=redis,
                 log=log,
             ),
+            trials=trials,
             log=log,
         )
         for processor in processors

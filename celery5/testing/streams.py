@@ -336,6 +336,8 @@ class _VirtualGroup:
                 lane.ended.set()
             else:
                 self._nursery.start_soon(self._execution.process, partition, lane)
+        if partition.deaths:
+            partition.begin_trial()
         self.want_records()
 
     async def supply(self) -> None:

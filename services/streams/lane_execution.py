@@ -135,6 +135,9 @@ class LaneExecution:
         raw = await lane.wait_next()
         if raw is None:
             return
+        if partition.deaths < self._max_deliveries:  # another lane had that record
+            lane.give_back()
+            return
         why = f"{partition.deaths} workers have died at this record"
         number, record = partition.number, raw[0].decode()
         self._log.event(

@@ -91,8 +91,10 @@ class OwnedPartition:
         self._committing = 0
         self._buffered = 0
         self._is_dirty = False
-        # How many more records may be taken before a commit. A record that may have killed a worker is taken alone.
-        self.room = 1 if self.deaths else options.commit_every
+        # How many more records may be taken before a commit. One that may have killed a worker waits for its trial.
+        self.room = 0 if self.deaths else options.commit_every
+        self._fed = trio.Event()
+        self._trial_ended = trio.Event()
         self.lanes = tuple(Lane(self) for _ in range(options.concurrency))
 
     # reading
@@ -103,6 +105,7 @@ class OwnedPartition:
         return (
             self._buffered < self._refill_at
             and not (self._is_at_limit or self.condition or self.is_lost)
+            and not (self.deaths and (self._buffered or self._uncommitted))
             and not self.lanes[0].is_stopping
         )
 
@@ -113,6 +116,9 @@ class OwnedPartition:
         entries = self._cut_at_limit(entries)
         if not entries:
             return 0
+        if self.deaths:
+            entries = entries[:1]  # it is tried alone, whichever lane it is of
+            self._fed.set()
         gap = max(0, split_id(entries[0][0].decode())[1] - split_id(self.position)[1] - 1)
         self.position = entries[-1][0].decode()
         if self._is_serial:
@@ -195,7 +201,7 @@ class OwnedPartition:
         if not self._is_dirty:
             self._is_dirty = True
             self._host.note_done(self)
-        if self._uncommitted >= self.options.commit_every:
+        if self._uncommitted >= self.options.commit_every or self.deaths:
             self._host.commit_now()
 
     def prefetch_batches(self, count: int) -> None:
@@ -256,6 +262,22 @@ class OwnedPartition:
         while len(self._state_cache) > MAX_CACHED_STATE:
             del self._state_cache[next(iter(self._state_cache))]
 
+    # the trial of a record that may have killed a worker
+
+    async def wait_fed(self) -> None:
+        """Wait until that record is here, or the partition ends."""
+        await self._fed.wait()
+
+    def begin_trial(self) -> None:
+        """Let that record be taken."""
+        self.room = 1
+        for lane in self.lanes:
+            lane.wake()
+
+    async def wait_trial_ended(self) -> None:
+        """Wait until that record is committed, or the partition ends."""
+        await self._trial_ended.wait()
+
     # committing
 
     def begin_commit(self) -> Commit:
@@ -284,8 +306,10 @@ class OwnedPartition:
         for name, value in self._committing_state.items():
             self._remember_state(name, value)
         self._committing_state = {}
-        if moved:
+        if moved and self.deaths:
             self.deaths = 0
+            self._trial_ended.set()
+            self._host.want_records()
         full = len(self._ahead) >= MAX_AHEAD
         allowed = 1 if self.deaths else self.options.commit_every
         self.room = 0 if full else allowed - self._uncommitted - self._in_hand
@@ -298,6 +322,8 @@ class OwnedPartition:
 
     def stop(self) -> None:
         """Have the lanes end after what they have taken."""
+        self._fed.set()
+        self._trial_ended.set()
         for lane in self.lanes:
             lane.stop()
 

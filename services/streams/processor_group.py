@@ -33,6 +33,8 @@ LAPSE_DELAY = 0.02
 """Seconds after the end of another member's lease at which an attendance finds it dead."""
 MIN_INTERVAL = 0.05
 """The least seconds between two attendances that nobody asked for."""
+TRIAL_LIMIT = 30.0
+"""Seconds for which other suspects wait for the trial of a slow one."""
 RETRY_INTERVAL = 0.2
 """Seconds between attempts while Redis is unreachable."""
 READ_BLOCK = 5.0
@@ -70,6 +72,7 @@ class ProcessorGroup:
         redis: AsyncDriver,
         reader: ParkedRedis,
         relay: OutboxRelay,
+        trials: trio.Lock,
         log: Log,
     ) -> None:
         self._processor = processor
@@ -79,6 +82,7 @@ class ProcessorGroup:
         self._redis = redis
         self._reader = reader
         self._relay = relay
+        self._trials = trials
         self._log = log
         self._names: dict[str, Any] = {"stream": processor.stream.name, "processor": processor.name}
         self._outages = OutageLog(log, "processor:interrupted", "processor:resumed", **self._names)
@@ -252,7 +256,27 @@ class ProcessorGroup:
                 lane.ended.set()
             else:
                 self._nursery.start_soon(self._execution.process, partition, lane)
+        if partition.deaths and not partition.condition:
+            self._nursery.start_soon(self._try_suspect, partition)
         self.want_records()
+
+    async def _try_suspect(self, partition: OwnedPartition) -> None:
+        """Let the record at which an owner has died be processed while no other suspect of this worker is.
+
+        A worker that dies has owned many partitions, of which one has killed it. From the second death on only that
+        counts where the first record was on trial.
+        """
+        await partition.wait_fed()
+        async with self._trials:
+            call = calls.begin_trial(
+                *(self._keys, self._group, partition.number),
+                incarnation=self._member.incarnation,
+                epoch=partition.epoch,
+            )
+            await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+            partition.begin_trial()
+            with trio.move_on_after(TRIAL_LIMIT):
+                await partition.wait_trial_ended()
 
     def _lose(self, partition: OwnedPartition) -> None:
         """Stop at once, and commit nothing more: the partition is owned by another, or begins anew."""

@@ -34,6 +34,7 @@ COMMIT = Script.load("streams/commit")
 RENEW_MEMBER = Script.load("streams/renew_member", "clock")
 YIELD = Script.load("streams/yield", "clock", "record_id", "stream_group")
 SET_CONDITION = Script.load("streams/set_condition", "clock")
+BEGIN_TRIAL = Script.load("streams/begin_trial")
 SEEK = Script.load("streams/seek", "clock", "record_id", "stream_group")
 RESHARD = Script.load("streams/reshard", "record_id", "stream_group")
 GET_GROUP = Script.load("streams/get_group", "clock", "record_id", "stream_group")
@@ -277,6 +278,13 @@ def set_condition(
     """Set the condition of a partition: `quarantined`, or '' for none. With an incarnation only as its owner."""
     args = (condition, why, incarnation, epoch, keys.changes(group))
     return script_call(SET_CONDITION, (keys.partition(group, partition),), args, bool, repeatable=True)
+
+
+def begin_trial(keys: StreamKeys, group: str, partition: int, *, incarnation: str, epoch: int) -> Call[bool]:
+    """Note that the first unread record, at which an owner has died, is processed now. False: somebody else owns it."""
+    return script_call(
+        BEGIN_TRIAL, (keys.partition(group, partition),), (incarnation, epoch), bool, repeatable=True
+    )
 
 
 def seek(

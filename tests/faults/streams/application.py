@@ -1,6 +1,7 @@
 """Application: a processor that sums up by key, as a worker of the tests runs it, and one that commits by itself."""
 
 import os
+import signal
 import time
 
 import msgspec
@@ -23,6 +24,8 @@ class Payment(msgspec.Struct):
     # A file for which the processor waits, and seconds for which it blocks the loop.
     gate: str = ""
     block: float = 0.0
+    # Whether it kills its worker.
+    kills: bool = False
 
 
 class Total(msgspec.Struct):
@@ -57,6 +60,8 @@ async def work(payment: Payment, partition: int) -> None:
     """Do what a record asks for."""
     note(payment, partition)
     await trio.sleep(PACE)
+    if payment.kills:
+        os.kill(os.getpid(), signal.SIGKILL)
     if payment.block:
         time.sleep(payment.block)  # noqa: ASYNC251  that is what it is for
     while payment.gate and not os.path.exists(payment.gate):  # noqa: ASYNC240  another process makes it

@@ -225,6 +225,28 @@ def test_a_rolling_restart_of_named_workers_moves_no_partition(
         assert worker.lines("partition:lost") == []
 
 
+def test_a_record_that_kills_its_workers_stops_its_own_partition_and_no_other(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    app, producer = staff.app, Producer(staff.app)
+    poison = producer.make_for("c1", kills=True)
+    bad = find_partition(b"c1", PARTITIONS)
+    producer.payments.send(poison, *producer.make(rounds=200))
+    for _ in range(3):
+        launch(staff, "one", max_deliveries=3).wait()
+    start(staff, "one", max_deliveries=3)
+    fine = {
+        name: last for name, last in producer.sent.items() if find_partition(name.encode(), PARTITIONS) != bad
+    }
+    wait_until(lambda: count_outputs(redis_client, app) >= sum(fine.values()))
+    assert find_faults(fine, read_outputs(redis_client, app), read_state(redis_client, app)) == []
+    (state,) = [one for one in app.streams.info() if one.stream == "payments"]
+    quarantined = {one.partition: one.why for one in state.groups[0].partitions if one.condition}
+    assert quarantined.keys() == {bad}
+    assert "3 workers have died at this record" in quarantined[bad]
+    assert sum(each.number == poison.number and each.customer == "c1" for each in read_begun(staff)) == 3
+
+
 def test_a_second_worker_of_the_same_name_replaces_the_first(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:

@@ -1,6 +1,5 @@
 """Keys: every key has its place on the page about keys, and all keys of a queue are in one slot."""
 
-import dataclasses
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -120,7 +119,7 @@ def slot_tag(key: str) -> str:
 @given(names, queues)
 def test_all_keys_of_a_stream_are_in_one_slot(app: str, stream: str) -> None:
     keys = Keys(app).for_stream(stream)
-    own = [getattr(keys, field.name) for field in dataclasses.fields(keys) if field.name != "stream"]
+    own = [getattr(keys, field.name) for field in fields(keys) if field.name != "stream"]
     assert len(set(own)) == len(own) == 14
     assert {slot_tag(key) for key in own} == {f"{app}:{stream}"}
 

@@ -192,7 +192,13 @@ def test_an_owner_that_dies_where_nothing_is_to_do_is_no_death_at_a_record(
     assert group.deaths(redis_client) == [0, 0, 1, 0]
     group.attend("two", joins=True)
     group.attend("two", incarnation="two:2", joins=True)  # the first one was killed, with its sidecar
+    assert group.deaths(redis_client) == [0, 0, 1, 0]  # it had not tried the record
+    (epoch,) = [one.epoch for one in group.attend("two", incarnation="two:2").assigned if one.partition == 2]
+    trial = calls.begin_trial(group.keys, "bill", 2, incarnation="two:2", epoch=epoch)
+    assert group.redis.perform(trial)
+    group.attend("two", incarnation="two:3", joins=True)
     assert group.deaths(redis_client) == [0, 0, 2, 0]
+    assert not group.redis.perform(trial)
 
 
 def test_the_share_of_one_who_is_absent_is_kept_and_then_goes_to_the_others(
@@ -283,5 +289,6 @@ def make_member(app: App, processor: Any, driver: TrioRedis, endpoint: Endpoint,
             redis=driver,
             log=NullLog(),
         ),
+        trials=trio.Lock(),
         log=NullLog(),
     )

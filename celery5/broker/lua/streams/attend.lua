@@ -78,11 +78,10 @@ local reply = {}
 for p = 0, total - 1 do -- bound: the partitions
   if plan[tostring(p)] == member then
     local key = partitions .. p
-    local found = redis.call('HMGET', key, 'owner', 'epoch', 'deaths', 'condition', 'ahead')
+    local found = redis.call('HMGET', key, 'owner', 'epoch', 'deaths', 'condition', 'ahead', 'trial')
     local owner, epoch, deaths = found[1] or '', tonumber(found[2]) or 0, tonumber(found[3]) or 0
     if owner ~= incarnation and not living[owner] then
-      -- An owner that has died where there was nothing to do did not die of a record.
-      if owner ~= '' and is_before(cursor_of(p), last_id(logs .. p)) then deaths = deaths + 1 end
+      if owner ~= '' and is_suspect(deaths, found[2], found[6], cursor_of(p), logs .. p) then deaths = deaths + 1 end
       owner, epoch = incarnation, epoch + 1
       redis.call('HSET', key, 'owner', owner, 'epoch', epoch, 'deaths', deaths)
       if not redis.call('HGET', key, 'cursor') then redis.call('HSET', key, 'cursor', cursor_of(p)) end

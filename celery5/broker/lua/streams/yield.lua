@@ -8,7 +8,7 @@
 --       2 its incarnation
 --       3 channel of the group
 --       4 '' to stay a member; else for how many ms its share is kept for its return, 0 for not at all
---       5 1 when the incarnation has died: what it owned and had not read to the end counts a death
+--       5 1 when the incarnation has died: what it may have died of counts a death
 --       6.. the partitions; all that it owns when it leaves
 -- Returns how many partitions were given back.
 local map, members, incarnations, partitions, logs = unpack(KEYS)
@@ -16,10 +16,10 @@ local member, incarnation, channel, absence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local given = 0
 local function give(p)
   local key = partitions .. p
-  local found = redis.call('HMGET', key, 'owner', 'cursor')
+  local found = redis.call('HMGET', key, 'owner', 'cursor', 'epoch', 'deaths', 'trial')
   if found[1] == incarnation then
     redis.call('HSET', key, 'owner', '')
-    if ARGV[5] == '1' and is_before(found[2] or '0-0', last_id(logs .. p)) then redis.call('HINCRBY', key, 'deaths', 1) end
+    if ARGV[5] == '1' and is_suspect(tonumber(found[4]) or 0, found[3], found[5], found[2] or '0-0', logs .. p) then redis.call('HINCRBY', key, 'deaths', 1) end
     given = given + 1
   end
 end
