@@ -35,6 +35,7 @@ COMMANDS = (
     "router",
     "schedule",
     "scheduler",
+    "stream",
     "task",
     "worker",
 )

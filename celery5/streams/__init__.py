@@ -5,17 +5,30 @@ from typing import TYPE_CHECKING
 from celery5.lazy import exports
 
 if TYPE_CHECKING:
+    from celery5.streams.browsing import StoredRecord
     from celery5.streams.codec import Compressor, RecordCodec, Serializer
+    from celery5.streams.dead_records import DeadRecordQuery, DeadRecords, DeadRecordTally, StoredDeadRecord
     from celery5.streams.events import StreamEntry, StreamEvents
     from celery5.streams.processor import Processor
     from celery5.streams.record import Record
-    from celery5.streams.registry import GroupIsLive, GroupLag, PartitionLag, Streams, StreamState
+    from celery5.streams.registry import (
+        GroupIsLive,
+        GroupLag,
+        GroupNotEmpty,
+        PartitionLag,
+        Streams,
+        StreamState,
+    )
     from celery5.streams.stream import Keep, RecordId, Stream
 
 __all__ = [
     "Compressor",
+    "DeadRecordQuery",
+    "DeadRecordTally",
+    "DeadRecords",
     "GroupIsLive",
     "GroupLag",
+    "GroupNotEmpty",
     "Keep",
     "PartitionLag",
     "Processor",
@@ -23,6 +36,8 @@ __all__ = [
     "RecordCodec",
     "RecordId",
     "Serializer",
+    "StoredDeadRecord",
+    "StoredRecord",
     "Stream",
     "StreamEntry",
     "StreamEvents",
@@ -40,6 +55,12 @@ if not TYPE_CHECKING:
             "Serializer": "celery5.streams.codec",
             "StreamEntry": "celery5.streams.events",
             "StreamEvents": "celery5.streams.events",
+            "StoredDeadRecord": "celery5.streams.dead_records",
+            "DeadRecordQuery": "celery5.streams.dead_records",
+            "DeadRecordTally": "celery5.streams.dead_records",
+            "DeadRecords": "celery5.streams.dead_records",
+            "StoredRecord": "celery5.streams.browsing",
+            "GroupNotEmpty": "celery5.streams.registry",
             "GroupIsLive": "celery5.streams.registry",
             "GroupLag": "celery5.streams.registry",
             "Keep": "celery5.streams.stream",

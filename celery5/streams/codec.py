@@ -189,6 +189,14 @@ class RecordCodec(Generic[R]):
             raise BadRecord(f"no {self._name}: {error}") from None
         return self._decode_slowly(fields)
 
+    def parse(self, raw: bytes | str) -> R:
+        """Return the record of a JSON text that has the fields of the current version. Raises BadRecord."""
+        try:
+            record: R = self._decoder.decode(raw)
+            return record
+        except ValueError as error:
+            raise BadRecord(f"no {self._name}: {error}") from None
+
     def _decode_slowly(self, fields: Sequence[bytes]) -> R:
         """Return the record of an entry of another encoding or version, or with unknown fields."""
         try:

@@ -1,6 +1,6 @@
 """The streams and processors of an application: `app.streams`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -13,7 +13,16 @@ from celery5.broker.driver import AsyncDriver
 from celery5.errors import CeleryError, Misconfigured
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.groups import PartitionState, StreamMap
+from celery5.streams.browsing import (
+    AwaitedRecords,
+    RecordQuery,
+    StoredRecord,
+    make_unknown_error,
+    make_unknown_group_error,
+    read_records,
+)
 from celery5.streams.codec import make_codec
+from celery5.streams.dead_records import DeadRecords
 from celery5.streams.processor import Processor, make_processor, parse_start
 from celery5.streams.stream import Keep, Stream
 
@@ -42,6 +51,8 @@ class PartitionLag(msgspec.Struct, frozen=True):
     # '' or `quarantined`, and why.
     condition: str
     why: str
+    # Since when, in seconds since 1970; 0 for no condition.
+    since: float = 0.0
 
 
 class GroupLag(msgspec.Struct, frozen=True):
@@ -55,6 +66,8 @@ class GroupLag(msgspec.Struct, frozen=True):
     # Seconds since the oldest of them was sent.
     age: float
     partitions: tuple[PartitionLag, ...]
+    # Records that it has given up.
+    dead: int = 0
 
 
 class StreamState(msgspec.Struct, frozen=True):
@@ -65,16 +78,22 @@ class StreamState(msgspec.Struct, frozen=True):
     # How many records its logs have.
     records: int
     groups: tuple[GroupLag, ...]
+    # How many records were dropped before all groups had read them, ever.
+    dropped: int = 0
 
 
 class GroupIsLive(CeleryError):
     """Members of the group run: its cursors are not moved under them."""
 
 
+class GroupNotEmpty(CeleryError):
+    """A group has outputs that are not delivered, or dead records: it is not forgotten."""
+
+
 class Streams(Mapping[str, Stream[Any]]):
     """The streams of an application by name, and its processors."""
 
-    REACHED_AS = "streams."
+    REACHED_AS = "app.streams."
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -140,13 +159,63 @@ class Streams(Mapping[str, Stream[Any]]):
         """The processors."""
         return tuple(self._processors.values())
 
-    def info(self) -> list[StreamState]:
-        """Return the state of all streams of the application that are declared or known to Redis. For plain Python."""
-        return run_in_plain_python(_get_all, self._app, self)
+    @property
+    def dead_records(self) -> DeadRecords:
+        """The records that groups have given up: read, replay and purge them."""
+        return DeadRecords(self._app, self)
 
-    async def ainfo(self) -> list[StreamState]:
+    def info(self, stream: str | None = None) -> list[StreamState]:
+        """Return the state of all streams of the application that are declared or known to Redis. For plain Python.
+
+        Args:
+            stream: This one alone.
+
+        Raises:
+            Misconfigured: There is no such stream.
+        """
+        return run_in_plain_python(_get_all, self._app, self, stream)
+
+    async def ainfo(self, stream: str | None = None) -> list[StreamState]:
         """`info`, from Trio or asyncio."""
-        return await run_in_event_loop(_get_all, self._app, self)
+        return await run_in_event_loop(_get_all, self._app, self, stream)
+
+    def read(
+        self,
+        stream: str,
+        start: str | datetime | None = None,
+        *,
+        partition: int | None = None,
+        count: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[StoredRecord]:
+        """Return records as they are stored, without a group: nothing is acknowledged. For plain Python.
+
+        Those of a partition come in their order, and all of them by their time. The class of the records is not
+        needed.
+
+        Args:
+            stream: The name of the stream.
+            start: `earliest`, `latest`, an id, or a time; None for the last `count` records.
+            partition: Only this one.
+            count: At most so many.
+            follow: Wait for the records that come later, without end.
+
+        Raises:
+            Misconfigured: There is no such stream or partition, or a value makes no sense.
+        """
+        return read_records(self._app, RecordQuery(stream, start, partition, count, follow))
+
+    def aread(
+        self,
+        stream: str,
+        start: str | datetime | None = None,
+        *,
+        partition: int | None = None,
+        count: int | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[StoredRecord]:
+        """`read`, from Trio or asyncio: `async for stored in app.streams.aread(...)`."""
+        return AwaitedRecords(self._app, RecordQuery(stream, start, partition, count, follow))
 
     def seek(
         self,
@@ -187,6 +256,68 @@ class Streams(Mapping[str, Stream[Any]]):
         """`seek`, from Trio or asyncio."""
         return await run_in_event_loop(_seek, self._app, stream, group, start, partition, force)
 
+    def reset(
+        self,
+        stream: str,
+        group: str,
+        start: str | datetime = "earliest",
+        *,
+        force: bool = False,
+        state: bool = False,
+    ) -> dict[int, str]:
+        """Have a group begin anew: all partitions, and no quarantine is left. For plain Python.
+
+        What it has sent stays sent, and its dead records stay.
+
+        Args:
+            stream: The name of the stream.
+            group: The name of the processor.
+            start: As in `seek`.
+            force: Do it while members of the group run.
+            state: Forget its keyed state, too.
+
+        Returns:
+            The new cursors, by partition.
+
+        Raises:
+            GroupIsLive: Members run, and `force` is not given.
+            Misconfigured: There is no such group, or `start` makes no sense.
+        """
+        return run_in_plain_python(_reset, self._app, stream, group, start, force, state)
+
+    async def areset(
+        self,
+        stream: str,
+        group: str,
+        start: str | datetime = "earliest",
+        *,
+        force: bool = False,
+        state: bool = False,
+    ) -> dict[int, str]:
+        """`reset`, from Trio or asyncio."""
+        return await run_in_event_loop(_reset, self._app, stream, group, start, force, state)
+
+    def forget(self, stream: str, group: str, *, force: bool = False) -> None:
+        """Remove a group with its cursors, state and dead records: it holds back trimming no longer. For plain Python.
+
+        A processor of this name that is started later begins as a new one.
+
+        Args:
+            stream: The name of the stream.
+            group: The name of the processor.
+            force: Also with outputs that are not delivered, and with dead records.
+
+        Raises:
+            GroupIsLive: Members run: they would bring it back.
+            GroupNotEmpty: It has outputs that are not delivered, or dead records.
+            Misconfigured: There is no such group.
+        """
+        return run_in_plain_python(_forget, self._app, stream, group, force)
+
+    async def aforget(self, stream: str, group: str, *, force: bool = False) -> None:
+        """`forget`, from Trio or asyncio."""
+        return await run_in_event_loop(_forget, self._app, stream, group, force)
+
     def set_quarantine(self, stream: str, group: str, partition: int, why: str = "") -> bool:
         """Quarantine a partition of a group, or with no `why` end its quarantine. For plain Python.
 
@@ -212,31 +343,38 @@ class Streams(Mapping[str, Stream[Any]]):
         return await run_in_event_loop(_reshard, self._app, stream, partitions)
 
 
-async def _get_all(app: Application, redis: AsyncDriver, streams: Streams) -> list[StreamState]:
+async def _get_all(
+    app: Application, redis: AsyncDriver, streams: Streams, stream: str | None
+) -> list[StreamState]:
     names = sorted({*streams, *await redis.perform(calls.list_streams(app.keys))})
+    if stream is not None:
+        if stream not in names:
+            raise await make_unknown_error(app, redis, stream)
+        names = [stream]
     return [await _get_info(app, redis, name) for name in names]
 
 
 async def _get_info(app: Application, redis: AsyncDriver, name: str) -> StreamState:
     keys = app.keys.for_stream(name)
-    stream_map = await redis.perform(calls.get_map(keys))
-    partitions = stream_map.partitions if stream_map else 0
+    totals = await redis.perform(calls.get_totals(keys))
     lengths: list[int] = []
-    for first in range(0, partitions, PARTITIONS_PER_CALL):
-        last = min(partitions, first + PARTITIONS_PER_CALL)
+    for first in range(0, totals.most, PARTITIONS_PER_CALL):
+        last = min(totals.most, first + PARTITIONS_PER_CALL)
         lengths += await redis.perform_all(
             [calls.count_records(keys, partition) for partition in range(first, last)]
         )
     groups = [
-        await _get_lag(app, redis, name, group) for group in await redis.perform(calls.list_groups(keys))
+        await measure_group(app, redis, name, group) for group in await redis.perform(calls.list_groups(keys))
     ]
-    return StreamState(name, partitions, sum(lengths), tuple(groups))
+    return StreamState(name, totals.partitions, sum(lengths), tuple(groups), totals.dropped)
 
 
-async def _get_lag(app: Application, redis: AsyncDriver, stream: str, group: str) -> GroupLag:
+async def measure_group(app: Application, redis: AsyncDriver, stream: str, group: str) -> GroupLag:
+    """Return how far a group is behind: a call for every 64 partitions, and one more."""
     keys = app.keys.for_stream(stream)
     found: list[PartitionLag] = []
     members: tuple[str, ...] = ()
+    dead = await redis.perform(calls.count_dead_records(keys, group))
     first, total = 0, 1
     while first < total:
         state = await redis.perform(calls.get_group(keys, group, first=first, count=PARTITIONS_PER_CALL))
@@ -250,6 +388,7 @@ async def _get_lag(app: Application, redis: AsyncDriver, stream: str, group: str
         sum(partition.lag for partition in found),
         max((partition.age for partition in found), default=0.0),
         tuple(found),
+        dead,
     )
 
 
@@ -265,6 +404,7 @@ def _measure(state: PartitionState, age: float) -> PartitionLag:
         state.deaths,
         state.condition,
         state.why,
+        state.since,
     )
 
 
@@ -281,16 +421,61 @@ async def _seek(
     reply = await redis.perform(
         calls.seek(app.keys.for_stream(stream), group, first, partition=partition, force=force)
     )
-    if reply == -1:
-        raise Misconfigured(f"stream {stream} has no group {group!r}")
-    if isinstance(reply, int):
-        members = "1 member" if reply == 1 else f"{reply} members"
-        raise GroupIsLive(
-            f"{members} of group {group} run: stop them first, or force it: they continue at the new place"
-        )
-    if partition is not None and partition not in reply:
+    cursors = await _check_sought(app, redis, stream, group, reply)
+    if partition is not None and partition not in cursors:
         raise Misconfigured(f"stream {stream} has no partition {partition}")
+    return cursors
+
+
+async def _check_sought(
+    app: Application, redis: AsyncDriver, stream: str, group: str, reply: int | dict[int, str]
+) -> dict[int, str]:
+    if reply == -1:
+        raise await make_unknown_group_error(app, redis, stream, group)
+    if isinstance(reply, int):
+        raise GroupIsLive(
+            f"{_name_members(reply, group)}: stop them first, or force it: they continue at the new place"
+        )
     return reply
+
+
+def _name_members(count: int, group: str) -> str:
+    return f"1 member of group {group} runs" if count == 1 else f"{count} members of group {group} run"
+
+
+async def _reset(
+    app: Application,
+    redis: AsyncDriver,
+    stream: str,
+    group: str,
+    start: str | datetime,
+    force: bool,
+    state: bool,
+) -> dict[int, str]:
+    first = parse_start(start, "reset")
+    call = calls.seek(
+        app.keys.for_stream(stream), group, first, force=force, begins_anew=True, forgets_state=state
+    )
+    return await _check_sought(app, redis, stream, group, await redis.perform(call))
+
+
+async def _forget(app: Application, redis: AsyncDriver, stream: str, group: str, force: bool) -> None:
+    keys, first = app.keys.for_stream(stream), 0
+    while True:
+        call = calls.forget_group(keys, group, first=first, count=PARTITIONS_PER_CALL, force=force)
+        reply = await redis.perform(call)
+        if reply.outcome == "unknown":
+            raise await make_unknown_group_error(app, redis, stream, group)
+        if reply.outcome == "live":
+            raise GroupIsLive(f"{_name_members(reply.number, group)}: stop them first")
+        if reply.outcome == "kept":
+            raise GroupNotEmpty(
+                f"group {group} of stream {stream} has {reply.number} outputs that are not delivered and "
+                f"{reply.dead} dead records: nothing was forgotten; with force they go, too"
+            )
+        first = reply.number
+        if not first:
+            return
 
 
 async def _set_quarantine(

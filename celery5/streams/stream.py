@@ -196,13 +196,20 @@ class Stream(Generic[R]):
         )
 
     async def append(
-        self, redis: AsyncDriver, records: Sequence["EncodedRecord"], *, source: str = ""
+        self, redis: AsyncDriver, records: Sequence["EncodedRecord"], *, source: str = "", nonce: str = ""
     ) -> list[RecordId]:
-        """Append records in one call, by the current map. Raises as `send`."""
+        """Append records in one call, by the current map. Raises as `send`.
+
+        Args:
+            redis: The driver of the broker.
+            records: The records.
+            source: The outbox that they come from.
+            nonce: A text that only a repetition of this call has; by default a new one.
+        """
         if not self._is_registered:
             await redis.perform(calls.register_stream(self.app.keys, self.name))
             self._is_registered = True
-        nonce = "" if source else token_hex(16)
+        nonce = "" if source else nonce or token_hex(16)
         for _ in range(MAX_MAP_CHANGES):
             reply = await redis.perform(self.make_append(records, nonce=nonce, source=source))
             if isinstance(reply, RefusedAppend):

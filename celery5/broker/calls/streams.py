@@ -21,11 +21,13 @@ from celery5.protocol.streams.groups import (
     Assignment,
     Attendance,
     Commit,
+    ForgottenPortion,
     GroupState,
     PartitionState,
     RefusedAppend,
     StaleMap,
     StreamMap,
+    StreamTotals,
 )
 
 APPEND = Script.load("streams/append", "clock", "record_id")
@@ -37,6 +39,7 @@ SET_CONDITION = Script.load("streams/set_condition", "clock")
 BEGIN_TRIAL = Script.load("streams/begin_trial")
 SEEK = Script.load("streams/seek", "clock", "record_id", "stream_group")
 RESHARD = Script.load("streams/reshard", "record_id", "stream_group")
+FORGET_GROUP = Script.load("streams/forget_group", "clock", "record_id", "stream_group")
 GET_GROUP = Script.load("streams/get_group", "clock", "record_id", "stream_group")
 
 REPLY_KEPT = 60.0
@@ -288,16 +291,34 @@ def begin_trial(keys: StreamKeys, group: str, partition: int, *, incarnation: st
 
 
 def seek(
-    keys: StreamKeys, group: str, first: str, *, partition: int | None = None, force: bool = False
+    keys: StreamKeys,
+    group: str,
+    first: str,
+    *,
+    partition: int | None = None,
+    force: bool = False,
+    begins_anew: bool = False,
+    forgets_state: bool = False,
 ) -> Call[int | dict[int, str]]:
     """Have a group continue with the first record from an id on, or at the end, `$`.
+
+    Args:
+        keys: The keys of the stream.
+        group: The group.
+        first: The id, or `$`.
+        partition: Only this one.
+        force: Do it while members run.
+        begins_anew: End quarantines as well.
+        forgets_state: Forget the keyed state as well.
 
     Returns:
         The cursors by partition, or how many live members were in the way; -1 for an unknown group.
     """
     prefix = f"{keys.partition_prefix}{group}:"
-    named = (keys.map, keys.groups, keys.members(group), keys.incarnations(group), prefix, keys.log_prefix)
-    args = (group, first, "" if partition is None else partition, int(force), keys.changes(group))
+    members, incarnations = keys.members(group), keys.incarnations(group)
+    named = (keys.map, keys.groups, members, incarnations, prefix, keys.log_prefix, keys.state(group))
+    only = "" if partition is None else partition
+    args = (group, first, only, int(force), keys.changes(group), int(begins_anew), int(forgets_state))
     return script_call(SEEK, named, args, _read_sought, repeatable=True)
 
 
@@ -305,6 +326,30 @@ def _read_sought(raw: Any) -> int | dict[int, str]:
     if isinstance(raw, int):
         return raw
     return {partition: decode_text(cursor) for partition, cursor in enumerate(raw) if cursor}
+
+
+def forget_group(
+    keys: StreamKeys, group: str, *, first: int, count: int, force: bool = False
+) -> Call[ForgottenPortion]:
+    """Forget a group: `count` of its partitions from `first` on, and with the last ones all the rest."""
+
+    def read_portion(raw: Any) -> ForgottenPortion:
+        numbers = [int(number) for number in raw[1:]]
+        return ForgottenPortion(decode_text(raw[0]), *numbers)
+
+    named = (
+        keys.map,
+        keys.groups,
+        keys.members(group),
+        keys.incarnations(group),
+        keys.plan(group),
+        f"{keys.partition_prefix}{group}:",
+        f"{keys.outbox_prefix}{group}:",
+        f"{keys.parked_prefix}{group}:",
+        keys.state(group),
+        keys.dead(group),
+    )
+    return script_call(FORGET_GROUP, named, (group, first, count, int(force)), read_portion, repeatable=True)
 
 
 def reshard(keys: StreamKeys, partitions: int) -> Call[StreamMap | str]:
@@ -329,11 +374,11 @@ def _read_group(raw: Any) -> GroupState:
     return GroupState(total, at, tuple(map(decode_text, members)), tuple(map(_read_partition, rows)))
 
 
-_PartitionRow = tuple[int, bytes, bytes, bytes, int, bytes, int, int, bytes, bytes]
+_PartitionRow = tuple[int, bytes, bytes, bytes, int, bytes, int, int, bytes, bytes, int]
 
 
 def _read_partition(row: _PartitionRow) -> PartitionState:
-    partition, last_id, cursor, first_unread, length, owner, epoch, deaths, condition, why = row
+    partition, last_id, cursor, first_unread, length, owner, epoch, deaths, condition, why, since = row
     return PartitionState(
         partition=partition,
         last_id=decode_text(last_id),
@@ -345,6 +390,7 @@ def _read_partition(row: _PartitionRow) -> PartitionState:
         deaths=deaths,
         condition=decode_text(condition),
         why=decode_text(why),
+        since=since / 1000,
     )
 
 
@@ -355,6 +401,16 @@ def get_map(keys: StreamKeys) -> Call[StreamMap | None]:
         return None if raw[0] is None else StreamMap(int(raw[0]), int(raw[1] or 1))
 
     return Call(("HMGET", keys.map, "partitions", "version"), read_map, repeatable=True)
+
+
+def get_totals(keys: StreamKeys) -> Call[StreamTotals]:
+    """Return how many partitions a stream has and has had, and how many unread records it has dropped."""
+
+    def read_totals(raw: Any) -> StreamTotals:
+        partitions, most, dropped = (int(word or 0) for word in raw)
+        return StreamTotals(partitions, max(partitions, most), dropped)
+
+    return Call(("HMGET", keys.map, "partitions", "most", "dropped"), read_totals, repeatable=True)
 
 
 def count_records(keys: StreamKeys, partition: int) -> Call[int]:
@@ -414,3 +470,33 @@ def read_outbox(keys: StreamKeys, group: str, partition: int, *, count: int) -> 
 def remove_from_outbox(keys: StreamKeys, group: str, partition: int, ids: Sequence[bytes]) -> Call[int]:
     """Remove what was delivered."""
     return Call(("XDEL", keys.outbox(group, partition), *ids), int, repeatable=True)
+
+
+def read_now(keys: StreamKeys, positions: Mapping[int, str], *, count: int) -> Call[dict[int, list[Any]]]:
+    """Return at most `count` entries behind each position, by partition, without waiting for any."""
+    logs = [keys.log(partition) for partition in positions]
+    words: list[Word] = ["XREAD", "COUNT", count, "STREAMS", *logs, *positions.values()]
+    by_log = {log.encode(): partition for log, partition in zip(logs, positions, strict=True)}
+
+    def decode(raw: Any) -> dict[int, list[Any]]:
+        found = raw.items() if hasattr(raw, "items") else raw or ()
+        return {by_log[log]: entries for log, entries in found}
+
+    return Call(tuple(words), decode, None, repeatable=True)
+
+
+def count_dead_records(keys: StreamKeys, group: str) -> Call[int]:
+    """Return how many dead records a group has."""
+    return Call(("XLEN", keys.dead(group)), int, repeatable=True)
+
+
+def read_dead_records(
+    keys: StreamKeys, group: str, *, first: str, last: str = "+", count: int
+) -> Call[list[Any]]:
+    """Return dead records of a group, the oldest first."""
+    return Call(("XRANGE", keys.dead(group), first, last, "COUNT", count), _entries, repeatable=True)
+
+
+def remove_dead_records(keys: StreamKeys, group: str, ids: Sequence[str]) -> Call[int]:
+    """Remove dead records; return how many of them were there."""
+    return Call(("XDEL", keys.dead(group), *ids), int, repeatable=True)

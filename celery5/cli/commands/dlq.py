@@ -1,14 +1,19 @@
 """Read, count, replay and purge dead-letter queues (`dlq`)."""
 
-import signal
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery5.cli.terminal.errors import ReachedBrokers, skip_unreachable
+from celery5.cli.commands.dead_records import (
+    dead_record_flags,
+    is_for_records,
+    purge_dead_records,
+    read_dead_records,
+    replay_dead_records,
+)
+from celery5.cli.terminal.errors import ReachedBrokers, interrupted_by_sigterm, skip_unreachable
 from celery5.cli.terminal.flags import is_narrowed, parse_selection, queue_names, selection_flags
 from celery5.cli.terminal.flags import parse_rate_flag as rate_of
 from celery5.cli.terminal.output import (
@@ -54,6 +59,7 @@ def dlq() -> None:
 
 
 @dlq.command()
+@dead_record_flags
 @selection_flags
 @click.option("--limit", type=LIMIT_TYPE, default=100, show_default=True, help="Jobs at most.")
 @click.option(
@@ -64,7 +70,12 @@ def dlq() -> None:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **flags: Any) -> None:
-    """Show dead jobs and why they are dead."""
+    """Show dead jobs and why they are dead; with --stream and --group, dead records."""
+    if is_for_records(flags):
+        app, flags = target.load(), {**flags, "limit": limit}
+        with skip_unreachable(app, wants_json=wants_json):
+            read_dead_records(app, flags, traceback=traceback, wants_json=wants_json)
+        return
     app, choice = target.load(), parse_selection({**flags, "limit": limit + 1})
     with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
         _read(app, choice, limit=limit, traceback=traceback, wants_json=wants_json)
@@ -131,6 +142,7 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **flags: Any) -> None
 
 
 @dlq.command()
+@dead_record_flags
 @selection_flags
 @click.option("--limit", type=LIMIT_TYPE, help="Jobs at most, the oldest of each queue first.")
 @click.option("--rate", type=rate_of, metavar="N/s", help="No more jobs than this: 50/s, 100/m.")
@@ -141,10 +153,18 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **flags: Any) -> None
 def replay(
     target: Target, /, *, rate: float | None, dry_run: bool, reachable: bool, wants_json: bool, **flags: Any
 ) -> None:
-    """Put dead jobs back on their queues, with all their attempts anew."""
+    """Put dead jobs back on their queues, with all their attempts anew.
+
+    With --stream and --group, send the dead records of the group again, to the end of the stream: all groups get them.
+    """
+    if is_for_records({**flags, "rate": rate, "reachable": reachable}):
+        app = target.load(needs_code=True)
+        with skip_unreachable(app, wants_json=wants_json):
+            replay_dead_records(app, flags, dry_run=dry_run, wants_json=wants_json)
+        return
     app, choice = target.load(), parse_selection(flags)
     with (
-        _interrupted_by_sigterm(),
+        interrupted_by_sigterm(),
         skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])) as reached,
     ):
         operation = _BulkOperation(
@@ -157,6 +177,7 @@ def replay(
 
 
 @dlq.command()
+@dead_record_flags
 @selection_flags
 @click.option("--limit", type=LIMIT_TYPE, help="Jobs at most, the oldest of each queue first.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -167,14 +188,19 @@ def replay(
 def purge(
     target: Target, /, *, yes: bool, dry_run: bool, reachable: bool, wants_json: bool, **flags: Any
 ) -> None:
-    """Remove dead jobs for good. Asks first when nothing says which."""
+    """Remove dead jobs for good, or with --stream and --group dead records. Asks first when nothing says which."""
+    if is_for_records({**flags, "reachable": reachable}):
+        app = target.load()
+        with skip_unreachable(app, wants_json=wants_json):
+            purge_dead_records(app, flags, yes=yes, dry_run=dry_run, wants_json=wants_json)
+        return
     choice = parse_selection(flags)
     must_confirm = not (is_narrowed(choice) or yes or dry_run)
     if must_confirm and not sys.stdin.isatty():
         raise Misconfigured("this would purge all dead jobs: say which (--task, --reason, ...), or add --yes")
     app = target.load()
     with (
-        _interrupted_by_sigterm(),
+        interrupted_by_sigterm(),
         skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])) as reached,
     ):
         operation = _BulkOperation(
@@ -184,16 +210,6 @@ def purge(
             if must_confirm and not click.confirm(f"Purge all {operation.selected} for good?", err=True):
                 raise IncompleteOperation("nothing was purged")
             operation.end(lambda: app.dlq.purge(dry_run=dry_run, progress=operation.progress, **choice))
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Generator[None, None, None]:
-    """Treat SIGTERM as Ctrl-C inside the block, so that an interrupted operation reports its progress either way."""
-    old_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old_handler)
 
 
 class _BulkOperation:

@@ -9,6 +9,7 @@ exit code report that.
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -167,6 +168,16 @@ def skip_unreachable(
         if reached.relevant_errors:
             _warn_of_unreachable(reached, wants_json=wants_json)
             click.get_current_context().exit(EXIT_FAILED)
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Generator[None, None, None]:
+    """Treat SIGTERM as Ctrl-C inside the block, so that an interrupted operation reports its progress either way."""
+    old_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old_handler)
 
 
 def _warn_of_unreachable(reached: ReachedBrokers, *, wants_json: bool) -> None:

@@ -26,6 +26,17 @@ class StreamMap(msgspec.Struct, frozen=True):
     version: int
 
 
+class StreamTotals(msgspec.Struct, frozen=True):
+    """How large a stream is."""
+
+    # How many partitions records are sent to.
+    partitions: int
+    # How many there have ever been: earlier records may be in these.
+    most: int
+    # How many records were dropped before all groups had read them.
+    dropped: int
+
+
 class StaleMap(msgspec.Struct, frozen=True):
     """Nothing was appended: the partitions were chosen by an old map."""
 
@@ -114,6 +125,18 @@ class Commit(msgspec.Struct, frozen=True):
         return words
 
 
+class ForgottenPortion(msgspec.Struct, frozen=True):
+    """What became of one portion of a group that is forgotten."""
+
+    # `ok`; or why nothing was done: `unknown`, `live` or `kept`.
+    outcome: str
+    # `ok`: the first partition of the next portion, 0 for none; `live`: how many members run; `kept`: how many outputs
+    # are not delivered.
+    number: int = 0
+    # `kept`: how many dead records there are.
+    dead: int = 0
+
+
 class PartitionState(msgspec.Struct, frozen=True):
     """The state of one partition in one group."""
 
@@ -132,6 +155,8 @@ class PartitionState(msgspec.Struct, frozen=True):
     deaths: int
     condition: str
     why: str
+    # Since when it has this condition, in seconds since 1970; 0 for none.
+    since: float = 0.0
 
     @property
     def lag(self) -> int:

@@ -49,6 +49,12 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (APP.schedule.schedulers, "app.schedule.aschedulers"),
     (APP.events.waiting, "app.events.awaiting"),
     (APP.backlog.flush, "aflush"),
+    (APP.streams.info, "app.streams.ainfo"),
+    (lambda: APP.streams.read("orders", "earliest"), "app.streams.aread"),
+    (lambda: APP.streams.forget("orders", "bill"), "app.streams.aforget"),
+    (lambda: APP.streams.reset("orders", "bill"), "app.streams.areset"),
+    (lambda: APP.streams.dead_records.read("orders", "bill"), "app.streams.dead_records.aread"),
+    (lambda: APP.streams.dead_records.purge("orders", "bill"), "app.streams.dead_records.apurge"),
 ]
 
 
@@ -77,7 +83,16 @@ def test_code_of_the_user_between_the_call_and_the_loop_is_not_mistaken_for_a_ca
     asyncio.run(asend())
 
 
-PARTS = (APP, APP.dlq, APP.limits, APP.control, APP.schedule, APP.events)
+PARTS = (
+    APP,
+    APP.dlq,
+    APP.limits,
+    APP.control,
+    APP.schedule,
+    APP.events,
+    APP.streams,
+    APP.streams.dead_records,
+)
 TWINS = [
     (type(part), name)
     for part in PARTS

@@ -58,6 +58,7 @@ if #refused == 0 then
   try('XREADGROUP', 'GROUP', 'a', 'b', 'STREAMS', key, '>')
   try('XPENDING', key, 'a')
   try('XACK', key, 'a', '1-1')
+  try('UNLINK', key)
   try('DEL', key)
 end
 return { tried, unpack(refused) }

@@ -10,6 +10,12 @@ local function members_at(members, incarnations, now)
   end
   return present, living
 end
+-- Return how many members run. One that has left, and whose share is kept for its return, does not.
+local function count_living(members, incarnations, now)
+  local count = 0
+  for _ in pairs(select(2, members_at(members, incarnations, now))) do count = count + 1 end -- bound: the members of the group
+  return count
+end
 -- Return how many partitions the map has now, and how many it has ever had.
 local function count_partitions(map)
   local known = redis.call('HMGET', map, 'partitions', 'most', 'version', 'borders')

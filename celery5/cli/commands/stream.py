@@ -1,0 +1,435 @@
+"""List, send to, read and operate ordered streams (`stream`)."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from celery5.cli.terminal.errors import interrupted_by_sigterm, skip_unreachable
+from celery5.cli.terminal.output import (
+    echo,
+    format_cell,
+    format_duration,
+    format_fields,
+    format_table,
+    format_time,
+    to_json,
+)
+from celery5.cli.terminal.target import Target
+from celery5.errors import BadRecord, CeleryError, Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.streams.registry import GroupLag, StreamState
+    from celery5.streams.stream import Stream
+
+PORTION = 500
+"""Records that are checked and sent at once."""
+TAIL_COUNT = 10
+"""Records that `tail` shows unless it is told otherwise."""
+PARTITION_FLAG = click.option(
+    "--partition", type=click.IntRange(min=0), metavar="N", help="This partition alone."
+)
+JSON_FLAG = click.option("--json", "wants_json", is_flag=True, help="For programs.")
+PLACE = "earliest|latest|ID|TIME"
+
+
+class SendingStopped(CeleryError):
+    """Not all records were sent; says which were, and why not the others."""
+
+
+@click.group(no_args_is_help=False)
+def stream() -> None:
+    """A stream keeps records in the order of their keys; processors read it."""
+
+
+@stream.command("list")
+@JSON_FLAG
+@click.pass_obj
+def list_streams(target: Target, *, wants_json: bool) -> None:
+    """Show each stream, and how far each group of it is behind."""
+    app = target.load()
+    with skip_unreachable(app, wants_json=wants_json):
+        states = app.streams.info()
+        if wants_json:
+            echo(to_json([{**_summary(state), "groups": _groups(state)} for state in states]))
+        else:
+            echo(format_table(make_rows(states), empty="no streams: none is declared, and nothing was sent"))
+
+
+@stream.command()
+@click.argument("name", metavar="STREAM")
+@JSON_FLAG
+@click.pass_obj
+def show(target: Target, name: str, *, wants_json: bool) -> None:
+    """Show the groups of STREAM, and of each partition its owner, cursor, lag and condition."""
+    app = target.load()
+    with skip_unreachable(app, wants_json=wants_json):
+        (state,) = app.streams.info(name)
+        echo(to_json(state) if wants_json else "\n\n".join(_format_stream(state)))
+
+
+@stream.command()
+@click.argument("name", metavar="STREAM")
+@click.argument("records", metavar="[JSON]...", nargs=-1)
+@click.option("--file", "files", type=click.File("rb"), multiple=True, help="Its lines; - for stdin.")
+@JSON_FLAG
+@click.pass_obj
+def send(
+    target: Target, /, name: str, records: tuple[str, ...], files: tuple[Any, ...], *, wants_json: bool
+) -> None:
+    """Send records to STREAM: each a JSON text, as an argument, a line of a file, or a line of stdin for -.
+
+    Lines are sent in portions of 500. A portion with a line that is no record of the stream is not sent, and nothing
+    behind it.
+    """
+    app = target.load(needs_code=True)
+    if not records and not files:
+        raise Misconfigured(
+            "nothing to send: give records as JSON, - for the lines of stdin, or --file with the name of a file"
+        )
+    with interrupted_by_sigterm():
+        _Sending(app.streams[name], wants_json=wants_json).send(_iterate_lines(records, files))
+
+
+class _Sending:
+    """Sends records in portions, shows progress on a terminal, and says how many were sent when it stops."""
+
+    def __init__(self, to: "Stream[Any]", *, wants_json: bool) -> None:
+        self._stream = to
+        self._wants_json = wants_json
+        self._shows_progress = sys.stderr.isatty()
+        self._sent = 0
+
+    def send(self, lines: Iterable[tuple[str, bytes]]) -> None:
+        """Send records; each comes with where it stands. Raises SendingStopped."""
+        iterator = iter(lines)
+        try:
+            while portion := list(islice(iterator, PORTION)):
+                self._send_portion(portion)
+        except CeleryError as error:
+            self._clear_progress()
+            raise SendingStopped(f"{error}; {self._count} sent before") from error
+        except BaseException:
+            self._clear_progress()
+            echo(f"{self._count} sent so far", err=True)
+            raise
+        self._clear_progress()
+        if not self._wants_json:
+            echo(f"{self._count} sent")
+
+    def _send_portion(self, portion: list[tuple[str, bytes]]) -> None:
+        records = [self._parse(where, line) for where, line in portion]
+        for place in self._stream.send(*records):
+            if self._wants_json:
+                echo(to_json({"partition": place.partition, "id": place.id}))
+        self._sent += len(records)
+        if self._shows_progress:
+            click.echo(f"\r{self._count} sent ", err=True, nl=False)
+
+    def _parse(self, where: str, line: bytes) -> Any:
+        try:
+            record = self._stream.codec.parse(line)
+            self._stream.encode(record)
+        except (BadRecord, CeleryError) as error:
+            raise Misconfigured(f"{where}: {error}") from error
+        return record
+
+    @property
+    def _count(self) -> str:
+        return "1 record" if self._sent == 1 else f"{self._sent} records"
+
+    def _clear_progress(self) -> None:
+        if self._shows_progress:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def _iterate_lines(records: Iterable[str], files: Iterable[Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield records as JSON, each with where it stands; empty lines are left out."""
+    for number, record in enumerate(records, 1):
+        if record == "-":
+            yield from _iterate_file(sys.stdin.buffer, "stdin")
+        else:
+            yield f"record {number}", record.encode(errors="surrogateescape")
+    for file in files:
+        yield from _iterate_file(file, "stdin" if file is sys.stdin.buffer else str(file.name))
+
+
+def _iterate_file(file: Any, name: str) -> Iterator[tuple[str, bytes]]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            yield f"line {number} of {name}", line
+
+
+@stream.command()
+@click.argument("name", metavar="STREAM")
+@PARTITION_FLAG
+@click.option("--from", "start", metavar=PLACE, help="Where to begin; default: with the last records.")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="COUNT", help="Records at most.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for more, until Ctrl-C.")
+@click.option("--json", "wants_json", is_flag=True, help="For programs: it is JSON anyway.")
+@click.pass_obj
+def tail(
+    target: Target,
+    /,
+    name: str,
+    *,
+    partition: int | None,
+    start: str | None,
+    count: int | None,
+    follow: bool,
+    wants_json: bool,
+) -> None:
+    """Print records of STREAM as JSON lines: the last 10, or those from a place on.
+
+    Nothing is acknowledged, and the class of the records is not needed. With --follow it begins with the last ones as
+    well, and ends with exit code 0 at Ctrl-C.
+    """
+    app = target.load()
+    del wants_json
+    limit = count if start is not None or count is not None else TAIL_COUNT
+    try:
+        for stored in app.streams.read(name, start, partition=partition, count=limit, follow=follow):
+            echo(to_json(stored))
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+    except BrokenPipeError:  # whoever read this has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@stream.command()
+@click.argument("name", metavar="STREAM")
+@click.argument("group")
+@click.option("--to", "start", required=True, metavar=PLACE, help="The record that comes next.")
+@PARTITION_FLAG
+@click.option("--force", is_flag=True, help="Also while workers run the group: they go on at the new place.")
+@JSON_FLAG
+@click.pass_obj
+def seek(
+    target: Target,
+    /,
+    name: str,
+    group: str,
+    *,
+    start: str,
+    partition: int | None,
+    force: bool,
+    wants_json: bool,
+) -> None:
+    """Have GROUP continue elsewhere in STREAM. Refuses while workers run it."""
+    cursors = target.load().streams.seek(name, group, start, partition=partition, force=force)
+    _print_cursors(name, group, cursors, wants_json=wants_json)
+
+
+@stream.command()
+@click.argument("name", metavar="STREAM")
+@click.argument("group")
+@click.option("--to", "start", metavar=PLACE, help="The record that comes first.  [default: earliest]")
+@click.option("--state", is_flag=True, help="Forget its keyed state, too.")
+@click.option("--forget", is_flag=True, help="Remove the group: it holds back trimming no longer.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also while workers run the group. With --forget: also with dead records and outputs that wait.",
+)
+@JSON_FLAG
+@click.pass_obj
+def reset(
+    target: Target,
+    /,
+    name: str,
+    group: str,
+    *,
+    start: str | None,
+    state: bool,
+    forget: bool,
+    force: bool,
+    wants_json: bool,
+) -> None:
+    """Have GROUP begin anew: all partitions of STREAM, without quarantines. Refuses while workers run it."""
+    if forget and (start is not None or state):
+        raise Misconfigured("--forget removes the group wholly: give it without --to and --state")
+    streams = target.load().streams
+    if forget:
+        streams.forget(name, group, force=force)
+        text = f"group {format_cell(group)} of stream {format_cell(name)} is forgotten"
+        echo(to_json({"stream": name, "group": group, "forgotten": True}) if wants_json else text)
+        return
+    cursors = streams.reset(name, group, start or "earliest", force=force, state=state)
+    _print_cursors(name, group, cursors, wants_json=wants_json)
+
+
+def _print_cursors(name: str, group: str, cursors: dict[int, str], *, wants_json: bool) -> None:
+    if wants_json:
+        echo(to_json({"stream": name, "group": group, "cursors": cursors}))
+        return
+    rows: list[dict[str, object]] = [
+        {"partition": partition, "continues behind": cursor} for partition, cursor in cursors.items()
+    ]
+    echo(format_table(rows, empty="no partitions"))
+
+
+@stream.command()
+@click.argument("name", metavar="STREAM")
+@click.argument("group")
+@PARTITION_FLAG
+@click.option("--why", metavar="TEXT", help="Quarantine the partition, for this reason.")
+@click.option("--clear", is_flag=True, help="End its quarantine.")
+@click.option("--all", "is_all", is_flag=True, help="With --clear: of all partitions.")
+@JSON_FLAG
+@click.pass_obj
+def quarantine(
+    target: Target,
+    /,
+    name: str,
+    group: str,
+    *,
+    partition: int | None,
+    why: str | None,
+    clear: bool,
+    is_all: bool,
+    wants_json: bool,
+) -> None:
+    """Show which partitions of GROUP are quarantined, since when and why; quarantine one; or end that.
+
+    A quarantined partition is not processed by any worker, also after a restart.
+    """
+    streams = target.load().streams
+    _check_quarantine_flags(partition=partition, why=why, clear=clear, is_all=is_all)
+    found = _find_group(streams.info(name), group)
+    if why is not None or clear:
+        quarantined = [one.partition for one in found.partitions if one.condition]
+        for number in quarantined if is_all else [partition or 0]:
+            if not streams.set_quarantine(name, group, number, why or ""):
+                raise Misconfigured(f"group {group} of stream {name} has no partition {number}")
+        found = _find_group(streams.info(name), group)
+    rows: list[dict[str, object]] = [
+        {
+            "partition": one.partition,
+            "since": one.since if wants_json else format_time(one.since),
+            "lag": one.lag,
+            "cursor": one.cursor,
+            "why": one.why,
+        }
+        for one in found.partitions
+        if one.condition
+    ]
+    echo(to_json(rows) if wants_json else format_table(rows, empty="no partition is quarantined"))
+
+
+def _check_quarantine_flags(*, partition: int | None, why: str | None, clear: bool, is_all: bool) -> None:
+    if why is not None and clear:
+        raise Misconfigured("--why quarantines a partition, and --clear ends that: give one of them")
+    if why is not None and (partition is None or not why.strip()):
+        raise Misconfigured("to quarantine a partition give --partition N and --why TEXT")
+    if clear and (partition is None) != is_all:
+        raise Misconfigured("--clear: give --partition N or --all")
+    if not clear and is_all:
+        raise Misconfigured("--all goes with --clear alone")
+    if partition is not None and why is None and not clear:
+        raise Misconfigured("--partition: give --why TEXT to quarantine it, or --clear to end that")
+
+
+@stream.command()
+@click.argument("name", metavar="STREAM")
+@click.argument("partitions", type=click.IntRange(1, 4096))
+@JSON_FLAG
+@click.pass_obj
+def reshard(target: Target, /, name: str, partitions: int, *, wants_json: bool) -> None:
+    """Change the number of partitions of STREAM, while all runs. The records of each key keep their order."""
+    app = target.load()
+    (before,) = app.streams.info(name)
+    new = app.streams.reshard(name, partitions)
+    if wants_json:
+        echo(to_json({"stream": name, "before": before.partitions, "partitions": new.partitions}))
+    else:
+        echo(f"stream {format_cell(name)}: {before.partitions} partitions before, {new.partitions} now")
+
+
+def _find_group(states: "list[StreamState]", group: str) -> "GroupLag":
+    (state,) = states
+    for found in state.groups:
+        if found.group == group:
+            return found
+    names = ", ".join(found.group for found in state.groups)
+    raise Misconfigured(f"stream {state.stream} has no group {group!r}; it has {names or 'none'}")
+
+
+def make_rows(states: "list[StreamState]") -> list[dict[str, object]]:
+    """Return streams and their groups as the rows of a table: one for each group, or for a stream without groups."""
+    rows: list[dict[str, object]] = []
+    for state in states:
+        head: dict[str, object] = {
+            "stream": state.stream,
+            "partitions": state.partitions,
+            "records": state.records,
+        }
+        empty = dict.fromkeys(
+            ("group", "members", "lag", "behind", "without owner", "quarantined", "dead"), ""
+        )
+        rows += [
+            {
+                **head,
+                "group": group.group,
+                "members": len(group.members),
+                "lag": group.lag,
+                "behind": format_duration(group.age) if group.lag else "",
+                "without owner": sum(not one.owner for one in group.partitions),
+                "quarantined": sum(bool(one.condition) for one in group.partitions),
+                "dead": group.dead,
+            }
+            for group in state.groups
+        ] or [{**head, **empty}]
+    return rows
+
+
+def _summary(state: "StreamState") -> dict[str, object]:
+    return {
+        "stream": state.stream,
+        "partitions": state.partitions,
+        "records": state.records,
+        "dropped": state.dropped,
+    }
+
+
+def _groups(state: "StreamState") -> list[dict[str, object]]:
+    return [
+        {
+            "group": group.group,
+            "members": group.members,
+            "lag": group.lag,
+            "age": group.age,
+            "owned": sum(bool(one.owner) for one in group.partitions),
+            "quarantined": [one.partition for one in group.partitions if one.condition],
+            "lost": sum(one.lost for one in group.partitions),
+            "dead": group.dead,
+        }
+        for group in state.groups
+    ]
+
+
+def _format_stream(state: "StreamState") -> Iterator[str]:
+    yield format_fields(_summary(state))
+    if not state.groups:
+        yield "no groups: no processor has read it"
+    for group in state.groups:
+        members = ", ".join(group.members) or "none is alive"
+        fields = {"group": group.group, "members": members, "lag": group.lag, "dead records": group.dead}
+        rows: list[dict[str, object]] = [
+            {
+                "partition": one.partition,
+                "owner": one.owner or "none",
+                "cursor": one.cursor,
+                "lag": one.lag,
+                "behind": format_duration(one.age) if one.lag else "",
+                "lost": one.lost,
+                "deaths": one.deaths,
+                "condition": one.condition,
+                "why": one.why,
+            }
+            for one in group.partitions
+        ]
+        yield f"{format_fields(fields)}\n{format_table(rows, empty='no partitions')}"

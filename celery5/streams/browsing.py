@@ -1,0 +1,260 @@
+"""Read the records of a stream without a group, as `celery5 stream tail` does: nothing is acknowledged."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from celery5.application import Application
+from celery5.broker.calls import streams as calls
+from celery5.broker.colour import BlockingDriverAdapter, run_blocking, sleep
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import StreamKeys
+from celery5.errors import Misconfigured
+from celery5.protocol.similar_names import did_you_mean
+from celery5.protocol.streams.groups import split_id
+from celery5.streams.codec import make_codec
+from celery5.streams.processor import parse_start
+
+PARTITIONS_PER_CALL = 64
+RECORDS_PER_CALL = 512
+"""About how many records are read in one call."""
+POLL_INTERVAL = 0.2
+"""Seconds between two looks at a stream that is followed."""
+MAX_LAST = 10_000
+"""The most records that are counted back from the end."""
+
+_DOCUMENTS = make_codec(None)
+
+
+class StoredRecord(msgspec.Struct, frozen=True):
+    """A record as it is stored: a Document, whatever the class of the stream's records is."""
+
+    partition: int
+    id: str
+    # Its JSON value; the text of each field of a record with native fields.
+    record: Any
+
+    @property
+    def time(self) -> float:
+        """When it was sent, in seconds since 1970."""
+        return split_id(self.id)[0] / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RecordQuery:
+    """Which records are read. Raises Misconfigured."""
+
+    stream: str
+    # `earliest`, `latest`, an id or a time; None for the last `count` records.
+    start: str | datetime | None
+    partition: int | None
+    count: int | None
+    follow: bool
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.count is not None and (isinstance(self.count, bool) or self.count < 1):
+            raise Misconfigured(f"count is {self.count!r}: give 1 or more")
+        if self.start is None and (self.count is None or self.count > MAX_LAST):
+            raise Misconfigured(f"the last records: give a count of 1 to {MAX_LAST:,}, or where to start")
+        if self.start is not None:
+            parse_start(self.start, f"stream {self.stream}")
+
+
+def read_records(app: Application, query: RecordQuery) -> Iterator[StoredRecord]:
+    """Return the records of a query. For plain Python."""
+    driver = BlockingDriverAdapter(app.connections.get_blocking_driver())
+    return _iterate(_RecordReader(app, driver, query))
+
+
+def _iterate(reader: "_RecordReader") -> Iterator[StoredRecord]:
+    while portion := run_blocking(reader.read_portion()):
+        yield from portion
+
+
+class AwaitedRecords:
+    """An asynchronous iterator over the records of a query. Not a generator: a generator would have to be closed."""
+
+    def __init__(self, app: Application, query: RecordQuery) -> None:
+        self._app = app
+        self._query = query
+        self._reader: _RecordReader | None = None
+        self._records: Iterator[StoredRecord] = iter(())
+
+    def __aiter__(self) -> AsyncIterator[StoredRecord]:
+        return self
+
+    async def __anext__(self) -> StoredRecord:
+        if self._reader is None:
+            self._reader = _RecordReader(
+                self._app, await self._app.connections.get_async_driver(), self._query
+            )
+        for record in self._records:
+            return record
+        portion = await self._reader.read_portion()
+        if not portion:
+            raise StopAsyncIteration
+        self._records = iter(portion)
+        return next(self._records)
+
+
+class _RecordReader:
+    """Reads the records of a query in portions: those of a partition in their order, and all of them by their time."""
+
+    def __init__(self, app: Application, redis: AsyncDriver, query: RecordQuery) -> None:
+        self._redis = redis
+        self._query = query
+        self._app = app
+        self._keys: StreamKeys = app.keys.for_stream(query.stream)
+        self._positions: dict[int, str] = {}
+        # Where each partition ended at the beginning; nothing when records that come later are read, too.
+        self._ends: Mapping[int, str] = {}
+        self._left = query.count
+        self._has_begun = False
+
+    async def read_portion(self) -> list[StoredRecord]:
+        """Return the next records, none when there are no more. Waits for them when the stream is followed."""
+        if not self._has_begun:
+            self._has_begun = True
+            if self._query.start is None:
+                last = await self._begin_with_last(self._query.count or 1)
+                self._left = None if self._query.follow else 0
+                if last:
+                    return last
+            else:
+                await self._begin_at(parse_start(self._query.start, f"stream {self._query.stream}"))
+        while self._left is None or self._left > 0:
+            records = await self._read_more()
+            if records:
+                if self._left is not None:
+                    records = records[: self._left]
+                    self._left -= len(records)
+                return records
+            if not self._query.follow:
+                break
+            await sleep(POLL_INTERVAL)
+        return []
+
+    async def _find_partitions(self) -> Sequence[int]:
+        totals = await self._redis.perform(calls.get_totals(self._keys))
+        if not totals.partitions:
+            raise await make_unknown_error(self._app, self._redis, self._query.stream)
+        wanted = self._query.partition
+        if wanted is None:
+            return range(totals.most)
+        if not 0 <= wanted < totals.most:
+            raise Misconfigured(
+                f"stream {self._query.stream} has no partition {wanted}: it has 0 to {totals.most - 1}"
+            )
+        return [wanted]
+
+    async def _begin_with_last(self, count: int) -> list[StoredRecord]:
+        """Return the last records of all partitions, and continue behind them."""
+        found = await self._read_ends(await self._find_partitions(), count)
+        self._positions = {
+            partition: entries[0][0].decode() if entries else "0-0" for partition, entries in found.items()
+        }
+        records = _merge({partition: list(reversed(entries)) for partition, entries in found.items()})
+        return [_decode(partition, entry) for partition, entry in records[-count:]]
+
+    async def _begin_at(self, first: str) -> None:
+        found = await self._read_ends(await self._find_partitions(), 1)
+        ends = {
+            partition: entries[0][0].decode() if entries else "0-0" for partition, entries in found.items()
+        }
+        if not self._query.follow:
+            self._ends = ends
+        self._positions = ends if first == "$" else dict.fromkeys(ends, _id_before(first))
+
+    async def _read_ends(self, partitions: Sequence[int], count: int) -> dict[int, list[Any]]:
+        """Return the last entries of each partition, the last one first."""
+        found: dict[int, list[Any]] = {}
+        for at in range(0, len(partitions), PARTITIONS_PER_CALL):
+            portion = partitions[at : at + PARTITIONS_PER_CALL]
+            replies = await self._redis.perform_all(
+                [
+                    calls.read_range(self._keys, partition, first="-", count=count, backwards=True)
+                    for partition in portion
+                ]
+            )
+            found.update(zip(portion, replies, strict=True))
+        return found
+
+    async def _read_more(self) -> list[StoredRecord]:
+        """Return the next records behind the positions. A partition that has more than were read ends the portion."""
+        count = max(8, RECORDS_PER_CALL // max(1, len(self._positions)))
+        found: dict[int, list[Any]] = {}
+        names = list(self._positions)
+        for at in range(0, len(names), PARTITIONS_PER_CALL):
+            positions = {name: self._positions[name] for name in names[at : at + PARTITIONS_PER_CALL]}
+            found.update(await self._redis.perform(calls.read_now(self._keys, positions, count=count)))
+        last = min(
+            (split_id(entries[-1][0].decode())[0] for entries in found.values() if len(entries) >= count),
+            default=None,
+        )
+        records: list[StoredRecord] = []
+        for partition, entry in _merge(found):
+            record_id = entry[0].decode()
+            if last is not None and split_id(record_id)[0] > last:
+                break
+            self._positions[partition] = record_id
+            if not self._ends or split_id(record_id) <= split_id(self._ends[partition]):
+                records.append(_decode(partition, entry))
+        return records
+
+
+def _merge(found: Mapping[int, Sequence[Any]]) -> list[tuple[int, Any]]:
+    """Return the entries of all partitions by their time."""
+    entries = [(partition, entry) for partition, portion in found.items() for entry in portion]
+    return sorted(
+        entries,
+        key=lambda pair: (split_id(pair[1][0].decode())[0], pair[0], split_id(pair[1][0].decode())[1]),
+    )
+
+
+def _id_before(first: str) -> str:
+    ms, number = split_id(first)
+    if number:
+        return f"{ms}-{number - 1}"
+    return f"{ms - 1}-18446744073709551615" if ms else "0-0"
+
+
+def _decode(partition: int, entry: Any) -> StoredRecord:
+    return StoredRecord(partition, entry[0].decode(), decode_document(entry[1]))
+
+
+def decode_document(fields: Sequence[bytes]) -> Any:
+    """Return the Document of an entry, without the class of its records; its fields as text if it has native ones."""
+    if fields and fields[0].startswith(b"="):
+        try:
+            return _DOCUMENTS.decode(fields)
+        except Exception:  # whatever another program has written is shown
+            pass
+    words = [word.decode(errors="backslashreplace") for word in fields]
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+async def make_unknown_error(app: Application, redis: AsyncDriver, stream: str) -> Misconfigured:
+    """Return the error for a stream to which nothing was ever sent."""
+    known = await redis.perform(calls.list_streams(app.keys))
+    others = f"there are {', '.join(known)}" if known else "there is no stream yet"
+    return Misconfigured(
+        f"no stream {stream!r}: nothing was ever sent to it; {did_you_mean(stream, known, otherwise=others)}"
+    )
+
+
+async def make_unknown_group_error(
+    app: Application, redis: AsyncDriver, stream: str, group: str
+) -> Misconfigured:
+    """Return the error for a group that a stream does not have."""
+    keys = app.keys.for_stream(stream)
+    if not (await redis.perform(calls.get_totals(keys))).partitions:
+        return await make_unknown_error(app, redis, stream)
+    known = await redis.perform(calls.list_groups(keys))
+    others = f"it has {', '.join(known)}" if known else "it has none"
+    return Misconfigured(
+        f"stream {stream} has no group {group!r}; {did_you_mean(group, known, otherwise=others)}"
+    )
