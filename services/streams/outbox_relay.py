@@ -22,6 +22,8 @@ from celery5.streams.stream import EncodedRecord, Stream
 
 RELAY_BATCH = 200
 """Outputs in one call."""
+MAX_UNDELIVERED = 2_000
+"""Outputs of one partition that may wait for their targets: then nothing more of it is processed."""
 RETRY_INTERVAL = 0.2
 """Seconds until another try, while a target is full or unreachable."""
 
@@ -53,22 +55,28 @@ class OutboxRelay:
         self._app = app
         self._redis = redis
         self._log = log
-        self._pending: set[int] = set()
+        # How many outputs at most are not delivered, by partition.
+        self._pending: dict[int, int] = {}
         self._noted = trio.Event()
         self._delivered = trio.Event()
         self._failing: dict[int, str] = {}
 
-    def note(self, partition: int) -> None:
-        """Deliver what is in the outbox of a partition."""
-        self._pending.add(partition)
+    def note(self, partition: int, outputs: int = MAX_UNDELIVERED) -> None:
+        """Deliver what is in the outbox of a partition: so many more `outputs`, which a new owner does not know."""
+        self._pending[partition] = self._pending.get(partition, 0) + outputs
         self._noted.set()
+
+    def is_behind(self, partition: int) -> bool:
+        """Return whether too many outputs of a partition are not delivered."""
+        return self._pending.get(partition, 0) > MAX_UNDELIVERED
 
     def forget(self, partition: int) -> None:
         """Leave an outbox to the next owner of its partition."""
-        self._pending.discard(partition)
+        self._pending.pop(partition, None)
+        self._wake_waiters()
 
     async def wait_delivered(self, partition: int) -> None:
-        """Wait until nothing that was noted of a partition is left."""
+        """Wait until nothing that was noted of a partition is left, or it has another owner."""
         while partition in self._pending:
             await self._delivered.wait()
 
@@ -86,11 +94,14 @@ class OutboxRelay:
                 except (BrokerError, CeleryError) as error:
                     failed = True
                     self._log_failure(partition, str(error))
-            self._delivered.set()
-            self._delivered = trio.Event()
+            self._wake_waiters()
             if failed:
                 await trio.sleep(RETRY_INTERVAL)
                 self._noted.set()
+
+    def _wake_waiters(self) -> None:
+        self._delivered.set()
+        self._delivered = trio.Event()
 
     def _log_failure(self, partition: int, why: str) -> None:
         if partition not in self._failing:
@@ -106,12 +117,15 @@ class OutboxRelay:
 
     async def _deliver(self, partition: int) -> None:
         while partition in self._pending:
+            noted = self._pending[partition]
             entries = await self._redis.perform(
                 calls.read_outbox(self._keys, self._group, partition, count=RELAY_BATCH)
             )
             if not entries:
-                self._pending.discard(partition)
-                return
+                # What was noted while the reply was on its way may not be in it.
+                if self._pending.get(partition) == noted:
+                    del self._pending[partition]
+                continue
             outputs = [(entry[0], decode_output(entry[1][1])) for entry in entries]
             for target, portion in groupby(outputs, key=lambda output: output[1].get("stream")):
                 await self._deliver_portion(partition, target, list(portion))
@@ -120,6 +134,8 @@ class OutboxRelay:
                     self._keys, self._group, partition, [entry_id for entry_id, _ in outputs]
                 )
             )
+            if partition in self._pending:
+                self._pending[partition] = max(1, self._pending[partition] - len(outputs))
 
     async def _deliver_portion(
         self, partition: int, target: str | None, outputs: Sequence[tuple[bytes, dict[str, Any]]]

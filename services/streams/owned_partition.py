@@ -93,6 +93,7 @@ class OwnedPartition:
         self._is_dirty = False
         # How many more records may be taken before a commit. One that may have killed a worker waits for its trial.
         self.room = 0 if self.deaths else options.commit_every
+        self._is_held = False
         self._fed = trio.Event()
         self._trial_ended = trio.Event()
         self.lanes = tuple(Lane(self) for _ in range(options.concurrency))
@@ -310,13 +311,31 @@ class OwnedPartition:
             self.deaths = 0
             self._trial_ended.set()
             self._host.want_records()
-        full = len(self._ahead) >= MAX_AHEAD
-        allowed = 1 if self.deaths else self.options.commit_every
-        self.room = 0 if full else allowed - self._uncommitted - self._in_hand
-        for lane in self.lanes:
-            lane.wake()
+        self._update_room()
         if self._is_at_limit and split_id(self.cursor) >= split_id(self._limit):
             self._host.want_records()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing more is taken for now."""
+        return self._is_held
+
+    def hold(self) -> None:
+        """Take nothing more until `release`."""
+        self._is_held = True
+        self.room = min(self.room, 0)
+
+    def release(self) -> None:
+        """Take records again."""
+        self._is_held = False
+        self._update_room()
+
+    def _update_room(self) -> None:
+        is_full = self._is_held or len(self._ahead) >= MAX_AHEAD
+        allowed = 1 if self.deaths else self.options.commit_every
+        self.room = 0 if is_full else allowed - self._uncommitted - self._in_hand
+        for lane in self.lanes:
+            lane.wake()
 
     # ending
 

@@ -403,10 +403,21 @@ class ProcessorGroup:
                 continue
             partition.end_commit(commit)
             if commit.outputs:
-                self._relay.note(partition.number)
+                self._relay.note(partition.number, len(commit.outputs))
+                self._hold_if_behind(partition)
             if partition.is_past_border:
                 self._is_past_border = True
                 self.attend_now()
+
+    def _hold_if_behind(self, partition: OwnedPartition) -> None:
+        """Let a partition wait whose outputs are not taken: an outbox has a bound, too."""
+        if self._nursery is not None and self._relay.is_behind(partition.number) and not partition.is_held:
+            partition.hold()
+            self._nursery.start_soon(self._release_when_delivered, partition)
+
+    async def _release_when_delivered(self, partition: OwnedPartition) -> None:
+        await self._relay.wait_delivered(partition.number)
+        partition.release()
 
     # what partitions need besides
 
