@@ -26,6 +26,8 @@ Step = BootStep
 
 EXECUTION_STEP = "execution"
 """The step that runs jobs. Mandatory steps of the application are up before the first job and until after the last."""
+RUNNING_STEPS = (EXECUTION_STEP, "timer-runs")
+"""The steps that run jobs and timers, which may use what the mandatory steps of the application provide."""
 
 
 class Service(Protocol):
@@ -76,8 +78,8 @@ def sort_steps(steps: Sequence[Step]) -> list[Step]:
 def merge_steps(own_steps: Sequence[Step], added_steps: Sequence[Step]) -> list[Step]:
     """Return celery5's own steps and those of the application, in order.
 
-    The step that runs jobs comes after all mandatory steps of the application that do not require it. Raises
-    Misconfigured.
+    The steps that run jobs and timers come after all mandatory steps of the application that do not require them.
+    Raises Misconfigured.
     """
     names = {step.name for step in own_steps}
     for step in added_steps:
@@ -87,7 +89,7 @@ def merge_steps(own_steps: Sequence[Step], added_steps: Sequence[Step]) -> list[
                 f"taken: {', '.join(sorted(names))}"
             )
     sort_steps([*own_steps, *added_steps])
-    dependents = {EXECUTION_STEP}
+    dependents = set[str](RUNNING_STEPS)
     for step in sort_steps([*own_steps, *added_steps]):
         if not dependents.isdisjoint(step.requires):
             dependents.add(step.name)
@@ -96,7 +98,7 @@ def merge_steps(own_steps: Sequence[Step], added_steps: Sequence[Step]) -> list[
     return sort_steps(
         [
             *(
-                replace(step, requires=(*step.requires, *first)) if step.name == EXECUTION_STEP else step
+                replace(step, requires=(*step.requires, *first)) if step.name in RUNNING_STEPS else step
                 for step in own_steps
             ),
             *added_steps,

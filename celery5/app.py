@@ -49,6 +49,7 @@ from celery5.protocol.scaling.budget import Budget, check_budgets
 from celery5.results.async_result import ANY_RESULT, AsyncResult
 from celery5.results.job_details import AppState, empty_queue, find_job, read_app_state
 from celery5.scheduling.schedules import Schedules
+from celery5.scheduling.timers import DeclareTimer
 from celery5.sending.memory_backlog import Backlog
 from celery5.sending.sender import (
     JobReceiver,
@@ -153,6 +154,7 @@ class App:
         self.limit_rule: DeclareLimitRule = DeclareLimitRule()
         self.limits: Limits = Limits(self, self.limit_rule)
         self.schedule: Schedules = Schedules(self)
+        self.timer: DeclareTimer = DeclareTimer()
         _APPS.add(self)
 
     def _set_settings(

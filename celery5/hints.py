@@ -1,8 +1,8 @@
-"""Suggest celery5's names for those of Celery and Fennel: attributes, options, settings, modules and commands.
+"""Suggest celery5's names for those of Celery, Fennel and Runnel: attributes, options, settings, modules and commands.
 
 A value that begins with `nothing` says that celery5 has no such thing; a test checks that. The tables are read only
-when a name is missing, so they cost nothing else. The guide's pages "From Celery" and "From Fennel" explain all of
-them; a test checks that each name is on its page.
+when a name is missing, so they cost nothing else. The guide's pages "From Celery", "From Fennel" and "Timers" explain
+all of them; a test checks that each name is on its page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -186,14 +186,28 @@ FENNEL: Mapping[NameKind, Mapping[str, str]] = {
         "autodiscover": 'include=["shop.**.tasks"]',
     },
 }
+RUNNEL: Mapping[NameKind, Mapping[str, str]] = {
+    "app": {
+        "crontab": '@app.task(schedule=cron("0 3 * * *")), or @app.timer(cron("0 3 * * *")) in each worker'
+    },
+    "option": {
+        "on_leader": "@app.task(schedule=cron(...)), which runs once in the cluster and not in each worker"
+    },
+}
+_LIBRARIES = (
+    ("Celery", CELERY, "From Celery"),
+    ("Fennel", FENNEL, "From Fennel"),
+    ("Runnel", RUNNEL, "Timers"),
+)
+"""The libraries, their names, and the pages of the guide that explain them."""
 
 
 def find_hint(thing: NameKind, name: str) -> str:
-    """Return what to write instead of `name`, as the end of a message; '' if it is no name of Celery's or Fennel's."""
-    for library, names in (("Celery", CELERY), ("Fennel", FENNEL)):
+    """Return what to write instead of `name`, as the end of a message; '' if it is no name of another library."""
+    for library, names, page in _LIBRARIES:
         hint = names.get(thing, {}).get(name)
         if hint:
-            return f'; for {library}\'s {name} there is {hint} (guide: "From {library}")'
+            return f'; for {library}\'s {name} there is {hint} (guide: "{page}")'
     return ""
 
 

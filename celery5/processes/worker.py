@@ -34,6 +34,7 @@ from celery5.scaling.strategies import is_scaled
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import NextIncarnation, ReloadSignal
+from celery5.services.scheduling.timers import check_triggers
 from celery5.services.streams.processor_group import GroupMember
 from celery5.services.worker.internal_queues import SharedSlots
 from celery5.services.worker.lease import Lease
@@ -218,8 +219,9 @@ async def _run_on_broker(
 
 
 def check(app: App) -> None:
-    """Check the boot steps and health checks of an application before any process runs. Raises Misconfigured."""
+    """Check what runs in the workers of an application before any process runs. Raises Misconfigured."""
     get_all_checks(app)
+    check_triggers(app.timer.list_timers(app.settings.timezone))
     if app.bootsteps:
         incarnation = Incarnation("", NullLog(), trio.Event(), NextIncarnation())
         build(BootGraph, WorkerParts, *make_incarnation_values(app, WorkerOptions(), incarnation))
@@ -282,6 +284,8 @@ def make_incarnation_values(
             grace_period=settings.grace_period,
             max_deliveries=settings.max_deliveries,
         ),
+        declared_timers=() if options.is_secondary else app.timer.list_timers(settings.timezone),
+        timer_counts=status.timers,
         recycle_at=RecyclingLimits(settings.max_jobs, SIZE.parse_optional(settings.max_memory) or 0),
         restart_mode=options.restart_mode,
         breaker_suspends=settings.breaker_suspends,

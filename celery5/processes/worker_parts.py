@@ -56,10 +56,12 @@ from celery5.protocol.limits import Rate
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import KINDS, Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
+from celery5.protocol.scheduling.timers import TimerCounts
 from celery5.runners.boxes.boxed import BoxedRunner, BoxLimits
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
+from celery5.scheduling.timers import Timer
 from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender, handle
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry, log_handlers
@@ -76,6 +78,7 @@ from celery5.services.health.vital_sources import (
     LeaseStatus,
     LogMetrics,
     QueueDepths,
+    TimerMetrics,
 )
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.admission_control import AdmissionControl
@@ -88,6 +91,7 @@ from celery5.services.process.step_status import StepStatus
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.scaling.reporter import ReportedLoad, ReportedWorker, Reporter
+from celery5.services.scheduling.timers import TimerRuns, Timers
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
 from celery5.services.streams.stream_processors import StreamProcessors
@@ -165,6 +169,9 @@ class WorkerValues:
     # The processors of streams that it runs, and the name under which it does.
     processors: Sequence[Processor[Any]]
     member: GroupMember
+    # The timers that it runs, and what has become of each in this process, by name.
+    declared_timers: Sequence[Timer]
+    timer_counts: dict[str, TimerCounts]
     # When the process is replaced by a fresh one, and how.
     recycle_at: RecyclingLimits
     restart_mode: RestartMode
@@ -219,6 +226,7 @@ def make_sources(
     budget: MaximalConcurrencyBudget,
     task_execution: TaskExecution,
     command_counts: Mapping[str, int],
+    timer_counts: Mapping[str, TimerCounts],
     log: Log,
 ) -> tuple[StatusSource, ...]:
     """Return who is asked for /readyz and /metrics."""
@@ -228,6 +236,7 @@ def make_sources(
         LeaseStatus(lease),
         JobMetrics(in_flight=in_flight, queues=queues, budget=budget, task_execution=task_execution),
         CommandMetrics(command_counts),
+        TimerMetrics(timer_counts),
         LogMetrics(log),
     )
 
@@ -445,9 +454,18 @@ class WorkerBootTable(BootTable):
     result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing"))
     # Which tasks are suspended must be known before any job is admitted.
     admission_control: AdmissionControl = step("admission", requires=("results", "limits"))
+    timer_runs: TimerRuns = step(
+        "timer-runs",
+        requires=("publishing", "asyncio"),
+        stop_limit=math.inf,  # it has limits of its own
+    )
     task_execution: TaskExecution = step(
         "execution",
-        requires=("results", "budget", "asyncio", "boxes", "deadlines", "timer", "revocations", "health"),
+        # It stops before timer-runs: what runs there has its grace period meanwhile.
+        requires=(
+            *("results", "budget", "asyncio", "boxes", "deadlines", "timer", "revocations", "health"),
+            "timer-runs",
+        ),
         stop_limit=math.inf,  # it has limits of its own
     )
     consumer: Consumer = step(
@@ -458,6 +476,7 @@ class WorkerBootTable(BootTable):
         requires=("heartbeat", "listen", "publishing"),
         stop_limit=math.inf,  # it has limits of its own
     )
+    timers: Timers = step("timers", requires=("execution",))
     # No job passes through the rest.
     reporter: Reporter = step("reporter", requires=("consumer",))
     subscriptions: Subscriptions = step("subscriptions", requires=("redis",))
@@ -529,6 +548,9 @@ class WorkerParts(ProcessParts):
     unpublishable_retries = UnpublishableRetries
     # streams
     stream_processors = made_by(make_stream_processors)
+    # timers
+    timer_runs = TimerRuns
+    timers = Timers
     # commands
     handlers = made_by(make_handlers)
     commanded_queues = CommandedQueues

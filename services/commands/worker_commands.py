@@ -35,6 +35,7 @@ from celery5.services.commands.paused_queues import PausedQueues
 from celery5.services.commands.process_commands import ProcessCommands
 from celery5.services.process.recycling import Recycling
 from celery5.services.scaling.preferences import Preferences
+from celery5.services.scheduling.timers import TimerRuns
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.in_flight import InFlightJobs
@@ -94,6 +95,7 @@ class WorkerCommands:
         stop_requested: trio.Event,
         process_commands: ProcessCommands,
         recycling: Recycling,
+        timer_runs: TimerRuns,
     ) -> None:
         self._redis = redis
         self._consumer = commanded_queues.consumer
@@ -111,6 +113,7 @@ class WorkerCommands:
         self._stop_requested = stop_requested
         self._process_commands = process_commands
         self._recycling = recycling
+        self._timer_runs = timer_runs
 
     @property
     def handlers(self) -> dict[str, CommandHandler]:
@@ -134,6 +137,7 @@ class WorkerCommands:
             "slots": self._budget.get_counts(),
             "queues": self._pauses.list_states(),
             "preferred": self._preferences.get_weights(),
+            "timers": self._timer_runs.get_status(),
             **self._recycling.get_status(),
         }
 

@@ -14,6 +14,7 @@ from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.health.breaker import BreakerState
 from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
+from celery5.protocol.scheduling.timers import TimerCounts
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.worker.lease import Lease
@@ -235,6 +236,47 @@ class JobMetrics:
                 "Jobs of a task with a budget of its own that may run at once, in the slots of its kind.",
                 *[(self._budget.get_slots(name), labels[name]) for name in tasks],
             )
+
+
+class TimerMetrics:
+    """Reports the timers of the process.
+
+    Args:
+        counts: What has become of each, by name.
+    """
+
+    def __init__(self, counts: Mapping[str, TimerCounts]) -> None:
+        self._counts = counts
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return no problem: a worker whose timer fails is ready."""
+        return {}
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """Yield the runs of each; nothing where there are no timers."""
+        if not self._counts:
+            return
+        counts = self._counts.items()
+        yield make_counter(
+            "celery5_timer_runs_total",
+            "Runs of timers that have begun.",
+            *[(float(timer.runs), {"timer": name}) for name, timer in counts],
+        )
+        yield make_counter(
+            "celery5_timer_failures_total",
+            "Runs of timers that raised an error.",
+            *[(float(timer.failures), {"timer": name}) for name, timer in counts],
+        )
+        yield make_counter(
+            "celery5_timer_skipped_total",
+            "Runs of timers that were left out: an earlier run had not ended, or the process was blocked.",
+            *[(float(timer.skipped), {"timer": name}) for name, timer in counts],
+        )
+        yield make_gauge(
+            "celery5_timer_running",
+            "Runs of timers that have not ended.",
+            *[(float(timer.running), {"timer": name}) for name, timer in counts],
+        )
 
 
 class CommandMetrics:

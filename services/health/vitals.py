@@ -18,6 +18,7 @@ from celery5.broker.calls.queues import QueueDepth
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
 from celery5.protocol.health.metrics import JobTally, MetricFamily, make_counter, make_gauge
+from celery5.protocol.scheduling.timers import TimerCounts
 
 MAX_BLOCKED_SECONDS = 5.0
 """Seconds for which the event loop may be blocked before the process counts as dead."""
@@ -59,6 +60,7 @@ class ProcessStatus:
         self.lag = 0.0
         self.loop = LoopBlocks()
         self.depths: dict[str, QueueDepth] = {}
+        self.timers: dict[str, TimerCounts] = {}
         self._sources: Sequence[StatusSource] = ()
         self._started_at = time.time()
         self._incarnations: dict[str, ProcessStatus] = {}

@@ -12,6 +12,7 @@ from celery5 import (
     JobState,
     RetryPolicy,
     agather,
+    cron,
     gather,
     optional,
     poisonous,
@@ -133,7 +134,22 @@ async def awaited() -> None:
     assert_type(await (await free.adelay()).astatus(), JobState)
 
 
+@app.timer(interval=60, overlap="queue", jitter=3)
+async def refresh() -> None: ...
+
+
+@app.timer(cron("0 3 * * *"))
+def nightly(limit: int = 3) -> int:
+    return limit
+
+
+assert_type(nightly(), int)
+
+
 async def mistaken() -> None:
+    app.timer(interval=60, overlap="skipp")  # type: ignore[arg-type]
+    app.timer(60, on_leader=True)  # type: ignore[arg-type]
+    app.timer(60)(in_place)  # type: ignore[type-var]
     App("shop", concurency=3)  # type: ignore[call-arg]
     App("shop", concurrency="many")  # type: ignore[arg-type]
     charge.options(countdwn=1)  # type: ignore[call-arg]

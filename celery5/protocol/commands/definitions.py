@@ -300,7 +300,7 @@ PING = CommandDefinition(
 )
 STATS = CommandDefinition(
     name="stats",
-    help="Show jobs by outcome, limits, slots, queues, boot steps, commands, memory, the lag of the event loop.",
+    help="Show jobs by outcome, limits, slots, queues, timers, boot steps, commands, memory, lag of the event loop.",
     parameters=NoParameters,
     recipients=ALL_PROCESSES,
     permission="read",

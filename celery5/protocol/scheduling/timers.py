@@ -1,0 +1,52 @@
+"""Decide when the timer of a process is due, and what happens then."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from celery5.protocol.scheduling.periodic import OverlapPolicy
+
+TimerAction = Literal["run", "wait", "skip"]
+OVERLAP_POLICIES: tuple[OverlapPolicy, ...] = ("skip", "queue", "allow")
+MAX_RUNS_AT_ONCE = 10
+"""The most runs of one timer at once, with `overlap="allow"`."""
+
+
+@dataclass(slots=True)
+class TimerCounts:
+    """What has become of a timer since the process started."""
+
+    # Runs that have begun.
+    runs: int = 0
+    # Runs that raised.
+    failures: int = 0
+    # Runs that were left out.
+    skipped: int = 0
+    # Runs that have not ended.
+    running: int = 0
+
+
+def decide_run(overlap: OverlapPolicy, *, running: int, is_waiting: bool) -> TimerAction:
+    """Return what happens when a timer is due.
+
+    Args:
+        overlap: The policy of the timer.
+        running: How many of its runs have not ended.
+        is_waiting: Whether a run waits for the end of another one.
+    """
+    if running == 0 or (overlap == "allow" and running < MAX_RUNS_AT_ONCE):
+        return "run"
+    return "wait" if overlap == "queue" and not is_waiting else "skip"
+
+
+def get_next_tick(last: int, elapsed: float, interval: float) -> int:
+    """Return the number of the next tick: tick n is due n intervals after the start.
+
+    Ticks that have passed are left out, so a process that was blocked does not run them all at once.
+
+    Args:
+        last: The number of the last tick; 0 for none.
+        elapsed: Seconds since the start.
+        interval: Seconds between two ticks.
+    """
+    return max(last, math.floor(elapsed / interval)) + 1

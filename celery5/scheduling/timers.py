@@ -1,0 +1,188 @@
+"""Declare timers: functions that each worker process runs every so many seconds, `@app.timer(interval=60)`.
+
+A timer is no job: nothing of it is in Redis, and each process runs its own.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Literal, Never, TypeVar, cast
+
+from celery5.errors import Misconfigured
+from celery5.hints import find_hint
+from celery5.protocol.scheduling.periodic import OverlapPolicy
+from celery5.protocol.scheduling.timers import OVERLAP_POLICIES
+from celery5.protocol.scheduling.triggers import AnyTrigger, Trigger, validate_cron_fields, with_zone
+from celery5.protocol.similar_names import did_you_mean
+from celery5.scheduling.declaration import MAX_INTERVAL, MAX_JITTER
+
+F = TypeVar("F", bound=Callable[[], object])
+
+TimerKind = Literal["trio", "asyncio", "thread"]
+MIN_INTERVAL = 0.001
+"""Seconds. A shorter interval is a busy loop."""
+_LARGEST = 1e18
+_OPTIONS = ("interval", "overlap", "jitter", "name", "loop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timer:
+    """A function that each worker process runs by the clock."""
+
+    name: str
+    function: Callable[[], Any]
+    # Where the function runs.
+    kind: TimerKind
+    # Seconds between two runs, or a trigger.
+    interval: float | AnyTrigger
+    # What happens when it is due while a run of it has not ended.
+    overlap: OverlapPolicy
+    # The most seconds by which each run is delayed.
+    jitter: float
+
+
+class DeclareTimer:
+    """The decorator `@app.timer`."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Timer] = {}
+
+    def __call__(
+        self,
+        interval: float | timedelta | AnyTrigger,
+        *,
+        overlap: OverlapPolicy = "skip",
+        jitter: float | timedelta = 0.0,
+        name: str | None = None,
+        loop: Literal["trio", "asyncio"] = "trio",
+        **unknown: Never,
+    ) -> Callable[[F], F]:
+        """Declare a timer: each worker process runs the function, which takes no arguments.
+
+        An `async def` runs on Trio, or with `loop="asyncio"` on asyncio; a `def` runs in a thread. What it raises is
+        logged. The first run is one interval after the start.
+
+        Args:
+            interval: Seconds between the starts of two runs, or what `cron`, `every`, `calendar` and `at` return.
+            overlap: What happens when it is due while a run has not ended: `skip` leaves this run out, `queue` lets at
+                most one wait, `allow` runs it beside the others, at most ten at once.
+            jitter: Each run is delayed by a random time of up to so many seconds.
+            name: Its name in logs and metrics; by default that of the function.
+            loop: The event loop of an `async def`.
+
+        Raises:
+            Misconfigured: An option makes no sense, another timer has the name, or it is no function.
+        """
+        for option in unknown:
+            raise Misconfigured(f"@app.timer: {option} is no option{_suggest_option(option)}")
+
+        def declare(function: F) -> F:
+            label = name if name is not None else str(getattr(function, "__name__", ""))
+            where = f"timer {label}"
+            timer = Timer(
+                name=_check_name(label),
+                kind=_find_kind(function, loop, where),
+                function=function,
+                interval=_parse_interval(interval, where),
+                overlap=_check_overlap(overlap, where),
+                jitter=_parse_jitter(jitter, interval, where),
+            )
+            if self.known.setdefault(timer.name, timer) is not timer:
+                raise Misconfigured(f"two timers are named {timer.name!r}: give one another name")
+            return function
+
+        if callable(interval):
+            raise Misconfigured("@app.timer: every how many seconds? Write @app.timer(interval=60)")
+        return declare
+
+    def list_timers(self, timezone: str) -> tuple[Timer, ...]:
+        """Return all timers, with `timezone` for triggers that name none."""
+        return tuple(_set_zone(timer, timezone) for timer in self.known.values())
+
+
+def _set_zone(timer: Timer, timezone: str) -> Timer:
+    if not isinstance(timer.interval, Trigger):
+        return timer
+    return replace(timer, interval=with_zone(timer.interval, timezone))
+
+
+def _suggest_option(option: str) -> str:
+    known = f"; there are {', '.join(_OPTIONS)}"
+    meant = did_you_mean(option, _OPTIONS)
+    return find_hint("option", option) or (f"; {meant}" if meant else known)
+
+
+def _check_name(name: Any) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= 200 or any(c.isspace() or c < " " for c in name):
+        raise Misconfigured(f"timer name {name!r}: use 1 to 200 characters without spaces")
+    return name
+
+
+def _find_kind(declared: object, loop: object, where: str) -> TimerKind:
+    """Return where a function runs. Raises Misconfigured for what cannot run, or not without arguments."""
+    function = cast("Callable[[], Any]", declared)
+    if hasattr(function, "delay"):
+        raise Misconfigured(f"{where}: {function!r} is a task: write @app.task(schedule=...) instead")
+    if not (inspect.isroutine(function) or isinstance(declared, functools.partial)):
+        raise Misconfigured(f"{where}: {function!r} is no function")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise Misconfigured(f"{where}: it has a yield: a timer is a plain function")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise Misconfigured(f"{where} is called without arguments: {error}") from None
+    except ValueError:  # written in C: it has no signature
+        pass
+    if loop not in ("trio", "asyncio"):
+        raise Misconfigured(f"{where}: loop is {loop!r}: give trio or asyncio")
+    if inspect.iscoroutinefunction(function):
+        return "asyncio" if loop == "asyncio" else "trio"
+    if loop == "asyncio":
+        raise Misconfigured(f'{where}: loop="asyncio" is for `async def` functions')
+    return "thread"
+
+
+def _parse_interval(interval: Any, where: str) -> float | AnyTrigger:
+    if isinstance(interval, Trigger):
+        trigger = cast("AnyTrigger", interval)
+        try:
+            validate_cron_fields(trigger)
+        except Misconfigured as error:
+            raise Misconfigured(f"{where}: {error}") from None
+        return trigger
+    if isinstance(interval, str):
+        raise Misconfigured(f"{where}: interval is {interval!r}: give seconds, or cron({interval!r})")
+    seconds = _to_seconds(interval)
+    if seconds is None or not MIN_INTERVAL <= seconds <= MAX_INTERVAL.total_seconds():
+        raise Misconfigured(
+            f"{where}: interval is {interval!r}: give seconds, {MIN_INTERVAL:g} to 100 years, or cron(...)"
+        )
+    return seconds
+
+
+def _check_overlap(overlap: Any, where: str) -> OverlapPolicy:
+    if overlap not in OVERLAP_POLICIES:
+        hint = did_you_mean(str(overlap), OVERLAP_POLICIES, otherwise=f"give {', '.join(OVERLAP_POLICIES)}")
+        raise Misconfigured(f"{where}: overlap is {overlap!r}; {hint}")
+    policy: OverlapPolicy = overlap
+    return policy
+
+
+def _parse_jitter(jitter: Any, interval: Any, where: str) -> float:
+    """Return the seconds of jitter: less than the interval, so that runs stay in their order."""
+    seconds, most = _to_seconds(jitter), _to_seconds(interval) or MAX_JITTER
+    if seconds is None or not 0 <= seconds <= min(most, MAX_JITTER):
+        most_text = "a day" if most >= MAX_JITTER else f"{most:g}"
+        raise Misconfigured(f"{where}: jitter is {jitter!r}: give seconds, 0 to {most_text}")
+    return seconds
+
+
+def _to_seconds(value: Any) -> float | None:
+    """Return a number or a timedelta in seconds; None for anything else."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
+        return None
+    return float(value)
