@@ -115,7 +115,8 @@ class TimerRuns:
 
     def skip(self, timer: Timer, count: int) -> None:
         """Count runs that are left out."""
-        self._counts[timer.name].skipped += count
+        counts = self._counts[timer.name]
+        counts.skipped += count
         self._log.event("timer:skipped", "debug", timer=timer.name, count=count)
 
     async def _run_timer(self, timer: Timer, counts: TimerCounts) -> None:
