@@ -106,7 +106,7 @@ class TimerRuns:
         counts = self._counts[timer.name]
         match decide_run(timer.overlap, running=counts.running, is_waiting=timer.name in self._waiting):
             case "run":
-                counts.running += 1
+                counts.change_running(1)
                 self._nursery.start_soon(self._run_timer, timer, counts, name=f"timer:{timer.name}")
             case "wait":
                 self._waiting.add(timer.name)
@@ -115,21 +115,20 @@ class TimerRuns:
 
     def skip(self, timer: Timer, count: int) -> None:
         """Count runs that are left out."""
-        counts = self._counts[timer.name]
-        counts.skipped += count
+        self._counts[timer.name].add_skipped(count)
         self._log.event("timer:skipped", "debug", timer=timer.name, count=count)
 
     async def _run_timer(self, timer: Timer, counts: TimerCounts) -> None:
         """Run it once, and once more for a run that has come to wait meanwhile, and so on."""
         try:
             while True:
-                counts.runs += 1
+                counts.add_run()
                 await self._run_once(timer, counts)
                 if timer.name not in self._waiting or self._is_stopping:
                     break
                 self._waiting.discard(timer.name)
         finally:
-            counts.running -= 1
+            counts.change_running(-1)
 
     async def _run_once(self, timer: Timer, counts: TimerCounts) -> None:
         start = trio.current_time()
@@ -144,7 +143,7 @@ class TimerRuns:
             return
         why, traceback = _describe_failure(outcome)
         if why:
-            counts.failures += 1
+            counts.add_failure()
             self._log.event("timer:failed", "error", timer=timer.name, why=why, traceback=traceback)
 
     def _report_cancelled(self, timer: Timer, start: float) -> None:

@@ -25,6 +25,22 @@ class TimerCounts:
     # Runs that have not ended.
     running: int = 0
 
+    def add_run(self) -> None:
+        """Count a run that begins."""
+        self.runs += 1
+
+    def add_failure(self) -> None:
+        """Count a run that raised."""
+        self.failures += 1
+
+    def add_skipped(self, count: int) -> None:
+        """Count runs that were left out."""
+        self.skipped += count
+
+    def change_running(self, by: int) -> None:
+        """Count what begins to run (1), or has ended (-1)."""
+        self.running += by
+
 
 def decide_run(overlap: OverlapPolicy, *, running: int, is_waiting: bool) -> TimerAction:
     """Return what happens when a timer is due.
