@@ -19,7 +19,7 @@ from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
-from celery5.protocol.streams.groups import Assignment, Attendance, Commit
+from celery5.protocol.streams.groups import Assignment, Attendance, Commit, get_leaving_name
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
@@ -107,6 +107,7 @@ class ProcessorGroup:
         self._is_joining = True
         self._is_past_border = False
         self._is_stopping = False
+        self._is_handing_over = False
         self._wanted = trio.Event()
         self._read_scope: trio.CancelScope | None = None
 
@@ -148,6 +149,9 @@ class ProcessorGroup:
     async def _finish(self) -> None:
         self._is_stopping = True
         owned = list(self._partitions.values())
+        absence = self._processor.absence if self._member.is_named else 0.0
+        if not absence:
+            await self._hand_over([partition for partition in owned if partition not in self._leaving])
         await end_partitions(owned, self._options.grace_period)
         with trio.move_on_after(FINISH_LIMIT):
             try:
@@ -156,15 +160,25 @@ class ProcessorGroup:
                 # Not before: while something is in hand, its lease must not end.
                 self._attending.cancel()
                 await self._attended.wait()
-                call = calls.leave_group(
-                    *(self._keys, self._group),
-                    member=self._member.name,
-                    incarnation=self._member.incarnation,
-                    absence=self._processor.absence if self._member.is_named else 0.0,
-                )
-                await self._redis.perform(call)
+                for name in (self._member.name, get_leaving_name(self._member.name)):
+                    call = calls.leave_group(
+                        *(self._keys, self._group),
+                        member=name,
+                        incarnation=self._member.incarnation,
+                        absence=absence if name == self._member.name else 0.0,
+                    )
+                    await self._redis.perform(call)
             except BrokerError as error:
                 self._log.event("processor:leave-failed", "warning", why=str(error), **self._names)
+
+    async def _hand_over(self, partitions: Sequence[OwnedPartition]) -> None:
+        """Have others continue each partition as soon as what is in hand of it has ended."""
+        self._is_handing_over = True
+        self.attend_now()
+        with trio.move_on_after(self._options.grace_period + FINISH_LIMIT):
+            async with trio.open_nursery() as nursery:
+                for partition in partitions:
+                    nursery.start_soon(self._give_away, partition)
 
     async def _deliver_outputs(self, partitions: Sequence[OwnedPartition]) -> None:
         """Deliver what was committed last, if the targets take it: there may be no next owner for long."""
@@ -214,6 +228,7 @@ class ProcessorGroup:
             start=self._processor.first_id,
             partitions=self._processor.stream.partitions,
             is_past_border=is_past_border,
+            is_leaving=self._is_handing_over,
         )
         attendance = await self._redis.perform(call)
         self._is_joining = False
@@ -293,6 +308,8 @@ class ProcessorGroup:
         self._leaving.discard(partition)
         if self._partitions.get(partition.number) is not partition:
             return  # it was lost meanwhile, and has perhaps begun anew
+        if self._is_stopping:
+            await self._deliver_outputs([partition])
         del self._partitions[partition.number]
         self._relay.forget(partition.number)
         call = calls.yield_partitions(

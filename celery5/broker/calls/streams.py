@@ -141,6 +141,7 @@ def attend(
     start: str,
     partitions: int,
     is_past_border: bool = False,
+    is_leaving: bool = False,
     max_age: float = 0.0,
 ) -> Call[Attendance | None]:
     """Renew a membership for `lease` seconds. None: another incarnation has the member's name."""
@@ -165,6 +166,7 @@ def attend(
         channel,
         int(is_past_border),
         to_ms(max_age),
+        int(is_leaving),
     )
     return script_call(ATTEND, named, args, _read_attendance, repeatable=True)
 

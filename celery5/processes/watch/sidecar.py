@@ -379,11 +379,12 @@ class _Watch:
             stream_calls.renew_member(
                 self._app.keys.for_stream(one.stream),
                 one.group,
-                member=one.member,
+                member=name,
                 incarnation=self._report.worker,
                 lease=self._app.settings.lease,
             )
             for one in self._report.memberships
+            for name in one.names
         ]
 
     def _leave_groups(self) -> None:
@@ -392,11 +393,12 @@ class _Watch:
             stream_calls.leave_group(
                 self._app.keys.for_stream(one.stream),
                 one.group,
-                member=one.member,
+                member=name,
                 incarnation=self._report.worker,
                 has_died=not self._report.left,
             )
             for one in self._report.memberships
+            for name in one.names
         ]
         if leaves:
             with suppress(CeleryError):  # else its lease ends

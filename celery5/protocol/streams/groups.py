@@ -87,6 +87,16 @@ class GroupMembership(msgspec.Struct, array_like=True, frozen=True):
     # The name of the member.
     member: str
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """The name, and that under which it keeps what it has in hand when it is about to leave."""
+        return self.member, get_leaving_name(self.member)
+
+
+def get_leaving_name(member: str) -> str:
+    """Return the name of a member that is about to leave: it gets no share."""
+    return f"\0{member}"
+
 
 class Attendance(msgspec.Struct, frozen=True):
     """The reply to a member that has renewed its lease."""

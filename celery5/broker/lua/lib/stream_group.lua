@@ -1,12 +1,16 @@
 -- Stream group: a part of the scripts that look at the members of a group of a stream: they begin with it.
+-- A member that is about to leave has this in front of its name, and gets no share.
+local LEAVING = '\0'
+local function is_leaving(member) return string.sub(member, 1, 1) == LEAVING end
 -- Return the members that are there at `now`, sorted, and by incarnation whether it is there.
 local function members_at(members, incarnations, now)
   local present = redis.call('ZRANGEBYSCORE', members, '(' .. now, '+inf')
   table.sort(present)
   local living = {}
-  for _, member in ipairs(present) do -- bound: the members of the group
+  for n, member in ipairs(present) do -- bound: the members of the group
     local incarnation = redis.call('HGET', incarnations, member)
     if incarnation then living[incarnation] = true end
+    if is_leaving(member) then present[n] = string.sub(member, 2) end
   end
   return present, living
 end

@@ -16,6 +16,7 @@
 --       8 channel of the group
 --       9 1 to wake the others: this member has read up to a border
 --       10 most age of a record in ms, 0 for any
+--       11 1 when it is about to leave: it keeps what it owns, under a name that gets no share
 -- Returns {'replaced'} when another incarnation has this member's name, else {'ok', number of partitions, version of the
 -- map, members, ms until the next lease of another member ends (-1 for none), partitions}. For each partition that is assigned to this member: number, 1 when it is its owner, epoch,
 -- cursor, how many owners died at this record, condition ('' or quarantined), the ids beyond the cursor that are done,
@@ -23,6 +24,13 @@
 local map, groups, members, incarnations, plans, partitions, logs = unpack(KEYS)
 local group, member, incarnation, lease, channel = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[8]
 local now = now_ms()
+if ARGV[11] == '1' then
+  if redis.call('HGET', incarnations, member) == incarnation then
+    redis.call('HDEL', incarnations, member)
+    redis.call('ZREM', members, member)
+  end
+  member = LEAVING .. member
+end
 local other = redis.call('HGET', incarnations, member)
 local mine = tonumber(redis.call('ZSCORE', members, member) or 0)
 if ARGV[5] ~= '1' and other and other ~= incarnation then return {'replaced'} end
@@ -45,7 +53,10 @@ for _, lapsed in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now)) do --
 end
 redis.call('ZADD', members, now + lease, member)
 redis.call('HSET', incarnations, member, incarnation)
-local present = redis.call('ZRANGE', members, 0, -1)
+local present = {}
+for _, each in ipairs(redis.call('ZRANGE', members, 0, -1)) do -- bound: the members of the group
+  if not is_leaving(each) then table.insert(present, each) end
+end
 table.sort(present)
 local living = {}
 for _, each in ipairs(redis.call('HVALS', incarnations)) do living[each] = true end -- bound: the members of the group
@@ -54,7 +65,7 @@ local wanted = total .. ' ' .. table.concat(present, ' ')
 local plan = {}
 local flat = redis.call('HGETALL', plans)
 for n = 1, #flat, 2 do plan[flat[n]] = flat[n + 1] end -- bound: the partitions
-if plan.members ~= wanted then
+if plan.members ~= wanted and #present > 0 then
   local words = {'members', wanted}
   for each, held in pairs(make_plan(present, total, plan)) do -- bound: the members of the group
     for _, p in ipairs(held) do -- bound: the partitions
