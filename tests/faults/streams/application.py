@@ -74,7 +74,9 @@ def built(name: str, *, commits_apart: bool) -> App:
     payments, totals = declare_payments(app), declare_totals(app)
 
     # The control cannot send while Redis is unreachable.
-    policy = RetryPolicy(max_retries=1000, backoff=0.05, jitter=False) if commits_apart else NO_RETRIES
+    policy = (
+        RetryPolicy(max_retries=1000, backoff=0.05, step=0, jitter=False) if commits_apart else NO_RETRIES
+    )
 
     @app.processor(payments, into=totals, name="bill", on_error=policy)
     async def bill(events: StreamEvents[Payment]) -> None:
