@@ -336,7 +336,7 @@ class _VirtualGroup:
                 lane.ended.set()
             else:
                 self._nursery.start_soon(self._execution.process, partition, lane)
-        if partition.deaths:
+        if partition.needs_trial:
             partition.begin_trial()
         self.want_records()
 

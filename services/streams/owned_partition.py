@@ -11,6 +11,10 @@ import trio
 from celery5.broker.calls.streams import RawEntry
 from celery5.protocol.streams.groups import Assignment, Commit, split_id
 
+TRIAL_DEATHS = 2
+"""Deaths from which on a record is tried while no other suspect of its worker is: `is_suspect` of the scripts.
+
+After the first death all partitions go on at once: mostly no record was to blame."""
 MAX_AHEAD = 1024
 """The most records that are done while an earlier one is not: more wait for that."""
 MAX_CACHED_STATE = 10_000
@@ -91,8 +95,9 @@ class OwnedPartition:
         self._committing = 0
         self._buffered = 0
         self._is_dirty = False
-        # How many more records may be taken before a commit. One that may have killed a worker waits for its trial.
-        self.room = 0 if self.deaths else options.commit_every
+        # How many more records may be taken before a commit. One that may have killed a worker is taken alone, and one
+        # that may have killed several waits for its trial.
+        self.room = 0 if self.needs_trial else 1 if self.deaths else options.commit_every
         self._is_held = False
         self._fed = trio.Event()
         self._trial_ended = trio.Event()
@@ -264,6 +269,11 @@ class OwnedPartition:
             del self._state_cache[next(iter(self._state_cache))]
 
     # the trial of a record that may have killed a worker
+
+    @property
+    def needs_trial(self) -> bool:
+        """Whether the first record waits for `begin_trial`."""
+        return self.deaths >= TRIAL_DEATHS
 
     async def wait_fed(self) -> None:
         """Wait until that record is here, or the partition ends."""

@@ -271,14 +271,14 @@ class ProcessorGroup:
                 lane.ended.set()
             else:
                 self._nursery.start_soon(self._execution.process, partition, lane)
-        if partition.deaths and not partition.condition:
+        if partition.needs_trial and not partition.condition:
             self._nursery.start_soon(self._try_suspect, partition)
         self.want_records()
 
     async def _try_suspect(self, partition: OwnedPartition) -> None:
-        """Let the record at which an owner has died be processed while no other suspect of this worker is.
+        """Let the record at which owners have died be processed while no other suspect of this worker is.
 
-        A worker that dies has owned many partitions, of which one has killed it. From the second death on only that
+        A worker that dies has owned many partitions, of which one has killed it. From the third death on only that
         counts where the first record was on trial.
         """
         await partition.wait_fed()

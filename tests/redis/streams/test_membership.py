@@ -192,12 +192,14 @@ def test_an_owner_that_dies_where_nothing_is_to_do_is_no_death_at_a_record(
     assert group.deaths(redis_client) == [0, 0, 1, 0]
     group.attend("two", joins=True)
     group.attend("two", incarnation="two:2", joins=True)  # the first one was killed, with its sidecar
-    assert group.deaths(redis_client) == [0, 0, 1, 0]  # it had not tried the record
-    (epoch,) = [one.epoch for one in group.attend("two", incarnation="two:2").assigned if one.partition == 2]
-    trial = calls.begin_trial(group.keys, "bill", 2, incarnation="two:2", epoch=epoch)
-    assert group.redis.perform(trial)
-    group.attend("two", incarnation="two:3", joins=True)
     assert group.deaths(redis_client) == [0, 0, 2, 0]
+    again = group.attend("two", incarnation="two:3", joins=True)
+    assert group.deaths(redis_client) == [0, 0, 2, 0]  # it had not tried the record
+    (epoch,) = [one.epoch for one in again.assigned if one.partition == 2]
+    trial = calls.begin_trial(group.keys, "bill", 2, incarnation="two:3", epoch=epoch)
+    assert group.redis.perform(trial)
+    group.attend("two", incarnation="two:4", joins=True)
+    assert group.deaths(redis_client) == [0, 0, 3, 0]
     assert not group.redis.perform(trial)
 
 

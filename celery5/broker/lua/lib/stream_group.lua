@@ -77,8 +77,8 @@ local function make_borders(text, cursor_of)
     return limit, awaited
   end
 end
--- Return whether an owner that has died may have died of the first unread record: there is one, and since the first death
--- it was on trial, alone.
+-- Return whether an owner that has died may have died of the first unread record: there is one, and after two deaths it
+-- was on trial, alone.
 local function is_suspect(deaths, epoch, trial, cursor, log)
-  return (deaths == 0 or trial == epoch) and is_before(cursor, last_id(log))
+  return (deaths < 2 or trial == epoch) and is_before(cursor, last_id(log))
 end
