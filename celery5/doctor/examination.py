@@ -50,6 +50,7 @@ def get_checks(app: "App", *, root: Path = Path("/")) -> list[DoctorCheck]:
         DoctorCheck("keys folder", partial(host.check_key_folder, app)),
         DoctorCheck("certificates", partial(host.check_certificates, app)),
         DoctorCheck("workers", partial(_unless_unreachable, broker, partial(host.check_workers, app))),
+        DoctorCheck("streams", partial(_unless_unreachable, broker, partial(host.check_streams, app))),
         *get_host_checks(root=root),
     ]
 

@@ -21,11 +21,13 @@ from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
 from celery5.protocol.publisher.address import parse_daemon_address
 from celery5.protocol.publisher.frames import ClientHello, ConnectionRefusal, Welcome
+from celery5.protocol.streams.diagnosis import GroupHealth, diagnose_streams
 from celery5.sending.publisher_client import connect_to_daemon, send_request
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.commands.control import Reply
+    from celery5.streams.registry import GroupLag, Streams
 
 REPLY_TIMEOUT = 3.0
 """Seconds that workers and a Publisher have to answer."""
@@ -141,6 +143,24 @@ class HostChecks:
             workers, celery5.__version__, is_version_known=can_send, unrouted=unrouted, unread=unread
         )
 
+    def check_streams(self, app: "App") -> Finding:
+        """Check that the streams are read: none is full, quarantined or without a worker, and nothing was lost."""
+        states = app.streams.info()
+        groups = [
+            GroupHealth(
+                stream=state.stream,
+                group=group.group,
+                lag=group.lag,
+                is_live=bool(group.members),
+                quarantined=[one.partition for one in group.partitions if one.condition],
+                lost=sum(one.lost for one in group.partitions),
+                full=_find_full(app.streams, group),
+            )
+            for state in states
+            for group in state.groups
+        ]
+        return diagnose_streams(len(states), groups)
+
     def _find_units(self) -> Iterator[SystemdUnit]:
         home = self._environ.get("XDG_CONFIG_HOME") or os.path.join(
             self._environ.get("HOME", "/root"), ".config"
@@ -200,6 +220,14 @@ def _get_user() -> str:
 def _get_refusal(reply: "Reply") -> str:
     """Return why a worker refused the command; '' if it did not, or has not answered."""
     return "" if reply.ok or reply.reason == "no-answer" else reply.why or reply.reason
+
+
+def _find_full(streams: "Streams", group: "GroupLag") -> list[int]:
+    """Return the partitions that refuse more records, as far as the stream is declared here."""
+    keep = streams[group.stream].keep if group.stream in streams else None
+    if keep is None or keep.full != "refuse":
+        return []
+    return [one.partition for one in group.partitions if one.lag >= keep.records]
 
 
 def _read_version(answer: object) -> str:

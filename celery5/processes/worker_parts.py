@@ -92,6 +92,7 @@ from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.scaling.reporter import ReportedLoad, ReportedWorker, Reporter
 from celery5.services.scheduling.timers import TimerRuns, Timers
+from celery5.services.streams.group_lags import GroupLags
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
 from celery5.services.streams.stream_processors import StreamProcessors
@@ -226,6 +227,7 @@ def make_sources(
     budget: MaximalConcurrencyBudget,
     task_execution: TaskExecution,
     command_counts: Mapping[str, int],
+    group_lags: GroupLags,
     timer_counts: Mapping[str, TimerCounts],
     log: Log,
 ) -> tuple[StatusSource, ...]:
@@ -236,6 +238,7 @@ def make_sources(
         LeaseStatus(lease),
         JobMetrics(in_flight=in_flight, queues=queues, budget=budget, task_execution=task_execution),
         CommandMetrics(command_counts),
+        group_lags,
         TimerMetrics(timer_counts),
         LogMetrics(log),
     )
@@ -487,6 +490,7 @@ class WorkerBootTable(BootTable):
     reloader: Reloader = step("reloader", requires=("consumer",))
     recycling: Recycling = step("recycling", requires=("consumer",))
     queue_depths: QueueDepths = step("depths", requires=("redis",))
+    group_lags: GroupLags = step("lags", requires=("redis",))
 
 
 class WorkerParts(ProcessParts):
@@ -548,6 +552,7 @@ class WorkerParts(ProcessParts):
     unpublishable_retries = UnpublishableRetries
     # streams
     stream_processors = made_by(make_stream_processors)
+    group_lags = GroupLags
     # timers
     timer_runs = TimerRuns
     timers = Timers

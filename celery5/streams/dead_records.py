@@ -226,23 +226,26 @@ class _DeadRecordReader:
             raise await make_unknown_group_error(self._app, self._redis, self._stream, self._group)
 
     def _decode(self, entry: Any) -> StoredDeadRecord:
-        words = {
-            bytes(name).decode(): value for name, value in zip(entry[1][::2], entry[1][1::2], strict=True)
-        }
-        fields = _decode_fields(words.get("fields", b""))
+        # Whatever another program has written is shown.
+        words: dict[bytes, bytes] = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
+        fields = _decode_fields(words.get(b"fields", b""))
 
-        def text(name: str) -> str:
-            return bytes(words.get(name, b"")).decode(errors="backslashreplace")
+        def text(name: bytes) -> str:
+            return words.get(name, b"").decode(errors="backslashreplace")
+
+        def number(name: bytes) -> int:
+            found = words.get(name, b"")
+            return int(found) if found.isdigit() and len(found) < 20 else 0
 
         return StoredDeadRecord(
             stream=self._stream,
             group=self._group,
             entry=entry[0].decode(),
-            partition=int(text("partition") or 0),
-            id=text("id"),
-            attempts=int(text("attempts") or 0),
-            error=text("error"),
-            traceback=text("traceback"),
+            partition=number(b"partition"),
+            id=text(b"id"),
+            attempts=number(b"attempts"),
+            error=text(b"error"),
+            traceback=text(b"traceback"),
             record=decode_document(fields),
             fields=fields,
         )

@@ -10,6 +10,7 @@ from celery5.application import Application
 from celery5.broker.calls import streams as calls
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import StreamKeys
 from celery5.errors import CeleryError, Misconfigured
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.groups import PartitionState, StreamMap
@@ -364,14 +365,13 @@ async def _get_info(app: Application, redis: AsyncDriver, name: str) -> StreamSt
             [calls.count_records(keys, partition) for partition in range(first, last)]
         )
     groups = [
-        await measure_group(app, redis, name, group) for group in await redis.perform(calls.list_groups(keys))
+        await measure_group(keys, redis, group) for group in await redis.perform(calls.list_groups(keys))
     ]
     return StreamState(name, totals.partitions, sum(lengths), tuple(groups), totals.dropped)
 
 
-async def measure_group(app: Application, redis: AsyncDriver, stream: str, group: str) -> GroupLag:
+async def measure_group(keys: StreamKeys, redis: AsyncDriver, group: str) -> GroupLag:
     """Return how far a group is behind: a call for every 64 partitions, and one more."""
-    keys = app.keys.for_stream(stream)
     found: list[PartitionLag] = []
     members: tuple[str, ...] = ()
     dead = await redis.perform(calls.count_dead_records(keys, group))
@@ -382,7 +382,7 @@ async def measure_group(app: Application, redis: AsyncDriver, stream: str, group
         found += [_measure(partition, state.get_age(partition)) for partition in state.partitions]
         first += PARTITIONS_PER_CALL
     return GroupLag(
-        stream,
+        keys.stream,
         group,
         members,
         sum(partition.lag for partition in found),

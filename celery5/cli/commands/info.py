@@ -9,6 +9,7 @@ from celery5.cli.commands.autoscale import format_scaling
 from celery5.cli.commands.event import count_waiting, format_waiting
 from celery5.cli.commands.limit import format_rule_limits, format_suspensions
 from celery5.cli.commands.queue import format_unread_warning
+from celery5.cli.commands.stream import make_rows, make_summaries
 from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import (
@@ -34,15 +35,18 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
-    """Show the queues, what is in them, who works on them, and the Routers, Schedulers, Controllers and publishers that
-    live."""
+    """Show the queues, what is in them, who works on them, the streams and their groups, and the Routers, Schedulers,
+    Controllers and publishers that live."""
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json, queues=[queue] if queue else []) as reached:
         state = app.info(queue)
+        streams = [] if queue else app.streams.info()
         if wants_json:
-            echo(to_json(_to_json_fields(app, state, reached)))
+            echo(to_json({**_to_json_fields(app, state, reached), "streams": make_summaries(streams)}))
         else:
             _show(app, state)
+            if streams:
+                echo("\n" + format_table(make_rows(streams), empty=""))
 
 
 def _to_json_fields(app: "App", state: "AppState", reached: ReachedBrokers) -> dict[str, object]:

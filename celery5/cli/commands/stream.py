@@ -54,7 +54,7 @@ def list_streams(target: Target, *, wants_json: bool) -> None:
     with skip_unreachable(app, wants_json=wants_json):
         states = app.streams.info()
         if wants_json:
-            echo(to_json([{**_summary(state), "groups": _groups(state)} for state in states]))
+            echo(to_json(make_summaries(states)))
         else:
             echo(format_table(make_rows(states), empty="no streams: none is declared, and nothing was sent"))
 
@@ -384,6 +384,11 @@ def make_rows(states: "list[StreamState]") -> list[dict[str, object]]:
             for group in state.groups
         ] or [{**head, **empty}]
     return rows
+
+
+def make_summaries(states: "list[StreamState]") -> list[dict[str, object]]:
+    """Return streams and their groups for programs."""
+    return [{**_summary(state), "groups": _groups(state)} for state in states]
 
 
 def _summary(state: "StreamState") -> dict[str, object]:

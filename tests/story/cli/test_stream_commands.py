@@ -2,7 +2,9 @@
 
 import json
 import signal
+import socket
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +247,41 @@ def test_what_is_wrong_about_dead_records_is_said_in_one_line(shop: Desk, words:
     ended = run(shop, "dlq", *words.split())
     assert ended.code != 0
     assert said in ended.error
+
+
+def test_info_and_doctor_tell_of_streams(shop: Desk) -> None:
+    shop("stream", "send", "orders", *(order(1, number) for number in range(20)))
+    process_all(shop)
+    shop("stream", "send", "orders", order(1, 1))
+    (state,) = json.loads(shop("info", "--json"))["streams"]
+    assert (state["stream"], state["groups"][0]["lag"], state["groups"][0]["members"]) == ("orders", 1, [])
+    assert "without owner" in shop("info")
+    assert "without owner" not in shop("info", "--queue", "default")
+    assert _examine(shop) == ("warn", "records wait, and no worker runs: orders:bill 1")
+    shop("stream", "quarantine", "orders", "bill", "--partition", 1, "--why", "a look")
+    assert _examine(shop) == ("fail", "quarantined: orders:bill partition 1")
+
+
+def _examine(desk: Desk) -> tuple[str, str]:
+    found = {one["check"]: one for one in json.loads(run(desk, "doctor", "--json").out)}
+    return found["streams"]["state"], found["streams"]["summary"]
+
+
+def test_the_metrics_of_a_worker_tell_how_far_its_groups_are_behind(shop: Desk) -> None:
+    shop("stream", "send", "orders", order(1, 1))
+    process_all(shop)
+    shop("stream", "quarantine", "orders", "bill", "--partition", 0, "--why", "a look")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Serving("-A", "shop", "worker", "start", "--status-port", port, cwd=shop.folder):
+        expected = 'celery5_stream_partitions{stream="orders",group="bill",state="quarantined"} 1'
+        until(lambda: expected in _read_metrics(port))
+        until(lambda: 'celery5_stream_members{stream="orders",group="bill"} 1' in _read_metrics(port))
+
+
+def _read_metrics(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+            return str(reply.read().decode())
+    except OSError:
+        return ""

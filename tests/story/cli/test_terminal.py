@@ -41,9 +41,12 @@ COMMANDS = {
     "controller status": ["--timeout 1"],
     "controller stop": ["--timeout 1 --wait 0"],
     "dlq count": ["", "--by task", "--by error", "--by reason", "--by queue"],
-    "dlq purge": ["--task POISON --dry-run"],
-    "dlq read": ["", "--traceback", "--queue POISON", "--error POISON", "--sink POISON"],
-    "dlq replay": ["--dry-run"],
+    "dlq purge": ["--task POISON --dry-run", "--stream orders --group POISON --dry-run"],
+    "dlq read": [
+        *("", "--traceback", "--queue POISON", "--error POISON", "--sink POISON"),
+        *("--stream orders --group POISON", "--stream POISON --group POISON"),
+    ],
+    "dlq replay": ["--dry-run", "--stream orders --group POISON"],
     "doctor": [""],
     "event list": [""],
     "event resubscribe": ["POISON POISON"],
@@ -65,6 +68,14 @@ COMMANDS = {
     "schedule resume": ["POISON"],
     "schedule show": ["nightly", "POISON"],
     "schedule trigger": ["POISON"],
+    "stream list": [""],
+    "stream quarantine": ["orders POISON", "orders POISON --why POISON --partition 0", "orders x"],
+    "stream reset": ["orders POISON", "orders POISON --forget", "POISON POISON"],
+    "stream reshard": ["POISON 3"],
+    "stream seek": ["orders POISON --to earliest", "POISON POISON --to POISON"],
+    "stream send": ["POISON POISON"],
+    "stream show": ["orders", "POISON"],
+    "stream tail": ["orders", "POISON", "orders --from POISON"],
     "task limit": ["POISON 3", "shop.add POISON"],
     "task limits": [""],
     "task resume": ["POISON"],
@@ -174,12 +185,30 @@ def poisoned(desk: Desk, redis_client: "redis.Redis") -> Iterator[_Forger]:
     client.hset(keys.schedules("default"), POISON, json.dumps(changed, ensure_ascii=False).encode())
     client.hset(keys.schedules("default"), f"{POISON}2", b"\x1b[31m")
     client.hset(queue.documents, POISON, POISON)
+    _poison_stream(app, client)
     forger = _Forger(app, client)
     forger.start()
     yield forger
     forger.stop()
     for key in client.scan_iter(f"celery5:{{{app.name}*"):
         client.delete(key)
+
+
+def _poison_stream(app: App, client: "redis.Redis") -> None:
+    keys, group = app.keys.for_stream("orders"), POISON.replace("\0", "")  # as the command line can name it
+    client.sadd(app.keys.record_streams, POISON, "orders")
+    client.hset(keys.map, mapping={"partitions": 1, "version": 1})
+    client.hset(keys.groups, mapping={group: POISON, "bill": "0-0"})
+    client.zadd(keys.members(group), {POISON: (time.time() + 60) * 1000})
+    client.hset(keys.incarnations(group), POISON, POISON)
+    fields: dict[Any, Any] = dict.fromkeys(
+        ("owner", "cursor", "epoch", "deaths", "condition", "why", "since"), POISON
+    )
+    client.hset(keys.partition(group, 0), mapping=fields)
+    client.xadd(keys.log(0), {POISON: POISON}, id="1-1")
+    client.xadd(
+        keys.dead(group), dict.fromkeys(("id", "partition", "attempts", "error", "fields", POISON), POISON)
+    )
 
 
 def test_no_command_writes_a_control_character_or_a_forged_line(
@@ -241,5 +270,5 @@ def test_commands_write_by_the_one_function_that_escapes() -> None:
         for path in Path(celery5.cli.__file__).parent.rglob("*.py")
         if (count := path.read_text().count("click.echo("))
     }
-    # A script for the shell, and the progress of two commands: numbers, and control characters of their own.
-    assert found == {"output.py": 1, "completion.py": 1, "demo.py": 1, "dlq.py": 2}
+    # A script for the shell, and the progress of three commands: numbers, and control characters of their own.
+    assert found == {"output.py": 1, "completion.py": 1, "demo.py": 1, "dlq.py": 2, "stream.py": 2}

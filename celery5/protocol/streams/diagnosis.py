@@ -1,0 +1,90 @@
+"""Diagnose the streams of an application for `celery5 doctor`."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from celery5.protocol.health.broker_diagnosis import Finding
+
+MAX_GROUPS = 5
+"""Groups that are named of many."""
+
+
+class GroupHealth(msgspec.Struct, frozen=True):
+    """What is looked at of one group of a stream."""
+
+    stream: str
+    group: str
+    # Records that it has not done.
+    lag: int
+    # Whether a worker runs it.
+    is_live: bool
+    # Its quarantined partitions.
+    quarantined: Sequence[int] = ()
+    # Records that were dropped before it has read them.
+    lost: int = 0
+    # Partitions that have as many unread records as the stream keeps: more are refused.
+    full: Sequence[int] = ()
+
+    @property
+    def name(self) -> str:
+        """Its stream and its name."""
+        return f"{self.stream}:{self.group}"
+
+
+def diagnose_streams(streams: int, groups: Sequence[GroupHealth]) -> Finding:
+    """Diagnose the streams: the worst that there is.
+
+    Args:
+        streams: How many there are.
+        groups: Their groups.
+    """
+    if full := [group for group in groups if group.full]:
+        return Finding(
+            "streams",
+            "fail",
+            f"full, more records are refused: {_list([f'{one.name} {_numbers(one.full)}' for one in full])}",
+            _start_or_forget(full[0]),
+        )
+    if lost := [group for group in groups if group.lost]:
+        return Finding(
+            "streams",
+            "fail",
+            f"records were dropped unread: {_list([f'{one.name} {one.lost}' for one in lost])}",
+            "start more workers, raise Keep(records=...), or have it refuse: Keep(full='refuse')",
+        )
+    if quarantined := [group for group in groups if group.quarantined]:
+        one = quarantined[0]
+        return Finding(
+            "streams",
+            "fail",
+            f"quarantined: {_list([f'{one.name} {_numbers(one.quarantined)}' for one in quarantined])}",
+            f"celery5 stream quarantine {one.stream} {one.group} says why; then --clear --all",
+        )
+    if idle := [group for group in groups if group.lag and not group.is_live]:
+        return Finding(
+            "streams",
+            "warn",
+            f"records wait, and no worker runs: {_list([f'{one.name} {one.lag}' for one in idle])}",
+            _start_or_forget(idle[0]),
+        )
+    if not streams:
+        return Finding("streams", "ok", "none")
+    records = sum(group.lag for group in groups)
+    return Finding("streams", "ok", f"{streams}, with {len(groups)} groups; {records} records not done")
+
+
+def _start_or_forget(group: GroupHealth) -> str:
+    return (
+        f"celery5 worker start; a group that nobody needs: "
+        f"celery5 stream reset {group.stream} {group.group} --forget"
+    )
+
+
+def _numbers(partitions: Sequence[int]) -> str:
+    return f"partition {partitions[0]}" if len(partitions) == 1 else f"{len(partitions)} partitions"
+
+
+def _list(names: Sequence[str]) -> str:
+    more = len(names) - MAX_GROUPS
+    return ", ".join(names[:MAX_GROUPS]) + (f" and {more} more" if more > 0 else "")
