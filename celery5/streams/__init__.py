@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from celery5.lazy import exports
 
 if TYPE_CHECKING:
+    from celery5.protocol.streams.windows import Hopping, Tumbling
     from celery5.streams.browsing import StoredRecord
     from celery5.streams.codec import Compressor, RecordCodec, Serializer
     from celery5.streams.dead_records import DeadRecordQuery, DeadRecords, DeadRecordTally, StoredDeadRecord
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         StreamState,
     )
     from celery5.streams.stream import Keep, RecordId, Stream
+    from celery5.streams.windows import TooManyWindows, Window, Windows
 
 __all__ = [
     "Compressor",
@@ -29,6 +31,7 @@ __all__ = [
     "GroupIsLive",
     "GroupLag",
     "GroupNotEmpty",
+    "Hopping",
     "Keep",
     "PartitionLag",
     "Processor",
@@ -43,6 +46,10 @@ __all__ = [
     "StreamEvents",
     "StreamState",
     "Streams",
+    "TooManyWindows",
+    "Tumbling",
+    "Window",
+    "Windows",
 ]
 
 if not TYPE_CHECKING:
@@ -70,5 +77,10 @@ if not TYPE_CHECKING:
             "Stream": "celery5.streams.stream",
             "StreamState": "celery5.streams.registry",
             "Streams": "celery5.streams.registry",
+            "Hopping": "celery5.protocol.streams.windows",
+            "Tumbling": "celery5.protocol.streams.windows",
+            "TooManyWindows": "celery5.streams.windows",
+            "Window": "celery5.streams.windows",
+            "Windows": "celery5.streams.windows",
         },
     )

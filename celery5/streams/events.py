@@ -4,8 +4,8 @@ A record is acknowledged when the next one is asked for, and when the processor 
 state are committed in the same step as that, or not at all.
 """
 
-from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -13,57 +13,18 @@ from celery5.broker.calls.streams import RawEntry
 from celery5.errors import Misconfigured
 from celery5.protocol.job.job import Job
 from celery5.protocol.streams.groups import split_id
+from celery5.protocol.streams.windows import WindowKey, WindowShape
 from celery5.streams.codec import RecordCodec
+from celery5.streams.feed import RecordFeed
 from celery5.streams.stream import Stream
+from celery5.streams.windows import WindowOptions, Windows, WindowSettings
 
 R = TypeVar("R")
-T = TypeVar("T")
+A = TypeVar("A")
+K = TypeVar("K", bound=WindowKey)
 
 MAX_BATCH = 10_000
 """The most records of one batch."""
-
-
-class RecordFeed(Protocol):
-    """Where the records of one processor and partition come from, and where its outputs go."""
-
-    @property
-    def group(self) -> str:
-        """The name of the processor."""
-        ...
-
-    @property
-    def partition(self) -> int:
-        """The partition."""
-        ...
-
-    @property
-    def grace_period(self) -> float:
-        """Seconds that a processor has to end."""
-        ...
-
-    def take_next(self) -> RawEntry | None:
-        """Acknowledge what was taken before, and return the next record if it is here."""
-        ...
-
-    async def wait_next(self) -> RawEntry | None:
-        """Return the next record when it is here; None when the processor is to end."""
-        ...
-
-    async def wait_batch(self, count: int, within: float) -> Sequence[RawEntry]:
-        """Acknowledge what was taken before, and return the next batch; an empty one when the processor is to end."""
-        ...
-
-    def add_output(self, output: bytes) -> None:
-        """Add an output to what is committed with the records that were taken last."""
-        ...
-
-    async def get_state(self, name: str) -> bytes | None:
-        """Return a value of the keyed state."""
-        ...
-
-    def set_state(self, name: str, value: bytes | None) -> None:
-        """Set a value of the keyed state, with the records that were taken last; None removes it."""
-        ...
 
 
 class JobSource(Protocol):
@@ -197,6 +158,52 @@ class StreamEvents(Outputs, Generic[R]):
     def records(self) -> "Records[R]":
         """Return the records themselves, to iterate over."""
         return Records(self._feed, self._codec)
+
+    @overload
+    def windows(
+        self,
+        shape: WindowShape,
+        *,
+        initial: A,
+        add: Callable[[A, R], A],
+        by: None = None,
+        **options: Unpack[WindowSettings[R]],
+    ) -> Windows[R, str, A]: ...
+    @overload
+    def windows(
+        self,
+        shape: WindowShape,
+        *,
+        initial: A,
+        add: Callable[[A, R], A],
+        by: Callable[[R], K],
+        **options: Unpack[WindowSettings[R]],
+    ) -> Windows[R, K, A]: ...
+    def windows(
+        self,
+        shape: WindowShape,
+        *,
+        initial: Any,
+        add: Callable[[Any, R], Any],
+        by: Callable[[R], Any] | None = None,
+        **options: Unpack[WindowSettings[R]],
+    ) -> Windows[R, Any, Any]:
+        """Gather records in windows of event time; return the windows as they close, to iterate over.
+
+        Only the value of a window is kept, not its records. It is keyed state, committed with the records; what is
+        sent for a closed window is committed together with its closing.
+
+        Args:
+            shape: How windows lie: `Tumbling(60)` or `Hopping(300, every=60)`.
+            initial: The value of a window without records: anything that JSON can hold.
+            add: Returns the value with one more record.
+            by: Returns the key of a record: each key has windows of its own. By default the key of the stream.
+            options: `time`, `lateness`, `idle`, `on_late`, `max_open`, `name`: `WindowSettings` explains them.
+
+        Raises:
+            Misconfigured: An option makes no sense, or the processor has a concurrency within its partitions.
+        """
+        return Windows(self._feed, self._codec, WindowOptions(shape, initial, add, by, **options))
 
     def take(self, count: int, *, within: float) -> "EntryBatches[R]":
         """Return batches of entries, to iterate over.

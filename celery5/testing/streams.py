@@ -27,6 +27,7 @@ from celery5.services.streams.outbox_relay import decode_output
 from celery5.services.streams.owned_partition import OwnedPartition, PartitionOptions, end_partitions
 from celery5.streams.processor import Processor, ProcessorFunction
 from celery5.streams.stream import RecordId, Stream
+from celery5.streams.windows import WINDOWS_PREFIX
 from celery5.testing.recording import Recorded
 from celery5.testing.virtual_time import VirtualTimeLoop
 
@@ -188,8 +189,12 @@ class ProcessorDriver(Generic[R]):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The keyed state that is committed. Values are what their JSON says."""
-        return {name: msgspec.json.decode(value) for name, value in sorted(self._group.state.items())}
+        """The keyed state that is committed, without open windows. Values are what their JSON says."""
+        return {
+            name: msgspec.json.decode(value)
+            for name, value in sorted(self._group.state.items())
+            if not name.startswith(WINDOWS_PREFIX)
+        }
 
     @property
     def committed(self) -> list[R]:
@@ -280,7 +285,9 @@ class _PartitionLog:
         )
 
     def commit(self, commit: Commit) -> None:
-        self.cursor, self.ahead, self.deaths = commit.new_cursor, frozenset(commit.ahead), 0
+        if commit.new_cursor != self.cursor:
+            self.deaths = 0
+        self.cursor, self.ahead = commit.new_cursor, frozenset(commit.ahead)
 
 
 class _VirtualGroup:
@@ -397,10 +404,10 @@ class _VirtualGroup:
         except Exception:  # its lane raises the error in the processor
             return b""
 
-    async def read_state(self, name: str) -> bytes | None:
-        """Read a value of the keyed state."""
+    async def read_states(self, names: Sequence[str]) -> list[bytes | None]:
+        """Read values of the keyed state."""
         await trio.lowlevel.checkpoint()
-        return self.state.get(name)
+        return [self.state.get(name) for name in names]
 
     async def quarantine(self, partition: OwnedPartition, why: str) -> None:
         """Stop the partition until `end_quarantine`."""

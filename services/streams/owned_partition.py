@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Protocol
 from zlib import crc32
 
@@ -17,6 +18,8 @@ TRIAL_DEATHS = 2
 After the first death all partitions go on at once: mostly no record was to blame."""
 MAX_AHEAD = 1024
 """The most records that are done while an earlier one is not: more wait for that."""
+STATES_PER_READ = 500
+"""Values of keyed state in one read: Redis does nothing else in that time."""
 MAX_CACHED_STATE = 10_000
 """The most values of keyed state that are remembered of one partition."""
 
@@ -40,8 +43,8 @@ class PartitionHost(Protocol):
         """Return the key of an entry."""
         ...
 
-    async def read_state(self, name: str) -> bytes | None:
-        """Read a value of the keyed state from Redis."""
+    async def read_states(self, names: Sequence[str]) -> list[bytes | None]:
+        """Read values of the keyed state from Redis."""
         ...
 
 
@@ -92,6 +95,9 @@ class OwnedPartition:
         self._state_cache: dict[str, bytes | None] = {}
         self._in_hand = 0
         self._uncommitted = 0
+        # The commits of this ownership are numbered under its name: each is made once, though it may be repeated.
+        self._name = token_hex(8)
+        self._commits = 0
         self._committing = 0
         self._buffered = 0
         self._is_dirty = False
@@ -186,11 +192,11 @@ class OwnedPartition:
     def settle(
         self, taken: Sequence[RawEntry], outputs: list[bytes], state: Mapping[str, bytes | None]
     ) -> None:
-        """Note that records are done, with their outputs."""
-        if self._is_serial:
-            self._done_id = taken[-1][0]
-        else:
+        """Note that records are done, with their outputs. Outputs may come without records, as time goes by."""
+        if not self._is_serial:
             self._advance(taken)
+        elif taken:
+            self._done_id = taken[-1][0]
         if outputs:
             self._outputs += outputs
         if state:
@@ -253,14 +259,33 @@ class OwnedPartition:
         """Commit now what is done: a lane waits for it."""
         self._host.commit_now()
 
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something is done whose commit is not under way."""
+        return self._is_dirty
+
     async def get_state(self, name: str) -> bytes | None:
         """Return a value of the keyed state, as it is with all that is done."""
         for state in (self._pending_state, self._committing_state, self._state_cache):
             if name in state:
                 return state[name]
-        value = await self._host.read_state(name)
-        self._remember_state(name, value)
+        (value,) = await self.get_states([name])
         return value
+
+    async def get_states(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return values of the keyed state, as they are with all that is done."""
+        states = (self._pending_state, self._committing_state, self._state_cache)
+        missing = [name for name in names if not any(name in state for state in states)]
+        found: dict[str, bytes | None] = {}
+        for first in range(0, len(missing), STATES_PER_READ):
+            portion = missing[first : first + STATES_PER_READ]
+            found.update(zip(portion, await self._host.read_states(portion), strict=True))
+        current = (self._pending_state, self._committing_state, self._state_cache, found)
+        values = [next((state[name] for state in current if name in state), None) for name in names]
+        for name, value in found.items():
+            if name not in self._state_cache:  # it may have been set and committed meanwhile
+                self._remember_state(name, value)
+        return values
 
     def _remember_state(self, name: str, value: bytes | None) -> None:
         """Remember a value as it is in Redis."""
@@ -294,6 +319,7 @@ class OwnedPartition:
     def begin_commit(self) -> Commit:
         """Return what is to be committed. `end_commit` follows."""
         self._is_dirty = False
+        self._commits += 1
         self._committing, self._committing_state = self._uncommitted, self._pending_state
         commit = Commit(
             self.number,
@@ -304,6 +330,8 @@ class OwnedPartition:
             self._pending_state,
             tuple(self._dead),
             sorted((done.decode() for done in self._ahead), key=split_id),
+            self._name,
+            self._commits,
         )
         self._outputs, self._pending_state, self._dead = [], {}, []
         return commit
@@ -399,6 +427,15 @@ class Lane:
         return self._owner.options.grace_period
 
     @property
+    def concurrency(self) -> int:
+        """How many lanes the partition has."""
+        return self._owner.options.concurrency
+
+    def now(self) -> float:
+        """Return the time of the Trio clock."""
+        return trio.current_time()
+
+    @property
     def taken(self) -> Sequence[RawEntry]:
         """The records that the function has taken last."""
         return self._taken
@@ -424,9 +461,9 @@ class Lane:
         return raw
 
     def settle(self) -> None:
-        """Acknowledge what was taken."""
+        """Acknowledge what was taken. What has come without records is committed, too."""
         taken, outputs, state = self._taken, self._outputs, self._state
-        if not taken:
+        if not (taken or outputs or state):
             return
         self._taken = ()
         if outputs:
@@ -434,6 +471,13 @@ class Lane:
         if state:
             self._state = {}
         self._owner.settle(taken, outputs, state)
+
+    async def flush(self) -> None:
+        """Acknowledge what was taken, and wait until the commit of that is under way."""
+        self.settle()
+        while self._owner.is_dirty:
+            self._owner.commit_now()
+            await self._wait()
 
     def give_back(self) -> None:
         """Put what was taken in front again, and forget what it has produced."""
@@ -455,6 +499,15 @@ class Lane:
             if raw is not None:
                 return raw
             await self._wait()
+        return None
+
+    async def wait_next_within(self, seconds: float) -> RawEntry | None:
+        """Return the next record; None when none has come in this time, or the function is to end."""
+        while not self.is_stopping:
+            with trio.move_on_after(seconds):
+                return await self.wait_next()
+            if not self._buffer:  # else it is here, and waits for a commit
+                return None
         return None
 
     async def _wait(self) -> None:
@@ -511,6 +564,12 @@ class Lane:
         if name in self._state:
             return self._state[name]
         return await self._owner.get_state(name)
+
+    async def get_states(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return values of the keyed state."""
+        stored = await self._owner.get_states([name for name in names if name not in self._state])
+        values = iter(stored)
+        return [self._state[name] if name in self._state else next(values) for name in names]
 
     def set_state(self, name: str, value: bytes | None) -> None:
         """Set a value of the keyed state."""

@@ -446,12 +446,10 @@ class ProcessorGroup:
         except Exception:  # its lane raises the error in the processor
             return b""
 
-    async def read_state(self, name: str) -> bytes | None:
-        """Read a value of the keyed state."""
-        call = calls.get_state(self._keys, self._group, [name])
-        # The processor has not failed when Redis cannot be reached.
-        attempt = partial(self._redis.perform, call)
-        return (await retry_until_available(attempt, self._outages, RETRY_INTERVAL))[0]
+    async def read_states(self, names: Sequence[str]) -> list[bytes | None]:
+        """Read values of the keyed state. While Redis is unreachable, the processor waits: no record has failed."""
+        call = calls.get_state(self._keys, self._group, names)
+        return await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
 
 
 _REPLACED = "another worker has the same name and runs this processor now: give each worker a name of its own"

@@ -22,8 +22,10 @@ from celery5 import (
 )
 from celery5.events.event import SentEvent
 from celery5.protocol.job.job import Job
+from celery5.streams import Hopping, Record, StreamEvents, Tumbling
 from celery5.tasks import CurrentJob, Signature, Task
 from celery5.tasks.task import CoroutineTask, FunctionTask
+from celery5.testing.streams import ProcessorDriver
 
 app = App("shop", concurrency=3, brokers={"mails": "redis://mails"}, priorities="4:2:1")
 
@@ -144,6 +146,43 @@ def nightly(limit: int = 3) -> int:
 
 
 assert_type(nightly(), int)
+
+
+class Reading(Record):
+    sensor: str
+    at: float
+
+
+readings = app.stream("readings", Reading, by="sensor")
+minutes = app.stream("minutes", Reading)
+
+
+@app.processor(readings, into=minutes)
+async def watch(events: StreamEvents[Reading]) -> None:
+    by_sensor = events.windows(Tumbling(60), initial=0.0, add=lambda most, one: max(most, one.at))
+    async for window in by_sensor:
+        assert_type(window.key, str)
+        assert_type(window.value, float)
+    by_hour = events.windows(
+        Hopping(60, every=30),
+        initial=0,
+        add=lambda count, _: count + 1,
+        by=lambda reading: int(reading.at) // 3600,
+        time=lambda reading: reading.at,
+    )
+    async for hour in by_hour:
+        assert_type(hour.key, int)
+    events.windows(Tumbling("60"), initial=0, add=lambda count, _: count + 1)  # type: ignore[arg-type]
+    events.windows(Tumbling(60), initial=0, add=lambda count, _: count, latenes=5)  # type: ignore[call-overload]
+
+
+def drive() -> None:
+    with ProcessorDriver(app, watch) as driver:
+        driver.feed(Reading(sensor="a", at=1.0), times=[1])
+        assert_type(driver.sent(minutes), list[Reading])
+        assert_type(driver.committed, list[Reading])
+        driver.feed("a")  # type: ignore[arg-type]
+        driver.crash("a")  # type: ignore[arg-type]
 
 
 async def mistaken() -> None:

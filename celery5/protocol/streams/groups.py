@@ -122,11 +122,21 @@ class Commit(msgspec.Struct, frozen=True):
     # Fields and values, in turns, of each dead record.
     dead: Sequence[Sequence[str | bytes]] = ()
     ahead: Sequence[str] = ()
+    # The name of the ownership, and the number of the commit in it, from 1: a commit may be repeated.
+    name: str = ""
+    number: int = 0
 
     def to_words(self) -> list[str | bytes | int]:
         """Return it as the script takes it."""
         words: list[str | bytes | int] = [self.partition, self.epoch, self.cursor, self.new_cursor]
-        words += (" ".join(self.ahead), len(self.outputs), *self.outputs, len(self.state))
+        words += (
+            self.name,
+            self.number,
+            " ".join(self.ahead),
+            len(self.outputs),
+            *self.outputs,
+            len(self.state),
+        )
         for name, value in self.state.items():
             words += (name, value or b"")
         words.append(len(self.dead))

@@ -4,7 +4,8 @@
 --       3 prefix of its outboxes
 --       4 its dead records
 -- ARGV  1 incarnation of the owner
---       2.. for each partition: its number, epoch, the cursor so far, the new cursor, the ids beyond that which are done;
+--       2.. for each partition: its number, epoch, the cursor so far, the new cursor, the name of the ownership, the
+--           number of the commit in that, from 1, the ids beyond the cursor that are done;
 --           how many outputs there are, and those; how many changes of state, and those as key, value ('' removes); how
 --           many dead records, and for each of them how many words it has, and those: field, value, ...
 -- Returns for each partition 1 when it is committed, now or by an earlier call with the same arguments, and 0 when this
@@ -19,12 +20,14 @@ local function take()
   return ARGV[at - 1]
 end
 while at <= #ARGV do -- bound: the partitions of one call
-  local p, epoch, from, to, ahead = take(), take(), take(), take(), take()
+  local p, epoch, from, to, name, number, ahead = take(), take(), take(), take(), take(), tonumber(take()), take()
   local key = partitions .. p
-  local found = redis.call('HMGET', key, 'owner', 'epoch', 'cursor', 'ahead')
+  local found = redis.call('HMGET', key, 'owner', 'epoch', 'cursor', 'commit')
   local is_owner = found[1] == incarnation and found[2] == epoch
-  local is_done = is_owner and found[3] == to and (found[4] or '') == ahead
-  local is_valid = is_owner and not is_done and found[3] == from
+  local last_name, last = string.match(found[4] or '', '^(%x+)%-(%d+)$')
+  last = last_name == name and tonumber(last) or 0
+  local is_done = is_owner and last == number
+  local is_valid = is_owner and last == number - 1 and found[3] == from
   for _ = 1, tonumber(take()) do -- bound: the outputs of one commit
     local output = take()
     if is_valid then redis.call('XADD', outboxes .. p, '*', 'o', output) end
@@ -39,7 +42,10 @@ while at <= #ARGV do -- bound: the partitions of one call
     if is_valid then redis.call('XADD', dead, '*', unpack(ARGV, at, at + words - 1)) end
     at = at + words
   end
-  if is_valid then redis.call('HSET', key, 'cursor', to, 'deaths', 0, 'ahead', ahead) end
+  if is_valid then
+    redis.call('HSET', key, 'cursor', to, 'ahead', ahead, 'commit', name .. '-' .. number)
+    if to ~= from then redis.call('HSET', key, 'deaths', 0) end
+  end
   verdicts[#verdicts + 1] = (is_valid or is_done) and 1 or 0
 end
 return verdicts
