@@ -80,8 +80,8 @@ class OpenWindow(msgspec.Struct, frozen=True):
 class WindowHead(msgspec.Struct, array_like=True, frozen=True):
     """What is stored of the windows of one partition, beside the open ones."""
 
-    # The highest time that was seen.
-    latest: int
+    # The highest time that was seen; None for none.
+    latest: int | None
     # The open windows have numbers from `first` to `next` - 1; some of these are closed.
     first: int
     next: int
@@ -148,7 +148,7 @@ class WindowTracker:
         """What is to be stored."""
         while self._first < self._next and self._first not in self._open:
             self._first += 1
-        return WindowHead(self._latest or 0, self._first, self._next, self.late)
+        return WindowHead(self._latest, self._first, self._next, self.late)
 
     @property
     def open_count(self) -> int:
