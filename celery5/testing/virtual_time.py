@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar, cast
 
 import trio
 import trio.lowlevel
-import trio.testing
 
 T = TypeVar("T")
 
@@ -36,7 +35,11 @@ class VirtualTimeLoop:
 
     def __init__(self, main: Startable) -> None:
         self._main = main
-        self._clock = trio.testing.MockClock()
+        # Not at the top: it loads pytest where that is installed, and this package is for any framework.
+        from trio.testing import MockClock, wait_all_tasks_blocked
+
+        self._wait_all_tasks_blocked = wait_all_tasks_blocked
+        self._clock = MockClock()
         self._start_time = self._clock.current_time()
         self._context = copy_context()
         self._thread = threading.Thread(target=self._context.run, args=(self._run,), daemon=True)
@@ -93,7 +96,7 @@ class VirtualTimeLoop:
         async def wait_for_result() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run)
-                await trio.testing.wait_all_tasks_blocked()
+                await self._wait_all_tasks_blocked()
                 while not results:
                     await self._pass_time(float("inf"))
 
@@ -114,12 +117,12 @@ class VirtualTimeLoop:
 
     async def _pass_time(self, most: float) -> None:
         """Let time pass until the next deadline, and everything that is due happen."""
-        await trio.testing.wait_all_tasks_blocked()
+        await self._wait_all_tasks_blocked()
         seconds = trio.lowlevel.current_statistics().seconds_to_next_deadline
         if seconds == most == float("inf"):
             raise RuntimeError("the code under test waits for something that never happens")
         self._clock.jump(max(0.0, min(seconds, most)))
-        await trio.testing.wait_all_tasks_blocked()
+        await self._wait_all_tasks_blocked()
 
     def _step(self, function: Callable[[], Awaitable[None]]) -> None:
         """Run a function of ours to its end, then everything until it waits. Raises what it raises."""
@@ -130,7 +133,7 @@ class VirtualTimeLoop:
         async def step() -> None:
             try:
                 await function()
-                await trio.testing.wait_all_tasks_blocked()
+                await self._wait_all_tasks_blocked()
             except Exception as error:
                 errors.append(error)
             finally:

@@ -124,19 +124,27 @@ class ProcessorGroup:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be a member until cancelled; then finish what is in hand within the grace period, commit and leave."""
+        self._is_joining, self._is_stopping, self._is_handing_over = True, False, False
+        self._attending, self._attended = trio.CancelScope(), trio.Event()
+        scope, working = trio.CancelScope(shield=True), trio.Event()
         async with trio.open_nursery() as nursery:
-            scope: trio.CancelScope = await nursery.start(self._work)
-            task_status.started()
+            # Not by `nursery.start`: when that is cancelled, it waits for the end of what shields itself.
+            nursery.start_soon(self._work, scope, working)
             try:
+                await working.wait()
+                task_status.started()
                 await trio.sleep_forever()
             finally:
                 with trio.CancelScope(shield=True):
-                    await self._finish()
+                    with trio.move_on_after(FINISH_LIMIT):
+                        await working.wait()
+                    if working.is_set():
+                        await self._finish()
                     scope.cancel()
 
-    async def _work(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-        """Run all loops, until the scope that `task_status` gets is cancelled."""
-        with trio.CancelScope(shield=True) as scope:
+    async def _work(self, scope: trio.CancelScope, working: trio.Event) -> None:
+        """Run all loops until `scope` is cancelled; set `working` when they run."""
+        with scope:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 await nursery.start(self._reader.run)
@@ -144,7 +152,7 @@ class ProcessorGroup:
                 nursery.start_soon(self._read_forever)
                 nursery.start_soon(self._commits.run)
                 nursery.start_soon(self._relay.run)
-                task_status.started(scope)
+                working.set()
 
     async def _finish(self) -> None:
         self._is_stopping = True
@@ -170,6 +178,8 @@ class ProcessorGroup:
                     await self._redis.perform(call)
             except BrokerError as error:
                 self._log.event("processor:leave-failed", "warning", why=str(error), **self._names)
+        self._partitions.clear()
+        self._leaving.clear()
 
     async def _hand_over(self, partitions: Sequence[OwnedPartition]) -> None:
         """Have others continue each partition as soon as what is in hand of it has ended."""

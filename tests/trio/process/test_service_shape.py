@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -42,6 +43,11 @@ from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.reloader import NextIncarnation
 from celery5.services.process.step_status import StepStatus
 from celery5.services.scheduling.declarations import RemoteBrokerSchedules
+from celery5.services.streams.commit_loop import CommitLoop
+from celery5.services.streams.outbox_relay import OutboxRelay
+from celery5.services.streams.processor_group import ProcessorGroup
+from celery5.services.streams.stream_processors import StreamProcessors
+from celery5.streams import StreamEvents
 from celery5.wiring import build
 
 NO_SERVICES = ("celery5.runners.boxes.box_process", "celery5.services.controller.systemd_bus")
@@ -114,7 +120,8 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
         return StatusPort(process_status=ProcessStatus(), log=log, port=0, host="127.0.0.1"), []
     if service is BrokerSupervisor:  # and it, too
         return BrokerSupervisor(server=Served(), hung_after=60, log=log), []
-    one = next((step for step in steps if type(step.run) is service), None)
+    wired = StreamProcessors if service in PARTS_OF_A_PROCESSOR else service
+    one = next((step for step in steps if type(step.run) is wired), None)
     assert one is not None, (
         f"{service.__name__} is no step of any process: wire it, or try it here in another way"
     )
@@ -122,7 +129,24 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
     for step in reversed(sort_steps(steps)):
         if step.name in needed:
             needed.update(step.requires)
-    return one.run, [step.run for step in sort_steps(steps) if step.name in needed]
+    runs: Service = one.run if wired is service else of_a_processor(service, one.run)
+    return runs, [step.run for step in sort_steps(steps) if step.name in needed]
+
+
+PARTS_OF_A_PROCESSOR = (CommitLoop, OutboxRelay, ProcessorGroup)
+"""What runs within `StreamProcessors`, which is the step."""
+
+
+def of_a_processor(service: type, processors: object) -> Service:
+    """Return the group of the one processor, or what runs within that."""
+    assert isinstance(processors, StreamProcessors)
+    (group,) = processors._groups.values()
+    parts: dict[type, Service] = {
+        ProcessorGroup: group,
+        CommitLoop: group._commits,
+        OutboxRelay: group._relay,
+    }
+    return parts[service]
 
 
 class Served:
@@ -186,6 +210,13 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
     @app.task(sinks=[Nowhere()], source=feed)
     async def nothing(_document: object = None) -> None:
         pass
+
+    if service in (StreamProcessors, *PARTS_OF_A_PROCESSOR):
+
+        @app.processor(app.stream("orders", dict, partitions=2))
+        async def read(events: StreamEvents[Any]) -> None:
+            async for _ in events.records():
+                pass
 
     further = {"further": url} if service is RemoteBrokerSchedules else {}
     one, needs = in_its_place(
