@@ -123,10 +123,12 @@ def test_a_commit_of_an_earlier_owner_changes_nothing(redis: BlockingRedis, keys
     redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1"))
     after = next(one for one in attend(redis, keys, "b", joins=True).assigned if one.partition == 0)
     assert after.epoch == before.epoch + 1
-    late = Commit(0, before.epoch, before.cursor, ids[1], outputs=[b"late"], state={"a": b"1"})
+    late = Commit(
+        0, before.epoch, before.cursor, ids[1], outputs=[b"late"], state={"a": b"1"}, name="a", number=1
+    )
     assert redis.perform(calls.commit(keys, GROUP, "a:1", [late])) == (False,)
     assert redis.perform(calls.commit(keys, GROUP, "b:1", [late])) == (False,)
-    mine = Commit(0, after.epoch, after.cursor, ids[0], outputs=[b"mine"])
+    mine = Commit(0, after.epoch, after.cursor, ids[0], outputs=[b"mine"], name="b", number=1)
     assert redis.perform(calls.commit(keys, GROUP, "b:1", [mine])) == (True,)
     outbox = redis.perform(calls.read_outbox(keys, GROUP, 0, count=9))
     assert [fields[1] for _, fields in outbox] == [b"mine"]
@@ -138,12 +140,21 @@ def test_a_commit_may_be_repeated_and_is_done_once(redis: BlockingRedis, keys: S
     ids = [record_id for _, record_id in append(redis, keys, 0, 0).ids]
     one = next(one for one in attend(redis, keys, "a", joins=True).assigned if one.partition == 0)
     first = Commit(
-        0, one.epoch, one.cursor, ids[0], [b"out"], {"a": b"1", "b": b"2"}, [("id", ids[0], "error", "no")]
+        0,
+        one.epoch,
+        one.cursor,
+        ids[0],
+        [b"out"],
+        {"a": b"1", "b": b"2"},
+        [("id", ids[0], "error", "no")],
+        (),
+        "a",
+        1,
     )
     for _ in range(3):
         assert redis.perform(calls.commit(keys, GROUP, "a:1", [first])) == (True,)
     assert len(redis.perform(calls.read_outbox(keys, GROUP, 0, count=9))) == 1
-    second = Commit(0, one.epoch, ids[0], ids[1], (), {"a": None})
+    second = Commit(0, one.epoch, ids[0], ids[1], (), {"a": None}, name="a", number=2)
     assert redis.perform(calls.commit(keys, GROUP, "a:1", [second])) == (True,)
     assert redis.perform(calls.commit(keys, GROUP, "a:1", [first])) == (False,)
     assert redis.perform(calls.get_state(keys, GROUP, ["a", "b"])) == [None, b"2"]
