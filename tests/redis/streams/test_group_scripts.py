@@ -212,9 +212,9 @@ def test_the_deaths_of_owners_are_counted_until_the_cursor_moves(
         assert one.deaths == deaths
         redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1", has_died=True))
     one = next(one for one in attend(redis, keys, "a", joins=True).assigned if one.partition == 0)
-    assert redis.perform(calls.commit(keys, GROUP, "a:1", [Commit(0, one.epoch, one.cursor, ids[0])])) == (
-        True,
-    )
+    assert redis.perform(
+        calls.commit(keys, GROUP, "a:1", [Commit(0, one.epoch, one.cursor, ids[0], name="a", number=1)])
+    ) == (True,)
     redis.perform(calls.leave_group(keys, GROUP, member="a", incarnation="a:1"))
     one = next(one for one in attend(redis, keys, "a", joins=True).assigned if one.partition == 0)
     assert one.deaths == 0

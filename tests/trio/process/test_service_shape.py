@@ -196,6 +196,15 @@ def of_an_application(what: type, log: Log) -> Service:
     )
 
 
+def declare_processor(app: App) -> None:
+    """Declare a processor of a stream."""
+
+    @app.processor(app.stream("orders", dict, partitions=2))
+    async def read(events: StreamEvents[Any]) -> None:
+        async for _ in events.records():
+            pass
+
+
 @pytest.mark.parametrize("service", living(), ids=lambda each: each.__name__)
 async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
     service: type, url: str, app_name: str, short_path: Path
@@ -212,12 +221,7 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
         pass
 
     if service in (StreamProcessors, *PARTS_OF_A_PROCESSOR):
-
-        @app.processor(app.stream("orders", dict, partitions=2))
-        async def read(events: StreamEvents[Any]) -> None:
-            async for _ in events.records():
-                pass
-
+        declare_processor(app)
     further = {"further": url} if service is RemoteBrokerSchedules else {}
     one, needs = in_its_place(
         service, App(app_name, broker=url, brokers=further, lease=1.0) if further else app
