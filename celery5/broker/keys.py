@@ -20,7 +20,7 @@ _OF_EVENTS = r"events:(?:stream|jobs|dead|leases|due|waiting)"
 _OF_QUEUE = (
     r"stream|high|low|handed|jobs|due|waiting|dead|leases|unique|slots|counts|held|room:.+|"
     r"documents(?:-taken|-progress)?:.+|documents|schedules|schedule-times|"
-    r"map|groups|relayed|(?:log|members|incarnations|plan|partition|state|outbox|parked|dead-records):.+"
+    r"map|groups|relayed|(?:log|members|incarnations|plan|partition|state|outbox|dead-records):.+"
 )
 _OWNED = re.compile(
     rf"celery5:\{{(?:[^:{{}}]+\}}:(?:{_OF_APP}|{_OF_EVENTS})|[^:{{}}]+:[^{{}}]+\}}:(?:{_OF_QUEUE}))",
@@ -126,7 +126,6 @@ class StreamKeys:
     partition_prefix: str
     state_prefix: str
     outbox_prefix: str
-    parked_prefix: str
     dead_prefix: str
     changes_prefix: str
 
@@ -161,10 +160,6 @@ class StreamKeys:
     def outbox(self, group: str, partition: int) -> str:
         """STREAM  records and jobs that were committed and are not delivered yet."""
         return f"{self.outbox_prefix}{group}:{partition}"
-
-    def parked(self, group: str, partition: int) -> str:
-        """STREAM  records whose key is parked."""
-        return f"{self.parked_prefix}{group}:{partition}"
 
     def dead(self, group: str) -> str:
         """STREAM  records that a group has given up."""
@@ -350,7 +345,6 @@ class Keys:
             partition_prefix=f"{tag}:partition:",
             state_prefix=f"{tag}:state:",
             outbox_prefix=f"{tag}:outbox:",
-            parked_prefix=f"{tag}:parked:",
             dead_prefix=f"{tag}:dead-records:",
             changes_prefix=f"{tag}:changes:",
         )

@@ -52,7 +52,7 @@ class Keep:
     records: int = 50_000
     """The most records of one partition. A few more may be kept, as that is cheaper to trim."""
     age: float | timedelta | None = None
-    """Seconds after which records that all groups have read may go; None for no limit."""
+    """Seconds after which records that all groups have read may go, when the next ones come; None for no limit."""
     full: Literal["refuse", "drop"] = "refuse"
     """What happens when a group has not read so many records: `refuse` raises StreamFull at the sender; `drop` drops
     the oldest ones, which is counted and logged."""
@@ -191,6 +191,7 @@ class Stream(Generic[R]):
             partitions=self.partitions,
             most=self.keep.records,
             full=self.keep.full,
+            max_age=self.keep.max_age,
             nonce=nonce,
             source=source,
         )

@@ -142,7 +142,6 @@ def attend(
     partitions: int,
     is_past_border: bool = False,
     is_leaving: bool = False,
-    max_age: float = 0.0,
 ) -> Call[Attendance | None]:
     """Renew a membership for `lease` seconds. None: another incarnation has the member's name."""
     named = (
@@ -165,7 +164,6 @@ def attend(
         partitions,
         channel,
         int(is_past_border),
-        to_ms(max_age),
         int(is_leaving),
     )
     return script_call(ATTEND, named, args, _read_attendance, repeatable=True)
@@ -347,7 +345,6 @@ def forget_group(
         keys.plan(group),
         f"{keys.partition_prefix}{group}:",
         f"{keys.outbox_prefix}{group}:",
-        f"{keys.parked_prefix}{group}:",
         keys.state(group),
         keys.dead(group),
     )

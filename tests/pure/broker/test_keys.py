@@ -33,7 +33,6 @@ def made_for_streams() -> dict[str, str]:
         "partition": f"{ORDERS.partition_prefix}<group>:<partition>",
         "state": ORDERS.state("<group>"),
         "outbox": f"{ORDERS.outbox_prefix}<group>:<partition>",
-        "parked": f"{ORDERS.parked_prefix}<group>:<partition>",
         "dead_records": ORDERS.dead("<group>"),
         "changes": ORDERS.changes("<group>"),
     }
@@ -120,7 +119,7 @@ def slot_tag(key: str) -> str:
 def test_all_keys_of_a_stream_are_in_one_slot(app: str, stream: str) -> None:
     keys = Keys(app).for_stream(stream)
     own = [getattr(keys, field.name) for field in fields(keys) if field.name != "stream"]
-    assert len(set(own)) == len(own) == 14
+    assert len(set(own)) == len(own) == 13
     assert {slot_tag(key) for key in own} == {f"{app}:{stream}"}
 
 

@@ -374,6 +374,31 @@ async def test_nothing_that_a_group_has_not_read_is_trimmed(app: App) -> None:
         await until(lambda: seen.count == 351)
 
 
+async def test_old_records_go_when_all_groups_have_read_them_and_not_before(
+    app: App, redis_client: Any
+) -> None:
+    orders, seen = orders_of(app, partitions=1, keep=Keep(age=3600)), Seen()
+
+    @app.processor(orders)
+    async def bill(events: StreamEvents[Order]) -> None:
+        async for order in events.records():
+            seen.add(order)
+
+    async with working(app):
+        await orders.asend(Order(1, -1), times=[1_000_000_000_000])
+        await until(lambda: seen.count == 1)
+        await until_async(lambda: _is_zero(app, "bill"))
+    old = make_orders(1000, keys=1)
+    await orders.asend(*old, times=[1_000_000_000_001] * len(old))
+    await orders.asend(Order(1, 1000))
+    assert redis_client.xlen(orders.keys.log(0)) >= 1001
+    async with working(app):
+        await until_async(lambda: _is_zero(app, "bill"))
+    await orders.asend(Order(1, 1001))
+    assert redis_client.xlen(orders.keys.log(0)) < 200  # whole nodes of the stream go
+    assert seen.count == 1002
+
+
 async def test_with_drop_the_oldest_go_and_the_processor_says_how_many(app: App) -> None:
     orders, seen = orders_of(app, partitions=1, keep=Keep(records=200, full="drop")), Seen()
 

@@ -9,7 +9,7 @@
 --       2 number of partitions of a stream that does not exist yet
 --       3 most records of a partition
 --       4 what happens at more unread ones: refuse, drop
---       5 most age of a record in ms, 0 for any
+--       5 ms after which a record that all groups have read may go, 0 for never
 --       6 ms for which the reply is kept, 0 for not at all
 --       7 outbox that the records come from ('' for none)
 --       8 number of records
@@ -104,6 +104,15 @@ for partition, tail in pairs(tails) do -- bound: the partitions of these records
         redis.call('HINCRBY', map, 'dropped', lost)
       end
     end
+  end
+  if age > 0 then
+    local first = make_id(math.max(0, now - age), 0)
+    names = names or redis.call('HKEYS', groups)
+    for _, group in ipairs(names) do -- bound: the groups of the stream
+      local cursor = redis.call('HGET', partitions .. group .. ':' .. partition, 'cursor') or '0-0'
+      if is_before(cursor, first) then first = cursor end
+    end
+    redis.call('XTRIM', tail.log, 'MINID', '~', first)
   end
 end
 if source ~= '' then redis.call('HSET', relayed, source, before) end

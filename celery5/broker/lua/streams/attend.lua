@@ -15,16 +15,16 @@
 --       7 number of partitions of a stream that does not exist yet
 --       8 channel of the group
 --       9 1 to wake the others: this member has read up to a border
---       10 most age of a record in ms, 0 for any
---       11 1 when it is about to leave: it keeps what it owns, under a name that gets no share
+--       10 1 when it is about to leave: it keeps what it owns, under a name that gets no share
 -- Returns {'replaced'} when another incarnation has this member's name, else {'ok', number of partitions, version of the
--- map, members, ms until the next lease of another member ends (-1 for none), partitions}. For each partition that is assigned to this member: number, 1 when it is its owner, epoch,
--- cursor, how many owners died at this record, condition ('' or quarantined), the ids beyond the cursor that are done,
--- up to which id it may be read ('' for all), and the id at which others wait for it.
+-- map, members, ms until the next lease of another member ends (-1 for none), partitions}. For each partition that is
+-- assigned to this member: number, 1 when it is its owner, epoch, cursor, how many owners died at this record, condition
+-- ('' or quarantined), the ids beyond the cursor that are done, up to which id it may be read ('' for all), and the id
+-- at which others wait for it.
 local map, groups, members, incarnations, plans, partitions, logs = unpack(KEYS)
 local group, member, incarnation, lease, channel = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[8]
 local now = now_ms()
-if ARGV[11] == '1' then
+if ARGV[10] == '1' then
   if redis.call('HGET', incarnations, member) == incarnation then
     redis.call('HDEL', incarnations, member)
     redis.call('ZREM', members, member)

@@ -6,16 +6,15 @@
 --       5 plan of the group
 --       6 prefix of its partitions
 --       7 prefix of its outboxes
---       8 prefix of its parked records
---       9 its keyed state
---       10 its dead records
+--       8 its keyed state
+--       9 its dead records
 -- ARGV  1 group
 --       2 first partition of this portion
 --       3 how many partitions at most
 --       4 1 to forget outputs that are not delivered, and dead records
 -- Returns {'ok', first partition of the next portion, 0 when all is done}; {'unknown'} for no such group; {'live', how many
 -- members run}; {'kept', how many outputs are not delivered, how many dead records there are} when it was refused for those.
-local map, groups, members, incarnations, plan, partitions, outboxes, parked, state, dead = unpack(KEYS)
+local map, groups, members, incarnations, plan, partitions, outboxes, state, dead = unpack(KEYS)
 local group, first, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local _, total = count_partitions(map)
 local is_known = redis.call('HEXISTS', groups, group) == 1
@@ -34,7 +33,7 @@ elseif is_known then
   return {'live', math.max(1, count_living(members, incarnations, now_ms()))} -- it has begun anew meanwhile
 end
 local last = math.min(total, first + most) - 1
-for p = first, last do redis.call('UNLINK', partitions .. p, outboxes .. p, parked .. p) end -- bound: one portion
+for p = first, last do redis.call('UNLINK', partitions .. p, outboxes .. p) end -- bound: one portion
 if last + 1 < total then return {'ok', last + 1} end
 redis.call('UNLINK', members, incarnations, plan, state, dead)
 return {'ok', 0}
