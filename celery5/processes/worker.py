@@ -48,6 +48,8 @@ class WorkerOptions(ProcessOptions):
 
     # The queues that it consumes; none: all that its tasks name.
     queues: tuple[str, ...] = ()
+    # The names of the processors of streams that it runs; None: all.
+    processors: tuple[str, ...] | None = None
     # Whether it ends when there are no more jobs.
     burst: bool = False
     # The queues that are paused: kept over incarnations.
@@ -312,7 +314,10 @@ def make_incarnation_values(
 def _processors(app: App, options: WorkerOptions) -> tuple[Processor[Any], ...]:
     """Return the processors to run: none on a further broker, and none in a burst, which is for jobs."""
     is_unused = "streams" not in vars(app)  # nothing is imported for an application without streams
-    return () if is_unused or options.is_secondary or options.burst else app.streams.processors
+    if is_unused or options.is_secondary or options.burst:
+        return ()
+    names = options.processors
+    return tuple(one for one in app.streams.processors if names is None or one.name in names)
 
 
 def _queues(app: App, options: WorkerOptions) -> tuple[str, ...]:

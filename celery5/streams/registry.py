@@ -165,6 +165,22 @@ class Streams(Mapping[str, Stream[Any]]):
         """The records that groups have given up: read, replay and purge them."""
         return DeadRecords(self._app, self)
 
+    def parse_processors(self, text: str) -> tuple[str, ...]:
+        """Return the names of processors in a list with commas, or no name for `none`.
+
+        Raises:
+            Misconfigured: The application has no processor of that name.
+        """
+        if text.strip() == "none":
+            return ()
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        known = sorted({processor.name for processor in self.processors})
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known, otherwise=f"there are: {', '.join(known) or 'none'}")
+                raise Misconfigured(f"no processor {name!r} here; {hint}; write none for no processor")
+        return names
+
     def info(self, stream: str | None = None) -> list[StreamState]:
         """Return the state of all streams of the application that are declared or known to Redis. For plain Python.
 

@@ -95,6 +95,11 @@ _OF_JOBS: Sequence[Callable[[Any], Any]] = (
         "--max-memory", metavar="SIZE", help="Memory with which it is recycled: '500 MiB'; default: never."
     ),
     click.option("--queues", metavar="A,B", help="Queues to work on; default: all that the tasks name."),
+    click.option(
+        "--processors",
+        metavar="A,B",
+        help="Processors of streams to run, or none; default: all of the application.",
+    ),
     click.option("--burst", is_flag=True, help="End when all is done, scheduled jobs and retries included."),
     click.option(
         "--grace-period",
@@ -177,7 +182,13 @@ def configure(app: "App", flags: dict[str, Any]) -> "ServeOptions":
         app.use_config(config)
     app.configure(**{name: flags.pop(name) for name in SETTING_FLAGS if name in flags})
     processes = flags.pop("processes", None) or 1
-    return ServeOptions(queues=queue_names(flags.pop("queues", None)), processes=processes, **flags)
+    processors = flags.pop("processors", None)
+    return ServeOptions(
+        queues=queue_names(flags.pop("queues", None)),
+        processors=None if processors is None else app.streams.parse_processors(processors),
+        processes=processes,
+        **flags,
+    )
 
 
 def queue_names(text: str | None) -> tuple[str, ...]:

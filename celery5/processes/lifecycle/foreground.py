@@ -158,6 +158,7 @@ class ServeOptions:
     """How an application is served."""
 
     queues: tuple[str, ...] = ()  # the queues to consume; empty: all that the tasks name
+    processors: tuple[str, ...] | None = None  # the processors of streams to run; None: all
     burst: bool = False  # whether to end when there are no more jobs
     name: str = ""  # the name of the process; "": made of host and process id
     processes: int = 1  # how many processes one parent keeps
@@ -191,6 +192,7 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
     ):
         process_options = WorkerOptions(
             queues=options.queues,
+            processors=options.processors,
             burst=options.burst,
             name=name,
             reload=options.reload,

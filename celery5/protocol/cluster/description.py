@@ -42,6 +42,7 @@ WORKER_FLAGS = {
     "grace_period": float,
     "max_jobs": int,
     "max_memory": "size",
+    "processors": list,
     "queues": list,
 }
 PUBLISHER_FLAGS = {

@@ -442,6 +442,31 @@ async def test_a_new_group_starts_where_it_says(app: App) -> None:
         await until(lambda: early.count == 40 and late.count == 20)
 
 
+async def test_a_worker_runs_the_processors_that_it_is_told_to_run(app: App) -> None:
+    orders, bills, audits = orders_of(app), Seen(), Seen()
+
+    @app.processor(orders)
+    async def bill(events: StreamEvents[Order]) -> None:
+        async for order in events.records():
+            bills.add(order)
+
+    @app.processor(orders)
+    async def audit(events: StreamEvents[Order]) -> None:
+        async for order in events.records():
+            audits.add(order)
+
+    await orders.asend(*make_orders(20))
+    async with working(app, processors=app.streams.parse_processors("audit")):
+        await until(lambda: audits.count == 20)
+        await until_async(lambda: _is_zero(app, "audit"))
+    async with working(app, processors=app.streams.parse_processors("none")):
+        (state,) = await app.streams.ainfo()
+        assert [group.members for group in state.groups] == [()]
+    assert bills.count == 0
+    with pytest.raises(Misconfigured, match=r"^no processor 'bil' here; did you mean 'bill'"):
+        app.streams.parse_processors("audit, bil")
+
+
 async def test_seek_moves_a_group_that_nobody_runs_and_is_refused_while_members_live(app: App) -> None:
     orders, seen = orders_of(app, partitions=2), Seen()
 
