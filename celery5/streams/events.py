@@ -11,6 +11,7 @@ import msgspec
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.errors import Misconfigured
+from celery5.events.event import Event, get_event_declaration
 from celery5.protocol.job.job import Job
 from celery5.protocol.streams.groups import split_id
 from celery5.protocol.streams.windows import WindowKey, WindowShape
@@ -98,6 +99,12 @@ class Outputs:
         """Send jobs: `task.s(...)`. Each is published once. Raises BadArguments."""
         for source in sources:
             self._feed.add_output(msgspec.msgpack.encode({"job": source.job().to_bytes()}))
+
+    def event(self, *events: Event) -> None:
+        """Send events, instances of classes of `@app.event`. Each is sent once. Raises BadArguments."""
+        for event in events:
+            job = get_event_declaration(type(event)).make_job(event)
+            self._feed.add_output(msgspec.msgpack.encode({"job": job.to_bytes()}))
 
 
 class KeyedState:

@@ -8,8 +8,9 @@ import pytest
 import trio
 import trio.lowlevel
 
-from celery5 import App, RetryPolicy
+from celery5 import App, Event, RetryPolicy
 from celery5.errors import Misconfigured, StreamFull
+from celery5.processes.router import ROUTER
 from celery5.streams import GroupIsLive, Keep, StreamEvents
 from tests.redis.worker.workers import Lines, start, until, until_async, working
 
@@ -167,6 +168,34 @@ async def test_outputs_jobs_and_state_are_there_once_though_a_record_was_process
     assert sorted(charged) == list(range(60))
     expected = {str(key): [sum(range(key, last + 1, 3)) for last in range(key, 60, 3)] for key in range(3)}
     assert {key: [value for name, value in sums if name == key] for key in expected} == expected
+
+
+async def test_an_event_of_a_processor_reaches_its_subscribers_once(app: App) -> None:
+    orders, told, failures = orders_of(app, partitions=1), list[int](), 0
+
+    @app.event(name="billed")
+    class Billed(Event):
+        amount: int
+
+    @Billed.subscribe
+    @app.task(name="tell")
+    async def tell(amount: int) -> None:
+        told.append(amount)
+
+    @app.processor(orders, on_error=RetryPolicy(max_retries=1, backoff=0))
+    async def bill(events: StreamEvents[Order]) -> None:
+        nonlocal failures
+        async for order in events.records():
+            events.event(Billed(amount=order.amount))
+            if order.amount == 3 and not failures:
+                failures += 1
+                raise ValueError("once more")
+
+    await orders.asend(*make_orders(10))
+    async with working(app), working(app, page=ROUTER):
+        await until(lambda: len(told) >= 10)
+        await until_async(lambda: _is_zero(app, "bill"))
+    assert sorted(told) == list(range(10))
 
 
 async def test_members_share_the_partitions_and_a_new_one_moves_only_what_it_must(app: App) -> None:
