@@ -15,6 +15,7 @@ from celery5.app import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import EXECUTION_STEP, BootGraph
 from celery5.broker.calls import queues as queue_calls
+from celery5.broker.calls import streams as stream_calls
 from celery5.broker.calls.health import erase_app
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
@@ -175,6 +176,11 @@ def _provide_server(broker: str) -> Generator[str, None, None]:
 def _erase(app: App) -> None:
     """Remove the application's keys from the broker. Results expire by themselves."""
     queues = [app.queue(name) for name in app.perform(queue_calls.list_queues(app.keys))]
+    for stream in app.perform(stream_calls.list_streams(app.keys)):
+        keys = app.keys.for_stream(stream)
+        groups = app.perform(stream_calls.list_groups(keys))
+        most = app.perform(stream_calls.count_partitions(keys))
+        app.perform(stream_calls.erase_stream(keys, groups, most))
     for call in erase_app(app.keys, queues):
         app.perform(call)
 

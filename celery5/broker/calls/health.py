@@ -148,8 +148,8 @@ def erase_app(
     keys: Keys, queues: Sequence[QueueKeys], job_ids: Collection[str] = (), sinks: Collection[str] = ()
 ) -> Iterator[Call[int]]:
     """The calls that delete `queues`, what waits there for Data Sinks of these names (`sinks`), the results of the jobs
-    `job_ids` on each of them, the events, and what the application has beside its queues. Settings that all workers
-    share stay, for they are whose who set them; what has a short time to live goes by itself.
+    `job_ids` on each of them, the events, and what the application has beside its queues and streams. Settings that
+    all workers share stay, for they are whose who set them; what has a short time to live goes by itself.
 
     For applications that were made for a moment, such as a demonstration or a test. Its workers must have stopped.
     """
@@ -168,7 +168,14 @@ def erase_app(
 
 
 def _beside(keys: Keys) -> Iterator[str]:
-    yield from (keys.queues, keys.paused, keys.limits, keys.suspended, keys.schedule_queues)
+    yield from (
+        keys.queues,
+        keys.paused,
+        keys.limits,
+        keys.suspended,
+        keys.schedule_queues,
+        keys.record_streams,
+    )
     yield from (
         keys.scaling,
         keys.scaling_turn,

@@ -351,6 +351,22 @@ def forget_group(
     return script_call(FORGET_GROUP, named, (group, first, count, int(force)), read_portion, repeatable=True)
 
 
+def erase_stream(keys: StreamKeys, groups: Sequence[str], partitions: int) -> Call[int]:
+    """Delete everything that a stream has. For an application made for a test, whose workers have stopped."""
+    names = [keys.map, keys.groups, keys.relayed, *map(keys.log, range(partitions))]
+    for group in groups:
+        names += (
+            keys.members(group),
+            keys.incarnations(group),
+            keys.plan(group),
+            keys.state(group),
+            keys.dead(group),
+        )
+        for partition in range(partitions):
+            names += (keys.partition(group, partition), keys.outbox(group, partition))
+    return Call(("UNLINK", *names), int, repeatable=True)
+
+
 def reshard(keys: StreamKeys, partitions: int) -> Call[StreamMap | str]:
     """Change the number of partitions. Returns the new map, or why not: `unknown` or `many`."""
 
@@ -415,6 +431,15 @@ def get_totals(keys: StreamKeys) -> Call[StreamTotals]:
 def count_records(keys: StreamKeys, partition: int) -> Call[int]:
     """Return how many records the log of a partition has."""
     return Call(("XLEN", keys.log(partition)), int, repeatable=True)
+
+
+def count_partitions(keys: StreamKeys) -> Call[int]:
+    """Return how many partitions a stream has or has ever had."""
+    return Call(
+        ("HMGET", keys.map, "partitions", "most"),
+        lambda raw: max(int(each or 0) for each in raw),
+        repeatable=True,
+    )
 
 
 def list_groups(keys: StreamKeys) -> Call[list[str]]:

@@ -25,6 +25,7 @@ from celery5.protocol.streams.groups import Attendance
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
 from celery5.streams import StreamEvents
+from tests.watched import watched
 
 PLAN = (
     files("celery5.broker").joinpath("lua/lib/stream_group.lua").read_text()
@@ -43,7 +44,7 @@ MEMBERS = st.sets(st.sampled_from([f"w{number}" for number in range(12)]), min_s
 @pytest.fixture(scope="module")
 def client(server: EmbeddedServer) -> Iterator["redis.Redis"]:
     """A client of the shared server, for all examples."""
-    with redis.Redis.from_url(server.url) as client:
+    with watched(server), redis.Redis.from_url(server.url) as client:
         yield client
 
 
