@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, cast, get_args, overload
@@ -172,12 +173,17 @@ class HealthCheck:
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter())
 
     def _limiter(self) -> Any:
-        """Return the limiter of the one thread that each check has: a function that hangs for ever takes no more."""
+        """Return the limiter of the one thread that each check has: a function that hangs for ever takes no more.
+
+        A forked child has its own: the thread that holds its parent's does not exist there.
+        """
         import trio
 
-        if "_threads" not in self.__dict__:
-            self.__dict__["_threads"] = trio.CapacityLimiter(1)
-        return self.__dict__["_threads"]
+        process, limiter = self.__dict__.get("_threads", (0, None))
+        if process != os.getpid():
+            limiter = trio.CapacityLimiter(1)
+            self.__dict__["_threads"] = (os.getpid(), limiter)
+        return limiter
 
     def _get_default_allowed(self) -> dict[str, int]:
         return {state: 10 if state == "degraded" else 2 for state in self.states[:-1]}

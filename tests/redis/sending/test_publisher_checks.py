@@ -2,6 +2,7 @@
 
 import os
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,10 +24,12 @@ class Bank:
         self.is_open = True
         self.checks = 0
         self.changed = threading.Event()
+        self.is_busy = False
 
     def check(self) -> bool:
-        """Return whether it is open."""
+        """Return whether it is open, when it is not busy any more."""
         self.checks += 1
+        wait_until(lambda: not self.is_busy)
         return self.is_open
 
     def wait_for_checks(self, count: int) -> None:
@@ -112,11 +115,12 @@ def _return_number(n: int) -> int:
 def test_a_forked_child_runs_checks_of_its_own(shop: App, bank: Bank) -> None:
     task: Any = shop.tasks["number"]
     task.delay(1)
+    bank.is_busy = True
     bank.wait_for_checks(1)
-    child = os.fork()
+    child = os.fork()  # while a check runs, in a thread that the child does not have
     if child == 0:
         try:
-            bank.is_open = False
+            bank.is_busy = bank.is_open = False
             task.delay(2)
             bank.wait_for_checks(2)
             try:
@@ -124,8 +128,10 @@ def test_a_forked_child_runs_checks_of_its_own(shop: App, bank: Bank) -> None:
             finally:
                 os._exit(0 if shop.backlog.size == 1 else 1)
         except BaseException:
+            traceback.print_exc()
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    bank.is_busy = False
     assert bank.is_open
     task.delay(4)
     assert numbers(shop) == [1, 2, 4]

@@ -37,6 +37,7 @@ OPTIONS: dict[tuple[str, ...], tuple[str, object]] = {
     ("--no-reload",): ("reload", False),
     ("--name", "w7"): ("name", "w7"),
     ("--processes", "2"): ("processes", 2),
+    ("--processors", "none"): ("processors", ()),
 }
 """The flags that say how one process is served."""
 ELSEWHERE = {"config", "help"}
