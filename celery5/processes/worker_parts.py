@@ -94,6 +94,7 @@ from celery5.services.scaling.reporter import ReportedLoad, ReportedWorker, Repo
 from celery5.services.scheduling.timers import TimerRuns, Timers
 from celery5.services.streams.group_lags import GroupLags
 from celery5.services.streams.outbox_relay import OutboxRelay
+from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
 from celery5.services.streams.stream_processors import StreamProcessors
 from celery5.services.worker.burst import Burst
@@ -290,6 +291,7 @@ def make_stream_processors(
     redis: TrioRedis,
     timing: Timing,
     watch: ConnectionLog,
+    asyncio_runner: AsyncioRunner,
     log: Log,
 ) -> StreamProcessors:
     """Return what runs the processors: each has a connection of its own, on which it waits for records."""
@@ -314,6 +316,7 @@ def make_stream_processors(
                 redis=redis,
                 log=log,
             ),
+            processor_calls=ProcessorCalls(processor=processor, asyncio_runner=asyncio_runner),
             trials=trials,
             log=log,
         )
@@ -476,7 +479,7 @@ class WorkerBootTable(BootTable):
     )
     stream_processors: StreamProcessors = step(
         "processors",
-        requires=("heartbeat", "listen", "publishing"),
+        requires=("heartbeat", "listen", "publishing", "asyncio"),
         stop_limit=math.inf,  # it has limits of its own
     )
     timers: Timers = step("timers", requires=("execution",))

@@ -6,10 +6,12 @@ from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.protocol.streams.windows import Hopping, Tumbling
+    from celery5.streams.blocking_events import BlockingEvents
     from celery5.streams.browsing import StoredRecord
     from celery5.streams.codec import Compressor, RecordCodec, Serializer
     from celery5.streams.dead_records import DeadRecordQuery, DeadRecords, DeadRecordTally, StoredDeadRecord
     from celery5.streams.events import StreamEntry, StreamEvents
+    from celery5.streams.middleware import ProcessorMiddleware, RecordSkipped
     from celery5.streams.processor import Processor
     from celery5.streams.record import Record
     from celery5.streams.registry import (
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from celery5.streams.windows import TooManyWindows, Window, Windows
 
 __all__ = [
+    "BlockingEvents",
     "Compressor",
     "DeadRecordQuery",
     "DeadRecordTally",
@@ -35,9 +38,11 @@ __all__ = [
     "Keep",
     "PartitionLag",
     "Processor",
+    "ProcessorMiddleware",
     "Record",
     "RecordCodec",
     "RecordId",
+    "RecordSkipped",
     "Serializer",
     "StoredDeadRecord",
     "StoredRecord",
@@ -56,6 +61,9 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = exports(
         __name__,
         {
+            "BlockingEvents": "celery5.streams.blocking_events",
+            "ProcessorMiddleware": "celery5.streams.middleware",
+            "RecordSkipped": "celery5.streams.middleware",
             "Compressor": "celery5.streams.codec",
             "Record": "celery5.streams.record",
             "RecordCodec": "celery5.streams.codec",

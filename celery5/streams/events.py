@@ -75,7 +75,16 @@ class Outputs:
     def __init__(self, feed: RecordFeed, into: Stream[Any] | None) -> None:
         self._feed = feed
         self._into = into
-        self.state: KeyedState = KeyedState(feed)
+
+    @property
+    def partition(self) -> int:
+        """The partition."""
+        return self._feed.partition
+
+    @property
+    def group(self) -> str:
+        """The name of the processor."""
+        return self._feed.group
 
     def send(self, *records: Any, to: Stream[Any] | None = None) -> None:
         """Append records to a stream, by default the one that the processor declares with `into`.
@@ -140,16 +149,7 @@ class StreamEvents(Outputs, Generic[R]):
     def __init__(self, feed: RecordFeed, codec: RecordCodec[R], into: Stream[Any] | None = None) -> None:
         super().__init__(feed, into)
         self._codec = codec
-
-    @property
-    def partition(self) -> int:
-        """The partition."""
-        return self._feed.partition
-
-    @property
-    def group(self) -> str:
-        """The name of the processor."""
-        return self._feed.group
+        self.state: KeyedState = KeyedState(feed)
 
     def __aiter__(self) -> "StreamEvents[R]":
         return self

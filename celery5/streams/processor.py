@@ -1,7 +1,7 @@
 """Processors: functions that read a stream, partition by partition. Workers run them."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
@@ -9,12 +9,15 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 from celery5.errors import Misconfigured
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.similar_names import did_you_mean
+from celery5.streams.blocking_events import BlockingEvents
 from celery5.streams.events import StreamEvents
+from celery5.streams.middleware import ProcessorMiddleware, check_middleware
 from celery5.streams.stream import Stream
 
 R = TypeVar("R")
 
-ProcessorFunction = Callable[[StreamEvents[R]], Awaitable[None]]
+ProcessorFunction = Callable[[StreamEvents[R]], Awaitable[None]] | Callable[[BlockingEvents[R]], None]
+ProcessorKind = Literal["trio", "asyncio", "thread"]
 FailureAction = Literal["ignore", "quarantine"]
 FAILURE_ACTIONS: tuple[FailureAction, ...] = ("ignore", "quarantine")
 NO_RETRIES = RetryPolicy(max_retries=0)
@@ -34,6 +37,8 @@ class ProcessorOptions(TypedDict, total=False):
     commit_within: float
     grace_period: float | None
     absence: float
+    middleware: Sequence[ProcessorMiddleware[Any]]
+    loop: Literal["trio", "asyncio"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,10 @@ class Processor(Generic[R]):
     absence: float = 5.0
     """Seconds for which the partitions of a worker that has a name, `worker start --name`, are kept for its return
     when it stops. So a restart moves no other partition. Those of a worker without a name go to others at once."""
+    middleware: Sequence[ProcessorMiddleware[Any]] = ()
+    """What is called around each record, the outermost first."""
+    loop: Literal["trio", "asyncio"] = "trio"
+    """The event loop of an `async def`. A `def` runs in threads, one for each partition."""
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -99,6 +108,16 @@ class Processor(Generic[R]):
         if not isinstance(cast("object", self.on_error), RetryPolicy):
             raise Misconfigured(f"{where}: on_error is {self.on_error!r}: give a RetryPolicy")
         parse_start(self.start, where)
+        if self.loop not in ("trio", "asyncio"):
+            raise Misconfigured(f"{where}: loop is {self.loop!r}: give trio or asyncio")
+        if self.loop == "asyncio" and self.kind == "thread":
+            raise Misconfigured(f'{where}: loop="asyncio" is for `async def` functions')
+        check_middleware(self.middleware, where, is_blocking=self.kind == "thread")
+
+    @property
+    def kind(self) -> ProcessorKind:
+        """Where it runs."""
+        return self.loop if inspect.iscoroutinefunction(self.function) else "thread"
 
     @property
     def first_id(self) -> str:
@@ -137,8 +156,12 @@ def make_processor(stream: object, function: object, options: dict[str, Any]) ->
     """Return the processor of a function. Raises Misconfigured."""
     if not isinstance(stream, Stream):
         raise Misconfigured(f"@app.processor({stream!r}): give a stream, app.stream(...)")
-    if not inspect.iscoroutinefunction(function):
-        raise Misconfigured(f"@app.processor(...): {function!r} is no `async def` function")
+    if not inspect.isroutine(function):
+        raise Misconfigured(f"@app.processor(...): {function!r} is no function")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise Misconfigured(
+            f"processor {function.__name__} has a yield: it is to take records from its events"
+        )
     if len(inspect.signature(function).parameters) != 1:
         raise Misconfigured(f"processor {function.__name__}: a processor takes one argument, its events")
     unknown = sorted(set(options) - set(ProcessorOptions.__annotations__))

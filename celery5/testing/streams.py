@@ -21,10 +21,12 @@ from celery5.logs.log import Log
 from celery5.protocol.job.job import Job
 from celery5.protocol.streams.groups import Assignment, Commit, split_id
 from celery5.protocol.streams.routing import find_partition
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import decode_output
-from celery5.services.streams.owned_partition import OwnedPartition, PartitionOptions, end_partitions
+from celery5.services.streams.owned_partition import OwnedPartition, end_partitions, make_partition_options
+from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor, ProcessorFunction
 from celery5.streams.stream import RecordId, Stream
 from celery5.streams.windows import WINDOWS_PREFIX
@@ -294,18 +296,17 @@ class _VirtualGroup:
     """The only member of a group: the host of all partitions, with what Redis would have of them."""
 
     def __init__(self, processor: Processor[Any], max_deliveries: int, recorded: Recorded) -> None:
-        grace = processor.grace_period
-        self._options = PartitionOptions(
-            group=processor.name,
-            prefetch=processor.prefetch,
-            concurrency=processor.concurrency,
-            commit_every=processor.commit_every,
-            grace_period=GRACE_PERIOD if grace is None else grace,
-        )
+        self._options = make_partition_options(processor, grace_period=GRACE_PERIOD)
         self._codec = processor.stream.codec
         self._log = Log(worker="test", app=processor.stream.app.name)
+        self._asyncio_runner = AsyncioRunner()
         self._execution = LaneExecution(
             processor=processor,
+            calls=ProcessorCalls(
+                processor=processor,
+                asyncio_runner=self._asyncio_runner,
+                checkpoint=trio.lowlevel.checkpoint,
+            ),
             host=self,
             max_deliveries=max_deliveries,
             log=self._log,
@@ -328,6 +329,7 @@ class _VirtualGroup:
                 self._nursery = nursery
                 nursery.start_soon(self._supply_forever)
                 nursery.start_soon(self.commits.run)
+                await nursery.start(self._asyncio_runner.run)
                 for log in self.logs:
                     self._begin(log)
                 task_status.started()

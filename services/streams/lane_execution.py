@@ -15,7 +15,7 @@ from celery5.protocol.streams.failure import (
     make_dead_record,
 )
 from celery5.services.streams.owned_partition import Lane, OwnedPartition
-from celery5.streams.events import StreamEvents
+from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor
 
 RESTART_DELAY = 1.0
@@ -35,6 +35,7 @@ class LaneExecution:
 
     Args:
         processor: The processor.
+        calls: Calls its function.
         host: The group that its lanes belong to.
         max_deliveries: How many deaths of workers a record may cause.
         log: Where failures are logged.
@@ -45,12 +46,14 @@ class LaneExecution:
         self,
         *,
         processor: Processor[Any],
+        calls: ProcessorCalls,
         host: LaneHost,
         max_deliveries: int,
         log: Log,
         random: Callable[[], float] = random.random,
     ) -> None:
         self._processor = processor
+        self._calls = calls
         self._host = host
         self._max_deliveries = max_deliveries
         self._log = log
@@ -70,9 +73,8 @@ class LaneExecution:
             lane.ended.set()
 
     async def _call_function(self, partition: OwnedPartition, lane: Lane, attempts: dict[bytes, int]) -> None:
-        events: StreamEvents[Any] = StreamEvents(lane, self._processor.stream.codec, self._processor.into)
         try:
-            await self._processor.function(events)
+            await self._calls.process(lane)
         except Exception as error:
             await self._handle_failure(partition, lane, attempts, error)
             return
@@ -118,9 +120,23 @@ class LaneExecution:
             lane.give_back()
             await self._host.quarantine(partition, f"record {first.decode()}: {error!r}"[:1000])
             return
-        self._bury(partition, lane, repr(error), "".join(traceback.format_exception(error)), attempt)
+        await self._bury(partition, lane, repr(error), "".join(traceback.format_exception(error)), attempt)
 
-    def _bury(self, partition: OwnedPartition, lane: Lane, error: str, trace: str, attempts: int) -> None:
+    async def _bury(
+        self, partition: OwnedPartition, lane: Lane, error: str, trace: str, attempts: int
+    ) -> None:
+        try:
+            await self._calls.skip(lane, lane.taken, error)
+        except Exception as failure:  # the record is given up all the same
+            self._log.event(
+                "middleware:failed",
+                "error",
+                partition=partition.number,
+                hook="on_skip",
+                error=repr(failure)[:1000],
+                traceback="".join(traceback.format_exception(failure))[-8000:],
+                **self._names,
+            )
         lane.bury(
             [
                 make_dead_record(
@@ -149,7 +165,7 @@ class LaneExecution:
             **self._names,
         )
         if self._processor.then == "ignore":
-            self._bury(partition, lane, why, "", partition.deaths)
+            await self._bury(partition, lane, why, "", partition.deaths)
         else:
             lane.give_back()
             await self._host.quarantine(partition, f"record {raw[0].decode()}: {why}")

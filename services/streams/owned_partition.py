@@ -1,16 +1,18 @@
 """One partition that this worker owns: the records that are here, those that are done, and what is to be committed."""
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
 import trio
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.protocol.streams.groups import Assignment, Commit, split_id
+from celery5.streams.processor import Processor
 
 TRIAL_DEATHS = 2
 """Deaths from which on a record is tried while no other suspect of its worker is: `is_suspect` of the scripts.
@@ -57,6 +59,17 @@ class PartitionOptions:
     concurrency: int
     commit_every: int
     grace_period: float
+
+
+def make_partition_options(processor: Processor[Any], *, grace_period: float) -> PartitionOptions:
+    """Return the options of the partitions of a processor; `grace_period` is for one that declares none."""
+    return PartitionOptions(
+        group=processor.name,
+        prefetch=processor.prefetch,
+        concurrency=processor.concurrency,
+        commit_every=processor.commit_every,
+        grace_period=grace_period if processor.grace_period is None else processor.grace_period,
+    )
 
 
 class OwnedPartition:
@@ -554,6 +567,45 @@ class Lane:
         self._taken = [buffer.popleft() for _ in range(min(count, len(buffer)))]
         self._owner.take(len(self._taken))
         return self._taken
+
+    # for a function in another thread: it takes records in portions, and is done with one after the other
+
+    async def wait_portion(self, most: int, seconds: float | None) -> Sequence[RawEntry]:
+        """Return the next records when some are here, beside those that were taken; none when the function is to end.
+
+        Args:
+            most: At most so many.
+            seconds: At most for so long; None for no limit.
+        """
+        with trio.move_on_after(math.inf if seconds is None else seconds):
+            while not (self._buffer and self._owner.room > 0) and not self.is_stopping:
+                await self._wait()
+        if self.is_stopping:
+            return ()
+        portion = [
+            self._buffer.popleft() for _ in range(min(most, max(0, self._owner.room), len(self._buffer)))
+        ]
+        self._taken = (*self._taken, *portion)
+        self._owner.take(len(portion))
+        return portion
+
+    def settle_first(self, count: int, outputs: list[bytes], state: Mapping[str, bytes | None]) -> None:
+        """Acknowledge the first of what was taken."""
+        done, self._taken = self._taken[:count], self._taken[count:]
+        self._owner.settle(done, outputs, state)
+
+    def return_behind(self, count: int) -> None:
+        """Put what was taken in front again, but for the first `count`."""
+        behind, self._taken = self._taken[count:], self._taken[:count]
+        self._buffer.extendleft(reversed(behind))
+        self._owner.give_back(len(behind))
+
+    def take_over(self, count: int, outputs: list[bytes], state: dict[str, bytes | None]) -> None:
+        """Continue where a function has ended: with so many records in hand, and what it has produced for them."""
+        self.return_behind(count)
+        self._outputs, self._state = outputs, state
+
+    # what is produced
 
     def add_output(self, output: bytes) -> None:
         """Add an output of what was taken last."""

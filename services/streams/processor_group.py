@@ -24,7 +24,8 @@ from celery5.services.process.broker_outages import OutageLog, retry_until_avail
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import OutboxRelay
-from celery5.services.streams.owned_partition import OwnedPartition, PartitionOptions, end_partitions
+from celery5.services.streams.owned_partition import OwnedPartition, end_partitions, make_partition_options
+from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor
 
 ATTENDANCES_PER_LEASE = 3
@@ -72,6 +73,7 @@ class ProcessorGroup:
         redis: AsyncDriver,
         reader: ParkedRedis,
         relay: OutboxRelay,
+        processor_calls: ProcessorCalls,
         trials: trio.Lock,
         log: Log,
     ) -> None:
@@ -86,17 +88,14 @@ class ProcessorGroup:
         self._log = log
         self._names: dict[str, Any] = {"stream": processor.stream.name, "processor": processor.name}
         self._outages = OutageLog(log, "processor:interrupted", "processor:resumed", **self._names)
-        grace = processor.grace_period
-        self._options = PartitionOptions(
-            group=processor.name,
-            prefetch=processor.prefetch,
-            concurrency=processor.concurrency,
-            commit_every=processor.commit_every,
-            grace_period=member.grace_period if grace is None else grace,
-        )
+        self._options = make_partition_options(processor, grace_period=member.grace_period)
         self._commits = CommitLoop(commit=self._commit_portion, within=processor.commit_within)
         self._execution = LaneExecution(
-            processor=processor, host=self, max_deliveries=member.max_deliveries, log=log
+            processor=processor,
+            calls=processor_calls,
+            host=self,
+            max_deliveries=member.max_deliveries,
+            log=log,
         )
         self._partitions: dict[int, OwnedPartition] = {}
         self._leaving: set[OwnedPartition] = set()

@@ -22,7 +22,7 @@ from celery5 import (
 )
 from celery5.events.event import SentEvent
 from celery5.protocol.job.job import Job
-from celery5.streams import Hopping, Record, StreamEvents, Tumbling
+from celery5.streams import BlockingEvents, Hopping, Record, StreamEvents, Tumbling
 from celery5.tasks import CurrentJob, Signature, Task
 from celery5.tasks.task import CoroutineTask, FunctionTask
 from celery5.testing.streams import ProcessorDriver
@@ -174,6 +174,20 @@ async def watch(events: StreamEvents[Reading]) -> None:
         assert_type(hour.key, int)
     events.windows(Tumbling("60"), initial=0, add=lambda count, _: count + 1)  # type: ignore[arg-type]
     events.windows(Tumbling(60), initial=0, add=lambda count, _: count, latenes=5)  # type: ignore[call-overload]
+
+
+@app.processor(readings)
+def keep(events: BlockingEvents[Reading]) -> None:
+    for reading in events.records():
+        assert_type(reading, Reading)
+    for batch in events.take(5, within=1).records():
+        assert_type(batch, list[Reading])
+    for window in events.windows(Tumbling(60), initial=0, add=lambda count, _: count + 1):
+        assert_type(window.value, int)
+
+
+@app.processor(readings)  # type: ignore[arg-type]
+def blocking_with_await(events: StreamEvents[Reading]) -> None: ...
 
 
 def drive() -> None:

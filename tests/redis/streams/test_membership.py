@@ -22,7 +22,9 @@ from celery5.broker.keys import StreamKeys
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.logs.log import NullLog
 from celery5.protocol.streams.groups import Attendance
+from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.streams.outbox_relay import OutboxRelay
+from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
 from celery5.streams import StreamEvents
 from tests.watched import watched
@@ -292,6 +294,7 @@ def make_member(app: App, processor: Any, driver: TrioRedis, endpoint: Endpoint,
             redis=driver,
             log=NullLog(),
         ),
+        processor_calls=ProcessorCalls(processor=processor, asyncio_runner=AsyncioRunner()),
         trials=trio.Lock(),
         log=NullLog(),
     )

@@ -1,0 +1,237 @@
+"""Middleware of processors: what is called around each record.
+
+The order is that of Django's and Runnel's middleware: `before` in the order of the list, the others in reverse.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from celery5.broker.calls.streams import RawEntry
+from celery5.errors import BadRecord, CeleryError, Misconfigured
+from celery5.streams.codec import RecordCodec
+from celery5.streams.events import StreamEntry
+from celery5.streams.feed import RecordFeed
+
+R = TypeVar("R")
+
+HOOKS = ("before", "after", "on_error", "on_skip")
+
+
+class RecordSkipped(CeleryError):
+    """Raised by `before` of a middleware: the processor does not get this record, which counts as processed."""
+
+
+class ProcessorMiddleware(Generic[R]):
+    """What is called around each record of a processor: `@app.processor(stream, middleware=[...])`.
+
+    Override what you need. Each method may be `async def`, on the event loop of the processor; for a processor that
+    runs in a thread they are plain functions. What a method raises is a failure of the record, but for `RecordSkipped`.
+    One object serves all partitions.
+    """
+
+    def before(self, entry: StreamEntry[R]) -> Any:
+        """Called before the processor gets a record.
+
+        Returns:
+            None to pass the record on as it is; another record of the stream's class to pass on that.
+
+        Raises:
+            RecordSkipped: The processor does not get the record.
+        """
+
+    def after(self, entry: StreamEntry[R]) -> Any:
+        """Called when the processor has asked for the next record, or returned; before the record is committed.
+
+        After a crash it may be called again, as the processor is.
+        """
+
+    def on_error(self, entry: StreamEntry[R], error: Exception) -> Any:
+        """Called when a record has failed, at each attempt: it may be tried again."""
+
+    def on_skip(self, entry: StreamEntry[R], why: str) -> Any:
+        """Called when a record was left out by `before`, or was given up and becomes a dead record."""
+
+
+def check_middleware(
+    middleware: object, where: str, *, is_blocking: bool
+) -> tuple[ProcessorMiddleware[Any], ...]:
+    """Return the middleware of a processor as a tuple.
+
+    Args:
+        middleware: What was declared.
+        where: The processor, for errors.
+        is_blocking: Whether it runs in a thread, where nothing can be awaited.
+
+    Raises:
+        Misconfigured: It is none.
+    """
+    if not isinstance(middleware, list | tuple):
+        raise Misconfigured(f"{where}: middleware is {middleware!r}: give a list")
+    checked: list[ProcessorMiddleware[Any]] = []
+    for each in middleware:  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(each, ProcessorMiddleware):
+            raise Misconfigured(
+                f"{where}: {each!r} is no middleware: give an object of a subclass of ProcessorMiddleware"
+            )
+        waiting = [hook for hook in HOOKS if inspect.iscoroutinefunction(getattr(each, hook))]  # pyright: ignore[reportUnknownArgumentType]
+        if is_blocking and waiting:
+            raise Misconfigured(
+                f"{where} runs in a thread, and {waiting[0]} of its middleware "
+                f"{type(each).__name__} is `async def`: write `def`"  # pyright: ignore[reportUnknownArgumentType]
+            )
+        checked.append(each)  # pyright: ignore[reportUnknownArgumentType]
+    return tuple(checked)
+
+
+class SurroundedFeed:
+    """A feed with middleware around its records: a `RecordFeed` itself.
+
+    Args:
+        feed: Where records come from, and outputs go.
+        middleware: The middleware, the outermost first.
+        codec: How records are encoded.
+    """
+
+    def __init__(
+        self, feed: RecordFeed, middleware: Sequence[ProcessorMiddleware[Any]], codec: RecordCodec[Any]
+    ) -> None:
+        self._feed = feed
+        self._middleware = tuple(middleware)
+        self._reversed = self._middleware[::-1]
+        self._codec = codec
+        self._entries: list[StreamEntry[Any]] = []
+        self._is_settling = False
+        self.now = feed.now
+        self.add_output = feed.add_output
+        self.set_state = feed.set_state
+        self.get_state = feed.get_state
+        self.get_states = feed.get_states
+
+    @property
+    def group(self) -> str:
+        """The name of the processor."""
+        return self._feed.group
+
+    @property
+    def partition(self) -> int:
+        """The partition."""
+        return self._feed.partition
+
+    @property
+    def grace_period(self) -> float:
+        """Seconds that a processor has to end."""
+        return self._feed.grace_period
+
+    @property
+    def concurrency(self) -> int:
+        """How many feeds the partition has."""
+        return self._feed.concurrency
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the processor is to end."""
+        return self._feed.is_stopping
+
+    def take_next(self) -> RawEntry | None:
+        """Return nothing: `wait_next` does it, since middleware may wait."""
+        return None
+
+    async def wait_next(self) -> RawEntry | None:
+        """Return the next record that is not skipped."""
+        return await self._take(self._feed.wait_next)
+
+    async def wait_next_within(self, seconds: float) -> RawEntry | None:
+        """Return the next record that is not skipped; None when none has come in this time after the last one."""
+
+        async def take() -> RawEntry | None:
+            return await self._feed.wait_next_within(seconds)
+
+        return await self._take(take)
+
+    async def _take(self, take: Callable[[], Awaitable[RawEntry | None]]) -> RawEntry | None:
+        while True:
+            await self._leave()
+            raw = self._feed.take_next() or await take()
+            if raw is None:
+                return None
+            passed = await self._enter(raw)
+            if passed is not None:
+                return passed
+
+    async def wait_batch(self, count: int, within: float) -> Sequence[RawEntry]:
+        """Return the next batch without the records that are skipped; an empty one when the processor is to end."""
+        while True:
+            await self._leave()
+            batch = await self._feed.wait_batch(count, within)
+            passed = [raw for raw in [await self._enter(raw) for raw in batch] if raw is not None]
+            if passed or not batch:
+                return passed
+
+    def settle(self) -> None:
+        """Acknowledge what was taken when the next record is asked for: what follows a record may wait."""
+        self._is_settling = True
+
+    async def flush(self) -> None:
+        """`settle`, and wait until the commit of that is under way."""
+        await self._leave()
+        await self._feed.flush()
+
+    async def fail(self, error: Exception) -> None:
+        """Say that the function has failed on what it has."""
+        entries, self._entries = self._entries, []
+        for entry in entries:
+            await self._call_all(self._reversed, "on_error", entry, error)
+
+    async def finish(self) -> None:
+        """Say that the function has returned."""
+        await self._leave()
+
+    async def skip(self, entries: Sequence[RawEntry], why: str) -> None:
+        """Say that records are given up."""
+        for raw in entries:
+            await self._call_all(self._reversed, "on_skip", self._make_entry(raw), why)
+
+    async def _enter(self, raw: RawEntry) -> RawEntry | None:
+        """Return what the processor gets for a record; None for one that is skipped."""
+        entry = self._make_entry(raw)
+        self._entries.append(entry)
+        try:
+            for each in self._middleware:
+                changed = await _call(each.before, entry)
+                if changed is not None:
+                    entry = self._make_entry((raw[0], self._encode(changed, each)))
+                    self._entries[-1] = entry
+        except RecordSkipped as skipped:
+            self._entries.pop()
+            await self._call_all(self._reversed, "on_skip", entry, str(skipped) or "skipped")
+            return None
+        return raw[0], entry.fields
+
+    def _encode(self, record: object, middleware: object) -> Sequence[bytes]:
+        try:
+            words = self._codec.encode(record)
+        except BadRecord as error:
+            raise BadRecord(f"before of {type(middleware).__name__} has returned: {error}") from error
+        return [word if isinstance(word, bytes) else str(word).encode() for word in words]
+
+    async def _leave(self) -> None:
+        """Call what follows the records that were taken."""
+        while self._entries:
+            await self._call_all(self._reversed, "after", self._entries[0])
+            del self._entries[0]
+        if self._is_settling:
+            self._is_settling = False
+            self._feed.settle()
+
+    async def _call_all(self, middleware: Sequence[ProcessorMiddleware[Any]], hook: str, *words: Any) -> None:
+        for each in middleware:
+            await _call(getattr(each, hook), *words)
+
+    def _make_entry(self, raw: RawEntry) -> StreamEntry[Any]:
+        return StreamEntry(self._feed.partition, self._feed.group, raw, self._codec)
+
+
+async def _call(hook: Callable[..., Any], *words: Any) -> Any:
+    result = hook(*words)
+    return await result if inspect.isawaitable(result) else result

@@ -1,0 +1,140 @@
+"""Call the function of a processor, with its middleware: on Trio, on asyncio or in a thread."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+
+from celery5.broker.calls.streams import RawEntry
+from celery5.errors import CeleryError
+from celery5.protocol.job.verdict import Outcome, Returned
+from celery5.runners.in_thread import ThreadRunner
+from celery5.runners.on_asyncio import AsyncioRunner
+from celery5.runners.running_job import RunningJob
+from celery5.services.streams.owned_partition import Lane
+from celery5.services.streams.remote_feed import AsyncioFeed, RemoteFeed, ThreadFeed
+from celery5.streams.blocking_events import BlockingEvents, run_without_waiting
+from celery5.streams.events import StreamEvents
+from celery5.streams.feed import RecordFeed
+from celery5.streams.middleware import SurroundedFeed
+from celery5.streams.processor import Processor
+
+MAX_THREADS = 100_000
+"""Threads of a processor: each lane has one, so that this is no bound of ours."""
+
+
+class ProcessorEnded(CeleryError):
+    """A processor has ended by what is no Exception, such as SystemExit."""
+
+
+class ProcessorCalls:
+    """Calls the function of one processor, where that runs.
+
+    Args:
+        processor: The processor.
+        asyncio_runner: Has the event loop of those that run on asyncio.
+        checkpoint: Is called again and again while a function works in another thread; for tests in virtual time.
+    """
+
+    def __init__(
+        self,
+        *,
+        processor: Processor[Any],
+        asyncio_runner: AsyncioRunner,
+        checkpoint: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._processor = processor
+        self._codec = processor.stream.codec
+        self._checkpoint = checkpoint
+        self._asyncio_runner = asyncio_runner
+        self._thread_runner = ThreadRunner(get_slots=lambda: MAX_THREADS)
+
+    async def process(self, lane: Lane) -> None:
+        """Call the function until it ends. What it was at is `lane.taken` then. Raises what it raises."""
+        match self._processor.kind:
+            case "trio":
+                await self._process(lane)
+            case "asyncio":
+                await self._process_remotely(AsyncioFeed(lane, checkpoint=self._checkpoint))
+            case "thread":
+                await self._process_remotely(ThreadFeed(lane, checkpoint=self._checkpoint))
+
+    async def skip(self, lane: Lane, entries: Sequence[RawEntry], why: str) -> None:
+        """Tell the middleware that records are given up. Raises what it raises."""
+        if not self._processor.middleware:
+            return
+        async with trio.open_nursery() as nursery:
+            if self._checkpoint is not None:
+                nursery.start_soon(_repeat, self._checkpoint)
+            error = await self._execute(partial(self._surround(lane).skip, entries, why))
+            nursery.cancel_scope.cancel()
+        if error is not None:
+            raise error
+
+    def _surround(self, feed: RecordFeed) -> SurroundedFeed:
+        return SurroundedFeed(feed, self._processor.middleware, self._codec)
+
+    async def _process(self, feed: RecordFeed) -> None:
+        if not self._processor.middleware:
+            await self._call(feed)
+            return
+        surrounded = self._surround(feed)
+        try:
+            await self._call(surrounded)
+            await surrounded.finish()
+        except Exception as error:
+            await surrounded.fail(error)
+            raise
+
+    async def _call(self, feed: RecordFeed) -> None:
+        processor = self._processor
+        function: Callable[[Any], Any] = processor.function
+        if processor.kind == "thread":
+            function(BlockingEvents(feed, self._codec, processor.into))
+        else:
+            await function(StreamEvents(feed, self._codec, processor.into))
+
+    async def _process_remotely(self, feed: RemoteFeed) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(feed.serve)
+                error = await self._execute(partial(self._process, feed))
+                nursery.cancel_scope.cancel()
+        finally:
+            feed.close()
+        if error is not None:
+            raise error
+
+    async def _execute(self, function: Callable[[], Awaitable[None]]) -> Exception | None:
+        """Run a function where the processor runs; return what it raises."""
+        errors: list[Exception] = []
+
+        async def run() -> None:
+            try:
+                await function()
+            except Exception as error:
+                errors.append(error)
+
+        def run_blocking() -> None:
+            run_without_waiting(run())
+
+        match self._processor.kind:
+            case "trio":
+                await run()
+                outcome: Outcome | None = None
+            case "asyncio":
+                outcome = await self._asyncio_runner.execute(run, (), {}, RunningJob())
+            case "thread":
+                outcome = await self._thread_runner.execute(run_blocking, (), {}, RunningJob())
+        if errors:
+            return errors[0]
+        # What is no Exception, such as SystemExit, ends neither the loop nor the worker.
+        return (
+            None if outcome is None or isinstance(outcome, Returned) else ProcessorEnded(repr(outcome)[:1000])
+        )
+
+
+async def _repeat(function: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await function()
