@@ -15,8 +15,8 @@ from celery5.app import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import EXECUTION_STEP, BootGraph
 from celery5.broker.calls import queues as queue_calls
-from celery5.broker.calls import streams as stream_calls
 from celery5.broker.calls.health import erase_app
+from celery5.broker.colour import run_in_plain_python
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
@@ -28,6 +28,7 @@ from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands, handle
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
+from celery5.streams.erasing import erase_streams
 from celery5.tasks.task import Task
 from celery5.testing.recording import Recorded, SentJob
 from celery5.testing.virtual_time import unwrap
@@ -176,11 +177,7 @@ def _provide_server(broker: str) -> Generator[str, None, None]:
 def _erase(app: App) -> None:
     """Remove the application's keys from the broker. Results expire by themselves."""
     queues = [app.queue(name) for name in app.perform(queue_calls.list_queues(app.keys))]
-    for stream in app.perform(stream_calls.list_streams(app.keys)):
-        keys = app.keys.for_stream(stream)
-        groups = app.perform(stream_calls.list_groups(keys))
-        most = app.perform(stream_calls.count_partitions(keys))
-        app.perform(stream_calls.erase_stream(keys, groups, most))
+    run_in_plain_python(erase_streams, app)
     for call in erase_app(app.keys, queues):
         app.perform(call)
 

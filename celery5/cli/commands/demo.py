@@ -163,13 +163,31 @@ class CountsDiffer(CeleryError):
 @click.option("--json", "wants_json", is_flag=True, help="For programs: no bars, one JSON object.")
 @click.option("--concurrency", type=int, metavar="N", help="Async jobs that run at once.")
 @click.option("--max-files", type=click.IntRange(min=1), metavar="N", help="Index no more files than this.")
-def demo(folder: Path | None, *, wants_json: bool, concurrency: int | None, max_files: int | None) -> None:
+@click.option("--streams", is_flag=True, help="Count log lines on ordered streams instead.")
+def demo(
+    folder: Path | None,
+    *,
+    wants_json: bool,
+    concurrency: int | None,
+    max_files: int | None,
+    streams: bool,
+) -> None:
     """Index the files of FOLDER with real jobs, by default those of Python's standard library.
 
     Everything runs in this process over a private server, which ends with it; CELERY5_BROKER names another one.
     Exits with 1 when the jobs do not count what a plain count of the same files counts.
+
+    With --streams the log lines of FOLDER, where each host has a folder, are counted by host and minute on ordered
+    streams; by default those of files that are made for it.
     """
     with Interruption(duplicate_window=WAIT_LIMIT) as interruption:
+        if streams:
+            if concurrency is not None or max_files is not None:
+                raise click.UsageError("--concurrency and --max-files are not for --streams")
+            from celery5.cli.commands.demo_streams import run_streams_demo
+
+            run_streams_demo(folder, interruption, wants_json=wants_json)
+            return
         if not wants_json:
             require_rich()
         files = _find_files(folder or Path(sysconfig.get_path("stdlib")), max_files)
