@@ -20,7 +20,7 @@ _OF_EVENTS = r"events:(?:stream|jobs|dead|leases|due|waiting)"
 _OF_QUEUE = (
     r"stream|high|low|handed|jobs|due|waiting|dead|leases|unique|slots|counts|held|room:.+|"
     r"documents(?:-taken|-progress)?:.+|documents|schedules|schedule-times|"
-    r"map|groups|relayed|(?:log|members|incarnations|plan|partition|state|outbox|dead-records):.+"
+    r"map|groups|relayed|archiving|(?:log|archive|members|incarnations|plan|partition|state|outbox|dead-records):.+"
 )
 _OWNED = re.compile(
     rf"celery5:\{{(?:[^:{{}}]+\}}:(?:{_OF_APP}|{_OF_EVENTS})|[^:{{}}]+:[^{{}}]+\}}:(?:{_OF_QUEUE}))",
@@ -118,7 +118,9 @@ class StreamKeys:
     map: str
     groups: str
     relayed: str
+    archiving: str
     log_prefix: str
+    archive_prefix: str
     sent_prefix: str
     members_prefix: str
     incarnations_prefix: str
@@ -132,6 +134,10 @@ class StreamKeys:
     def log(self, partition: int) -> str:
         """STREAM  the records of a partition."""
         return f"{self.log_prefix}{partition}"
+
+    def archive(self, partition: int) -> str:
+        """STREAM  records of a partition that wait for the archive."""
+        return f"{self.archive_prefix}{partition}"
 
     def sent(self, nonce: str) -> str:
         """STRING  the reply to one sending, with a time to live, so that it may be repeated."""
@@ -337,7 +343,9 @@ class Keys:
             map=f"{tag}:map",  # HASH    the number of partitions, the version of that, and the borders of earlier ones
             groups=f"{tag}:groups",  # HASH    where each group began
             relayed=f"{tag}:relayed",  # HASH    the last that came from each outbox
+            archiving=f"{tag}:archiving",  # HASH    who archives which records of each partition
             log_prefix=f"{tag}:log:",
+            archive_prefix=f"{tag}:archive:",
             sent_prefix=f"{tag}:sent:",
             members_prefix=f"{tag}:members:",
             incarnations_prefix=f"{tag}:incarnations:",

@@ -21,13 +21,13 @@ from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
 from celery5.protocol.publisher.address import parse_daemon_address
 from celery5.protocol.publisher.frames import ClientHello, ConnectionRefusal, Welcome
-from celery5.protocol.streams.diagnosis import GroupHealth, diagnose_streams
+from celery5.protocol.streams.diagnosis import ArchiveHealth, GroupHealth, diagnose_streams
 from celery5.sending.publisher_client import connect_to_daemon, send_request
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.commands.control import Reply
-    from celery5.streams.registry import GroupLag, Streams
+    from celery5.streams.registry import GroupLag, Streams, StreamState
 
 REPLY_TIMEOUT = 3.0
 """Seconds that workers and a Publisher have to answer."""
@@ -154,12 +154,14 @@ class HostChecks:
                 is_live=bool(group.members),
                 quarantined=[one.partition for one in group.partitions if one.condition],
                 lost=sum(one.lost for one in group.partitions),
-                full=_find_full(app.streams, group),
+                full=_find_full(app.streams, group, state.waiting_for_archive),
+                archived=sum(one.archived for one in group.partitions),
             )
             for state in states
             for group in state.groups
         ]
-        return diagnose_streams(len(states), groups)
+        archives = [archive for state in states for archive in _check_archive(app.streams, state)]
+        return diagnose_streams(len(states), groups, archives)
 
     def _find_units(self) -> Iterator[SystemdUnit]:
         home = self._environ.get("XDG_CONFIG_HOME") or os.path.join(
@@ -222,12 +224,31 @@ def _get_refusal(reply: "Reply") -> str:
     return "" if reply.ok or reply.reason == "no-answer" else reply.why or reply.reason
 
 
-def _find_full(streams: "Streams", group: "GroupLag") -> list[int]:
-    """Return the partitions that refuse more records, as far as the stream is declared here."""
+def _find_full(streams: "Streams", group: "GroupLag", waiting: Mapping[int, int]) -> list[int]:
+    """Return the partitions that refuse more records, as far as the stream is declared here.
+
+    Args:
+        streams: The streams of the application.
+        group: A group of one of them.
+        waiting: How many records of each partition wait for the archive.
+    """
     keep = streams[group.stream].keep if group.stream in streams else None
-    if keep is None or keep.full != "refuse":
+    if keep is None or keep.full == "drop":
         return []
-    return [one.partition for one in group.partitions if one.lag >= keep.records]
+    return [
+        one.partition
+        for one in group.partitions
+        if one.lag - one.archived - one.lost >= keep.records
+        and (keep.full == "refuse" or waiting.get(one.partition, 0) >= keep.records)
+    ]
+
+
+def _check_archive(streams: "Streams", state: "StreamState") -> Iterator[ArchiveHealth]:
+    """Yield how far the archive of a stream is behind, as far as the stream is declared here and records wait."""
+    waiting = state.waiting_for_archive
+    if waiting and state.stream in streams:
+        partition = max(waiting, key=waiting.__getitem__)
+        yield ArchiveHealth(state.stream, partition, waiting[partition], streams[state.stream].keep.records)
 
 
 def _read_version(answer: object) -> str:

@@ -39,6 +39,7 @@ from celery5.services.streams.processor_group import GroupMember
 from celery5.services.worker.internal_queues import SharedSlots
 from celery5.services.worker.lease import Lease
 from celery5.streams.processor import Processor
+from celery5.streams.stream import Stream
 from celery5.wiring import build
 
 
@@ -286,6 +287,7 @@ def make_incarnation_values(
             grace_period=settings.grace_period,
             max_deliveries=settings.max_deliveries,
         ),
+        archived_streams=_archived_streams(app, options),
         declared_timers=() if options.is_secondary else app.timer.list_timers(settings.timezone),
         timer_counts=status.timers,
         recycle_at=RecyclingLimits(settings.max_jobs, SIZE.parse_optional(settings.max_memory) or 0),
@@ -311,10 +313,22 @@ def make_incarnation_values(
     )
 
 
+def _runs_streams(app: App, options: WorkerOptions) -> bool:
+    """Return whether there are streams, and the worker sees to them: not on a further broker, and not in a burst."""
+    is_used = "streams" in vars(app)  # nothing is imported for an application without streams
+    return is_used and not options.is_secondary and not options.burst
+
+
+def _archived_streams(app: App, options: WorkerOptions) -> tuple[Stream[Any], ...]:
+    """Return the streams that have an archive."""
+    if not _runs_streams(app, options):
+        return ()
+    return tuple(stream for stream in app.streams.values() if stream.keep.archive is not None)
+
+
 def _processors(app: App, options: WorkerOptions) -> tuple[Processor[Any], ...]:
-    """Return the processors to run: none on a further broker, and none in a burst, which is for jobs."""
-    is_unused = "streams" not in vars(app)  # nothing is imported for an application without streams
-    if is_unused or options.is_secondary or options.burst:
+    """Return the processors to run."""
+    if not _runs_streams(app, options):
         return ()
     names = options.processors
     return tuple(one for one in app.streams.processors if names is None or one.name in names)

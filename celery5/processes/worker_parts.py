@@ -96,6 +96,7 @@ from celery5.services.streams.group_lags import GroupLags
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
+from celery5.services.streams.stream_archives import StreamArchives
 from celery5.services.streams.stream_processors import StreamProcessors
 from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
@@ -114,6 +115,7 @@ from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import JobSafeguards, StopPolicy, TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
 from celery5.streams.processor import Processor
+from celery5.streams.stream import Stream
 from celery5.tasks.task import Task
 from celery5.wiring import BootTable, made_by, step
 
@@ -171,6 +173,8 @@ class WorkerValues:
     # The processors of streams that it runs, and the name under which it does.
     processors: Sequence[Processor[Any]]
     member: GroupMember
+    # The streams of records whose archive it serves.
+    archived_streams: Sequence[Stream[Any]]
     # The timers that it runs, and what has become of each in this process, by name.
     declared_timers: Sequence[Timer]
     timer_counts: dict[str, TimerCounts]
@@ -229,6 +233,7 @@ def make_sources(
     task_execution: TaskExecution,
     command_counts: Mapping[str, int],
     group_lags: GroupLags,
+    stream_archives: StreamArchives,
     timer_counts: Mapping[str, TimerCounts],
     log: Log,
 ) -> tuple[StatusSource, ...]:
@@ -240,6 +245,7 @@ def make_sources(
         JobMetrics(in_flight=in_flight, queues=queues, budget=budget, task_execution=task_execution),
         CommandMetrics(command_counts),
         group_lags,
+        stream_archives,
         TimerMetrics(timer_counts),
         LogMetrics(log),
     )
@@ -323,6 +329,13 @@ def make_stream_processors(
         for processor in processors
     ]
     return StreamProcessors(groups=groups)
+
+
+def make_stream_archives(
+    archived_streams: Sequence[Stream[Any]], member: GroupMember, redis: TrioRedis, log: Log
+) -> StreamArchives:
+    """Return what gives records to the archives of streams."""
+    return StreamArchives(redis=redis, streams=archived_streams, worker=member.incarnation, log=log)
 
 
 def make_boxes(
@@ -494,6 +507,7 @@ class WorkerBootTable(BootTable):
     recycling: Recycling = step("recycling", requires=("consumer",))
     queue_depths: QueueDepths = step("depths", requires=("redis",))
     group_lags: GroupLags = step("lags", requires=("redis",))
+    stream_archives: StreamArchives = step("archives", requires=("redis",))
 
 
 class WorkerParts(ProcessParts):
@@ -556,6 +570,7 @@ class WorkerParts(ProcessParts):
     # streams
     stream_processors = made_by(make_stream_processors)
     group_lags = GroupLags
+    stream_archives = made_by(make_stream_archives)
     # timers
     timer_runs = TimerRuns
     timers = Timers

@@ -6,8 +6,8 @@ from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.protocol.streams.windows import Hopping, Tumbling
+    from celery5.streams.archive import FileArchive
     from celery5.streams.blocking_events import BlockingEvents
-    from celery5.streams.browsing import StoredRecord
     from celery5.streams.codec import Compressor, RecordCodec, Serializer
     from celery5.streams.dead_records import DeadRecordQuery, DeadRecords, DeadRecordTally, StoredDeadRecord
     from celery5.streams.events import StreamEntry, StreamEvents
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Streams,
         StreamState,
     )
+    from celery5.streams.stored_record import StoredRecord
     from celery5.streams.stream import Keep, RecordId, Stream
     from celery5.streams.windows import TooManyWindows, Window, Windows
 
@@ -31,6 +32,7 @@ __all__ = [
     "DeadRecordQuery",
     "DeadRecordTally",
     "DeadRecords",
+    "FileArchive",
     "GroupIsLive",
     "GroupLag",
     "GroupNotEmpty",
@@ -74,7 +76,8 @@ if not TYPE_CHECKING:
             "DeadRecordQuery": "celery5.streams.dead_records",
             "DeadRecordTally": "celery5.streams.dead_records",
             "DeadRecords": "celery5.streams.dead_records",
-            "StoredRecord": "celery5.streams.browsing",
+            "FileArchive": "celery5.streams.archive",
+            "StoredRecord": "celery5.streams.stored_record",
             "GroupNotEmpty": "celery5.streams.registry",
             "GroupIsLive": "celery5.streams.registry",
             "GroupLag": "celery5.streams.registry",

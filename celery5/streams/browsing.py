@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from celery5.application import Application
 from celery5.broker.calls import streams as calls
 from celery5.broker.colour import BlockingDriverAdapter, run_blocking, sleep
@@ -15,8 +13,8 @@ from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.groups import split_id
-from celery5.streams.codec import make_codec
 from celery5.streams.processor import parse_start
+from celery5.streams.stored_record import StoredRecord, decode_document
 
 PARTITIONS_PER_CALL = 64
 RECORDS_PER_CALL = 512
@@ -25,22 +23,6 @@ POLL_INTERVAL = 0.2
 """Seconds between two looks at a stream that is followed."""
 MAX_LAST = 10_000
 """The most records that are counted back from the end."""
-
-_DOCUMENTS = make_codec(None)
-
-
-class StoredRecord(msgspec.Struct, frozen=True):
-    """A record as it is stored: a Document, whatever the class of the stream's records is."""
-
-    partition: int
-    id: str
-    # Its JSON value; the text of each field of a record with native fields.
-    record: Any
-
-    @property
-    def time(self) -> float:
-        """When it was sent, in seconds since 1970."""
-        return split_id(self.id)[0] / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,17 +206,6 @@ def _id_before(first: str) -> str:
 
 def _decode(partition: int, entry: Any) -> StoredRecord:
     return StoredRecord(partition, entry[0].decode(), decode_document(entry[1]))
-
-
-def decode_document(fields: Sequence[bytes]) -> Any:
-    """Return the Document of an entry, without the class of its records; its fields as text if it has native ones."""
-    if fields and fields[0].startswith(b"="):
-        try:
-            return _DOCUMENTS.decode(fields)
-        except Exception:  # whatever another program has written is shown
-            pass
-    words = [word.decode(errors="backslashreplace") for word in fields]
-    return dict(zip(words[::2], words[1::2], strict=False))
 
 
 async def make_unknown_error(app: Application, redis: AsyncDriver, stream: str) -> Misconfigured:

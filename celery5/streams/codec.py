@@ -159,15 +159,11 @@ class RecordCodec(Generic[R]):
 
     def encode(self, record: R) -> tuple[str | bytes, ...]:
         """Return the fields and values of an entry, in turns. Raises BadRecord when a value does not fit its field."""
-        unknown: Mapping[str, Any] = get_unknown_fields(record) if self._is_record else {}
         try:
             plain = self._encoder.encode(record)
             if self.kind is not None:
                 self._decoder.decode(plain)
-            if unknown:
-                plain = self._encoder.encode(
-                    {**unknown, **msgspec.json.decode(plain, type=dict[str, msgspec.Raw])}
-                )
+            plain = self._add_unknown_fields(record, plain)
         except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
             raise BadRecord(f"no {self._name}: {error}: {record!r}"[:500]) from None
         if self.kind is not None and not isinstance(record, self.kind):
@@ -176,6 +172,20 @@ class RecordCodec(Generic[R]):
             return (self._field, plain)
         raw = self._serializer.dumps(msgspec.json.decode(plain))
         return (self._field, raw if self._compressor is None else self._compressor.compress(raw))
+
+    def _add_unknown_fields(self, record: R, plain: bytes) -> bytes:
+        unknown: Mapping[str, Any] = get_unknown_fields(record) if self._is_record else {}
+        if not unknown:
+            return plain
+        return self._encoder.encode({**unknown, **msgspec.json.decode(plain, type=dict[str, msgspec.Raw])})
+
+    def to_document(self, fields: Sequence[bytes]) -> Any:
+        """Return the JSON value of an entry, by the class of its records: `parse` takes its text. Raises BadRecord."""
+        record = self.decode(fields)
+        try:
+            return msgspec.json.decode(self._add_unknown_fields(record, self._encoder.encode(record)))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise BadRecord(f"no {self._name}: {error}: {record!r}"[:500]) from None
 
     def decode(self, fields: Sequence[bytes]) -> R:
         """Return the record of an entry, whose fields and values come in turns. Raises BadRecord."""

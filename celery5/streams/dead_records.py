@@ -22,7 +22,8 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured
 from celery5.protocol.streams.groups import split_id
-from celery5.streams.browsing import decode_document, make_unknown_group_error
+from celery5.streams.browsing import make_unknown_group_error
+from celery5.streams.stored_record import decode_document
 from celery5.streams.stream import EncodedRecord, Stream
 
 BATCH_SIZE = 200

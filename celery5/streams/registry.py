@@ -17,7 +17,6 @@ from celery5.protocol.streams.groups import PartitionState, StreamMap
 from celery5.streams.browsing import (
     AwaitedRecords,
     RecordQuery,
-    StoredRecord,
     make_unknown_error,
     make_unknown_group_error,
     read_records,
@@ -25,6 +24,7 @@ from celery5.streams.browsing import (
 from celery5.streams.codec import make_codec
 from celery5.streams.dead_records import DeadRecords
 from celery5.streams.processor import Processor, make_processor, parse_start
+from celery5.streams.stored_record import StoredRecord
 from celery5.streams.stream import Keep, Stream
 
 R = TypeVar("R")
@@ -43,7 +43,7 @@ class PartitionLag(msgspec.Struct, frozen=True):
     age: float
     cursor: str
     last_id: str
-    # How many records were dropped before the group has read them.
+    # How many of them were dropped before the group has read them.
     lost: int
     # The incarnation that owns it; '' for none.
     owner: str
@@ -54,6 +54,8 @@ class PartitionLag(msgspec.Struct, frozen=True):
     why: str
     # Since when, in seconds since 1970; 0 for no condition.
     since: float = 0.0
+    # How many of the records that are not done were archived: the group will pass over them.
+    archived: int = 0
 
 
 class GroupLag(msgspec.Struct, frozen=True):
@@ -79,8 +81,11 @@ class StreamState(msgspec.Struct, frozen=True):
     # How many records its logs have.
     records: int
     groups: tuple[GroupLag, ...]
-    # How many records were dropped before all groups had read them, ever.
+    # How many records were dropped before all groups had read them, ever, and how many were archived.
     dropped: int = 0
+    archived: int = 0
+    # How many of those the archive has not taken yet, by partition.
+    waiting_for_archive: Mapping[int, int] = {}
 
 
 class GroupIsLive(CeleryError):
@@ -383,7 +388,20 @@ async def _get_info(app: Application, redis: AsyncDriver, name: str) -> StreamSt
     groups = [
         await measure_group(keys, redis, group) for group in await redis.perform(calls.list_groups(keys))
     ]
-    return StreamState(name, totals.partitions, sum(lengths), tuple(groups), totals.dropped)
+    waiting = await _count_waiting_for_archive(keys, redis) if totals.archived else {}
+    return StreamState(
+        name, totals.partitions, sum(lengths), tuple(groups), totals.dropped, totals.archived, waiting
+    )
+
+
+async def _count_waiting_for_archive(keys: StreamKeys, redis: AsyncDriver) -> dict[int, int]:
+    """Return how many records of each partition the archive has not taken yet, where there are any."""
+    partitions = await redis.perform(calls.list_archived_partitions(keys))
+    counts: list[int] = []
+    for first in range(0, len(partitions), PARTITIONS_PER_CALL):
+        portion = partitions[first : first + PARTITIONS_PER_CALL]
+        counts += await redis.perform_all([calls.count_waiting_for_archive(keys, one) for one in portion])
+    return {partition: count for partition, count in zip(partitions, counts, strict=True) if count}
 
 
 async def measure_group(keys: StreamKeys, redis: AsyncDriver, group: str) -> GroupLag:
@@ -409,18 +427,20 @@ async def measure_group(keys: StreamKeys, redis: AsyncDriver, group: str) -> Gro
 
 
 def _measure(state: PartitionState, age: float) -> PartitionLag:
+    lost, archived = state.missing
     return PartitionLag(
         state.partition,
         state.lag,
         age,
         state.cursor,
         state.last_id,
-        state.lost,
+        lost,
         state.owner,
         state.deaths,
         state.condition,
         state.why,
         state.since,
+        archived,
     )
 
 

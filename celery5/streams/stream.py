@@ -22,6 +22,7 @@ from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured, StreamFull
 from celery5.protocol.streams.groups import RefusedAppend, StaleMap, StreamMap
 from celery5.protocol.streams.routing import find_partition
+from celery5.streams.archive import Archive, check_archive
 from celery5.streams.codec import RecordCodec
 
 R = TypeVar("R")
@@ -53,16 +54,25 @@ class Keep:
     """The most records of one partition. A few more may be kept, as that is cheaper to trim."""
     age: float | timedelta | None = None
     """Seconds after which records that all groups have read may go, when the next ones come; None for no limit."""
-    full: Literal["refuse", "drop"] = "refuse"
+    full: Literal["refuse", "drop", "archive"] = "refuse"
     """What happens when a group has not read so many records: `refuse` raises StreamFull at the sender; `drop` drops
-    the oldest ones, which is counted and logged."""
+    the oldest ones, `archive` gives them to the archive. The group passes over these, which is counted and logged."""
+    archive: Archive | None = None
+    """Where they go with `archive`: a FileArchive, or a function of the stream's name, the partition and the records.
+    While as many as `records` of a partition wait for it, the sender gets StreamFull."""
 
     def __post_init__(self) -> None:
         """Check the values."""
         if isinstance(self.records, bool) or self.records < 1:
             raise Misconfigured(f"Keep(records={self.records!r}): give 1 or more")
-        if self.full not in ("refuse", "drop"):
-            raise Misconfigured(f"Keep(full={self.full!r}): give refuse or drop")
+        if self.full not in ("refuse", "drop", "archive"):
+            raise Misconfigured(f"Keep(full={self.full!r}): give refuse, drop or archive")
+        if (self.full == "archive") != (self.archive is not None):
+            raise Misconfigured(
+                "Keep(full='archive', archive=...) go together: without an archive give refuse or drop"
+            )
+        if self.archive is not None:
+            check_archive(self.archive)
         if self.age is not None and self.max_age <= 0:
             raise Misconfigured(f"Keep(age={self.age!r}): give seconds above 0")
 

@@ -19,13 +19,21 @@ from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
-from celery5.protocol.streams.groups import Assignment, Attendance, Commit, get_leaving_name
+from celery5.protocol.streams.groups import (
+    Assignment,
+    Attendance,
+    Commit,
+    get_leaving_name,
+    split_gap,
+    split_id,
+)
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.owned_partition import OwnedPartition, end_partitions, make_partition_options
 from celery5.services.streams.processor_calls import ProcessorCalls
+from celery5.streams.archive import describe_archive
 from celery5.streams.processor import Processor
 
 ATTENDANCES_PER_LEASE = 3
@@ -373,12 +381,31 @@ class ProcessorGroup:
         return found
 
     def _feed(self, partition: OwnedPartition, entries: Sequence[RawEntry]) -> None:
-        lost = partition.feed(entries)
+        before = split_id(partition.position)[1]
+        if partition.feed(entries) and self._nursery is not None:
+            after = split_id(entries[0][0].decode())[1]
+            self._nursery.start_soon(self._log_missing, partition.number, before, after)
+
+    async def _log_missing(self, partition: int, before: int, after: int) -> None:
+        """Say that records between two numbers are not there any more, and whether they were archived."""
+        call = calls.get_archived_run(self._keys, partition)
+        run = await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+        lost, archived = split_gap(before, after, run)
+        if archived:
+            self._log.event(
+                "partition:records-archived",
+                "error",
+                partition=partition,
+                records=archived,
+                where=describe_archive(self._processor.stream.keep.archive),
+                hint=_ARCHIVED,
+                **self._names,
+            )
         if lost:
             self._log.event(
                 "partition:records-lost",
                 "error",
-                partition=partition.number,
+                partition=partition,
                 records=lost,
                 hint=_LOST,
                 **self._names,
@@ -462,6 +489,7 @@ class ProcessorGroup:
 
 
 _REPLACED = "another worker has the same name and runs this processor now: give each worker a name of its own"
+_ARCHIVED = "they were too many for the stream before this processor has read them: it has passed over them"
 _LOST = "the stream drops records that a group has not read, Keep(full='drop'), or somebody has trimmed it"
 _QUARANTINED = (
     "mend the cause, then: celery5 stream quarantine --clear, or skip the record with celery5 stream seek"

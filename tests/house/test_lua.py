@@ -131,11 +131,15 @@ def test_no_script_trims_a_queue(path: Path) -> None:
     allowed = {
         "finish_events": ["MAXLEN", "XTRIM", "MINID"],  # events that nobody wants
         "append": [
-            "XTRIM",
-            "MAXLEN",
-            "XTRIM",
-            "MINID",
-        ],  # records that every group has read, in a log that is no queue
+            *("XTRIM", "MINID"),  # records that were moved to those that wait for the archive
+            *(
+                "XTRIM",
+                "MAXLEN",
+                "XTRIM",
+                "MINID",
+            ),  # records that every group has read, in a log that is no queue
+        ],
+        "settle_archived": ["XTRIM", "MINID"],  # records that are archived
         "probe_permissions": ["XTRIM", "MAXLEN"],  # of a key that is no stream
     }
     assert trims == allowed.get(path.stem, [])

@@ -18,6 +18,8 @@ from celery5.broker.call import (
 from celery5.broker.keys import Keys, StreamKeys
 from celery5.protocol.streams.groups import (
     Appended,
+    ArchiveClaim,
+    ArchivePortion,
     Assignment,
     Attendance,
     Commit,
@@ -39,6 +41,8 @@ SET_CONDITION = Script.load("streams/set_condition", "clock")
 BEGIN_TRIAL = Script.load("streams/begin_trial")
 SEEK = Script.load("streams/seek", "clock", "record_id", "stream_group")
 RESHARD = Script.load("streams/reshard", "record_id", "stream_group")
+CLAIM_ARCHIVED = Script.load("streams/claim_archived", "clock")
+SETTLE_ARCHIVED = Script.load("streams/settle_archived", "clock", "record_id")
 FORGET_GROUP = Script.load("streams/forget_group", "clock", "record_id", "stream_group")
 GET_GROUP = Script.load("streams/get_group", "clock", "record_id", "stream_group")
 
@@ -84,7 +88,7 @@ def append(
         version: The version of the map by which their partitions were chosen; 0 for none.
         partitions: The number of partitions of a stream that does not exist yet.
         most: The most records of a partition.
-        full: What happens when there are more unread ones: `refuse` or `drop`.
+        full: What happens when there are more unread ones: `refuse`, `drop` or `archive`.
         max_age: Seconds after which a record that all groups have read may be dropped; 0 for never.
         nonce: A text that no other sending has, so that this one may be repeated.
         source: The outbox that the records come from.
@@ -101,6 +105,8 @@ def append(
         keys.partition_prefix,
         keys.relayed,
         keys.sent(nonce),
+        keys.archive_prefix,
+        keys.archiving,
     )
     args = (version, partitions, most, full, to_ms(max_age), keep, source, len(records), *words)
 
@@ -115,9 +121,10 @@ def _read_appended(stream: str, raw: Any) -> AppendReply:
     if outcome == b"stale":
         return StaleMap(StreamMap(raw[1], raw[2]))
     if outcome == b"full":
+        waiting = f", and {int(raw[4])} wait for the archive" if raw[4] else ""
         return RefusedAppend(
             f"partition {int(raw[1])} of stream {stream} is full: group {decode_text(raw[2])} has not read "
-            f"{int(raw[3])} records; "
+            f"{int(raw[3])} records{waiting}; "
             "start its processor, raise Keep(records=...), or forget the group",
             is_full=True,
         )
@@ -353,7 +360,9 @@ def forget_group(
 
 def erase_stream(keys: StreamKeys, groups: Sequence[str], partitions: int) -> Call[int]:
     """Delete everything that a stream has. For an application made for a test, whose workers have stopped."""
-    names = [keys.map, keys.groups, keys.relayed, *map(keys.log, range(partitions))]
+    numbers = range(partitions)
+    names = [keys.map, keys.groups, keys.relayed, *map(keys.log, numbers)]
+    names += (keys.archiving, *map(keys.archive, numbers))
     for group in groups:
         names += (
             keys.members(group),
@@ -389,11 +398,11 @@ def _read_group(raw: Any) -> GroupState:
     return GroupState(total, at, tuple(map(decode_text, members)), tuple(map(_read_partition, rows)))
 
 
-_PartitionRow = tuple[int, bytes, bytes, bytes, int, bytes, int, int, bytes, bytes, int]
+_PartitionRow = tuple[int, bytes, bytes, bytes, int, bytes, int, int, bytes, bytes, int, bytes]
 
 
 def _read_partition(row: _PartitionRow) -> PartitionState:
-    partition, last_id, cursor, first_unread, length, owner, epoch, deaths, condition, why, since = row
+    partition, last_id, cursor, first_unread, length, owner, epoch, deaths, condition, why, since, run = row
     return PartitionState(
         partition=partition,
         last_id=decode_text(last_id),
@@ -406,7 +415,68 @@ def _read_partition(row: _PartitionRow) -> PartitionState:
         condition=decode_text(condition),
         why=decode_text(why),
         since=since / 1000,
+        archived_run=_parse_run(run),
     )
+
+
+def _parse_run(raw: bytes | None) -> tuple[int, int]:
+    """Return the numbers of the first and the last record that were archived; (0, -1) for none."""
+    first, _, last = (raw or b"").partition(b" ")
+    return (int(first), int(last)) if first.isdigit() and last.isdigit() else (0, -1)
+
+
+def get_archived_run(keys: StreamKeys, partition: int) -> Call[tuple[int, int]]:
+    """Return the numbers of the first and the last record of a partition that were archived; (0, -1) for none."""
+    return Call(("HGET", keys.map, f"archived:{partition}"), _parse_run, repeatable=True)
+
+
+def claim_archived(
+    keys: StreamKeys, worker: str, *, lease: float, most: int, most_bytes: int, before: int = -1
+) -> Call[ArchiveClaim]:
+    """Claim a portion of the records that wait for the archive, for `lease` seconds.
+
+    Args:
+        keys: The keys of the stream.
+        worker: Who claims it.
+        lease: After so many seconds others may claim it.
+        most: The most records.
+        most_bytes: The most bytes, unless one record alone is larger.
+        before: The partition of the portion before, so that all partitions have their turn; -1 for none.
+    """
+
+    def read_claim(raw: Any) -> ArchiveClaim:
+        retry_in, portion = parse_seconds(raw[1]), None
+        if len(raw) > 2:
+            portion = ArchivePortion(
+                int(raw[2]), decode_text(raw[3]), int(raw[4]), [(entry[0], entry[1]) for entry in raw[5]]
+            )
+        return ArchiveClaim(raw[0], retry_in, portion)
+
+    named = (keys.map, keys.archiving, keys.archive_prefix)
+    args = (worker, to_ms(lease), most, most_bytes, before)
+    return script_call(CLAIM_ARCHIVED, named, args, read_claim, repeatable=True)
+
+
+def settle_archived(
+    keys: StreamKeys, worker: str, portion: ArchivePortion, outcome: str, *, delay: float = 0.0
+) -> Call[bool]:
+    """Settle a portion that was claimed: `archived`, or `failed` and free after `delay`; or `renewed` for so long.
+
+    False: the worker does not have it any more.
+    """
+    named = (keys.map, keys.archiving, keys.archive(portion.partition))
+    args = (portion.partition, worker, portion.last, outcome, to_ms(delay))
+    return script_call(SETTLE_ARCHIVED, named, args, bool, repeatable=True)
+
+
+def list_archived_partitions(keys: StreamKeys) -> Call[list[int]]:
+    """Return the partitions that have records which wait for the archive, sorted."""
+    return Call(("HKEYS", keys.archiving), lambda raw: sorted(map(int, raw)), repeatable=True)
+
+
+def count_waiting_for_archive(keys: StreamKeys, partition: int) -> Call[int]:
+    """Return how many records of a partition wait for the archive."""
+    return Call(("XLEN", keys.archive(partition)), int, repeatable=True)
 
 
 def get_map(keys: StreamKeys) -> Call[StreamMap | None]:
@@ -419,13 +489,15 @@ def get_map(keys: StreamKeys) -> Call[StreamMap | None]:
 
 
 def get_totals(keys: StreamKeys) -> Call[StreamTotals]:
-    """Return how many partitions a stream has and has had, and how many unread records it has dropped."""
+    """Return how many partitions a stream has and has had, and how many unread records it has dropped or archived."""
 
     def read_totals(raw: Any) -> StreamTotals:
-        partitions, most, dropped = (int(word or 0) for word in raw)
-        return StreamTotals(partitions, max(partitions, most), dropped)
+        partitions, most, dropped, archived = (int(word or 0) for word in raw)
+        return StreamTotals(partitions, max(partitions, most), dropped, archived)
 
-    return Call(("HMGET", keys.map, "partitions", "most", "dropped"), read_totals, repeatable=True)
+    return Call(
+        ("HMGET", keys.map, "partitions", "most", "dropped", "archived"), read_totals, repeatable=True
+    )
 
 
 def count_records(keys: StreamKeys, partition: int) -> Call[int]:

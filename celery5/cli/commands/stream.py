@@ -1,7 +1,9 @@
 """List, send to, read and operate ordered streams (`stream`)."""
 
+import gzip
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 PORTION = 500
 """Records that are checked and sent at once."""
+GZIP_MAGIC = b"\x1f\x8b"
+"""What a gzip file begins with. No JSON does."""
+MAX_LINE = 64 * 1024 * 1024
+"""The most bytes of a line."""
 TAIL_COUNT = 10
 """Records that `tail` shows unless it is told otherwise."""
 PARTITION_FLAG = click.option(
@@ -74,7 +80,9 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 @stream.command()
 @click.argument("name", metavar="STREAM")
 @click.argument("records", metavar="[JSON]...", nargs=-1)
-@click.option("--file", "files", type=click.File("rb"), multiple=True, help="Its lines; - for stdin.")
+@click.option(
+    "--file", "files", type=click.File("rb"), multiple=True, help="Its lines, also in gzip; - for stdin."
+)
 @JSON_FLAG
 @click.pass_obj
 def send(
@@ -82,8 +90,8 @@ def send(
 ) -> None:
     """Send records to STREAM: each a JSON text, as an argument, a line of a file, or a line of stdin for -.
 
-    Lines are sent in portions of 500. A portion with a line that is no record of the stream is not sent, and nothing
-    behind it.
+    Files may be in gzip, as those of an archive are. Lines are sent in portions of 500. A portion with a line that is
+    no record of the stream is not sent, and nothing behind it.
     """
     app = target.load(needs_code=True)
     if not records and not files:
@@ -158,9 +166,18 @@ def _iterate_lines(records: Iterable[str], files: Iterable[Any]) -> Iterator[tup
 
 
 def _iterate_file(file: Any, name: str) -> Iterator[tuple[str, bytes]]:
-    for number, line in enumerate(file, 1):
-        if line.strip():
-            yield f"line {number} of {name}", line
+    start = file.peek(2)[:2] if hasattr(file, "peek") else b""
+    lines: Any = gzip.GzipFile(fileobj=file) if start == GZIP_MAGIC else file
+    number = 0
+    try:
+        while line := lines.readline(MAX_LINE):
+            number += 1
+            if len(line) == MAX_LINE:
+                raise Misconfigured(f"line {number} of {name}: it has more than {MAX_LINE:,} bytes")
+            if line.strip():
+                yield f"line {number} of {name}", line
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise Misconfigured(f"{name} behind line {number}: it is no whole gzip file: {error}") from None
 
 
 @stream.command()
@@ -388,7 +405,18 @@ def make_rows(states: "list[StreamState]") -> list[dict[str, object]]:
 
 def make_summaries(states: "list[StreamState]") -> list[dict[str, object]]:
     """Return streams and their groups for programs."""
-    return [{**_summary(state), "groups": _groups(state)} for state in states]
+    return [
+        {
+            "stream": state.stream,
+            "partitions": state.partitions,
+            "records": state.records,
+            "dropped": state.dropped,
+            "archived": state.archived,
+            "waiting_for_archive": sum(state.waiting_for_archive.values()),
+            "groups": _groups(state),
+        }
+        for state in states
+    ]
 
 
 def _summary(state: "StreamState") -> dict[str, object]:
@@ -397,6 +425,8 @@ def _summary(state: "StreamState") -> dict[str, object]:
         "partitions": state.partitions,
         "records": state.records,
         "dropped": state.dropped,
+        "archived": state.archived,
+        "waiting for archive": sum(state.waiting_for_archive.values()),
     }
 
 
@@ -410,6 +440,7 @@ def _groups(state: "StreamState") -> list[dict[str, object]]:
             "owned": sum(bool(one.owner) for one in group.partitions),
             "quarantined": [one.partition for one in group.partitions if one.condition],
             "lost": sum(one.lost for one in group.partitions),
+            "archived": sum(one.archived for one in group.partitions),
             "dead": group.dead,
         }
         for group in state.groups
@@ -431,6 +462,7 @@ def _format_stream(state: "StreamState") -> Iterator[str]:
                 "lag": one.lag,
                 "behind": format_duration(one.age) if one.lag else "",
                 "lost": one.lost,
+                "archived": one.archived,
                 "deaths": one.deaths,
                 "condition": one.condition,
                 "why": one.why,

@@ -25,6 +25,8 @@ class GroupHealth(msgspec.Struct, frozen=True):
     lost: int = 0
     # Partitions that have as many unread records as the stream keeps: more are refused.
     full: Sequence[int] = ()
+    # Records that were archived before it has read them.
+    archived: int = 0
 
     @property
     def name(self) -> str:
@@ -32,12 +34,30 @@ class GroupHealth(msgspec.Struct, frozen=True):
         return f"{self.stream}:{self.group}"
 
 
-def diagnose_streams(streams: int, groups: Sequence[GroupHealth]) -> Finding:
+class ArchiveHealth(msgspec.Struct, frozen=True):
+    """What is looked at of the archive of a stream."""
+
+    stream: str
+    # The partition of which most records wait for it, how many, and how many may.
+    partition: int
+    waiting: int
+    most: int
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more than half of what may wait does."""
+        return 2 * self.waiting > self.most
+
+
+def diagnose_streams(
+    streams: int, groups: Sequence[GroupHealth], archives: Sequence[ArchiveHealth] = ()
+) -> Finding:
     """Diagnose the streams: the worst that there is.
 
     Args:
         streams: How many there are.
         groups: Their groups.
+        archives: Their archives that have not taken all records.
     """
     if full := [group for group in groups if group.full]:
         return Finding(
@@ -61,6 +81,8 @@ def diagnose_streams(streams: int, groups: Sequence[GroupHealth]) -> Finding:
             f"quarantined: {_list([f'{one.name} {_numbers(one.quarantined)}' for one in quarantined])}",
             f"celery5 stream quarantine {one.stream} {one.group} says why; then --clear --all",
         )
+    if finding := _diagnose_archives(groups, archives):
+        return finding
     if idle := [group for group in groups if group.lag and not group.is_live]:
         return Finding(
             "streams",
@@ -72,6 +94,25 @@ def diagnose_streams(streams: int, groups: Sequence[GroupHealth]) -> Finding:
         return Finding("streams", "ok", "none")
     records = sum(group.lag for group in groups)
     return Finding("streams", "ok", f"{streams}, with {len(groups)} groups; {records} records not done")
+
+
+def _diagnose_archives(groups: Sequence[GroupHealth], archives: Sequence[ArchiveHealth]) -> Finding | None:
+    if behind := [archive for archive in archives if archive.is_behind]:
+        named = [f"{one.stream} partition {one.partition} {one.waiting} of {one.most}" for one in behind]
+        return Finding(
+            "streams",
+            "warn",
+            f"records wait for the archive, more are refused when it is full: {_list(named)}",
+            "see archive:failed in the logs of the workers; with none running: celery5 worker start",
+        )
+    if archived := [group for group in groups if group.archived]:
+        return Finding(
+            "streams",
+            "warn",
+            f"records were archived unread: {_list([f'{one.name} {one.archived}' for one in archived])}",
+            "start more workers, or raise Keep(records=...)",
+        )
+    return None
 
 
 def _start_or_forget(group: GroupHealth) -> str:

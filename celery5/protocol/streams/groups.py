@@ -33,8 +33,9 @@ class StreamTotals(msgspec.Struct, frozen=True):
     partitions: int
     # How many there have ever been: earlier records may be in these.
     most: int
-    # How many records were dropped before all groups had read them.
+    # How many records were dropped before all groups had read them, and how many were archived.
     dropped: int
+    archived: int = 0
 
 
 class StaleMap(msgspec.Struct, frozen=True):
@@ -57,6 +58,28 @@ class Appended(msgspec.Struct, frozen=True):
     ids: tuple[tuple[int, str], ...]
     # How many records were dropped that a group had not read.
     dropped: int
+
+
+class ArchivePortion(msgspec.Struct, frozen=True):
+    """Records of one partition that a worker has claimed for the archive."""
+
+    partition: int
+    last: str
+    # How often it has failed.
+    failures: int
+    # The id of each, and its fields and values in turns.
+    entries: Sequence[tuple[bytes, Sequence[bytes]]]
+
+
+class ArchiveClaim(msgspec.Struct, frozen=True):
+    """The reply to a worker that asks for records to archive."""
+
+    # How many records wait, in all partitions.
+    waiting: int
+    # Seconds until a portion that is not free now may be; None for none.
+    retry_in: float | None
+    # None: nothing is to be archived now.
+    portion: ArchivePortion | None
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -177,6 +200,8 @@ class PartitionState(msgspec.Struct, frozen=True):
     why: str
     # Since when it has this condition, in seconds since 1970; 0 for none.
     since: float = 0.0
+    # The numbers of the first and the last record that were archived, of those that went last; (0, -1) for none.
+    archived_run: tuple[int, int] = (0, -1)
 
     @property
     def lag(self) -> int:
@@ -184,12 +209,25 @@ class PartitionState(msgspec.Struct, frozen=True):
         return max(0, split_id(self.last_id)[1] - split_id(self.cursor)[1])
 
     @property
-    def lost(self) -> int:
-        """How many of these were dropped before the group has read them."""
+    def missing(self) -> tuple[int, int]:
+        """How many of these were dropped, and how many were archived, before the group has read them."""
         if not self.lag:
-            return 0
+            return 0, 0
         first = split_id(self.first_unread)[1] if self.first_unread else split_id(self.last_id)[1] + 1
-        return max(0, first - split_id(self.cursor)[1] - 1)
+        return split_gap(split_id(self.cursor)[1], first, self.archived_run)
+
+
+def split_gap(before: int, after: int, archived_run: tuple[int, int]) -> tuple[int, int]:
+    """Return how many of the records between two numbers were dropped, and how many were archived.
+
+    Args:
+        before: The number of the record in front of the gap.
+        after: The number of the record behind it.
+        archived_run: The numbers of the first and the last record that were archived.
+    """
+    first, last = archived_run
+    archived = max(0, min(last, after - 1) - max(first, before + 1) + 1)
+    return max(0, after - before - 1 - archived), archived
 
 
 class GroupState(msgspec.Struct, frozen=True):

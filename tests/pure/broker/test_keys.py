@@ -25,6 +25,8 @@ def made_for_streams() -> dict[str, str]:
         "map": ORDERS.map,
         "groups": ORDERS.groups,
         "relayed": ORDERS.relayed,
+        "archiving": ORDERS.archiving,
+        "archive": f"{ORDERS.archive_prefix}<partition>",
         "log": f"{ORDERS.log_prefix}<partition>",
         "sent": ORDERS.sent("<nonce>"),
         "members": ORDERS.members("<group>"),
@@ -119,7 +121,7 @@ def slot_tag(key: str) -> str:
 def test_all_keys_of_a_stream_are_in_one_slot(app: str, stream: str) -> None:
     keys = Keys(app).for_stream(stream)
     own = [getattr(keys, field.name) for field in fields(keys) if field.name != "stream"]
-    assert len(set(own)) == len(own) == 13
+    assert len(set(own)) == len(own) == 15
     assert {slot_tag(key) for key in own} == {f"{app}:{stream}"}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from celery5.streams import FileArchive, StoredRecord
 from tests.story.cli.commands import COMMAND, Ended, Serving, celery5, environment, until
 from tests.story.conftest import Desk
 
@@ -83,6 +84,18 @@ def test_records_are_sent_from_arguments_stdin_and_files(shop: Desk) -> None:
         {"order_id": 3, "amount": 8},
     ]
     assert len(tail(shop, "--from", "earliest")) == 1204
+
+
+def test_what_was_archived_is_sent_again_from_its_file(shop: Desk) -> None:
+    archive = FileArchive(shop.folder / "archive")
+    archive("orders", 0, [StoredRecord(0, f"5-{n}", {"order_id": n, "amount": n}) for n in range(1, 1100)])
+    (file,) = (shop.folder / "archive").iterdir()
+    assert shop("stream", "send", "orders", "--file", file) == "1099 records sent\n"
+    assert len(tail(shop, "--from", "earliest")) == 1099
+    file.write_bytes(file.read_bytes()[:-20])
+    ended = run(shop, "stream", "send", "orders", "--file", file)
+    assert f"{file} behind line " in ended.error
+    assert "it is no whole gzip file" in ended.error
 
 
 def test_a_line_that_is_no_record_stops_its_portion_and_says_what_was_sent(shop: Desk) -> None:

@@ -53,14 +53,17 @@ end
 -- A border is left behind by a change of the number of partitions: where each log ended then. What is behind it may be
 -- read once all earlier records of the same keys are read.
 -- Return what says, for a partition, up to which id it may be read ('' for all), and at which id others wait for it.
-local function make_borders(text, cursor_of)
+local function make_borders(text, cursor_of, logs)
   local borders = text and cjson.decode(text) or {}
   local function divisor(a, b) while b > 0 do a, b = b, a % b end return a end -- bound: Euclid's
   local open = {}
   for _, border in ipairs(borders) do -- bound: the borders, 16 at most
     local step, waits = divisor(border.old, border.new), {}
     for p = 0, border.old - 1 do -- bound: the partitions
-      if is_before(cursor_of(p), border.tails[p + 1]) then waits[p % step] = true end
+      local cursor, tail = cursor_of(p), border.tails[p + 1]
+      -- Records that were dropped or archived meanwhile are not waited for: nobody will read them.
+      local is_awaited = is_before(cursor, tail) and #redis.call('XRANGE', logs .. p, '(' .. cursor, tail, 'COUNT', 1) > 0
+      if is_awaited then waits[p % step] = true end
     end
     table.insert(open, {step = step, waits = waits, tails = border.tails, old = border.old})
   end

@@ -84,7 +84,7 @@ local function cursor_of(p)
   cursors[p] = cursors[p] or redis.call('HGET', partitions .. p, 'cursor') or '0-0'
   return cursors[p]
 end
-local get_border = make_borders(border_text, cursor_of)
+local get_border = make_borders(border_text, cursor_of, logs)
 local reply = {}
 for p = 0, total - 1 do -- bound: the partitions
   if plan[tostring(p)] == member then

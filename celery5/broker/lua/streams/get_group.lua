@@ -7,13 +7,14 @@
 -- ARGV  1 first partition to look at
 --       2 how many at most
 -- Returns {number of partitions in all, ms since 1970, members, partitions}: for each its number, last id, cursor, the first
--- unread id that is still there ('' for none), how many records the log has, owner, epoch, deaths, condition, why, and since when
--- in ms since 1970 (0 for no condition).
+-- unread id that is still there ('' for none), how many records the log has, owner, epoch, deaths, condition, why, since when
+-- in ms since 1970 (0 for no condition), and the numbers of the first and the last record that were archived ('' for none).
 local map, members, incarnations, partitions, logs = unpack(KEYS)
 local _, total = count_partitions(map)
 local now = now_ms()
 local present = members_at(members, incarnations, now)
 local found = {}
+local has_archived = redis.call('HEXISTS', map, 'archived') == 1
 for p = tonumber(ARGV[1]), math.min(total, ARGV[1] + ARGV[2]) - 1 do -- bound: the partitions of one call
   local one = redis.call('HMGET', partitions .. p, 'cursor', 'owner', 'epoch', 'deaths', 'condition', 'why', 'since')
   local cursor = one[1] or '0-0'
@@ -23,6 +24,6 @@ for p = tonumber(ARGV[1]), math.min(total, ARGV[1] + ARGV[2]) - 1 do -- bound: t
     local entry = redis.call('XRANGE', logs .. p, '(' .. cursor, '+', 'COUNT', 1)[1]
     unread = entry and entry[1] or ''
   end
-  found[#found + 1] = {p, tail, cursor, unread, redis.call('XLEN', logs .. p), one[2] or '', tonumber(one[3]) or 0, tonumber(one[4]) or 0, one[5] or '', one[6] or '', tonumber(one[7]) or 0}
+  found[#found + 1] = {p, tail, cursor, unread, redis.call('XLEN', logs .. p), one[2] or '', tonumber(one[3]) or 0, tonumber(one[4]) or 0, one[5] or '', one[6] or '', tonumber(one[7]) or 0, has_archived and redis.call('HGET', map, 'archived:' .. p) or ''}
 end
 return {total, now, present, found}
