@@ -26,8 +26,8 @@ Step = BootStep
 
 EXECUTION_STEP = "execution"
 """The step that runs jobs. Mandatory steps of the application are up before the first job and until after the last."""
-RUNNING_STEPS = (EXECUTION_STEP, "timer-runs")
-"""The steps that run jobs and timers, which may use what the mandatory steps of the application provide."""
+RUNNING_STEPS = (EXECUTION_STEP, "timer-runs", "processors")
+"""The steps that run jobs, timers and processors, which may use what the mandatory steps of the application provide."""
 
 
 class Service(Protocol):
@@ -78,8 +78,8 @@ def sort_steps(steps: Sequence[Step]) -> list[Step]:
 def merge_steps(own_steps: Sequence[Step], added_steps: Sequence[Step]) -> list[Step]:
     """Return celery5's own steps and those of the application, in order.
 
-    The steps that run jobs and timers come after all mandatory steps of the application that do not require them.
-    Raises Misconfigured.
+    The steps that run jobs, timers and processors come after all mandatory steps of the application that do not
+    require them. Raises Misconfigured.
     """
     names = {step.name for step in own_steps}
     for step in added_steps:

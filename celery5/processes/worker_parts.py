@@ -97,7 +97,7 @@ from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
 from celery5.services.streams.stream_archives import StreamArchives
-from celery5.services.streams.stream_processors import StreamProcessors
+from celery5.services.streams.stream_processors import ProcessorsStop, StreamProcessors
 from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget, Runner, TaskResources
@@ -478,24 +478,25 @@ class WorkerBootTable(BootTable):
         requires=("publishing", "asyncio"),
         stop_limit=math.inf,  # it has limits of its own
     )
+    stream_processors: StreamProcessors = step(
+        "processors",
+        requires=("heartbeat", "listen", "publishing", "asyncio"),
+        stop_limit=math.inf,  # it has limits of its own
+    )
     task_execution: TaskExecution = step(
         "execution",
-        # It stops before timer-runs: what runs there has its grace period meanwhile.
+        # It stops before timer-runs and processors: what runs there has its grace period meanwhile.
         requires=(
             *("results", "budget", "asyncio", "boxes", "deadlines", "timer", "revocations", "health"),
-            "timer-runs",
+            *("timer-runs", "processors"),
         ),
         stop_limit=math.inf,  # it has limits of its own
     )
     consumer: Consumer = step(
         "consumer", requires=("execution", "reader", "mover", "recoverer", "pauses", "limits", "admission")
     )
-    stream_processors: StreamProcessors = step(
-        "processors",
-        requires=("heartbeat", "listen", "publishing", "asyncio"),
-        stop_limit=math.inf,  # it has limits of its own
-    )
     timers: Timers = step("timers", requires=("execution",))
+    processors_stop: ProcessorsStop = step("processors-stop", requires=("execution",))
     # No job passes through the rest.
     reporter: Reporter = step("reporter", requires=("consumer",))
     subscriptions: Subscriptions = step("subscriptions", requires=("redis",))
@@ -569,6 +570,7 @@ class WorkerParts(ProcessParts):
     unpublishable_retries = UnpublishableRetries
     # streams
     stream_processors = made_by(make_stream_processors)
+    processors_stop = ProcessorsStop
     group_lags = GroupLags
     stream_archives = made_by(make_stream_archives)
     # timers

@@ -49,3 +49,39 @@ async def test_while_a_worker_finishes_a_slow_record_others_continue_its_other_p
         await second.stop()
     assert set(begun.values()) == {1}
     assert all(found == sorted(found) for found in seen.values())
+
+
+async def test_the_grace_periods_of_records_and_jobs_do_not_add_up(url: str, app_name: str) -> None:
+    grace = 1.5
+    app = App(app_name, broker=url, lease=LEASE, grace_period=grace)
+    numbers = app.stream("numbers", int, by=str, partitions=1)
+    begun, ended = set[str](), dict[str, float]()
+
+    async def hang(name: str) -> None:
+        begun.add(name)
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended[name] = trio.current_time()
+
+    @app.processor(numbers)
+    async def look(events: StreamEvents[int]) -> None:
+        async for _ in events.records():
+            await hang("record")
+
+    @app.task
+    async def work() -> None:
+        await hang("job")
+
+    async with trio.open_nursery() as nursery:
+        worker = await start(nursery, app)
+        await numbers.asend(1)
+        await work.adelay()
+        await until(lambda: begun == {"record", "job"})
+        asked = trio.current_time()
+        await worker.stop()
+        stopped = trio.current_time()
+    assert grace <= ended["record"] - asked < 2 * grace
+    assert stopped - asked < 2 * grace
+    assert "job" in ended
+    app.close()
