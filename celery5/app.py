@@ -6,7 +6,7 @@ Making an App only stores its arguments: it opens no connection, sets up no logg
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
 from celery5.boot_step import BootStep, check_boot_steps
@@ -32,7 +32,7 @@ from celery5.events.event import DeclareEvent, adopt_events
 from celery5.events.registry import Events
 from celery5.events.sources import DeclareSource, source
 from celery5.health.health_check import DeclareCheck, HealthCheck
-from celery5.hints import make_attribute_error
+from celery5.hints import describe_option, make_attribute_error
 from celery5.limits.overrides import Limits
 from celery5.limits.rules import DeclareLimitRule
 from celery5.protocol.brokers import check_broker_url
@@ -250,6 +250,7 @@ class App:
         partitions: int = 16,
         keep: "Keep | None" = None,
         codec: Any = "json",
+        **unknown: Never,
     ) -> "Stream[Any]":
         """Declare a stream of records.
 
@@ -264,6 +265,9 @@ class App:
         Raises:
             Misconfigured: An argument makes no sense, or another stream has the name.
         """
+        for option in unknown:
+            known = ("by", "partitions", "keep", "codec")
+            raise Misconfigured(f"stream {name}: {describe_option('stream option', option, known)}")
         return self.streams.declare(name, kind, by=by, partitions=partitions, keep=keep, codec=codec)
 
     def processor(

@@ -1,15 +1,33 @@
 """Suggest celery5's names for those of Celery, Fennel and Runnel: attributes, options, settings, modules and commands.
 
 A value that begins with `nothing` says that celery5 has no such thing; a test checks that. The tables are read only
-when a name is missing, so they cost nothing else. The guide's pages "From Celery", "From Fennel" and "Timers" explain
-all of them; a test checks that each name is on its page.
+when a name is missing, so they cost nothing else. The guide's pages "From Celery", "From Fennel" and "From Runnel"
+explain all of them; a test checks that each name is on its page.
 """
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-NameKind = Literal["module", "task", "signature", "result", "app", "control", "option", "setting", "command"]
+from celery5.protocol.similar_names import did_you_mean
+
+NameKind = Literal[
+    "module",
+    "task",
+    "signature",
+    "result",
+    "app",
+    "control",
+    "option",
+    "setting",
+    "command",
+    "stream",
+    "stream option",
+    "send option",
+    "processor option",
+    "failure action",
+    "events",
+]
 
 CELERY: Mapping[NameKind, Mapping[str, str]] = {
     "module": {
@@ -187,17 +205,93 @@ FENNEL: Mapping[NameKind, Mapping[str, str]] = {
     },
 }
 RUNNEL: Mapping[NameKind, Mapping[str, str]] = {
+    "module": {
+        "ExceptionPolicy": '@app.processor(stream, then="quarantine") or then="ignore"',
+        "DeadLetterMiddleware": '@app.processor(stream, then="ignore"), and app.streams.dead_records',
+        "Middleware": "celery5.streams.ProcessorMiddleware",
+        "RunnelException": "CeleryError",
+        "RebalanceFailed": "nothing: a partition is taken when it is free, without a number of attempts",
+        "NoPartitionsAssigned": "nothing: a member without partitions waits for one",
+        "AcquirePartitionLockFailed": "nothing: there are no locks",
+        "ExtendPartitionLockFailed": "nothing: there are no locks",
+    },
     "app": {
-        "crontab": '@app.task(schedule=cron("0 3 * * *")), or @app.timer(cron("0 3 * * *")) in each worker'
+        "crontab": '@app.task(schedule=cron("0 3 * * *")), or @app.timer(cron("0 3 * * *")) in each worker',
+        "run": "celery5 -A shop worker start, or celery5.testing.running_worker(app)",
     },
     "option": {
         "on_leader": "@app.task(schedule=cron(...)), which runs once in the cluster and not in each worker"
+    },
+    "stream option": {
+        "record": 'the second argument: app.stream("orders", Order)',
+        "partition_by": "by",
+        "serializer": 'codec="json", or a Serializer of yours',
+        "partition_count": "partitions",
+        "partition_size": "keep=Keep(records=50_000)",
+        "hasher": "nothing: there is one hash, the same for all producers",
+    },
+    "stream": {
+        "route": "stream.find_partition(record)",
+        "partition_key": "stream.keys.log(partition)",
+        "all_partition_keys": "[stream.keys.log(number) for number in range(stream.partitions)]",
+        "clone": "another stream: app.stream(...)",
+        "serialize": "stream.codec.encode(record)",
+        "deserialize": "stream.codec.decode(fields)",
+        "ack": "nothing: a record is acknowledged when the next one is asked for",
+        "partition_count": "stream.partitions",
+        "partition_size": "stream.keep.records",
+        "record": "nothing: stream.codec.decode(fields) makes records",
+    },
+    "send option": {"stream_ids": "times=[ms since 1970, ...]; the number in an id counts the records"},
+    "processor option": {
+        "exception_policy": 'then="quarantine" or "ignore", and on_error=RetryPolicy(...)',
+        "lock_expiry": "the setting lease",
+        "read_timeout": "nothing: reading ends at once when a worker stops",
+        "prefetch_count": "prefetch",
+        "assignment_attempts": "nothing: a partition is taken when it is free",
+        "assignment_sleep": "nothing: a member hears when a partition is free",
+        "pool_size": "nothing: one read is for all partitions",
+        "join_delay": "nothing: the plan is sticky, so that members may join one after the other",
+    },
+    "failure action": {
+        "HALT": 'then="quarantine": the partition stops on all workers, and the process goes on',
+        "QUARANTINE": 'then="quarantine"',
+        "IGNORE": 'then="ignore", which keeps the record as a dead one',
+    },
+    "events": {
+        "xid": "entry.id",
+        "data": "entry.record, or entry.fields as they are stored",
+        "recovering": "nothing: a record that comes again looks like the others",
+        "ack": "nothing: a record is acknowledged when the next one is asked for",
+    },
+    "setting": {
+        "leadership_poll_interval": "nothing: there is no leader",
+        "default_partition_count": "app.stream(..., partitions=16)",
+        "default_partition_size": "app.stream(..., keep=Keep(records=50_000))",
+        "default_serializer": 'app.stream(..., codec="json")',
+        "default_hasher": "nothing: there is one hash, the same for all producers",
+        "default_exception_policy": "@app.processor(..., then=...)",
+        "default_lock_expiry": "lease",
+        "default_read_timeout": "nothing: reading ends at once when a worker stops",
+        "default_prefetch_count": "@app.processor(..., prefetch=256)",
+        "default_assignment_attempts": "nothing: a partition is taken when it is free",
+        "default_assignment_sleep": "nothing: a member hears when a partition is free",
+        "default_grace_period": "grace_period",
+        "default_pool_size": "nothing: one read is for all partitions",
+        "default_join_delay": "nothing: the plan is sticky, so that members may join one after the other",
+        "testing": "celery5.testing.streams.ProcessorDriver",
+    },
+    "command": {
+        "send": "celery5 stream send STREAM RECORD",
+        "sendmany": "celery5 stream send STREAM --file FILE",
+        "processor": "celery5 stream reset STREAM GROUP --to earliest",
+        "processor reset": "celery5 stream reset STREAM GROUP --to earliest",
     },
 }
 _LIBRARIES = (
     ("Celery", CELERY, "From Celery"),
     ("Fennel", FENNEL, "From Fennel"),
-    ("Runnel", RUNNEL, "Timers"),
+    ("Runnel", RUNNEL, "From Runnel"),
 )
 """The libraries, their names, and the pages of the guide that explain them."""
 
@@ -209,6 +303,15 @@ def find_hint(thing: NameKind, name: str) -> str:
         if hint:
             return f'; for {library}\'s {name} there is {hint} (guide: "{page}")'
     return ""
+
+
+def describe_option(thing: NameKind, option: str, known: Sequence[str]) -> str:
+    """Return that there is no such option, with a hint to what the author may have meant."""
+    hint = find_hint(thing, option)
+    if not hint:
+        meant = did_you_mean(option, known, otherwise=f"there are {', '.join(sorted(known))}")
+        hint = f"; {meant}"
+    return f"{option} is no option{hint}"
 
 
 def find_command_hint(words: Sequence[str]) -> str:
@@ -245,7 +348,18 @@ def _find_package(name: str) -> str:
     return ""
 
 
-SUBJECTS = ("tasks", "events", "scheduling", "limits", "scaling", "health", "results", "dead_letters", "logs")
+SUBJECTS = (
+    "tasks",
+    "events",
+    "streams",
+    "scheduling",
+    "limits",
+    "scaling",
+    "health",
+    "results",
+    "dead_letters",
+    "logs",
+)
 """The packages with public names besides those of `celery5`. An import of one loads only its list of names."""
 
 

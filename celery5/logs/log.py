@@ -17,7 +17,7 @@ import msgspec
 
 from celery5.logs.lines import JobLine, LineWriter, Message, make_dropped_message, to_message
 from celery5.protocol.masking import escape_text
-from celery5.runners.context import CURRENT_JOB
+from celery5.runners.context import get_log_fields
 
 Format = Literal["auto", "json", "console", "journal"]
 """What `--log-format` takes."""
@@ -146,7 +146,7 @@ class LogWriter:
         if _RANK.get(message.get("level", "info"), 20) < self._min_rank:
             return
         if "worker" not in message:
-            message = _add_job(message)
+            message = _add_context(message)
         if len(self._buffer) >= self._capacity:
             self.count_lost(1)
         else:
@@ -290,6 +290,11 @@ class Log:
         self._jobs = 0
         self._write_to_eliot = eliot.Logger().write
 
+    @property
+    def worker(self) -> str:
+        """The name of the worker in each line."""
+        return self._worker
+
     def set_worker(self, worker: str) -> None:
         """Use this name of the worker from now on: each incarnation has another."""
         self._worker = worker
@@ -407,10 +412,7 @@ def _get_eliot_settings() -> tuple[list[object] | None, Mapping[str, object]]:
     return cast("list[object]", listeners), cast("dict[str, object]", fields)
 
 
-def _add_job(message: Message) -> Message:
-    """Return a message that user code logs through eliot with the running job, as all other lines have it."""
-    job = CURRENT_JOB.get()
-    if job is None:
-        return message
-    fields: Message = {"job": job.id, "task": job.task, "worker": job.worker}
-    return {**fields, **({"trace": job.trace} if job.trace else {}), **message}
+def _add_context(message: Message) -> Message:
+    """Return a message that user code logs through eliot with its job or partition, as all other lines have it."""
+    fields = get_log_fields()
+    return {**fields, **message} if fields else message

@@ -14,7 +14,7 @@ from typing import Any
 
 from celery5.errors import TimeLimitExceeded
 from celery5.logs.log import Level
-from celery5.runners.context import current_job
+from celery5.runners.context import get_log_fields
 
 _NUMBER: dict[Level, int] = {
     "debug": logging.DEBUG,
@@ -111,10 +111,7 @@ def _message(record: logging.LogRecord) -> dict[str, Any]:
         "logger": record.name,
         "message": _text(record),
     }
-    job = current_job()
-    if job is not None:
-        message |= {"job": job.id, "task": job.task, "worker": job.worker}
-        message |= {"trace": job.trace} if job.trace else {}
+    message |= get_log_fields()
     traceback = _format_traceback(record)
     if traceback:
         message["traceback"] = traceback

@@ -89,6 +89,21 @@ LOG_EVENT: ContextVar[LogEvent] = ContextVar("celery5_tell", default=_log_with_s
 """Writes events of code that runs for a job to the worker's log."""
 
 
+CURRENT_PARTITION: ContextVar[Mapping[str, object] | None] = ContextVar("celery5_partition", default=None)
+"""The worker, stream, processor and partition that this code runs for; None outside of a processor."""
+
+
+def get_log_fields() -> dict[str, object]:
+    """Return what each line has that this code logs: its job, or its partition of a stream; nothing outside of both."""
+    job = CURRENT_JOB.get()
+    if job is None:
+        return dict(CURRENT_PARTITION.get() or {})
+    fields: dict[str, object] = {"job": job.id, "task": job.task, "worker": job.worker}
+    if job.trace:
+        fields["trace"] = job.trace
+    return fields
+
+
 def current_job() -> CurrentJob | None:
     """Return the job that this code runs for; None outside of a worker. Works in async tasks and in threads."""
     return CURRENT_JOB.get()

@@ -5,13 +5,14 @@ state are committed in the same step as that, or not at all.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, overload
 
 import msgspec
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.errors import Misconfigured
 from celery5.events.event import Event, get_event_declaration
+from celery5.hints import make_attribute_error
 from celery5.protocol.job.job import Job
 from celery5.protocol.streams.groups import split_id
 from celery5.protocol.streams.windows import WindowKey, WindowShape
@@ -54,6 +55,11 @@ class StreamEntry(Generic[R]):
         self.id: str = raw[0].decode()
         self.fields: Sequence[bytes] = raw[1]
         self._codec = codec
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise make_attribute_error("events", self, name)
 
     def __repr__(self) -> str:
         return f"<StreamEntry {self.id} of partition {self.partition}>"

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 
 from celery5.errors import Misconfigured
+from celery5.hints import describe_option, find_hint
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.similar_names import did_you_mean
 from celery5.streams.blocking_events import BlockingEvents
@@ -89,10 +90,11 @@ class Processor(Generic[R]):
                 f"{where}: a name is 1 to 200 characters without spaces, commas, colons or braces"
             )
         if self.then not in FAILURE_ACTIONS:
-            hint = did_you_mean(
+            meant = did_you_mean(
                 str(self.then), FAILURE_ACTIONS, otherwise=f"give {' or '.join(FAILURE_ACTIONS)}"
             )
-            raise Misconfigured(f"{where}: then is {self.then!r}; {hint}")
+            hint = find_hint("failure action", str(self.then).rpartition(".")[2]) or f"; {meant}"
+            raise Misconfigured(f"{where}: then is {self.then!r}{hint}")
         for name, low, high in (
             ("prefetch", 1, 100_000),
             ("concurrency", 1, 1_000),
@@ -166,8 +168,9 @@ def make_processor(stream: object, function: object, options: dict[str, Any]) ->
         raise Misconfigured(f"processor {function.__name__}: a processor takes one argument, its events")
     unknown = sorted(set(options) - set(ProcessorOptions.__annotations__))
     if unknown:
-        known = sorted(ProcessorOptions.__annotations__)
-        hint = did_you_mean(unknown[0], known, otherwise=f"there are {', '.join(known)}")
-        raise Misconfigured(f"processor {function.__name__}: {unknown[0]} is no option; {hint}")
+        known = list(ProcessorOptions.__annotations__)
+        raise Misconfigured(
+            f"processor {function.__name__}: {describe_option('processor option', unknown[0], known)}"
+        )
     named: Any = {"name": function.__name__, **options}
     return Processor(function=function, stream=cast("Stream[Any]", stream), **named)

@@ -5,12 +5,12 @@ topics on Redis Streams; see `docs/guide/streams.md`.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count, islice
 from secrets import token_hex
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar
 
 from celery5.application import Application
 from celery5.broker.call import Call
@@ -20,6 +20,7 @@ from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured, StreamFull
+from celery5.hints import describe_option, make_attribute_error
 from celery5.protocol.streams.groups import RefusedAppend, StaleMap, StreamMap
 from celery5.protocol.streams.routing import find_partition
 from celery5.streams.archive import Archive, check_archive
@@ -121,7 +122,12 @@ class Stream(Generic[R]):
     def __repr__(self) -> str:
         return f"<Stream {self.name!r} of {self.app.name!r}>"
 
-    def send(self, *records: R, times: Sequence[int] | None = None) -> list[RecordId]:
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise make_attribute_error("stream", self, name)
+
+    def send(self, *records: R, times: Sequence[int] | None = None, **unknown: Never) -> list[RecordId]:
         """Append records, in this order; return where each of them is. For plain Python.
 
         Up to 200 records are appended all or none; more are sent in portions.
@@ -138,10 +144,14 @@ class Stream(Generic[R]):
             ValueError: A time is earlier than that of the last record of the partition, or `times` has another length.
             BrokerUnavailable: Redis cannot be reached. There is no backlog: it could not keep the order.
         """
+        _refuse_options(unknown)
         return run_in_plain_python(_send, self.app, self, self._encode(records, times))
 
-    async def asend(self, *records: R, times: Sequence[int] | None = None) -> list[RecordId]:
+    async def asend(
+        self, *records: R, times: Sequence[int] | None = None, **unknown: Never
+    ) -> list[RecordId]:
         """`send`, from Trio or asyncio."""
+        _refuse_options(unknown)
         return await run_in_event_loop(_send, self.app, self, self._encode(records, times))
 
     def send_many(self, records: Iterable[R]) -> Iterator[RecordId]:
@@ -242,6 +252,11 @@ class EncodedRecord(NamedTuple):
     time: int | None = None
     # Its id in the outbox that it comes from.
     origin: str = ""
+
+
+def _refuse_options(unknown: Mapping[str, object]) -> None:
+    for option in unknown:
+        raise Misconfigured(f"send: {describe_option('send option', option, ['times'])}")
 
 
 async def _send(

@@ -14,6 +14,7 @@ from celery5.protocol.streams.failure import (
     decide_failure,
     make_dead_record,
 )
+from celery5.runners.context import CURRENT_PARTITION
 from celery5.services.streams.owned_partition import Lane, OwnedPartition
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor
@@ -63,6 +64,8 @@ class LaneExecution:
     async def process(self, partition: OwnedPartition, lane: Lane) -> None:
         """Call the function of the processor, again and again, until the partition is given away."""
         attempts: dict[bytes, int] = {}
+        # It goes with the context into a thread or an asyncio task.
+        CURRENT_PARTITION.set({"worker": self._log.worker, **self._names, "partition": partition.number})
         try:
             with lane.scope:
                 if partition.deaths >= self._max_deliveries:

@@ -6,7 +6,9 @@ And every name of theirs is there, too: in the first column of a table of its se
 import inspect
 import re
 import shlex
-from typing import Any
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, cast
 
 import click
 import pytest
@@ -18,12 +20,14 @@ from celery5.config.settings import Settings
 from celery5.hints import CELERY, NameKind, find_hint
 from celery5.protocol.job.job import Options
 from celery5.protocol.job.retry_policy import RetryPolicy
+from celery5.streams import Keep, Record, Stream, StreamEntry, StreamEvents
+from celery5.streams.processor import ProcessorOptions
 from celery5.tasks import CurrentJob
 from celery5.tasks.declaration import TaskOptions
 from tests.house import celery_names, fennel_names
 from tests.house.sources import HERE
 
-PAGES = ["from-celery", "from-fennel"]
+PAGES = ["from-celery", "from-fennel", "from-runnel"]
 app = App("guides")
 
 
@@ -32,7 +36,16 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+class Order(Record):
+    order_id: int
+
+
+orders: Stream[Order] = app.stream("orders", Order, by="order_id")
+ENTRY = StreamEntry(0, "group", (b"1-1", [b"=json", b'{"order_id":1}']), orders.codec)
 OBJECTS: dict[str, Any] = {
+    "orders": orders,
+    "entry": ENTRY,
+    "events": StreamEvents(cast("Any", SimpleNamespace()), orders.codec),
     "app": app,
     "result": app.result("x"),
     "task": add,
@@ -47,6 +60,9 @@ KNOWN = {
     *Options.__struct_fields__,
     *Settings.__struct_fields__,
     *inspect.signature(App).parameters,
+    *inspect.signature(app.stream).parameters,
+    *ProcessorOptions.__annotations__,
+    *(each.name for each in fields(Keep)),
 }
 
 
@@ -252,8 +268,10 @@ def test_every_option_and_setting_of_ours_is_there(page: str) -> None:
         "where",
         "loop",
         "error_args",
+        "within",
+        "interval",
     }
-    assert len(keywords) > 8
+    assert len(keywords) > 6
     assert sorted(keywords - KNOWN - more) == []
 
 

@@ -2,11 +2,12 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
 from celery5.cli.terminal.loading import load_app
-from tests.story.cli.commands import celery5
+from tests.story.cli.commands import Serving, celery5, until
 from tests.story.conftest import Desk
 
 TALK = """
@@ -73,3 +74,54 @@ def test_an_application_that_has_set_logging_up_has_it_its_way(desk: Desk) -> No
     ended = celery5("-A", "talk", "worker", "start", "--burst", cwd=desk.folder)
     assert (ended.code, ended.err) == (0, "mine: on trio\n")
     assert "celery5:log" not in ended.out
+
+
+STREAM_TALK = """
+import logging
+import eliot
+from celery5 import App
+from celery5.streams import BlockingEvents, StreamEvents
+
+app = App("talk")
+words = app.stream("words", dict, partitions=1)
+logger = logging.getLogger(__name__)
+
+@app.processor(words)
+async def on_trio(events: StreamEvents[dict]) -> None:
+    async for _ in events.records():
+        logger.info("on trio")
+        eliot.log_message(message_type="talk", message="by eliot")
+
+@app.processor(words, loop="asyncio")
+async def on_asyncio(events: StreamEvents[dict]) -> None:
+    async for _ in events.records():
+        logger.info("on asyncio")
+
+@app.processor(words)
+def in_a_thread(events: BlockingEvents[dict]) -> None:
+    for _ in events.records():
+        logger.info("in a thread")
+"""
+
+
+def test_what_a_processor_logs_is_in_the_log_with_its_stream_and_partition(desk: Desk, url: str) -> None:
+    (desk.folder / "talk_of_streams.py").write_text(STREAM_TALK)
+    flags = ("-A", "talk_of_streams")
+    with Serving(*flags, "worker", "start", cwd=desk.folder, env={"CELERY5_BROKER": url}) as worker:
+        sent = celery5(*flags, "stream", "send", "words", "{}", cwd=desk.folder, env={"CELERY5_BROKER": url})
+        assert sent.code == 0, sent.err
+
+        def find_lines() -> dict[str, dict[str, Any]]:
+            found = {each.get("message", ""): each for each in worker.messages}
+            return {
+                text: each
+                for text, each in found.items()
+                if text in ("on trio", "by eliot", "on asyncio", "in a thread")
+            }
+
+        until(lambda: len(find_lines()) == 4)
+        (started,) = worker.logged("worker:started")
+        for text, line in find_lines().items():
+            processor = text.replace("by eliot", "on trio").replace(" ", "_")
+            fields = ("worker", "stream", "processor", "partition")
+            assert [line[field] for field in fields] == [started["worker"], "words", processor, 0]
