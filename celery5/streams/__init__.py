@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PartitionLag,
         Streams,
         StreamState,
+        WindowsAreOpen,
     )
     from celery5.streams.stored_record import StoredRecord
     from celery5.streams.stream import Keep, RecordId, Stream
@@ -57,6 +58,7 @@ __all__ = [
     "Tumbling",
     "Window",
     "Windows",
+    "WindowsAreOpen",
 ]
 
 if not TYPE_CHECKING:
@@ -93,5 +95,6 @@ if not TYPE_CHECKING:
             "TooManyWindows": "celery5.streams.windows",
             "Window": "celery5.streams.windows",
             "Windows": "celery5.streams.windows",
+            "WindowsAreOpen": "celery5.streams.registry",
         },
     )

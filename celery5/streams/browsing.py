@@ -13,8 +13,9 @@ from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.groups import split_id
+from celery5.streams.codec import PrimitiveCodec
 from celery5.streams.processor import parse_start
-from celery5.streams.stored_record import StoredRecord, decode_document
+from celery5.streams.stored_record import StoredRecord, decode_as_class, decode_document
 
 PARTITIONS_PER_CALL = 64
 RECORDS_PER_CALL = 512
@@ -35,6 +36,8 @@ class RecordQuery:
     partition: int | None
     count: int | None
     follow: bool
+    # By which native fields have their types; None: they are text.
+    codec: PrimitiveCodec[Any] | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -140,7 +143,7 @@ class _RecordReader:
             partition: entries[0][0].decode() if entries else "0-0" for partition, entries in found.items()
         }
         records = _merge({partition: list(reversed(entries)) for partition, entries in found.items()})
-        return [_decode(partition, entry) for partition, entry in records[-count:]]
+        return [self._decode(partition, entry) for partition, entry in records[-count:]]
 
     async def _begin_at(self, first: str) -> None:
         found = await self._read_ends(await self._find_partitions(), 1)
@@ -184,8 +187,13 @@ class _RecordReader:
                 break
             self._positions[partition] = record_id
             if not self._ends or split_id(record_id) <= split_id(self._ends[partition]):
-                records.append(_decode(partition, entry))
+                records.append(self._decode(partition, entry))
         return records
+
+    def _decode(self, partition: int, entry: Any) -> StoredRecord:
+        codec, fields = self._query.codec, entry[1]
+        record = decode_document(fields) if codec is None else decode_as_class(fields, codec)
+        return StoredRecord(partition, entry[0].decode(), record)
 
 
 def _merge(found: Mapping[int, Sequence[Any]]) -> list[tuple[int, Any]]:
@@ -202,10 +210,6 @@ def _id_before(first: str) -> str:
     if number:
         return f"{ms}-{number - 1}"
     return f"{ms - 1}-18446744073709551615" if ms else "0-0"
-
-
-def _decode(partition: int, entry: Any) -> StoredRecord:
-    return StoredRecord(partition, entry[0].decode(), decode_document(entry[1]))
 
 
 async def make_unknown_error(app: Application, redis: AsyncDriver, stream: str) -> Misconfigured:

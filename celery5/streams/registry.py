@@ -21,7 +21,7 @@ from celery5.streams.browsing import (
     make_unknown_group_error,
     read_records,
 )
-from celery5.streams.codec import make_codec
+from celery5.streams.codec import PrimitiveCodec, make_codec
 from celery5.streams.dead_records import DeadRecords
 from celery5.streams.processor import Processor, make_processor, parse_start
 from celery5.streams.stored_record import StoredRecord
@@ -56,6 +56,9 @@ class PartitionLag(msgspec.Struct, frozen=True):
     since: float = 0.0
     # How many of the records that are not done were archived: the group will pass over them.
     archived: int = 0
+    # How many windows by the key of the stream are open, and how many records were late for a window, ever.
+    open_windows: int = 0
+    late: int = 0
 
 
 class GroupLag(msgspec.Struct, frozen=True):
@@ -94,6 +97,10 @@ class GroupIsLive(CeleryError):
 
 class GroupNotEmpty(CeleryError):
     """A group has outputs that are not delivered, or dead records: it is not forgotten."""
+
+
+class WindowsAreOpen(CeleryError):
+    """A group has open windows: the number of partitions is not changed, as keys would move away from theirs."""
 
 
 class Streams(Mapping[str, Stream[Any]]):
@@ -213,7 +220,7 @@ class Streams(Mapping[str, Stream[Any]]):
         """Return records as they are stored, without a group: nothing is acknowledged. For plain Python.
 
         Those of a partition come in their order, and all of them by their time. The class of the records is not
-        needed.
+        needed, but for the types of native fields, which are text without it.
 
         Args:
             stream: The name of the stream.
@@ -225,7 +232,9 @@ class Streams(Mapping[str, Stream[Any]]):
         Raises:
             Misconfigured: There is no such stream or partition, or a value makes no sense.
         """
-        return read_records(self._app, RecordQuery(stream, start, partition, count, follow))
+        return read_records(
+            self._app, RecordQuery(stream, start, partition, count, follow, self._find_native_codec(stream))
+        )
 
     def aread(
         self,
@@ -237,7 +246,13 @@ class Streams(Mapping[str, Stream[Any]]):
         follow: bool = False,
     ) -> AsyncIterator[StoredRecord]:
         """`read`, from Trio or asyncio: `async for stored in app.streams.aread(...)`."""
-        return AwaitedRecords(self._app, RecordQuery(stream, start, partition, count, follow))
+        return AwaitedRecords(
+            self._app, RecordQuery(stream, start, partition, count, follow, self._find_native_codec(stream))
+        )
+
+    def _find_native_codec(self, stream: str) -> PrimitiveCodec[Any] | None:
+        codec = self._streams[stream].codec if stream in self._streams else None
+        return codec if isinstance(codec, PrimitiveCodec) else None
 
     def seek(
         self,
@@ -352,17 +367,24 @@ class Streams(Mapping[str, Stream[Any]]):
         """`set_quarantine`, from Trio or asyncio."""
         return await run_in_event_loop(_set_quarantine, self._app, stream, group, partition, why)
 
-    def reshard(self, stream: str, partitions: int) -> StreamMap:
+    def reshard(self, stream: str, partitions: int, *, force: bool = False) -> StreamMap:
         """Change the number of partitions of a stream; each key keeps its order. For plain Python.
 
+        Args:
+            stream: The name of the stream.
+            partitions: The new number.
+            force: Do it while a group has open windows. These stay where they are; the further records of a key that
+                moves are in another window of the same time.
+
         Raises:
+            WindowsAreOpen: A group has open windows, and `force` is not given.
             Misconfigured: There is no such stream, or too many earlier changes are not read past.
         """
-        return run_in_plain_python(_reshard, self._app, stream, partitions)
+        return run_in_plain_python(_reshard, self._app, stream, partitions, force)
 
-    async def areshard(self, stream: str, partitions: int) -> StreamMap:
+    async def areshard(self, stream: str, partitions: int, *, force: bool = False) -> StreamMap:
         """`reshard`, from Trio or asyncio."""
-        return await run_in_event_loop(_reshard, self._app, stream, partitions)
+        return await run_in_event_loop(_reshard, self._app, stream, partitions, force)
 
 
 async def _get_all(
@@ -441,6 +463,8 @@ def _measure(state: PartitionState, age: float) -> PartitionLag:
         state.why,
         state.since,
         archived,
+        state.open_windows,
+        state.late,
     )
 
 
@@ -522,14 +546,22 @@ async def _set_quarantine(
     return await redis.perform(call)
 
 
-async def _reshard(app: Application, redis: AsyncDriver, stream: str, partitions: int) -> StreamMap:
+async def _reshard(
+    app: Application, redis: AsyncDriver, stream: str, partitions: int, force: bool
+) -> StreamMap:
     if not 1 <= partitions <= 4096:
         raise Misconfigured(f"reshard to {partitions!r}: give 1 to 4096 partitions")
-    reply = await redis.perform(calls.reshard(app.keys.for_stream(stream), partitions))
-    if isinstance(reply, str):
-        raise Misconfigured(
-            f"stream {stream} is not there: nothing was ever sent to it"
-            if reply == "unknown"
-            else f"stream {stream} was resharded 16 times, and the records from before are still there"
+    reply = await redis.perform(calls.reshard(app.keys.for_stream(stream), partitions, force=force))
+    if isinstance(reply, StreamMap):
+        return reply
+    if reply.outcome == "windows":
+        raise WindowsAreOpen(
+            f"group {reply.group} of stream {stream} has open windows in partition {reply.partition}, and keys would "
+            "move away from theirs: send nothing until they are closed, or force it: such keys get two windows of "
+            "the same time"
         )
-    return reply
+    raise Misconfigured(
+        f"stream {stream} is not there: nothing was ever sent to it"
+        if reply.outcome == "unknown"
+        else f"stream {stream} was resharded 16 times, and the records from before are still there"
+    )

@@ -15,6 +15,8 @@ from celery5.broker.calls.streams import RawEntry
 from celery5.errors import CeleryError, Misconfigured
 from celery5.protocol.streams.groups import split_id
 from celery5.protocol.streams.windows import (
+    LATE_RECORDS,
+    OPEN_WINDOWS,
     Hopping,
     OpenWindow,
     TooManyOpen,
@@ -33,6 +35,8 @@ R = TypeVar("R")
 
 WINDOWS_PREFIX = "celery5:windows:"
 """The keyed state of a group in which windows are stored."""
+OWN_STATE = (WINDOWS_PREFIX, OPEN_WINDOWS, LATE_RECORDS)
+"""What the names of the keyed state of windows begin with."""
 CLOSINGS_PER_COMMIT = 500
 """The most windows that are closed in one commit: Redis does nothing else in that time."""
 
@@ -124,6 +128,8 @@ class Windows(Generic[R, K, A]):
         self._values: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Any if kind in _JSON_TYPES else kind)
         self._tracker: WindowTracker | None = None
         self._closings = 0
+        # How many windows and late records of these are in the numbers of the partition.
+        self._counted_open = self._counted_late = 0
         self._last_record = feed.now()
 
     @property
@@ -149,6 +155,7 @@ class Windows(Generic[R, K, A]):
         tracker = self._tracker
         if tracker is None:
             tracker = self._tracker = await self._load()
+            self._counted_open, self._counted_late = tracker.open_count, tracker.late
         while True:
             window = await self._close_next(tracker)
             if window is not None:
@@ -177,8 +184,20 @@ class Windows(Generic[R, K, A]):
     def _name(self, number: int) -> str:
         return f"{self._prefix}:{number}"
 
-    def _save(self, tracker: WindowTracker) -> None:
+    async def _save(self, tracker: WindowTracker) -> None:
         self._feed.set_state(self._prefix, msgspec.json.encode(tracker.head))
+        if self._options.by is None and self._counted_open != tracker.open_count:
+            await self._add_to(OPEN_WINDOWS, tracker.open_count - self._counted_open)
+            self._counted_open = tracker.open_count
+        if self._counted_late != tracker.late:
+            await self._add_to(LATE_RECORDS, tracker.late - self._counted_late)
+            self._counted_late = tracker.late
+
+    async def _add_to(self, prefix: str, count: int) -> None:
+        """Change a number of the partition, which other windows of the processor may have a part in."""
+        name = f"{prefix}{self._feed.partition}"
+        total = int(await self._feed.get_state(name) or 0) + count
+        self._feed.set_state(name, str(total).encode() if total > 0 else None)
 
     async def _close_next(self, tracker: WindowTracker) -> Window[K, A] | None:
         """Close the next window that is over; None when there is none, or the processor is to end."""
@@ -193,7 +212,7 @@ class Windows(Generic[R, K, A]):
         number, window = closed
         value = await self._get_value(number, is_new=False)
         self._feed.set_state(self._name(number), None)
-        self._save(tracker)
+        await self._save(tracker)
         self._closings += 1
         return Window(cast("K", window.key), window.start / 1000, window.end / 1000, value)
 
@@ -237,7 +256,7 @@ class Windows(Generic[R, K, A]):
             value = options.add(await self._get_value(number, is_new=is_new), record)
             content = (window.start, window.end, window.key, value)
             self._feed.set_state(self._name(number), msgspec.json.encode(content))
-        self._save(tracker)
+        await self._save(tracker)
         if placement.is_late and options.on_late is not None:
             options.on_late(record)
 

@@ -29,7 +29,7 @@ from celery5.services.streams.owned_partition import OwnedPartition, end_partiti
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor, ProcessorFunction
 from celery5.streams.stream import RecordId, Stream
-from celery5.streams.windows import WINDOWS_PREFIX
+from celery5.streams.windows import OWN_STATE
 from celery5.testing.recording import Recorded
 from celery5.testing.virtual_time import VirtualTimeLoop
 
@@ -195,7 +195,7 @@ class ProcessorDriver(Generic[R]):
         return {
             name: msgspec.json.decode(value)
             for name, value in sorted(self._group.state.items())
-            if not name.startswith(WINDOWS_PREFIX)
+            if not name.startswith(OWN_STATE)
         }
 
     @property

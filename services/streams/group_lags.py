@@ -112,6 +112,11 @@ class GroupLags:
                 *[(sum(one.lost for one in lag.partitions), labels) for labels, lag in groups],
             ),
             make_gauge(
+                "celery5_stream_late_records",
+                "Records that came after a window of theirs had closed.",
+                *[(sum(one.late for one in lag.partitions), labels) for labels, lag in groups],
+            ),
+            make_gauge(
                 "celery5_stream_dead_records",
                 "Records that the group has given up.",
                 *[(lag.dead, labels) for labels, lag in groups],

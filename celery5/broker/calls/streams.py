@@ -27,10 +27,12 @@ from celery5.protocol.streams.groups import (
     GroupState,
     PartitionState,
     RefusedAppend,
+    RefusedReshard,
     StaleMap,
     StreamMap,
     StreamTotals,
 )
+from celery5.protocol.streams.windows import LATE_RECORDS, OPEN_WINDOWS
 
 APPEND = Script.load("streams/append", "clock", "record_id")
 ATTEND = Script.load("streams/attend", "clock", "record_id", "stream_group")
@@ -376,21 +378,35 @@ def erase_stream(keys: StreamKeys, groups: Sequence[str], partitions: int) -> Ca
     return Call(("UNLINK", *names), int, repeatable=True)
 
 
-def reshard(keys: StreamKeys, partitions: int) -> Call[StreamMap | str]:
-    """Change the number of partitions. Returns the new map, or why not: `unknown` or `many`."""
+def reshard(keys: StreamKeys, partitions: int, *, force: bool = False) -> Call[StreamMap | RefusedReshard]:
+    """Change the number of partitions, with `force` also while windows are open."""
 
-    def read_map(raw: Any) -> StreamMap | str:
-        return StreamMap(partitions, raw[2]) if raw[0] == b"ok" else decode_text(raw[0])
+    def read_map(raw: Any) -> StreamMap | RefusedReshard:
+        if raw[0] == b"ok":
+            return StreamMap(partitions, raw[2])
+        outcome = decode_text(raw[0])
+        if outcome != "windows":
+            return RefusedReshard(outcome)
+        return RefusedReshard(outcome, decode_text(raw[1]), int(raw[2]))
 
-    named = (keys.map, keys.groups, keys.log_prefix)
-    return script_call(RESHARD, named, (partitions, keys.changes_prefix), read_map, repeatable=True)
+    named = (keys.map, keys.groups, keys.log_prefix, keys.state_prefix)
+    args = (partitions, keys.changes_prefix, int(force), OPEN_WINDOWS)
+    return script_call(RESHARD, named, args, read_map, repeatable=True)
 
 
 def get_group(keys: StreamKeys, group: str, *, first: int, count: int) -> Call[GroupState]:
     """Return the state of a group, with `count` of its partitions at most."""
     prefix = f"{keys.partition_prefix}{group}:"
-    named = (keys.map, keys.members(group), keys.incarnations(group), prefix, keys.log_prefix)
-    return script_call(GET_GROUP, named, (first, count), _read_group, repeatable=True)
+    named = (
+        keys.map,
+        keys.members(group),
+        keys.incarnations(group),
+        prefix,
+        keys.log_prefix,
+        keys.state(group),
+    )
+    args = (first, count, OPEN_WINDOWS, LATE_RECORDS)
+    return script_call(GET_GROUP, named, args, _read_group, repeatable=True)
 
 
 def _read_group(raw: Any) -> GroupState:
@@ -398,11 +414,12 @@ def _read_group(raw: Any) -> GroupState:
     return GroupState(total, at, tuple(map(decode_text, members)), tuple(map(_read_partition, rows)))
 
 
-_PartitionRow = tuple[int, bytes, bytes, bytes, int, bytes, int, int, bytes, bytes, int, bytes]
+_PartitionRow = tuple[int, bytes, bytes, bytes, int, bytes, int, int, bytes, bytes, int, bytes, int, int]
 
 
 def _read_partition(row: _PartitionRow) -> PartitionState:
-    partition, last_id, cursor, first_unread, length, owner, epoch, deaths, condition, why, since, run = row
+    partition, last_id, cursor, first_unread, length, owner, epoch, deaths = row[:8]
+    condition, why, since, run, open_windows, late = row[8:]
     return PartitionState(
         partition=partition,
         last_id=decode_text(last_id),
@@ -416,6 +433,8 @@ def _read_partition(row: _PartitionRow) -> PartitionState:
         why=decode_text(why),
         since=since / 1000,
         archived_run=_parse_run(run),
+        open_windows=open_windows,
+        late=late,
     )
 
 

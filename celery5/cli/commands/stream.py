@@ -353,13 +353,19 @@ def _check_quarantine_flags(*, partition: int | None, why: str | None, clear: bo
 @stream.command()
 @click.argument("name", metavar="STREAM")
 @click.argument("partitions", type=click.IntRange(1, 4096))
+@click.option(
+    "--force", is_flag=True, help="Also with open windows: a key that moves gets two of the same time."
+)
 @JSON_FLAG
 @click.pass_obj
-def reshard(target: Target, /, name: str, partitions: int, *, wants_json: bool) -> None:
-    """Change the number of partitions of STREAM, while all runs. The records of each key keep their order."""
+def reshard(target: Target, /, name: str, partitions: int, *, force: bool, wants_json: bool) -> None:
+    """Change the number of partitions of STREAM, while all runs. The records of each key keep their order.
+
+    Refuses while a group has open windows.
+    """
     app = target.load()
     (before,) = app.streams.info(name)
-    new = app.streams.reshard(name, partitions)
+    new = app.streams.reshard(name, partitions, force=force)
     if wants_json:
         echo(to_json({"stream": name, "before": before.partitions, "partitions": new.partitions}))
     else:
@@ -442,6 +448,7 @@ def _groups(state: "StreamState") -> list[dict[str, object]]:
             "lost": sum(one.lost for one in group.partitions),
             "archived": sum(one.archived for one in group.partitions),
             "dead": group.dead,
+            "late": sum(one.late for one in group.partitions),
         }
         for group in state.groups
     ]
@@ -453,7 +460,13 @@ def _format_stream(state: "StreamState") -> Iterator[str]:
         yield "no groups: no processor has read it"
     for group in state.groups:
         members = ", ".join(group.members) or "none is alive"
-        fields = {"group": group.group, "members": members, "lag": group.lag, "dead records": group.dead}
+        fields = {
+            "group": group.group,
+            "members": members,
+            "lag": group.lag,
+            "dead records": group.dead,
+            "late records": sum(one.late for one in group.partitions),
+        }
         rows: list[dict[str, object]] = [
             {
                 "partition": one.partition,

@@ -52,6 +52,15 @@ class RefusedAppend(msgspec.Struct, frozen=True):
     is_full: bool = False
 
 
+class RefusedReshard(msgspec.Struct, frozen=True):
+    """The number of partitions was not changed, and why."""
+
+    # `unknown`: no such stream; `many`: earlier changes are not read past; `windows`: a group has open ones.
+    outcome: str
+    group: str = ""
+    partition: int = -1
+
+
 class Appended(msgspec.Struct, frozen=True):
     """What was appended: partition and id of each record, '' as the id of one that had come before."""
 
@@ -202,6 +211,9 @@ class PartitionState(msgspec.Struct, frozen=True):
     since: float = 0.0
     # The numbers of the first and the last record that were archived, of those that went last; (0, -1) for none.
     archived_run: tuple[int, int] = (0, -1)
+    # How many windows of the stream's key are open, and how many records came after a window of theirs had closed.
+    open_windows: int = 0
+    late: int = 0
 
     @property
     def lag(self) -> int:

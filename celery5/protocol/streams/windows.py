@@ -16,6 +16,12 @@ from celery5.errors import Misconfigured
 MAX_WINDOWS_PER_RECORD = 1_000
 """The most windows that overlap."""
 
+OPEN_WINDOWS = "celery5:open-windows:"
+"""The keyed state with the number of open windows of a partition, of those by the key of the stream: these must not
+change their partition."""
+LATE_RECORDS = "celery5:late-records:"
+"""The keyed state with the number of records of a partition that were late."""
+
 WindowKey = str | int
 
 

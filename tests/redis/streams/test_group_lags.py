@@ -108,7 +108,7 @@ class Canned:
     async def perform(self, call: Call[Any]) -> Any:
         if call.words[0] == "XLEN":
             return 0
-        rows = [[n, b"1-9", b"1-2", b"1-3", 7, b"", 0, 0, b"", b"", 0, b""] for n in range(64)]
+        rows = [[n, b"1-9", b"1-2", b"1-3", 7, b"", 0, 0, b"", b"", 0, b"", 0, 0] for n in range(64)]
         return call.decode([200, 5000, [], rows])
 
 

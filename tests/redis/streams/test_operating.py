@@ -14,6 +14,7 @@ from celery5.streams import (
     GroupIsLive,
     GroupNotEmpty,
     Keep,
+    Record,
     StoredRecord,
     StreamEvents,
 )
@@ -23,6 +24,14 @@ from tests.redis.worker.workers import until, until_async, working
 class Order(msgspec.Struct):
     order_id: int
     amount: int
+
+
+class Reading(Record, primitive=True):
+    name: str
+    at: int
+    value: float
+    is_valid: bool
+    raw: bytes
 
 
 def orders_of(app: App, **options: Any) -> Any:
@@ -94,6 +103,20 @@ async def test_the_last_records_those_from_a_place_on_and_those_of_one_partition
     found = await read_all(app, record_id, partition=partition, count=1)
     assert [(one.id, one.record["amount"]) for one in found] == [(record_id, 50)]
     assert {one.partition for one in await read_all(app, "earliest", partition=partition)} == {partition}
+
+
+async def test_native_fields_have_their_types_where_the_class_is_known(app: App, app_name: str) -> None:
+    readings = app.stream("orders", Reading, by="name", partitions=1)
+    reading = Reading(name="a", at=1, value=2.5, is_valid=True, raw=b"\xff")
+    await readings.asend(reading)
+    (stored,) = await read_all(app, "earliest")
+    assert stored.record == {"name": "a", "at": 1, "value": 2.5, "is_valid": True, "raw": "/w=="}
+    (stored,) = await read_all(app, count=1)
+    assert readings.codec.parse(msgspec.json.encode(stored.record)) == reading
+    other = App(app_name, broker=app.settings.broker)
+    (stored,) = await read_all(other, "earliest")
+    assert (stored.record["at"], stored.record["is_valid"]) == ("1", "true")
+    other.close()
 
 
 async def test_a_stream_that_is_followed_yields_what_comes_later(app: App) -> None:

@@ -3,13 +3,14 @@
 from typing import Any
 
 import msgspec
+import pytest
 import trio
 
 from celery5 import App
 from celery5.broker.call import Call
 from celery5.broker.calls import streams as calls
 from celery5.protocol.streams.groups import Commit
-from celery5.streams import StreamEvents, Tumbling
+from celery5.streams import StreamEvents, Tumbling, WindowsAreOpen
 from tests.redis.worker.workers import start, until, until_async, working
 
 
@@ -51,11 +52,73 @@ async def test_windows_go_on_in_another_worker_and_close_by_the_clock_where_no_r
         await readings.asend(*(Reading(sensor, 500) for sensor in sensors))
         await until_async(lambda: is_done(15))
     found = sorted((minute["sensor"], minute["start"], minute["count"]) for minute in seen)
-    # What is left are the open windows, and where each partition is.
+    # What is left are the open windows, and where each partition is, with the number of its open windows.
     partitions = {readings.find_partition(Reading(sensor, 0)) for sensor in sensors}
     size = Call(("HLEN", app.keys.for_stream("readings").state("count")), int)
-    assert await app.aperform(size) == len(sensors) + len(partitions)
+    assert await app.aperform(size) == len(sensors) + 2 * len(partitions)
     assert found == sorted((sensor, at, n) for sensor in sensors for at, n in ((0.0, 3), (60.0, 1)))
+
+
+async def look(app: App, group: str) -> tuple[int, int, int]:
+    """Return the lag of a group, how many windows are open, and how many records were late."""
+    (stream,) = await app.streams.ainfo()
+    found = [one for each in stream.groups if each.group == group for one in each.partitions]
+    return (
+        sum(one.lag for one in found),
+        sum(one.open_windows for one in found),
+        sum(one.late for one in found),
+    )
+
+
+async def test_late_records_and_open_windows_are_counted_and_a_key_does_not_leave_its_open_window(
+    app: App,
+) -> None:
+    readings = app.stream("readings", Reading, by="sensor", partitions=4)
+    seen = list[tuple[str | int, float, int]]()
+
+    @app.processor(readings)
+    async def count(events: StreamEvents[Reading]) -> None:
+        async for window in events.windows(
+            Tumbling(60), initial=0, add=lambda n, _: n + 1, time=lambda reading: reading.at, idle=0.2
+        ):
+            seen.append((window.key, window.start, window.value))
+
+    @app.processor(readings)
+    async def count_all(events: StreamEvents[Reading]) -> None:
+        windows = events.windows(
+            Tumbling(1e9),
+            initial=0,
+            add=lambda n, _: n + 1,
+            time=lambda reading: reading.at,
+            by=lambda _: "all",
+        )
+        async for _ in windows:
+            pass
+
+    async def is_at(*numbers: int) -> bool:
+        return await look(app, "count") == numbers
+
+    sensors = ("a", "b", "c")
+    await readings.asend(*(Reading(sensor, at) for at in (70, 130, 10, 179.9) for sensor in sensors))
+    async with working(app):
+        await until_async(lambda: is_at(0, 0, 3))  # the clock has closed all, and 10 was late
+        assert sorted(seen) == sorted((sensor, at, n) for sensor in sensors for at, n in ((60, 1), (120, 2)))
+        # Windows by another key are of their partition anyway.
+        assert await look(app, "count_all") == (0, 0, 0)
+        await app.streams.areshard("readings", 5)
+        await readings.asend(*(Reading(sensor, 999_999_959.9) for sensor in sensors))
+        await until_async(lambda: is_at(0, 0, 3))
+    seen.clear()
+    await readings.asend(Reading("a", 2e9))
+    async with working(app):
+        await until_async(lambda: is_at(0, 1, 3))
+    with pytest.raises(
+        WindowsAreOpen, match=r"group count of stream readings has open windows in partition \d"
+    ):
+        await app.streams.areshard("readings", 8)
+    (stream,) = await app.streams.ainfo()
+    assert stream.partitions == 5
+    assert (await app.streams.areshard("readings", 8, force=True)).partitions == 8
 
 
 async def test_a_commit_that_moves_no_cursor_is_made_once_however_often_it_is_sent(app: App) -> None:
