@@ -26,6 +26,7 @@ from celery5.streams.dead_records import DeadRecords
 from celery5.streams.processor import Processor, make_processor, parse_start
 from celery5.streams.stored_record import StoredRecord
 from celery5.streams.stream import Keep, Stream
+from celery5.streams.subscriptions import subscribe, subscribe_check
 
 R = TypeVar("R")
 
@@ -166,6 +167,14 @@ class Streams(Mapping[str, Stream[Any]]):
             return function
 
         return declare
+
+    def subscribe(self, stream: Stream[Any], subscriber: Any, **options: Any) -> None:
+        """Have a task or a sink get each record: `Stream.subscribe` explains it. Raises Misconfigured."""
+        subscribe(self, stream, subscriber, **options)
+
+    def subscribe_check(self, stream: Stream[Any], check: Any, judge: Any, **options: Any) -> None:
+        """Have a health check report what a function says of each record. Raises Misconfigured."""
+        subscribe_check(self, stream, check, judge, **options)
 
     @property
     def processors(self) -> tuple[Processor[Any], ...]:

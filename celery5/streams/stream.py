@@ -5,12 +5,12 @@ topics on Redis Streams; see `docs/guide/streams.md`.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count, islice
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, Protocol, TypeVar, cast, overload
 
 from celery5.application import Application
 from celery5.broker.call import Call
@@ -27,6 +27,8 @@ from celery5.streams.archive import Archive, check_archive
 from celery5.streams.codec import RecordCodec
 
 R = TypeVar("R")
+S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_PARTITIONS = 4096
 SEND_BATCH = 200
@@ -118,6 +120,53 @@ class Stream(Generic[R]):
         self._map: StreamMap | None = None
         self._unkeyed = count()
         self._is_registered = False
+
+    @overload
+    def subscribe(self, subscriber: S, /, **options: Any) -> S: ...
+    @overload
+    def subscribe(self, /, **options: Any) -> Callable[[S], S]: ...
+    def subscribe(self, subscriber: Any = None, /, **options: Any) -> Any:
+        """Have a task or a Data Sink get each record. Also a decorator of a task, with and without options.
+
+        A task is called with the record: each makes one job, with retries and dead letters of its own. A sink gets
+        records as documents whose `id` names the record and whose `value` is it, in batches; each at least once.
+        Workers do this, by a processor with the name of the subscriber.
+
+        Args:
+            subscriber: The task or the sink.
+            options: Those of `app.processor`: `start`, `name` and so on. What cannot be read becomes a dead record.
+
+        Raises:
+            Misconfigured: It is neither, or an option makes no sense.
+        """
+        registry = cast("StreamApplication", self.app).streams
+
+        def subscribe(subscriber: Any) -> Any:
+            registry.subscribe(self, subscriber, **options)
+            return subscriber
+
+        return subscribe if subscriber is None else subscribe(subscriber)
+
+    def subscribe_check(self, check: Any, /, **options: Any) -> Callable[[F], F]:
+        """Return the decorator of a function of a record that says in which state a health check is.
+
+        It returns what functions of a check return. From the start of the group on, `latest` by default, each record
+        is reported in the worker that owns its partition: let the check have `scope="global"` to tell all workers.
+
+        Args:
+            check: The health check, which the application has: `app.health_check.add(check)`.
+            options: Those of `app.processor`.
+
+        Raises:
+            Misconfigured: It is no health check, or an option makes no sense.
+        """
+        registry = cast("StreamApplication", self.app).streams
+
+        def subscribe(judge: F) -> F:
+            registry.subscribe_check(self, check, judge, **options)
+            return judge
+
+        return subscribe
 
     def __repr__(self) -> str:
         return f"<Stream {self.name!r} of {self.app.name!r}>"
@@ -239,6 +288,27 @@ class Stream(Generic[R]):
                 return [RecordId(partition, record_id) for partition, record_id in reply.ids]
             self._map = reply.map
         raise Misconfigured(f"the number of partitions of stream {self.name} changes all the time")
+
+
+class StreamRegistry(Protocol):
+    """The streams of an application, as a stream needs them: `app.streams`."""
+
+    def subscribe(self, stream: Stream[Any], subscriber: Any, **options: Any) -> None:
+        """Have a task or a sink get each record. Raises Misconfigured."""
+        ...
+
+    def subscribe_check(self, stream: Stream[Any], check: Any, judge: Any, **options: Any) -> None:
+        """Have a health check report what a function says of each record. Raises Misconfigured."""
+        ...
+
+
+class StreamApplication(Application, Protocol):
+    """The application that a stream belongs to."""
+
+    @property
+    def streams(self) -> StreamRegistry:
+        """Its streams."""
+        ...
 
 
 class EncodedRecord(NamedTuple):

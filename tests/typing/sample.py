@@ -190,6 +190,15 @@ def keep(events: BlockingEvents[Reading]) -> None:
 def blocking_with_await(events: StreamEvents[Reading]) -> None: ...
 
 
+@readings.subscribe
+@app.task
+async def take_reading(reading: Reading) -> int:
+    return int(reading.at)
+
+
+assert_type(take_reading.delay(Reading(sensor="a", at=1.0)), AsyncResult[int])
+
+
 def drive() -> None:
     with ProcessorDriver(app, watch) as driver:
         driver.feed(Reading(sensor="a", at=1.0), times=[1])
