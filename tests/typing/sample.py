@@ -1,6 +1,6 @@
 """Sample: code of a user, with the types that a checker must see; it must refuse the lines that say `ignore`."""
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from decimal import Decimal
 from typing import Any, assert_type
 from uuid import UUID
@@ -22,7 +22,16 @@ from celery5 import (
 )
 from celery5.events.event import SentEvent
 from celery5.protocol.job.job import Job
-from celery5.streams import BlockingEvents, Hopping, Record, StreamEvents, Tumbling
+from celery5.streams import (
+    BlockingEvents,
+    FileArchive,
+    Hopping,
+    Keep,
+    Record,
+    StoredRecord,
+    StreamEvents,
+    Tumbling,
+)
 from celery5.tasks import CurrentJob, Signature, Task
 from celery5.tasks.task import CoroutineTask, FunctionTask
 from celery5.testing.streams import ProcessorDriver
@@ -153,7 +162,14 @@ class Reading(Record):
     at: float
 
 
-readings = app.stream("readings", Reading, by="sensor")
+async def keep_elsewhere(stream: str, partition: int, entries: Sequence[StoredRecord]) -> None:
+    assert_type([entry.time for entry in entries], list[float])
+
+
+elsewhere = Keep(full="archive", archive=keep_elsewhere)
+readings = app.stream(
+    "readings", Reading, by="sensor", keep=Keep(full="archive", archive=FileArchive("archive"))
+)
 minutes = app.stream("minutes", Reading)
 
 
