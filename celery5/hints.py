@@ -5,8 +5,9 @@ when a name is missing, so they cost nothing else. The guide's pages "From Celer
 explain all of them; a test checks that each name is on its page.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from celery5.protocol.similar_names import did_you_mean
@@ -209,6 +210,9 @@ RUNNEL: Mapping[NameKind, Mapping[str, str]] = {
         "ExceptionPolicy": '@app.processor(stream, then="quarantine") or then="ignore"',
         "DeadLetterMiddleware": '@app.processor(stream, then="ignore"), and app.streams.dead_records',
         "Middleware": "celery5.streams.ProcessorMiddleware",
+        "middleware": "celery5.streams.ProcessorMiddleware; dead records are kept without one",
+        "interfaces": "celery5.streams, which has Serializer, Compressor and ProcessorMiddleware",
+        "constants": 'nothing: an exception policy is a text, @app.processor(stream, then="quarantine")',
         "RunnelException": "CeleryError",
         "RebalanceFailed": "nothing: a partition is taken when it is free, without a number of attempts",
         "NoPartitionsAssigned": "nothing: a member without partitions waits for one",
@@ -265,6 +269,8 @@ RUNNEL: Mapping[NameKind, Mapping[str, str]] = {
         "ack": "nothing: a record is acknowledged when the next one is asked for",
     },
     "setting": {
+        "redis_url": "broker",
+        "autodiscover": 'App(include=["shop.**.streams"])',
         "leadership_poll_interval": "nothing: there is no leader",
         "default_partition_count": "app.stream(..., partitions=16)",
         "default_partition_size": "app.stream(..., keep=Keep(records=50_000))",
@@ -282,6 +288,7 @@ RUNNEL: Mapping[NameKind, Mapping[str, str]] = {
         "testing": "celery5.testing.streams.ProcessorDriver",
     },
     "command": {
+        "worker APP": "celery5 -A APP worker start",
         "send": "celery5 stream send STREAM RECORD",
         "sendmany": "celery5 stream send STREAM --file FILE",
         "processor": "celery5 stream reset STREAM GROUP --to earliest",
@@ -305,6 +312,22 @@ def find_hint(thing: NameKind, name: str) -> str:
     return ""
 
 
+def find_variable_hint(variable: str, settings: Collection[str]) -> str:
+    """Return what is to be set instead of a variable of Fennel's or Runnel's environment; '' if it is none of theirs.
+
+    Args:
+        variable: The name in the environment.
+        settings: The names of celery5's settings; those with the name of theirs need no entry in a table.
+    """
+    for library, names, page in _LIBRARIES[1:]:
+        prefix, _, name = variable.partition("_")
+        name = name.lower()
+        instead = f"CELERY5_{name.upper()}" if name in settings else names["setting"].get(name, "")
+        if prefix == library.upper() and instead:
+            return f'instead of {library}\'s {name} there is {instead} (guide: "{page}")'
+    return ""
+
+
 def describe_option(thing: NameKind, option: str, known: Sequence[str]) -> str:
     """Return that there is no such option, with a hint to what the author may have meant."""
     hint = find_hint(thing, option)
@@ -317,8 +340,10 @@ def describe_option(thing: NameKind, option: str, known: Sequence[str]) -> str:
 def find_command_hint(words: Sequence[str]) -> str:
     """Return what to write instead of the command that these words begin, as the end of a message.
 
-    The first two words, `inspect active`, count before the first alone. '' if Celery has no such command.
+    The first two words, `inspect active`, count before the first alone. '' if no other library has such a command.
     """
+    if words[0] == "worker":  # Runnel's comes with the application, and celery5 has a command of this name
+        return find_hint("command", "worker APP") if ":" in "".join(words[1:2]) else ""
     return find_hint("command", " ".join(words[:2])) or find_hint("command", "".join(words[:1]))
 
 
@@ -330,14 +355,17 @@ def make_attribute_error(thing: NameKind, of: Any, name: str) -> AttributeError:
     )
 
 
-def make_import_error(name: str) -> Exception:
-    """Return the error for a name that celery5 does not have, with a hint.
+def make_import_error(name: str, package: str = "celery5") -> Exception:
+    """Return the error for a name that celery5, or a package of it, does not have, with a hint.
 
     It is an ImportError if there is a hint, since `from celery5 import` shows the text of no other error.
     """
-    hint = find_hint("module", name) or _find_package(name)
-    text = f"module 'celery5' has no attribute {name!r}{hint}"
-    return ImportError(text, name="celery5") if hint else AttributeError(text, name=name)
+    if package == "celery5":
+        hint = find_hint("module", name) or _find_package(name)
+    else:  # a module of the package that is not loaded yet is no error: Python imports it after an AttributeError
+        hint = "" if find_spec(f"{package}.{name}") else find_hint("module", name)
+    text = f"module {package!r} has no attribute {name!r}{hint}"
+    return ImportError(text, name=package) if hint else AttributeError(text, name=name)
 
 
 def _find_package(name: str) -> str:

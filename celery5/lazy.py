@@ -18,7 +18,9 @@ def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any
 
     def get(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            from celery5.hints import make_import_error
+
+            raise make_import_error(name, package)
         return getattr(import_module(homes[name]), name)
 
     def names() -> list[str]:

@@ -80,13 +80,14 @@ class CommandTree(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command as click does. The error for a command of Celery's names that of celery5."""
-        if args and args[0] not in COMMANDS and (hint := _find_celery_hint(args)):
-            raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx)
+        """Find a command as click does. The error for a command of another library's names that of celery5."""
+        is_runnels = args[:1] == ["worker"] and ":" in "".join(args[1:2])
+        if args and (is_runnels or args[0] not in COMMANDS) and (hint := _find_hint(args)):
+            raise click.UsageError(f"No such command {args[is_runnels]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
-def _find_celery_hint(words: list[str]) -> str:
+def _find_hint(words: list[str]) -> str:
     from celery5.hints import find_command_hint
 
     return find_command_hint(words)

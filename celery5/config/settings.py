@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from celery5.errors import Misconfigured
-from celery5.hints import find_hint
+from celery5.hints import find_hint, find_variable_hint
 from celery5.protocol.brokers import check_queue_routes, find_route_errors
 from celery5.protocol.job.retry_policy import LONGEST
 from celery5.protocol.limits import parse_kind_rates
@@ -746,8 +746,14 @@ def find_warnings(settings: Settings, environ: Mapping[str, str]) -> list[str]:
         warnings.append("inbox_signatures=False: whoever can write to Redis commands the workers")
     if settings.status_port and settings.status_host not in ("127.0.0.1", "::1", "localhost"):
         warnings.append(f"status_host={settings.status_host}: the status port asks nobody who they are")
+    warnings += [
+        f"{name} is in the environment, and is no setting{find_hint('setting', name.removeprefix(PREFIX).lower())}"
+        for name in find_unknown_variables(environ)
+    ]
     return warnings + [
-        f"{name} is in the environment, and is no setting" for name in find_unknown_variables(environ)
+        f"{name} is in the environment, and is not read; {hint}"
+        for name in sorted(environ)
+        if (hint := find_variable_hint(name, _TYPES))
     ]
 
 

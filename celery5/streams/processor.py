@@ -103,10 +103,13 @@ class Processor(Generic[R]):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise Misconfigured(f"{where}: {name} is {value!r}: give {low} to {high:,}")
-        if not 0 <= self.commit_within <= 60:
-            raise Misconfigured(f"{where}: commit_within is {self.commit_within!r}: give 0 to 60 seconds")
-        if not 0 <= self.absence <= 3600:
-            raise Misconfigured(f"{where}: absence is {self.absence!r}: give 0 to 3,600 seconds")
+        for name, seconds, most in (
+            ("grace_period", self.grace_period or 0, 86_400),
+            ("commit_within", self.commit_within, 60),
+            ("absence", self.absence, 3_600),
+        ):
+            if not 0 <= seconds <= most:
+                raise Misconfigured(f"{where}: {name} is {seconds!r}: give 0 to {most:,} seconds")
         if not isinstance(cast("object", self.on_error), RetryPolicy):
             raise Misconfigured(f"{where}: on_error is {self.on_error!r}: give a RetryPolicy")
         parse_start(self.start, where)

@@ -1,16 +1,21 @@
 """Runnel's names: who writes one is told ours; each is on the page for those who come from Runnel."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from celery5 import App, Misconfigured, RetryPolicy
 from celery5.cli.main import cli
 from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
+from celery5.config.settings import Settings, find_warnings
 from celery5.hints import FENNEL, RUNNEL, NameKind, find_hint
-from celery5.streams import Keep, Record, Stream, StreamEntry, StreamEvents
+from celery5.services.streams.owned_partition import make_partition_options
+from celery5.streams import Keep, Processor, Record, Stream, StreamEntry, StreamEvents
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "from-runnel.md").read_text()
 
@@ -110,8 +115,37 @@ def test_the_settings_that_fennel_has_too_are_answered() -> None:
 
 @pytest.mark.parametrize("name", RUNNEL["module"])
 def test_importing_a_name_says_what_there_is(name: str) -> None:
-    with pytest.raises(ImportError, match=re.escape(f"for Runnel's {name} there is")):
-        exec(f"from celery5 import {name}")
+    for package in ("celery5", "celery5.limits"):
+        with pytest.raises(ImportError, match=re.escape(f"for Runnel's {name} there is")):
+            exec(f"from {package} import {name}")
+
+
+@pytest.mark.parametrize("module", ["middleware", "interfaces", "constants"])
+def test_importing_a_module_says_what_there_is(module: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=re.escape(f"for Runnel's {module} there is")):
+        exec(f"import celery5.{module}")
+
+
+def test_a_module_of_a_package_is_no_name_of_runnels() -> None:
+    code = "from celery5.streams import middleware; print(middleware.__name__)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (ran.stdout, ran.stderr) == ("celery5.streams.middleware\n", "")
+
+
+@pytest.mark.parametrize(
+    ("variable", "answer"),
+    [
+        ("RUNNEL_DEFAULT_LOCK_EXPIRY", "instead of Runnel's default_lock_expiry there is lease "),
+        ("RUNNEL_REDIS_URL", "instead of Runnel's redis_url there is broker "),
+        ("RUNNEL_LOG_LEVEL", "instead of Runnel's log_level there is CELERY5_LOG_LEVEL "),
+        ("FENNEL_LOG_LEVEL", "instead of Fennel's log_level there is CELERY5_LOG_LEVEL "),
+        ("CELERY5_DEFAULT_LOCK_EXPIRY", "for Runnel's default_lock_expiry there is lease "),
+    ],
+)
+def test_a_variable_of_runnels_is_named_with_what_to_set(variable: str, answer: str) -> None:
+    (warning,) = find_warnings(Settings(), {variable: "3", "RUNNEL_HOME": "/", "RUNNEL": "1"})
+    assert warning.startswith(f"{variable} is in the environment")
+    assert answer in warning
 
 
 def test_importing_what_the_package_of_streams_has_says_where_it_is() -> None:
@@ -119,13 +153,65 @@ def test_importing_what_the_package_of_streams_has_says_where_it_is() -> None:
         exec("from celery5 import Record")
 
 
-@pytest.mark.parametrize("words", RUNNEL["command"])
+@pytest.mark.parametrize("words", sorted(RUNNEL["command"].keys() - {"worker APP"}))
 def test_a_command_is_refused_with_its_name_here(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = run_reporting_errors(
         lambda: cli.main(["-A", "shop", *words.split()], "celery5", standalone_mode=False)
     )
     assert code == EXIT_USAGE
-    assert f"for Runnel's {words} there is celery5 stream " in capsys.readouterr().err
+    assert f"for Runnel's {words} there is celery5 " in capsys.readouterr().err
+
+
+def test_a_worker_of_an_application_is_refused_with_the_command_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["worker", "shop:app", "--processors", "bill"]
+    assert run_reporting_errors(lambda: cli.main(words, "celery5", standalone_mode=False)) == EXIT_USAGE
+    assert "No such command 'shop:app'; for Runnel's worker APP there is celery5 -A APP worker start" in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_runnel_checks_is_checked() -> None:
+    one = App("checks")
+    declare: Any = one.processor
+    with pytest.raises(Misconfigured, match="Order has no field 'order'; did you mean 'order_id'"):
+        one.stream("other", Order, by="order")
+    with pytest.raises(Misconfigured, match="record Nested is primitive, and its field 'orders' is no int, "):
+        type("Nested", (Record,), {"__annotations__": {"orders": list[int]}}, primitive=True)
+
+    class Native(Record, primitive=True):
+        size: int
+
+    with pytest.raises(Misconfigured, match=r"record Native is primitive: .* without a codec"):
+        one.stream("other", Native, by="size", codec="msgpack")
+    stream = one.stream("orders", Order, by="order_id")
+    with pytest.raises(ValueError, match="2 records with 1 times: give one for each"):
+        stream.send(Order(order_id=1), Order(order_id=2), times=[5])
+    declare(stream)(bill)
+    with pytest.raises(Misconfigured, match="two processors of stream orders are named 'bill'"):
+        declare(stream)(bill)
+    with pytest.raises(Misconfigured, match=r"give a stream, app\.stream\("):
+        declare("orders")(bill)
+    with pytest.raises(Misconfigured, match="a processor takes one argument, its events"):
+        declare(stream)(lambda: None)
+    events = StreamEvents(cast("Any", SimpleNamespace(grace_period=2.0, group="bill")), stream.codec)
+    with pytest.raises(Misconfigured, match="give 0 to 2 s, its grace period"):
+        events.take(10, within=2.5)
+    with pytest.raises(Misconfigured, match="grace_period is -1: give 0 to"):
+        declare(stream, name="other", grace_period=-1)(bill)
+
+
+def test_zeros_reach_the_partition_and_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    zero = Processor(function=bill, stream=orders, name="bill", grace_period=0)
+    assert make_partition_options(zero, grace_period=30).grace_period == 0
+    assert App("zeros", grace_period=0).settings.grace_period == 0
+    monkeypatch.setenv("CELERY5_GRACE_PERIOD", "0")
+    assert App("zeros").settings.grace_period == 0
+    events = StreamEvents(cast("Any", SimpleNamespace(grace_period=0, group="bill")), orders.codec)
+    events.take(1, within=0)
+    with pytest.raises(Misconfigured, match="give 1 to"):
+        events.take(0, within=0)
 
 
 def test_an_explicit_zero_is_a_zero() -> None:
