@@ -116,7 +116,7 @@ def applications(client: "redis.Redis") -> set[str]:
 
 OF_STREAM = re.compile(
     r"(?P<tag>celery5:\{[^:{}]+:[^{}]+\}):"
-    r"(?:map|groups|relayed|archiving|archive:\d+|log:\d+|(?P<kind>members|incarnations|plan|partition|state|outbox|dead-records):(?P<group>[^:]+)(?::\d+)?)"
+    r"(?:map|groups|relayed|archiving|archive:\d+|log:\d+|(?P<kind>members|incarnations|plan|partition|state|outbox|dead-records|parked-keys|parked):(?P<group>[^:]+)(?::.*)?)"
 )
 
 

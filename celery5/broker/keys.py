@@ -129,6 +129,8 @@ class StreamKeys:
     state_prefix: str
     outbox_prefix: str
     dead_prefix: str
+    parked_prefix: str
+    parked_log_prefix: str
     changes_prefix: str
 
     def log(self, partition: int) -> str:
@@ -170,6 +172,10 @@ class StreamKeys:
     def dead(self, group: str) -> str:
         """STREAM  records that a group has given up."""
         return f"{self.dead_prefix}{group}"
+
+    def parked(self, group: str) -> str:
+        """HASH    the keys that a group has parked, each with `key:` in front, and how many `records` they have."""
+        return f"{self.parked_prefix}{group}"
 
     def changes(self, group: str) -> str:
         """channel: the members of a group, or what they may read, has changed."""
@@ -353,6 +359,8 @@ class Keys:
             partition_prefix=f"{tag}:partition:",
             state_prefix=f"{tag}:state:",
             outbox_prefix=f"{tag}:outbox:",
+            parked_prefix=f"{tag}:parked-keys:",
+            parked_log_prefix=f"{tag}:parked:",
             dead_prefix=f"{tag}:dead-records:",
             changes_prefix=f"{tag}:changes:",
         )

@@ -156,6 +156,7 @@ class HostChecks:
                 lost=sum(one.lost for one in group.partitions),
                 full=_find_full(app.streams, group, state.waiting_for_archive),
                 archived=sum(one.archived for one in group.partitions),
+                parked=group.parked_keys,
             )
             for state in states
             for group in state.groups

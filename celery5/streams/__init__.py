@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from celery5.streams.dead_records import DeadRecordQuery, DeadRecords, DeadRecordTally, StoredDeadRecord
     from celery5.streams.events import StreamEntry, StreamEvents
     from celery5.streams.middleware import ProcessorMiddleware, RecordSkipped
+    from celery5.streams.parked_keys import ParkedKeyRegistry, ParkedKeyState
     from celery5.streams.processor import Processor
     from celery5.streams.record import Record
     from celery5.streams.registry import (
@@ -39,6 +40,8 @@ __all__ = [
     "GroupNotEmpty",
     "Hopping",
     "Keep",
+    "ParkedKeyRegistry",
+    "ParkedKeyState",
     "PartitionLag",
     "Processor",
     "ProcessorMiddleware",
@@ -84,6 +87,8 @@ if not TYPE_CHECKING:
             "GroupIsLive": "celery5.streams.registry",
             "GroupLag": "celery5.streams.registry",
             "Keep": "celery5.streams.stream",
+            "ParkedKeyRegistry": "celery5.streams.parked_keys",
+            "ParkedKeyState": "celery5.streams.parked_keys",
             "PartitionLag": "celery5.streams.registry",
             "Processor": "celery5.streams.processor",
             "RecordId": "celery5.streams.stream",

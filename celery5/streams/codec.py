@@ -157,6 +157,11 @@ class RecordCodec(Generic[R]):
         self._serializers = {serializer.name: serializer}
         self._compressors = {} if compressor is None else {compressor.name: compressor}
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether records have keys."""
+        return self._get_key is not None
+
     def encode(self, record: R) -> tuple[str | bytes, ...]:
         """Return the fields and values of an entry, in turns. Raises BadRecord when a value does not fit its field."""
         try:

@@ -14,5 +14,8 @@ async def erase_streams(app: Application, redis: AsyncDriver) -> None:
     for stream in await redis.perform(calls.list_streams(app.keys)):
         keys = app.keys.for_stream(stream)
         groups = await redis.perform(calls.list_groups(keys))
+        for group in groups:
+            parked = await redis.perform(calls.list_parked_keys(keys, group))
+            await redis.perform(calls.erase_parked(keys, group, list(parked.keys)))
         partitions = await redis.perform(calls.count_partitions(keys))
         await redis.perform(calls.erase_stream(keys, groups, partitions))

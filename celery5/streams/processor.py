@@ -10,6 +10,7 @@ from celery5.errors import Misconfigured
 from celery5.hints import describe_option, find_hint
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.similar_names import did_you_mean
+from celery5.protocol.streams.failure import FAILURE_ACTIONS, FailureAction
 from celery5.streams.blocking_events import BlockingEvents
 from celery5.streams.events import StreamEvents
 from celery5.streams.middleware import ProcessorMiddleware, check_middleware
@@ -19,8 +20,6 @@ R = TypeVar("R")
 
 ProcessorFunction = Callable[[StreamEvents[R]], Awaitable[None]] | Callable[[BlockingEvents[R]], None]
 ProcessorKind = Literal["trio", "asyncio", "thread"]
-FailureAction = Literal["ignore", "quarantine"]
-FAILURE_ACTIONS: tuple[FailureAction, ...] = ("ignore", "quarantine")
 NO_RETRIES = RetryPolicy(max_retries=0)
 
 
@@ -59,8 +58,9 @@ class Processor(Generic[R]):
     on_error: RetryPolicy = NO_RETRIES
     """How often a record that fails is tried again, in its place: what is behind it waits. None by default."""
     then: FailureAction = "quarantine"
-    """What happens after that: `ignore` makes it a dead record and goes on; `quarantine` stops its partition for the
-    group, on all workers, until `celery5 stream quarantine --clear`."""
+    """What happens after that: `ignore` makes it a dead record and goes on; `park-key` sets it aside with all later
+    records of its key, until `celery5 stream release`, and goes on with other keys; `quarantine` stops its partition
+    for the group, on all workers, until `celery5 stream quarantine --clear`."""
     into: Stream[Any] | None = None
     """The stream that `events.send(...)` appends to."""
     prefetch: int = 256
@@ -89,12 +89,7 @@ class Processor(Generic[R]):
             raise Misconfigured(
                 f"{where}: a name is 1 to 200 characters without spaces, commas, colons or braces"
             )
-        if self.then not in FAILURE_ACTIONS:
-            meant = did_you_mean(
-                str(self.then), FAILURE_ACTIONS, otherwise=f"give {' or '.join(FAILURE_ACTIONS)}"
-            )
-            hint = find_hint("failure action", str(self.then).rpartition(".")[2]) or f"; {meant}"
-            raise Misconfigured(f"{where}: then is {self.then!r}{hint}")
+        self._check_then(where)
         for name, low, high in (
             ("prefetch", 1, 100_000),
             ("concurrency", 1, 1_000),
@@ -118,6 +113,18 @@ class Processor(Generic[R]):
         if self.loop == "asyncio" and self.kind == "thread":
             raise Misconfigured(f'{where}: loop="asyncio" is for `async def` functions')
         check_middleware(self.middleware, where, is_blocking=self.kind == "thread")
+
+    def _check_then(self, where: str) -> None:
+        if self.then not in FAILURE_ACTIONS:
+            meant = did_you_mean(
+                str(self.then), FAILURE_ACTIONS, otherwise=f"give {' or '.join(FAILURE_ACTIONS)}"
+            )
+            hint = find_hint("failure action", str(self.then).rpartition(".")[2]) or f"; {meant}"
+            raise Misconfigured(f"{where}: then is {self.then!r}{hint}")
+        if self.then == "park-key" and not self.stream.codec.has_keys:
+            raise Misconfigured(
+                f"{where}: then='park-key' needs records with keys: declare stream {self.stream.name} with by=..."
+            )
 
     @property
     def kind(self) -> ProcessorKind:

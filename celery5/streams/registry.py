@@ -23,6 +23,7 @@ from celery5.streams.browsing import (
 )
 from celery5.streams.codec import PrimitiveCodec, make_codec
 from celery5.streams.dead_records import DeadRecords
+from celery5.streams.parked_keys import ParkedKeyRegistry
 from celery5.streams.processor import Processor, make_processor, parse_start
 from celery5.streams.stored_record import StoredRecord
 from celery5.streams.stream import Keep, Stream
@@ -75,6 +76,9 @@ class GroupLag(msgspec.Struct, frozen=True):
     partitions: tuple[PartitionLag, ...]
     # Records that it has given up.
     dead: int = 0
+    # Keys that it has parked, and how many records they have.
+    parked_keys: int = 0
+    parked_records: int = 0
 
 
 class StreamState(msgspec.Struct, frozen=True):
@@ -97,7 +101,7 @@ class GroupIsLive(CeleryError):
 
 
 class GroupNotEmpty(CeleryError):
-    """A group has outputs that are not delivered, or dead records: it is not forgotten."""
+    """A group has outputs that are not delivered, or dead or parked records: it is not forgotten."""
 
 
 class WindowsAreOpen(CeleryError):
@@ -185,6 +189,11 @@ class Streams(Mapping[str, Stream[Any]]):
     def dead_records(self) -> DeadRecords:
         """The records that groups have given up: read, replay and purge them."""
         return DeadRecords(self._app, self)
+
+    @property
+    def parked_keys(self) -> ParkedKeyRegistry:
+        """The keys that groups have parked: see, release and discard them."""
+        return ParkedKeyRegistry(self._app)
 
     def parse_processors(self, text: str) -> tuple[str, ...]:
         """Return the names of processors in a list with commas, or no name for `none`.
@@ -355,7 +364,7 @@ class Streams(Mapping[str, Stream[Any]]):
 
         Raises:
             GroupIsLive: Members run: they would bring it back.
-            GroupNotEmpty: It has outputs that are not delivered, or dead records.
+            GroupNotEmpty: It has outputs that are not delivered, or dead or parked records.
             Misconfigured: There is no such group.
         """
         return run_in_plain_python(_forget, self._app, stream, group, force)
@@ -441,9 +450,11 @@ async def measure_group(keys: StreamKeys, redis: AsyncDriver, group: str) -> Gro
     members: tuple[str, ...] = ()
     dead = await redis.perform(calls.count_dead_records(keys, group))
     first, total = 0, 1
+    parked_keys = parked_records = 0
     while first < total:
         state = await redis.perform(calls.get_group(keys, group, first=first, count=PARTITIONS_PER_CALL))
         total, members = state.total, state.members
+        parked_keys, parked_records = state.parked_keys, state.parked_records
         found += [_measure(partition, state.get_age(partition)) for partition in state.partitions]
         first += PARTITIONS_PER_CALL
     return GroupLag(
@@ -454,6 +465,8 @@ async def measure_group(keys: StreamKeys, redis: AsyncDriver, group: str) -> Gro
         max((partition.age for partition in found), default=0.0),
         tuple(found),
         dead,
+        parked_keys,
+        parked_records,
     )
 
 
@@ -540,7 +553,7 @@ async def _forget(app: Application, redis: AsyncDriver, stream: str, group: str,
         if reply.outcome == "kept":
             raise GroupNotEmpty(
                 f"group {group} of stream {stream} has {reply.number} outputs that are not delivered and "
-                f"{reply.dead} dead records: nothing was forgotten; with force they go, too"
+                f"{reply.dead} dead and {reply.parked} parked records: nothing was forgotten; with force they go, too"
             )
         first = reply.number
         if not first:

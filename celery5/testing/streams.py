@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from celery5.app import App
 from celery5.broker.calls.streams import RawEntry
@@ -20,12 +21,14 @@ from celery5.errors import Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.job.job import Job
 from celery5.protocol.streams.groups import Assignment, Commit, split_id
+from celery5.protocol.streams.parking import ParkedAction, ParkedKey, ParkedKeysFound, read_parked_words
 from celery5.protocol.streams.routing import find_partition
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import decode_output
 from celery5.services.streams.owned_partition import OwnedPartition, end_partitions, make_partition_options
+from celery5.services.streams.parking import ParkedKeys
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor, ProcessorFunction
 from celery5.streams.stream import RecordId, Stream
@@ -227,6 +230,21 @@ class ProcessorDriver(Generic[R]):
         ]
 
     @property
+    def parked(self) -> dict[str, list[R]]:
+        """The records that are parked, by key, in their order."""
+        decode = self._processor.stream.codec.decode
+        return {
+            key.decode(errors="replace"): [decode(read_parked_words(words)[1]) for _, words in entries]
+            for key, entries in sorted(self._group.parked.items())
+        }
+
+    def release(self, *keys: str, discard: bool = False) -> None:
+        """Have parked keys processed, or made dead records; all by default. Then commit that."""
+        action: ParkedAction = "discard" if discard else "release"
+        self._loop.call(partial(self._group.set_parked, action, [key.encode() for key in keys]))
+        self.commit()
+
+    @property
     def quarantined(self) -> dict[int, str]:
         """The partitions that are quarantined, and why."""
         return {log.number: log.why for log in self._group.logs if log.condition}
@@ -317,6 +335,11 @@ class _VirtualGroup:
         self.sent: list[tuple[str, Sequence[bytes]]] = []
         self.state: dict[str, bytes] = {}
         self.dead: list[_Dead] = []
+        self.parked: dict[bytes, list[RawEntry]] = {}
+        self.about_parked: dict[bytes, ParkedKey] = {}
+        self._parked_entries = 0
+        self._parks_keys = processor.then == "park-key"
+        self._parked_by_partition: dict[int, ParkedKeys] = {}
         self._recorded = recorded
         self._partitions: dict[int, OwnedPartition] = {}
         self._nursery: trio.Nursery | None = None
@@ -338,13 +361,18 @@ class _VirtualGroup:
             self._log.finish()
 
     def _begin(self, log: _PartitionLog) -> None:
-        partition = self._partitions[log.number] = OwnedPartition(log.assign(), self._options, self)
+        parked = on_commit = None
+        if self._parks_keys:
+            parked = ParkedKeys(log.number, self._find_parked(), len(self.logs))
+            self._parked_by_partition[log.number], on_commit = parked, parked.note_commit
+        partition = OwnedPartition(log.assign(), self._options, self, on_commit=on_commit)
+        self._partitions[log.number] = partition
         assert self._nursery is not None
         for lane in partition.lanes:
             if partition.condition:
                 lane.ended.set()
             else:
-                self._nursery.start_soon(self._execution.process, partition, lane)
+                self._nursery.start_soon(self._execution.process, partition, lane, parked)
         if partition.needs_trial:
             partition.begin_trial()
         self.want_records()
@@ -406,6 +434,44 @@ class _VirtualGroup:
         except Exception:  # its lane raises the error in the processor
             return b""
 
+    async def read_parked(self, key: bytes, after: str, count: int) -> list[RawEntry]:
+        """Return entries of the log of a parked key, behind `after`."""
+        await trio.lowlevel.checkpoint()
+        return [each for each in self.parked.get(key, ()) if int(each[0]) > int(after or 0)][:count]
+
+    async def note_parked(self, key: bytes, about: ParkedKey) -> None:
+        """Write down what is said of a parked key."""
+        await trio.lowlevel.checkpoint()
+        self.about_parked[key] = about
+
+    async def set_parked(self, action: ParkedAction, keys: Sequence[bytes]) -> None:
+        """Have parked keys, or all, released or discarded."""
+        for parked in self._parked_by_partition.values():
+            parked.begin_update()
+        for key in keys or list(self.about_parked):
+            if key in self.about_parked:
+                self.about_parked[key] = replace(self.about_parked[key], action=action)
+        for number, parked in self._parked_by_partition.items():
+            parked.update(self._find_parked(), len(self.logs))
+            self._partitions[number].wake()
+
+    def _find_parked(self) -> ParkedKeysFound:
+        return ParkedKeysFound(self.about_parked, sum(map(len, self.parked.values())))
+
+    def _change_parked(self, commit: Commit) -> None:
+        for each in commit.parked:
+            if bool(each.words) != (each.key in self.about_parked):
+                self.about_parked[each.key] = each.about
+            if each.words:
+                self._parked_entries += 1
+                words = [word if isinstance(word, bytes) else word.encode() for word in each.words]
+                self.parked.setdefault(each.key, []).append((str(self._parked_entries).encode(), words))
+        for done in commit.released:
+            left = [entry for entry in self.parked[done.key] if entry[0].decode() != done.entry]
+            self.parked[done.key] = left
+            if not left:
+                del self.parked[done.key], self.about_parked[done.key]
+
     async def read_states(self, names: Sequence[str]) -> list[bytes | None]:
         """Read values of the keyed state."""
         await trio.lowlevel.checkpoint()
@@ -429,6 +495,7 @@ class _VirtualGroup:
                     self.state[name] = value
             for dead in commit.dead:
                 self._bury(partition.number, dead)
+            self._change_parked(commit)
             for output in commit.outputs:
                 self._deliver(decode_output(output))
             partition.end_commit(commit)

@@ -106,22 +106,39 @@ class GroupLags:
                     for state, count in _count_states(lag).items()
                 ],
             ),
-            make_gauge(
-                "celery5_stream_lost_records",
-                "Records that were dropped before the group has read them, and that it has not come to yet.",
-                *[(sum(one.lost for one in lag.partitions), labels) for labels, lag in groups],
-            ),
-            make_gauge(
-                "celery5_stream_late_records",
-                "Records that came after a window of theirs had closed.",
-                *[(sum(one.late for one in lag.partitions), labels) for labels, lag in groups],
-            ),
-            make_gauge(
-                "celery5_stream_dead_records",
-                "Records that the group has given up.",
-                *[(lag.dead, labels) for labels, lag in groups],
-            ),
+            *_count_records(groups),
         ]
+
+
+def _count_records(groups: Sequence[tuple[dict[str, str], GroupLag]]) -> list[MetricFamily]:
+    """Return how many records of groups are not processed as usual."""
+    return [
+        make_gauge(
+            "celery5_stream_lost_records",
+            "Records that were dropped before the group has read them, and that it has not come to yet.",
+            *[(sum(one.lost for one in lag.partitions), labels) for labels, lag in groups],
+        ),
+        make_gauge(
+            "celery5_stream_late_records",
+            "Records that came after a window of theirs had closed.",
+            *[(sum(one.late for one in lag.partitions), labels) for labels, lag in groups],
+        ),
+        make_gauge(
+            "celery5_stream_dead_records",
+            "Records that the group has given up.",
+            *[(lag.dead, labels) for labels, lag in groups],
+        ),
+        make_gauge(
+            "celery5_stream_parked_keys",
+            "Keys that the group has parked.",
+            *[(lag.parked_keys, labels) for labels, lag in groups],
+        ),
+        make_gauge(
+            "celery5_stream_parked_records",
+            "Records of parked keys.",
+            *[(lag.parked_records, labels) for labels, lag in groups],
+        ),
+    ]
 
 
 def _count_states(lag: GroupLag) -> dict[str, int]:

@@ -3,19 +3,26 @@
 import random
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import trio
 
 from celery5.logs.log import Log
 from celery5.protocol.streams.failure import (
+    MAX_ERROR_TEXT,
+    Decision,
+    ParkKey,
     QuarantinePartition,
     RetryRecord,
+    SkipRecord,
     decide_failure,
     make_dead_record,
 )
 from celery5.runners.context import CURRENT_PARTITION
+from celery5.services.streams.lane_feed import LaneFeed
 from celery5.services.streams.owned_partition import Lane, OwnedPartition
+from celery5.services.streams.parking import ParkedKeys, ParkingFeed, ParkingHost
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor
 
@@ -23,7 +30,7 @@ RESTART_DELAY = 1.0
 """Seconds until a function that has ended by itself, without taking a record, is called again."""
 
 
-class LaneHost(Protocol):
+class LaneHost(ParkingHost, Protocol):
     """What a lane needs of the group that it belongs to."""
 
     async def quarantine(self, partition: OwnedPartition, why: str) -> None:
@@ -61,38 +68,47 @@ class LaneExecution:
         self._random = random
         self._names: dict[str, Any] = {"stream": processor.stream.name, "processor": processor.name}
 
-    async def process(self, partition: OwnedPartition, lane: Lane) -> None:
-        """Call the function of the processor, again and again, until the partition is given away."""
+    async def process(self, partition: OwnedPartition, lane: Lane, parked: ParkedKeys | None = None) -> None:
+        """Call the function of the processor, again and again, until the partition is given away.
+
+        Args:
+            partition: The partition.
+            lane: Its lane.
+            parked: The parked keys that it knows, if the processor parks keys.
+        """
         attempts: dict[bytes, int] = {}
         # It goes with the context into a thread or an asyncio task.
         CURRENT_PARTITION.set({"worker": self._log.worker, **self._names, "partition": partition.number})
         try:
             with lane.scope:
+                feed = lane if parked is None else self._make_parking_feed(partition, lane, parked)
                 if partition.deaths >= self._max_deliveries:
-                    await self._pass_poison(partition, lane)
-                while not lane.is_stopping:
-                    await self._call_function(partition, lane, attempts)
+                    await self._pass_poison(partition, lane, feed)
+                while not feed.is_stopping:
+                    await self._call_function(partition, feed, attempts)
         finally:
             lane.ended.set()
 
-    async def _call_function(self, partition: OwnedPartition, lane: Lane, attempts: dict[bytes, int]) -> None:
+    async def _call_function(
+        self, partition: OwnedPartition, feed: LaneFeed, attempts: dict[bytes, int]
+    ) -> None:
         try:
-            await self._calls.process(lane)
+            await self._calls.process(feed)
         except Exception as error:
-            await self._handle_failure(partition, lane, attempts, error)
+            await self._handle_failure(partition, feed, attempts, error)
             return
-        has_taken = bool(lane.taken)
-        lane.settle()
-        if not lane.is_stopping:
+        has_taken = bool(feed.taken)
+        feed.settle()
+        if not feed.is_stopping:
             self._log.event(
                 "processor:returned", "warning", partition=partition.number, hint=_RETURNED, **self._names
             )
-            await _sleep_unless_stopping(lane, 0.0 if has_taken else RESTART_DELAY)
+            await _sleep_unless_stopping(feed, 0.0 if has_taken else RESTART_DELAY)
 
     async def _handle_failure(
-        self, partition: OwnedPartition, lane: Lane, attempts: dict[bytes, int], error: Exception
+        self, partition: OwnedPartition, feed: LaneFeed, attempts: dict[bytes, int], error: Exception
     ) -> None:
-        first = lane.taken[0][0] if lane.taken else b""
+        first = feed.taken[0][0] if feed.taken else b""
         attempt = attempts[first] = attempts.get(first, 0) + 1
         decision = decide_failure(
             self._processor.on_error,
@@ -112,24 +128,50 @@ class LaneExecution:
             traceback="".join(traceback.format_exception(error))[-8000:],
             **self._names,
         )
-        if not lane.taken and not isinstance(decision, QuarantinePartition):
+        if not feed.taken and not isinstance(decision, QuarantinePartition):
             decision = RetryRecord(RESTART_DELAY)
         if isinstance(decision, RetryRecord):
-            lane.give_back()
-            await _sleep_unless_stopping(lane, decision.delay)
+            feed.give_back()
+            await _sleep_unless_stopping(feed, decision.delay)
             return
+        if isinstance(decision, ParkKey) and isinstance(feed, ParkingFeed):
+            if feed.take_singly():
+                return  # to find out which one of the batch it was
+            decision = self._park(feed, repr(error))
         attempts.pop(first, None)
+        if isinstance(decision, ParkKey):
+            return
         if isinstance(decision, QuarantinePartition):
-            lane.give_back()
+            feed.give_back()
             await self._host.quarantine(partition, f"record {first.decode()}: {error!r}"[:1000])
             return
-        await self._bury(partition, lane, repr(error), "".join(traceback.format_exception(error)), attempt)
+        await self._bury(partition, feed, repr(error), "".join(traceback.format_exception(error)), attempt)
+
+    def _park(self, feed: ParkingFeed, why: str) -> Decision:
+        """Park the key of a record; return what else becomes of it when that cannot be."""
+        match feed.park(why[:MAX_ERROR_TEXT]):
+            case "parked":
+                return ParkKey()
+            case "no key":
+                return SkipRecord()
+            case "full":
+                return QuarantinePartition()
+
+    def _make_parking_feed(self, partition: OwnedPartition, lane: Lane, parked: ParkedKeys) -> ParkingFeed:
+        return ParkingFeed(
+            lane=lane,
+            partition=partition,
+            parked=parked,
+            host=self._host,
+            max_tries=self._max_deliveries,
+            log=partial(self._log.event, **self._names),
+        )
 
     async def _bury(
-        self, partition: OwnedPartition, lane: Lane, error: str, trace: str, attempts: int
+        self, partition: OwnedPartition, feed: LaneFeed, error: str, trace: str, attempts: int
     ) -> None:
         try:
-            await self._calls.skip(lane, lane.taken, error)
+            await self._calls.skip(feed, feed.taken, error)
         except Exception as failure:  # the record is given up all the same
             self._log.event(
                 "middleware:failed",
@@ -140,16 +182,16 @@ class LaneExecution:
                 traceback="".join(traceback.format_exception(failure))[-8000:],
                 **self._names,
             )
-        lane.bury(
+        feed.bury(
             [
                 make_dead_record(
                     *raw, partition=partition.number, error=error, traceback=trace, attempts=attempts
                 )
-                for raw in lane.taken
+                for raw in feed.taken
             ]
         )
 
-    async def _pass_poison(self, partition: OwnedPartition, lane: Lane) -> None:
+    async def _pass_poison(self, partition: OwnedPartition, lane: Lane, feed: LaneFeed) -> None:
         """Give up the first record, at which too many workers have died, or quarantine the partition."""
         raw = await lane.wait_next()
         if raw is None:
@@ -167,6 +209,8 @@ class LaneExecution:
             deaths=partition.deaths,
             **self._names,
         )
+        if isinstance(feed, ParkingFeed) and feed.park(why) == "parked":
+            return
         if self._processor.then == "ignore":
             await self._bury(partition, lane, why, "", partition.deaths)
         else:
@@ -174,7 +218,7 @@ class LaneExecution:
             await self._host.quarantine(partition, f"record {raw[0].decode()}: {why}")
 
 
-async def _sleep_unless_stopping(lane: Lane, seconds: float) -> None:
+async def _sleep_unless_stopping(lane: LaneFeed, seconds: float) -> None:
     with trio.move_on_after(seconds):
         await lane.stop_requested.wait()
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import trio
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.protocol.streams.groups import Assignment, Commit, split_id
+from celery5.protocol.streams.parking import ParkedRecord, ReleasedRecord
 from celery5.streams.processor import Processor
 
 TRIAL_DEATHS = 2
@@ -79,9 +80,17 @@ class OwnedPartition:
         assignment: Where it begins.
         options: The options of its processor.
         host: The group that it is owned for.
+        on_commit: Is told of each commit that was made.
     """
 
-    def __init__(self, assignment: Assignment, options: PartitionOptions, host: PartitionHost) -> None:
+    def __init__(
+        self,
+        assignment: Assignment,
+        options: PartitionOptions,
+        host: PartitionHost,
+        *,
+        on_commit: Callable[[Commit], None] | None = None,
+    ) -> None:
         self.number = assignment.partition
         self.epoch = assignment.epoch
         self.deaths = assignment.deaths
@@ -103,6 +112,9 @@ class OwnedPartition:
         self._done_id = assignment.cursor.encode()
         self._outputs: list[bytes] = []
         self._dead: list[Sequence[str | bytes]] = []
+        self._parked: list[ParkedRecord] = []
+        self._released: list[ReleasedRecord] = []
+        self._on_commit = on_commit
         self._pending_state: dict[str, bytes | None] = {}
         self._committing_state: Mapping[str, bytes | None] = {}
         self._state_cache: dict[str, bytes | None] = {}
@@ -159,7 +171,7 @@ class OwnedPartition:
             self._order.append(entry[0])
             if entry[0] not in self._ahead:
                 self._buffered += 1
-                self.lanes[crc32(self._host.find_key(entry)) % len(self.lanes)].feed((entry,))
+                self.find_lane(self._host.find_key(entry)).feed((entry,))
         if self._order[0] in self._ahead:
             self._advance(())
             self._note_done()
@@ -268,6 +280,23 @@ class OwnedPartition:
         self._dead += dead
         self.settle(taken, [], {})
 
+    def add_parked(self, parked: ParkedRecord) -> None:
+        """Add a change of a parked key to what is settled next."""
+        self._parked.append(parked)
+
+    def add_released(self, released: ReleasedRecord) -> None:
+        """Add a parked record that is done to what is settled next."""
+        self._released.append(released)
+
+    def find_lane(self, key: bytes) -> "Lane":
+        """Return the lane of a key."""
+        return self.lanes[crc32(key) % len(self.lanes)]
+
+    def wake(self) -> None:
+        """Have the lanes look again for something to do."""
+        for lane in self.lanes:
+            lane.wake()
+
     def commit_now(self) -> None:
         """Commit now what is done: a lane waits for it."""
         self._host.commit_now()
@@ -345,12 +374,17 @@ class OwnedPartition:
             sorted((done.decode() for done in self._ahead), key=split_id),
             self._name,
             self._commits,
+            tuple(self._parked),
+            tuple(self._released),
         )
         self._outputs, self._pending_state, self._dead = [], {}, []
+        self._parked, self._released = [], []
         return commit
 
     def end_commit(self, commit: Commit) -> None:
         """Take note that it is committed."""
+        if self._on_commit is not None:
+            self._on_commit(commit)
         moved = commit.new_cursor != self.cursor
         self.cursor = commit.new_cursor
         self._uncommitted -= self._committing
@@ -410,7 +444,7 @@ class OwnedPartition:
 
 
 class Lane:
-    """The records of a partition that are processed one after the other: a `RecordFeed` for one processor function."""
+    """The records of a partition that are processed one after the other: a `LaneFeed` for one processor function."""
 
     def __init__(self, partition: OwnedPartition) -> None:
         self._owner = partition
@@ -490,7 +524,7 @@ class Lane:
         self.settle()
         while self._owner.is_dirty:
             self._owner.commit_now()
-            await self._wait()
+            await self.wait()
 
     def give_back(self) -> None:
         """Put what was taken in front again, and forget what it has produced."""
@@ -505,13 +539,39 @@ class Lane:
         self._outputs, self._state = [], {}
         self._owner.bury(taken, dead)
 
+    def forget_outputs(self) -> None:
+        """Forget what the records that were taken have produced."""
+        self._outputs, self._state = [], {}
+
+    def add_parked(self, parked: ParkedRecord) -> None:
+        """Add a change of a parked key to what is settled next."""
+        self._owner.add_parked(parked)
+
+    def settle_released(self, released: ReleasedRecord | None) -> None:
+        """Settle what was added, and a parked record with what it has produced; commit that now."""
+        outputs, state = self._outputs, self._state
+        self._outputs, self._state = [], {}
+        if released is not None:
+            self._owner.add_released(released)
+        self._owner.settle((), outputs, state)
+        self._owner.commit_now()
+
+    def discard_parked(self, released: ReleasedRecord, dead: Sequence[str | bytes]) -> None:
+        """Make a parked record a dead one."""
+        self._owner.add_released(released)
+        self._owner.bury((), [dead])
+
+    def commit_now(self) -> None:
+        """Commit now what is done."""
+        self._owner.commit_now()
+
     async def wait_next(self) -> RawEntry | None:
         """Return the next record when it is here; None when the function is to end."""
         while not self.is_stopping:
             raw = self.take_next()
             if raw is not None:
                 return raw
-            await self._wait()
+            await self.wait()
         return None
 
     async def wait_next_within(self, seconds: float) -> RawEntry | None:
@@ -523,7 +583,7 @@ class Lane:
                 return None
         return None
 
-    async def _wait(self) -> None:
+    async def wait(self) -> None:
         """Wait until there is something new: a record, a commit, or the end.
 
         Trio's own means, since a lane waits after every few records, and an Event costs twice as much.
@@ -548,19 +608,24 @@ class Lane:
         if waiter is not None:
             trio.lowlevel.reschedule(waiter)
 
-    async def wait_batch(self, count: int, within: float) -> Sequence[RawEntry]:
-        """Acknowledge what was taken before, and return the next batch; an empty one when the function is to end."""
+    async def wait_batch(
+        self, count: int, within: float, *, is_over: Callable[[], bool] = lambda: False
+    ) -> Sequence[RawEntry]:
+        """Acknowledge what was taken before, and return the next batch; an empty one when the function is to end.
+
+        It is empty as well when `is_over` returns True while there is nothing to take.
+        """
         if self._taken:
             self.settle()
         self._owner.prefetch_batches(count)
         while not (self._buffer and self._owner.room > 0):
-            if self.is_stopping:
+            if self.is_stopping or is_over():
                 return ()
-            await self._wait()
+            await self.wait()
         count = 1 if self._owner.deaths else count
         with trio.move_on_after(within):
             while len(self._buffer) < count and not self.is_stopping:
-                await self._wait()
+                await self.wait()
         if self.is_stopping:
             return ()
         buffer = self._buffer
@@ -579,7 +644,7 @@ class Lane:
         """
         with trio.move_on_after(math.inf if seconds is None else seconds):
             while not (self._buffer and self._owner.room > 0) and not self.is_stopping:
-                await self._wait()
+                await self.wait()
         if self.is_stopping:
             return ()
         portion = [

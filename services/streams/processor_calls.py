@@ -12,7 +12,7 @@ from celery5.protocol.job.verdict import Outcome, Returned
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.running_job import RunningJob
-from celery5.services.streams.owned_partition import Lane
+from celery5.services.streams.lane_feed import LaneFeed
 from celery5.services.streams.remote_feed import AsyncioFeed, RemoteFeed, ThreadFeed
 from celery5.streams.blocking_events import BlockingEvents, run_without_waiting
 from celery5.streams.events import StreamEvents
@@ -50,7 +50,7 @@ class ProcessorCalls:
         self._asyncio_runner = asyncio_runner
         self._thread_runner = ThreadRunner(get_slots=lambda: MAX_THREADS)
 
-    async def process(self, lane: Lane) -> None:
+    async def process(self, lane: LaneFeed) -> None:
         """Call the function until it ends. What it was at is `lane.taken` then. Raises what it raises."""
         match self._processor.kind:
             case "trio":
@@ -60,7 +60,7 @@ class ProcessorCalls:
             case "thread":
                 await self._process_remotely(ThreadFeed(lane, checkpoint=self._checkpoint))
 
-    async def skip(self, lane: Lane, entries: Sequence[RawEntry], why: str) -> None:
+    async def skip(self, lane: LaneFeed, entries: Sequence[RawEntry], why: str) -> None:
         """Tell the middleware that records are given up. Raises what it raises."""
         if not self._processor.middleware:
             return

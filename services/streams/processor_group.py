@@ -23,15 +23,18 @@ from celery5.protocol.streams.groups import (
     Assignment,
     Attendance,
     Commit,
+    StreamMap,
     get_leaving_name,
     split_gap,
     split_id,
 )
+from celery5.protocol.streams.parking import ParkedKey, ParkedKeysFound
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import OutboxRelay
 from celery5.services.streams.owned_partition import OwnedPartition, end_partitions, make_partition_options
+from celery5.services.streams.parking import ParkedKeys
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.archive import describe_archive
 from celery5.streams.processor import Processor
@@ -105,6 +108,9 @@ class ProcessorGroup:
             max_deliveries=member.max_deliveries,
             log=log,
         )
+        self._parks_keys = processor.then == "park-key"
+        self._parked = ParkedKeysFound({}, 0)
+        self._parked_by_partition: dict[int, ParkedKeys] = {}
         self._partitions: dict[int, OwnedPartition] = {}
         self._leaving: set[OwnedPartition] = set()
         self._nursery: trio.Nursery | None = None
@@ -115,6 +121,7 @@ class ProcessorGroup:
         self._is_past_border = False
         self._is_stopping = False
         self._is_handing_over = False
+        self._map = StreamMap(processor.stream.partitions, 0)
         self._wanted = trio.Event()
         self._read_scope: trio.CancelScope | None = None
 
@@ -248,6 +255,11 @@ class ProcessorGroup:
             is_leaving=self._is_handing_over,
         )
         attendance = await self._redis.perform(call)
+        if self._parks_keys:
+            # After the attendance: what is parked in front of a border is known before it is passed.
+            for parked in self._parked_by_partition.values():
+                parked.begin_update()
+            self._parked = await self._redis.perform(calls.list_parked_keys(self._keys, self._group))
         self._is_joining = False
         if is_past_border:
             self._is_past_border = False
@@ -257,6 +269,11 @@ class ProcessorGroup:
         """Begin and end partitions as they are assigned."""
         if self._is_stopping or self._nursery is None:
             return
+        self._map = attendance.map
+        for number, parked in self._parked_by_partition.items():
+            parked.update(self._parked, self._map.partitions)
+            if number in self._partitions:
+                self._partitions[number].wake()
         assigned = {assignment.partition: assignment for assignment in attendance.assigned}
         for number, partition in list(self._partitions.items()):
             assignment = assigned.get(number)
@@ -275,7 +292,9 @@ class ProcessorGroup:
                 self._begin(assignment)
 
     def _begin(self, assignment: Assignment) -> None:
-        partition = OwnedPartition(assignment, self._options, self)
+        parked = self._make_parked_keys(assignment.partition)
+        on_commit = None if parked is None else parked.note_commit
+        partition = OwnedPartition(assignment, self._options, self, on_commit=on_commit)
         self._partitions[partition.number] = partition
         self._relay.note(partition.number)
         number, cursor, epoch = partition.number, partition.cursor, partition.epoch
@@ -287,10 +306,16 @@ class ProcessorGroup:
             if partition.condition:
                 lane.ended.set()
             else:
-                self._nursery.start_soon(self._execution.process, partition, lane)
+                self._nursery.start_soon(self._execution.process, partition, lane, parked)
         if partition.needs_trial and not partition.condition:
             self._nursery.start_soon(self._try_suspect, partition)
         self.want_records()
+
+    def _make_parked_keys(self, number: int) -> ParkedKeys | None:
+        if not self._parks_keys:
+            return None
+        parked = self._parked_by_partition[number] = ParkedKeys(number, self._parked, self._map.partitions)
+        return parked
 
     async def _try_suspect(self, partition: OwnedPartition) -> None:
         """Let the record at which owners have died be processed while no other suspect of this worker is.
@@ -314,6 +339,7 @@ class ProcessorGroup:
         """Stop at once, and commit nothing more: the partition is owned by another, or begins anew."""
         if self._partitions.get(partition.number) is partition:
             del self._partitions[partition.number]
+            self._parked_by_partition.pop(partition.number, None)
         self._relay.forget(partition.number)
         partition.lose()
         self._log.event("partition:lost", "warning", partition=partition.number, **self._names)
@@ -328,6 +354,7 @@ class ProcessorGroup:
         if self._is_stopping:
             await self._deliver_outputs([partition])
         del self._partitions[partition.number]
+        self._parked_by_partition.pop(partition.number, None)
         self._relay.forget(partition.number)
         call = calls.yield_partitions(
             *(self._keys, self._group),
@@ -481,6 +508,16 @@ class ProcessorGroup:
             return codec.key(codec.decode(entry[1])) or b""
         except Exception:  # its lane raises the error in the processor
             return b""
+
+    async def read_parked(self, key: bytes, after: str, count: int) -> list[RawEntry]:
+        """Return entries of the log of a parked key, behind `after`."""
+        call = calls.read_parked(self._keys, self._group, key, after=after, count=count)
+        return await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+
+    async def note_parked(self, key: bytes, about: ParkedKey) -> None:
+        """Write down what is said of a parked key."""
+        call = calls.note_parked(self._keys, self._group, key, about)
+        await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
 
     async def read_states(self, names: Sequence[str]) -> list[bytes | None]:
         """Read values of the keyed state. While Redis is unreachable, the processor waits: no record has failed."""

@@ -18,7 +18,7 @@ import trio
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.errors import CeleryError
-from celery5.services.streams.owned_partition import Lane
+from celery5.services.streams.lane_feed import LaneFeed
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class RemoteFeed(ABC):
         checkpoint: Is called again and again while the function works; for tests in virtual time.
     """
 
-    def __init__(self, lane: Lane, *, checkpoint: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, lane: LaneFeed, *, checkpoint: Callable[[], Awaitable[None]] | None = None) -> None:
         self.group = lane.group
         self.partition = lane.partition
         self.grace_period = lane.grace_period

@@ -32,6 +32,7 @@ from celery5.protocol.streams.groups import (
     StreamMap,
     StreamTotals,
 )
+from celery5.protocol.streams.parking import ParkedAction, ParkedKey, ParkedKeysFound
 from celery5.protocol.streams.windows import LATE_RECORDS, OPEN_WINDOWS
 
 APPEND = Script.load("streams/append", "clock", "record_id")
@@ -39,6 +40,7 @@ ATTEND = Script.load("streams/attend", "clock", "record_id", "stream_group")
 COMMIT = Script.load("streams/commit")
 RENEW_MEMBER = Script.load("streams/renew_member", "clock")
 YIELD = Script.load("streams/yield", "clock", "record_id", "stream_group")
+SET_PARKED = Script.load("streams/set_parked")
 SET_CONDITION = Script.load("streams/set_condition", "clock")
 BEGIN_TRIAL = Script.load("streams/begin_trial")
 SEEK = Script.load("streams/seek", "clock", "record_id", "stream_group")
@@ -231,6 +233,8 @@ def commit(
         keys.state(group),
         f"{keys.outbox_prefix}{group}:",
         keys.dead(group),
+        keys.parked(group),
+        f"{keys.parked_log_prefix}{group}:",
     )
     words: list[Word] = []
     for one in commits:
@@ -292,6 +296,65 @@ def set_condition(
     return script_call(SET_CONDITION, (keys.partition(group, partition),), args, bool, repeatable=True)
 
 
+def list_parked_keys(keys: StreamKeys, group: str) -> Call[ParkedKeysFound]:
+    """Return the keys that a group has parked: 1,000 at most."""
+
+    def read_keys(raw: Any) -> ParkedKeysFound:
+        pairs = raw.items() if hasattr(raw, "items") else zip(raw[::2], raw[1::2], strict=True)
+        found: dict[bytes, bytes] = dict(pairs)
+        records = found.pop(b"records", b"0")
+        parked = {
+            name[4:]: ParkedKey.from_text(text.decode(errors="replace"))
+            for name, text in found.items()
+            if name[:4] == b"key:"
+        }
+        return ParkedKeysFound(parked, int(records) if records.isdigit() else 0)
+
+    return Call(("HGETALL", keys.parked(group)), read_keys, repeatable=True)
+
+
+def count_parked_records(keys: StreamKeys, group: str, key: bytes) -> Call[int]:
+    """Return how many records of a key are parked."""
+    return Call(("XLEN", _get_parked_log(keys, group, key)), int, repeatable=True)
+
+
+def read_parked(
+    keys: StreamKeys, group: str, key: bytes, *, after: str = "", count: int
+) -> Call[list[RawEntry]]:
+    """Return entries of the log of a parked key, behind `after`."""
+
+    def read_entries(raw: Any) -> list[RawEntry]:
+        found = msgspec.convert(raw, list[tuple[bytes, list[bytes]]])
+        return [(entry, words) for entry, words in found]
+
+    first = f"({after}" if after else "-"
+    words = ("XRANGE", _get_parked_log(keys, group, key), first, "+", "COUNT", count)
+    return Call(words, read_entries, repeatable=True)
+
+
+def _get_parked_log(keys: StreamKeys, group: str, key: bytes) -> bytes:
+    """STREAM  the records of a parked key: a key is any bytes."""
+    return f"{keys.parked_log_prefix}{group}:".encode() + key
+
+
+def set_parked(keys: StreamKeys, group: str, action: ParkedAction, parked: Sequence[bytes] = ()) -> Call[int]:
+    """Have parked keys, or all, released, discarded, or left where they are (''); return how many there were."""
+    names: list[Word] = list(parked)
+    args = (action or "-", keys.changes(group), *names)
+    return script_call(SET_PARKED, (keys.parked(group),), args, int, repeatable=True)
+
+
+def erase_parked(keys: StreamKeys, group: str, parked: Sequence[bytes]) -> Call[int]:
+    """Delete the parked keys of a group. For an application made for a test, whose workers have stopped."""
+    logs = [_get_parked_log(keys, group, key) for key in parked]
+    return Call(("UNLINK", keys.parked(group), *logs), int, repeatable=True)
+
+
+def note_parked(keys: StreamKeys, group: str, key: bytes, about: ParkedKey) -> Call[int]:
+    """Write down what is said of a parked key."""
+    return Call(("HSET", keys.parked(group), b"key:" + key, about.to_text()), int, repeatable=True)
+
+
 def begin_trial(keys: StreamKeys, group: str, partition: int, *, incarnation: str, epoch: int) -> Call[bool]:
     """Note that the first unread record, at which an owner has died, is processed now. False: somebody else owns it."""
     return script_call(
@@ -325,7 +388,17 @@ def seek(
     """
     prefix = f"{keys.partition_prefix}{group}:"
     members, incarnations = keys.members(group), keys.incarnations(group)
-    named = (keys.map, keys.groups, members, incarnations, prefix, keys.log_prefix, keys.state(group))
+    named = (
+        keys.map,
+        keys.groups,
+        members,
+        incarnations,
+        prefix,
+        keys.log_prefix,
+        keys.state(group),
+        keys.parked(group),
+        f"{keys.parked_log_prefix}{group}:",
+    )
     only = "" if partition is None else partition
     args = (group, first, only, int(force), keys.changes(group), int(begins_anew), int(forgets_state))
     return script_call(SEEK, named, args, _read_sought, repeatable=True)
@@ -356,6 +429,8 @@ def forget_group(
         f"{keys.outbox_prefix}{group}:",
         keys.state(group),
         keys.dead(group),
+        keys.parked(group),
+        f"{keys.parked_log_prefix}{group}:",
     )
     return script_call(FORGET_GROUP, named, (group, first, count, int(force)), read_portion, repeatable=True)
 
@@ -404,14 +479,18 @@ def get_group(keys: StreamKeys, group: str, *, first: int, count: int) -> Call[G
         prefix,
         keys.log_prefix,
         keys.state(group),
+        keys.parked(group),
     )
     args = (first, count, OPEN_WINDOWS, LATE_RECORDS)
     return script_call(GET_GROUP, named, args, _read_group, repeatable=True)
 
 
 def _read_group(raw: Any) -> GroupState:
-    total, at, members, rows = msgspec.convert(raw, tuple[int, int, list[bytes], list[_PartitionRow]])
-    return GroupState(total, at, tuple(map(decode_text, members)), tuple(map(_read_partition, rows)))
+    total, at, members, rows, parked_keys, parked_records = msgspec.convert(
+        raw, tuple[int, int, list[bytes], list[_PartitionRow], int, int]
+    )
+    partitions = tuple(map(_read_partition, rows))
+    return GroupState(total, at, tuple(map(decode_text, members)), partitions, parked_keys, parked_records)
 
 
 _PartitionRow = tuple[int, bytes, bytes, bytes, int, bytes, int, int, bytes, bytes, int, bytes, int, int]

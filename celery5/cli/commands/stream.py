@@ -337,6 +337,59 @@ def quarantine(
     echo(to_json(rows) if wants_json else format_table(rows, empty="no partition is quarantined"))
 
 
+@stream.command()
+@click.argument("name", metavar="STREAM")
+@click.argument("group")
+@JSON_FLAG
+@click.pass_obj
+def parked(target: Target, /, name: str, group: str, *, wants_json: bool) -> None:
+    """Show the keys that GROUP has parked: how many records of each wait, since when and why."""
+    found = target.load().streams.parked_keys.read(name, group)
+    rows: list[dict[str, object]] = [
+        {
+            "key": one.key,
+            "records": one.records,
+            "since": one.since if wants_json else format_time(one.since),
+            "action": one.action,
+            "why": one.why,
+        }
+        for one in found
+    ]
+    echo(to_json(rows) if wants_json else format_table(rows, empty="no key is parked"))
+
+
+@stream.command()
+@click.argument("name", metavar="STREAM")
+@click.argument("group")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--all", "is_all", is_flag=True, help="All keys.")
+@click.option("--discard", is_flag=True, help="Make their records dead records instead.")
+@JSON_FLAG
+@click.pass_obj
+def release(
+    target: Target,
+    /,
+    name: str,
+    group: str,
+    keys: tuple[str, ...],
+    *,
+    is_all: bool,
+    discard: bool,
+    wants_json: bool,
+) -> None:
+    """Have the parked records of KEYs processed, in their order and before later ones.
+
+    The workers that own the keys do it. What fails again stays parked.
+    """
+    if bool(keys) == is_all:
+        raise click.UsageError("give keys, or --all")
+    registry = target.load().streams.parked_keys
+    act = registry.discard if discard else registry.release
+    count = act(name, group, *keys)
+    done = "discarded" if discard else "released"
+    echo(to_json({done: count}) if wants_json else f"{count} keys are {done} by the workers that own them")
+
+
 def _check_quarantine_flags(*, partition: int | None, why: str | None, clear: bool, is_all: bool) -> None:
     if why is not None and clear:
         raise Misconfigured("--why quarantines a partition, and --clear ends that: give one of them")
@@ -391,7 +444,7 @@ def make_rows(states: "list[StreamState]") -> list[dict[str, object]]:
             "records": state.records,
         }
         empty = dict.fromkeys(
-            ("group", "members", "lag", "behind", "without owner", "quarantined", "dead"), ""
+            ("group", "members", "lag", "behind", "without owner", "quarantined", "parked", "dead"), ""
         )
         rows += [
             {
@@ -402,6 +455,7 @@ def make_rows(states: "list[StreamState]") -> list[dict[str, object]]:
                 "behind": format_duration(group.age) if group.lag else "",
                 "without owner": sum(not one.owner for one in group.partitions),
                 "quarantined": sum(bool(one.condition) for one in group.partitions),
+                "parked": group.parked_keys,
                 "dead": group.dead,
             }
             for group in state.groups
@@ -448,6 +502,8 @@ def _groups(state: "StreamState") -> list[dict[str, object]]:
             "lost": sum(one.lost for one in group.partitions),
             "archived": sum(one.archived for one in group.partitions),
             "dead": group.dead,
+            "parked_keys": group.parked_keys,
+            "parked_records": group.parked_records,
             "late": sum(one.late for one in group.partitions),
         }
         for group in state.groups

@@ -27,6 +27,8 @@ class GroupHealth(msgspec.Struct, frozen=True):
     full: Sequence[int] = ()
     # Records that were archived before it has read them.
     archived: int = 0
+    # Keys that it has parked.
+    parked: int = 0
 
     @property
     def name(self) -> str:
@@ -80,6 +82,14 @@ def diagnose_streams(
             "fail",
             f"quarantined: {_list([f'{one.name} {_numbers(one.quarantined)}' for one in quarantined])}",
             f"celery5 stream quarantine {one.stream} {one.group} says why; then --clear --all",
+        )
+    if parked := [group for group in groups if group.parked]:
+        one = parked[0]
+        return Finding(
+            "streams",
+            "warn",
+            f"keys are parked: {_list([f'{one.name} {one.parked}' for one in parked])}",
+            f"celery5 stream parked {one.stream} {one.group} says why; then celery5 stream release",
         )
     if finding := _diagnose_archives(groups, archives):
         return finding

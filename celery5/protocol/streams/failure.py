@@ -21,16 +21,23 @@ class SkipRecord(msgspec.Struct, frozen=True):
     """Make it a dead record, and go on."""
 
 
+class ParkKey(msgspec.Struct, frozen=True):
+    """Set it aside, with all later records of its key, and go on with other keys."""
+
+
 class QuarantinePartition(msgspec.Struct, frozen=True):
     """Stop the partition for the group, on all workers."""
 
 
-Decision = RetryRecord | SkipRecord | QuarantinePartition
+Decision = RetryRecord | SkipRecord | ParkKey | QuarantinePartition
+
+FailureAction = Literal["ignore", "park-key", "quarantine"]
+FAILURE_ACTIONS: tuple[FailureAction, ...] = ("ignore", "park-key", "quarantine")
 
 
 def decide_failure(
     policy: RetryPolicy,
-    then: Literal["ignore", "quarantine"],
+    then: FailureAction,
     *,
     attempt: int,
     kinds: Sequence[str],
@@ -47,7 +54,13 @@ def decide_failure(
     """
     if policy.allows(attempt) and policy.covers(kinds):
         return RetryRecord(policy.delay(attempt, random))
-    return SkipRecord() if then == "ignore" else QuarantinePartition()
+    match then:
+        case "ignore":
+            return SkipRecord()
+        case "park-key":
+            return ParkKey()
+        case "quarantine":
+            return QuarantinePartition()
 
 
 def make_dead_record(

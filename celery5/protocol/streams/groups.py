@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from celery5.protocol.streams.parking import ParkedRecord, ReleasedRecord
+
 
 def split_id(record_id: str) -> tuple[int, int]:
     """Return the two parts of a record's id: its time in ms since 1970, and its number in the partition, from 1.
@@ -157,6 +159,8 @@ class Commit(msgspec.Struct, frozen=True):
     # The name of the ownership, and the number of the commit in it, from 1: a commit may be repeated.
     name: str = ""
     number: int = 0
+    parked: Sequence[ParkedRecord] = ()
+    released: Sequence[ReleasedRecord] = ()
 
     def to_words(self) -> list[str | bytes | int]:
         """Return it as the script takes it."""
@@ -174,6 +178,12 @@ class Commit(msgspec.Struct, frozen=True):
         words.append(len(self.dead))
         for dead in self.dead:
             words += (len(dead), *dead)
+        words.append(len(self.parked))
+        for parked in self.parked:
+            words += (parked.key, parked.about.to_text(), len(parked.words), *parked.words)
+        words.append(len(self.released))
+        for released in self.released:
+            words += (released.key, released.entry)
         return words
 
 
@@ -185,8 +195,9 @@ class ForgottenPortion(msgspec.Struct, frozen=True):
     # `ok`: the first partition of the next portion, 0 for none; `live`: how many members run; `kept`: how many outputs
     # are not delivered.
     number: int = 0
-    # `kept`: how many dead records there are.
+    # `kept`: how many dead and how many parked records there are.
     dead: int = 0
+    parked: int = 0
 
 
 class PartitionState(msgspec.Struct, frozen=True):
@@ -251,6 +262,9 @@ class GroupState(msgspec.Struct, frozen=True):
     at: int
     members: tuple[str, ...]
     partitions: tuple[PartitionState, ...]
+    # Keys that it has parked, and how many records they have.
+    parked_keys: int = 0
+    parked_records: int = 0
 
     def get_age(self, partition: PartitionState) -> float:
         """Return for how many seconds the first unread record of a partition has been there."""

@@ -36,6 +36,8 @@ def made_for_streams() -> dict[str, str]:
         "state": ORDERS.state("<group>"),
         "outbox": f"{ORDERS.outbox_prefix}<group>:<partition>",
         "dead_records": ORDERS.dead("<group>"),
+        "parked": ORDERS.parked("<group>"),
+        "parked_logs": f"{ORDERS.parked_log_prefix}<group>:<key>",
         "changes": ORDERS.changes("<group>"),
     }
 
@@ -121,7 +123,7 @@ def slot_tag(key: str) -> str:
 def test_all_keys_of_a_stream_are_in_one_slot(app: str, stream: str) -> None:
     keys = Keys(app).for_stream(stream)
     own = [getattr(keys, field.name) for field in fields(keys) if field.name != "stream"]
-    assert len(set(own)) == len(own) == 15
+    assert len(set(own)) == len(own) == 17
     assert {slot_tag(key) for key in own} == {f"{app}:{stream}"}
 
 

@@ -109,7 +109,7 @@ class Canned:
         if call.words[0] == "XLEN":
             return 0
         rows = [[n, b"1-9", b"1-2", b"1-3", 7, b"", 0, 0, b"", b"", 0, b"", 0, 0] for n in range(64)]
-        return call.decode([200, 5000, [], rows])
+        return call.decode([200, 5000, [], rows, 0, 0])
 
 
 @pytest.mark.parametrize("is_measuring", [True, False])

@@ -214,6 +214,35 @@ def test_partitions_are_quarantined_listed_and_let_go(shop: Desk) -> None:
     assert "no partition 9" in run(shop, *words, "--clear", "--partition", 9).error
 
 
+def test_parked_keys_are_listed_released_and_discarded(shop: Desk) -> None:
+    page = shop.folder / "shop.py"
+    page.write_text(page.read_text().replace('then="ignore"', 'then="park-key"'))
+    shop("stream", "send", "orders", order(1, -1), order(1, 2), order(3, -3))
+    process_all(shop)
+    words = ("orders", "bill")
+    one, three = sorted(json.loads(shop("stream", "parked", *words, "--json")), key=lambda row: row["key"])
+    assert (one["key"], one["records"], one["action"], one["why"]) == (
+        "1",
+        2,
+        "",
+        "ValueError('no amount: -1')",
+    )
+    assert (three["key"], three["records"], three["since"] > 1_700_000_000) == ("3", 1, True)
+    assert "no amount: -3" in shop("stream", "parked", *words)
+    assert _examine(shop) == ("warn", "keys are parked: orders:bill 2")
+    (group,) = json.loads(shop("stream", "list", "--json"))[0]["groups"]
+    assert (group["parked_keys"], group["parked_records"]) == (2, 3)
+    assert "give keys, or --all" in run(shop, "stream", "release", *words).error
+    assert "has not parked key '7'" in run(shop, "stream", "release", *words, "7").error
+    assert shop("stream", "release", *words, "1") == "1 keys are released by the workers that own them\n"
+    assert json.loads(shop("stream", "release", *words, "3", "--discard", "--json")) == {"discarded": 1}
+    page.write_text(page.read_text().replace("if order.amount < 0", "if order.amount < -9"))
+    with Serving("-A", "shop", "worker", "start", cwd=shop.folder):
+        until(lambda: shop("stream", "parked", *words) == "no key is parked\n")
+    dead = json.loads(shop("dlq", "read", "--stream", "orders", "--group", "bill", "--json"))
+    assert [each["record"]["amount"] for each in dead] == [-3]
+
+
 def test_the_number_of_partitions_is_changed(shop: Desk) -> None:
     shop("stream", "send", "orders", order(1, 1))
     assert shop("stream", "reshard", "orders", 8) == "stream orders: 4 partitions before, 8 now\n"

@@ -69,6 +69,8 @@ COMMANDS = {
     "schedule show": ["nightly", "POISON"],
     "schedule trigger": ["POISON"],
     "stream list": [""],
+    "stream parked": ["orders POISON"],
+    "stream release": ["orders POISON --all"],
     "stream quarantine": ["orders POISON", "orders POISON --why POISON --partition 0", "orders x"],
     "stream reset": ["orders POISON", "orders POISON --forget", "POISON POISON"],
     "stream reshard": ["POISON 3"],
@@ -206,6 +208,8 @@ def _poison_stream(app: App, client: "redis.Redis") -> None:
     )
     client.hset(keys.partition(group, 0), mapping=fields)
     client.xadd(keys.log(0), {POISON: POISON}, id="1-1")
+    client.hset(keys.parked(group), f"key:{POISON}", f"release 1 {POISON} {POISON}")
+    client.xadd(f"{keys.parked_log_prefix}{group}:{POISON}", {POISON: POISON})
     client.xadd(
         keys.dead(group), dict.fromkeys(("id", "partition", "attempts", "error", "fields", POISON), POISON)
     )

@@ -85,3 +85,10 @@ end
 local function is_suspect(deaths, epoch, trial, cursor, log)
   return (deaths < 2 or trial == epoch) and is_before(cursor, last_id(log))
 end
+-- Forget the parked keys of a group, with their records.
+local function drop_parked(parked, parked_logs)
+  for _, field in ipairs(redis.call('HKEYS', parked)) do -- bound: the parked keys of a group, 1,000 at most
+    redis.call('UNLINK', parked_logs .. string.sub(field, 5))
+  end
+  redis.call('UNLINK', parked)
+end

@@ -3,14 +3,18 @@
 --       2 keyed state of the group
 --       3 prefix of its outboxes
 --       4 its dead records
+--       5 its parked keys
+--       6 prefix of the logs of those
 -- ARGV  1 incarnation of the owner
 --       2.. for each partition: its number, epoch, the cursor so far, the new cursor, the name of the ownership, the
 --           number of the commit in that, from 1, the ids beyond the cursor that are done;
 --           how many outputs there are, and those; how many changes of state, and those as key, value ('' removes); how
---           many dead records, and for each of them how many words it has, and those: field, value, ...
+--           many dead records, and for each of them how many words it has, and those: field, value, ...; how many
+--           changes of parked keys: key, what is said of it, how many words the record has (0: none, it replaces what is
+--           said), and those; how many parked records are done: key, id
 -- Returns for each partition 1 when it is committed, now or by an earlier call with the same arguments, and 0 when this
 -- incarnation does not own it in that epoch any more, or the cursor is another: then nothing of it is changed.
-local partitions, state, outboxes, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local partitions, state, outboxes, dead, parked, parked_logs = unpack(KEYS)
 local incarnation = ARGV[1]
 local verdicts = {}
 local at = 2
@@ -18,6 +22,11 @@ local at = 2
 local function take()
   at = at + 1
   return ARGV[at - 1]
+end
+-- Count records of parked keys.
+local function count_parked(change)
+  local count = tonumber(redis.call('HGET', parked, 'records') or 0) or 0
+  redis.call('HSET', parked, 'records', math.max(0, count + change))
 end
 while at <= #ARGV do -- bound: the partitions of one call
   local p, epoch, from, to, name, number, ahead = take(), take(), take(), take(), take(), tonumber(take()), take()
@@ -41,6 +50,28 @@ while at <= #ARGV do -- bound: the partitions of one call
     local words = tonumber(take())
     if is_valid then redis.call('XADD', dead, '*', unpack(ARGV, at, at + words - 1)) end
     at = at + words
+  end
+  for _ = 1, tonumber(take()) do -- bound: the parked records of one commit
+    local name, about, words = take(), take(), tonumber(take())
+    local field = 'key:' .. name
+    if is_valid and (words == 0) == (redis.call('HEXISTS', parked, field) == 1) then
+      redis.call('HSET', parked, field, about)
+    end
+    if is_valid and words > 0 then
+      redis.call('XADD', parked_logs .. name, '*', unpack(ARGV, at, at + words - 1))
+      count_parked(1)
+    end
+    at = at + words
+  end
+  for _ = 1, tonumber(take()) do -- bound: the released records of one commit
+    local name, entry = take(), take()
+    if is_valid and redis.call('XDEL', parked_logs .. name, entry) == 1 then
+      count_parked(-1)
+      if redis.call('XLEN', parked_logs .. name) == 0 then
+        redis.call('UNLINK', parked_logs .. name)
+        redis.call('HDEL', parked, 'key:' .. name)
+      end
+    end
   end
   if is_valid then
     redis.call('HSET', key, 'cursor', to, 'ahead', ahead, 'commit', name .. '-' .. number)

@@ -5,15 +5,17 @@
 --       4 prefix of its partitions
 --       5 prefix of the logs
 --       6 its keyed state
+--       7 its parked keys
 -- ARGV  1 first partition to look at
 --       2 how many at most
 --       3 what the state with the number of open windows of a partition begins with
 --       4 what that with the number of its late records begins with
--- Returns {number of partitions in all, ms since 1970, members, partitions}: for each its number, last id, cursor, the first
+-- Returns {number of partitions in all, ms since 1970, members, partitions, how many keys are parked, how many records
+-- those have}: for each partition its number, last id, cursor, the first
 -- unread id that is still there ('' for none), how many records the log has, owner, epoch, deaths, condition, why, since when
 -- in ms since 1970 (0 for no condition), the numbers of the first and the last record that were archived ('' for none), how
 -- many windows are open, and how many records were late.
-local map, members, incarnations, partitions, logs, state = unpack(KEYS)
+local map, members, incarnations, partitions, logs, state, parked = unpack(KEYS)
 local _, total = count_partitions(map)
 local now = now_ms()
 local present = members_at(members, incarnations, now)
@@ -32,4 +34,6 @@ for p = tonumber(ARGV[1]), math.min(total, ARGV[1] + ARGV[2]) - 1 do -- bound: t
   local windows = has_state and redis.call('HMGET', state, ARGV[3] .. p, ARGV[4] .. p) or {}
   found[#found + 1] = {p, tail, cursor, unread, redis.call('XLEN', logs .. p), one[2] or '', tonumber(one[3]) or 0, tonumber(one[4]) or 0, one[5] or '', one[6] or '', tonumber(one[7]) or 0, has_archived and redis.call('HGET', map, 'archived:' .. p) or '', tonumber(windows[1] or 0) or 0, tonumber(windows[2] or 0) or 0}
 end
-return {total, now, present, found}
+local records = redis.call('HGET', parked, 'records')
+local parked_keys = redis.call('HLEN', parked) - (records and 1 or 0)
+return {total, now, present, found, parked_keys, tonumber(records or 0) or 0}

@@ -6,16 +6,18 @@
 --       5 prefix of its partitions
 --       6 prefix of the logs
 --       7 keyed state of the group
+--       8 its parked keys
+--       9 prefix of the logs of those
 -- ARGV  1 group
 --       2 where to: $ for the end, else the first id that is read next
 --       3 the partition, '' for all
 --       4 1 to do it while members live: their owners are fenced, and begin anew at the new place
 --       5 channel of the group
---       6 1 to begin anew: quarantines end, too
+--       6 1 to begin anew: quarantines end, and parked records are forgotten: they are read again
 --       7 1 to forget the keyed state
 -- Returns how many members live when it was refused for that, else -1 for an unknown group, else {cursor, ...} by
 -- partition ('' for those that were left alone).
-local map, groups, members, incarnations, partitions, logs, state = unpack(KEYS)
+local map, groups, members, incarnations, partitions, logs, state, parked, parked_logs = unpack(KEYS)
 local group, first, only = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('HEXISTS', groups, group) == 0 then return -1 end
 local live = count_living(members, incarnations, now_ms())
@@ -34,6 +36,7 @@ for p = 0, total - 1 do -- bound: the partitions
     cursors[#cursors + 1] = ''
   end
 end
+if ARGV[6] == '1' then drop_parked(parked, parked_logs) end
 if ARGV[7] == '1' then redis.call('UNLINK', state) end
 redis.call('PUBLISH', ARGV[5], 'seek')
 return cursors

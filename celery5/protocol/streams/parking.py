@@ -1,0 +1,81 @@
+"""Parked keys: keys of a stream whose records a group has set aside, since one of them has failed.
+
+The records of a parked key wait in a log of their own, in their order, until an operator releases or discards them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+MAX_PARKED_KEYS = 1_000
+"""The most keys that a group may have parked: beyond that a failure quarantines its partition."""
+MAX_PARKED_RECORDS = 10_000
+"""The most records that a group may have parked."""
+
+ParkedAction = Literal["", "release", "discard"]
+
+
+class ParkedKey(msgspec.Struct, frozen=True):
+    """Why a key is parked, and what is to become of it."""
+
+    # What failed.
+    why: str
+    # When the first record was parked, in ms since 1970.
+    since: int
+    # What an operator wants: that its records are processed, or become dead records.
+    action: ParkedAction = ""
+    # How many owners have begun to release it, without getting a record done.
+    tries: int = 0
+
+    def to_text(self) -> str:
+        """Return it as Redis keeps it."""
+        return f"{self.action or '-'} {self.since} {self.tries} {self.why}"
+
+    @staticmethod
+    def from_text(text: str) -> "ParkedKey":
+        """Return what a text says; other programs write, too."""
+        action, since, tries, why = [*text.split(" ", 3), "", "", ""][:4]
+        known: dict[str, ParkedAction] = {"release": "release", "discard": "discard"}
+        return ParkedKey(why, _parse_int(since), known.get(action, ""), _parse_int(tries))
+
+
+def _parse_int(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+class ParkedKeysFound(msgspec.Struct, frozen=True):
+    """The parked keys of a group, and how many records they have together."""
+
+    keys: Mapping[bytes, ParkedKey]
+    records: int
+
+
+class ParkedRecord(msgspec.Struct, frozen=True):
+    """A change of a parked key in a commit: one more record of it, or without words only what is said of it."""
+
+    key: bytes
+    about: ParkedKey
+    # Fields and values, in turns, of its entry.
+    words: Sequence[str | bytes] = ()
+
+
+class ReleasedRecord(msgspec.Struct, frozen=True):
+    """A parked record that is done in a commit."""
+
+    key: bytes
+    # The id of its entry in the log of the key.
+    entry: str
+
+
+def make_parked_words(
+    record_id: bytes, fields: Sequence[bytes], *, partition: int
+) -> tuple[str | bytes, ...]:
+    """Return the fields and values, in turns, of a record that is parked."""
+    return ("id", record_id, "partition", str(partition), "fields", msgspec.msgpack.encode(list(fields)))
+
+
+def read_parked_words(words: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:
+    """Return the id and the fields of a record that was parked. Raises msgspec.DecodeError, KeyError, ValueError."""
+    found = dict(zip(words[::2], words[1::2], strict=True))
+    return found[b"id"], msgspec.msgpack.decode(found[b"fields"], type=list[bytes])

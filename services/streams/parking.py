@@ -1,0 +1,425 @@
+"""Set records of failing keys aside, and process them when they are released: what `then="park-key"` does.
+
+Only the owner of a key's partition changes what is parked of it, and only by its commits. An operator says what is to
+become of a key, and the owner does it: the parked records go first, and later ones of the key wait behind them.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+import trio
+
+from celery5.broker.calls.streams import RawEntry
+from celery5.protocol.streams.failure import make_dead_record
+from celery5.protocol.streams.groups import Commit
+from celery5.protocol.streams.parking import (
+    MAX_PARKED_KEYS,
+    MAX_PARKED_RECORDS,
+    ParkedKey,
+    ParkedKeysFound,
+    ParkedRecord,
+    ReleasedRecord,
+    make_parked_words,
+    read_parked_words,
+)
+from celery5.protocol.streams.routing import find_partition
+from celery5.services.streams.owned_partition import Lane, OwnedPartition
+
+PORTION = 100
+"""Parked records in one read."""
+
+
+class ParkingHost(Protocol):
+    """What parking needs of the group that a partition is owned for."""
+
+    def find_key(self, entry: RawEntry) -> bytes:
+        """Return the key of an entry; nothing for one without a key."""
+        ...
+
+    async def read_parked(self, key: bytes, after: str, count: int) -> list[Any]:
+        """Return entries of the log of a parked key, behind `after`."""
+        ...
+
+    async def note_parked(self, key: bytes, about: ParkedKey) -> None:
+        """Write down what is said of a parked key."""
+        ...
+
+
+class ParkedKeys:
+    """The parked keys of a group, as the owner of one partition knows them.
+
+    Args:
+        partition: The number of the partition.
+        found: What there was when it was taken over.
+        partitions: How many partitions the stream has.
+    """
+
+    def __init__(self, partition: int, found: ParkedKeysFound, partitions: int) -> None:
+        self._partition = partition
+        self._partitions = partitions
+        self._known = dict(found.keys)
+        self._records = found.records
+        # Keys with changes that are not committed yet; those that have changed since the group's were asked for.
+        self._uncommitted: Counter[bytes] = Counter()
+        self._changed: set[bytes] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._known
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may be parked."""
+        return len(self._known) >= MAX_PARKED_KEYS or self._records >= MAX_PARKED_RECORDS
+
+    def get(self, key: bytes) -> ParkedKey | None:
+        """Return what is known of a key."""
+        return self._known.get(key)
+
+    def find_due(self) -> list[bytes]:
+        """Return the keys of this partition that are to be released or discarded."""
+        return [
+            key
+            for key, about in self._known.items()
+            if about.action and find_partition(key, self._partitions) == self._partition
+        ]
+
+    def begin_update(self) -> None:
+        """Note that the group's keys are asked for."""
+        self._changed = set(self._uncommitted)
+
+    def update(self, found: ParkedKeysFound, partitions: int) -> None:
+        """Take the group's keys as they were when `begin_update` was called, or later."""
+        mine = {key: about for key, about in self._known.items() if key in self._changed}
+        for key in mine:
+            if key in found.keys and found.keys[key].action:
+                mine[key] = found.keys[key]
+        others = {key: about for key, about in found.keys.items() if key not in self._changed}
+        self._known, self._records, self._partitions = {**others, **mine}, found.records, partitions
+
+    def park(self, key: bytes, about: ParkedKey) -> None:
+        """Note that a record of a key is parked."""
+        self._known[key] = about
+        self._records += 1
+        self._note_change(key)
+
+    def change(self, key: bytes, about: ParkedKey) -> None:
+        """Note what is said of a key from now on."""
+        self._known[key] = about
+        self._note_change(key)
+
+    def note_released(self, key: bytes) -> None:
+        """Note that a record of a key is done."""
+        self._records -= 1
+        self._note_change(key)
+
+    def _note_change(self, key: bytes) -> None:
+        self._uncommitted[key] += 1
+        self._changed.add(key)
+
+    def note_commit(self, commit: Commit) -> None:
+        """Note that the changes of a commit are made."""
+        for key in [*(each.key for each in commit.parked), *(each.key for each in commit.released)]:
+            self._uncommitted[key] -= 1
+            if self._uncommitted[key] <= 0:
+                del self._uncommitted[key]
+
+    def has_uncommitted(self, key: bytes) -> bool:
+        """Whether changes of a key are not committed yet."""
+        return key in self._uncommitted
+
+    def drop(self, key: bytes) -> None:
+        """Note that nothing of a key is parked any more."""
+        self._known.pop(key, None)
+        self._changed.add(key)
+
+
+class ParkingFeed:
+    """A lane whose records are parked when their keys are: a `RecordFeed`, and a lane for whoever runs the function.
+
+    Args:
+        lane: Where records come from.
+        partition: Its partition.
+        parked: The parked keys that the partition knows.
+        host: The group.
+        max_tries: How many owners may begin to release a key without getting a record done.
+        log: Where it is logged what becomes of keys.
+        now: Returns the seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        *,
+        lane: Lane,
+        partition: OwnedPartition,
+        parked: ParkedKeys,
+        host: ParkingHost,
+        max_tries: int,
+        log: Callable[..., None],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._lane = lane
+        self._partition = partition
+        self._parked = parked
+        self._host = host
+        self._max_tries = max_tries
+        self._log = log
+        self._now = now
+        # Released records that are here: key, id in the log of the key, and the entry.
+        self._released: deque[tuple[bytes, str, RawEntry]] = deque()
+        self._in_hand: tuple[bytes, str, RawEntry] | None = None
+        # The last released record of each key that was handed out, and the keys that were begun here.
+        self._positions: dict[bytes, str] = {}
+        self._begun: set[bytes] = set()
+        # Records that were taken and whose keys are parked: so they are when they are acknowledged.
+        self._to_park: list[tuple[bytes, ParkedKey, RawEntry]] = []
+        # How many records are to be taken one by one, since a batch of them has failed.
+        self._singles = 0
+        self.group, self.partition = lane.group, lane.partition
+        self.grace_period, self.concurrency = lane.grace_period, lane.concurrency
+        self.scope, self.ended, self.stop_requested = lane.scope, lane.ended, lane.stop_requested
+        self.now = lane.now
+        self.add_output, self.set_state = lane.add_output, lane.set_state
+        self.get_state, self.get_states = lane.get_state, lane.get_states
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the processor is to end."""
+        return self._lane.is_stopping
+
+    @property
+    def taken(self) -> Sequence[RawEntry]:
+        """The records that the function has taken last."""
+        return self._lane.taken if self._in_hand is None else (self._in_hand[2],)
+
+    # taking records
+
+    def take_next(self) -> RawEntry | None:
+        """Acknowledge what was taken before, and return the next record if it is here and may be taken."""
+        self.settle()
+        if self._released:
+            self._in_hand = self._released.popleft()
+            self._positions[self._in_hand[0]] = self._in_hand[1]
+            return self._in_hand[2]
+        if self._parked and self._find_due() is not None:
+            return None
+        while True:
+            raw = self._lane.take_next()
+            if raw is None:
+                return None
+            self._singles = max(0, self._singles - 1)
+            if not self._is_to_park(raw):
+                return raw
+            self.settle()
+
+    async def wait_next(self) -> RawEntry | None:
+        """Return the next record when it is here; None when the function is to end."""
+        while not self.is_stopping:
+            raw = self.take_next()
+            if raw is not None:
+                return raw
+            if not await self._fetch_released():
+                await self._lane.wait()
+        return None
+
+    async def wait_next_within(self, seconds: float) -> RawEntry | None:
+        """Return the next record; None when none has come in this time, or the function is to end."""
+        with trio.move_on_after(seconds):
+            return await self.wait_next()
+        return None
+
+    async def wait_batch(self, count: int, within: float) -> Sequence[RawEntry]:
+        """Return the next batch without what is parked; an empty one when the function is to end."""
+        while not self.is_stopping:
+            self.settle()
+            if self._released or (self._parked and self._find_due() is not None):
+                raw = self.take_next()
+                if raw is not None:
+                    return (raw,)
+                if not await self._fetch_released():
+                    await self._lane.wait()
+                continue
+            most = 1 if self._singles else count
+            batch = await self._lane.wait_batch(most, within, is_over=lambda: self._find_due() is not None)
+            self._singles = max(0, self._singles - len(batch))
+            passed = [raw for raw in batch if not self._is_to_park(raw)]
+            if passed:
+                return passed
+        return ()
+
+    def _is_to_park(self, raw: RawEntry) -> bool:
+        """Return whether the key of a record that was taken is parked, and note that it is to be."""
+        if not self._parked:
+            return False
+        key = self._host.find_key(raw)
+        about = self._parked.get(key)
+        if about is None or not key:
+            return False
+        self._to_park.append((key, about, raw))
+        return True
+
+    # released records
+
+    def _find_due(self) -> bytes | None:
+        """Return a key of this lane that is to be released or discarded."""
+        if self._partition.deaths:
+            return None  # a record that may have killed a worker is tried alone
+        mine = (key for key in self._parked.find_due() if self._partition.find_lane(key) is self._lane)
+        return next(mine, None)
+
+    async def _fetch_released(self) -> bool:
+        """Get the next released records, if there are any. Return whether something has changed."""
+        key = self._find_due()
+        about = None if key is None else self._parked.get(key)
+        if key is None or about is None:
+            return False
+        if key not in self._begun:
+            self._begun.add(key)
+            about = msgspec.structs.replace(about, tries=about.tries + 1)
+            if about.tries > self._max_tries:
+                self._keep(key, f"{about.tries - 1} workers have died at its records")
+                return True
+            await self._host.note_parked(key, about)
+        entries = await self._host.read_parked(key, self._positions.get(key, ""), PORTION)
+        if not entries:
+            return self._end_release(key)
+        for entry, words in entries:
+            try:
+                raw = read_parked_words(words)
+            except (ValueError, KeyError, msgspec.MsgspecError) as error:
+                raw = (b"0-0", list[bytes]())  # another program has written it
+                self._discard(key, entry.decode(), raw, f"it cannot be read: {error!r}")
+                continue
+            if about.action == "discard":
+                self._discard(key, entry.decode(), raw, about.why)
+            else:
+                self._released.append((key, entry.decode(), raw))
+        return True
+
+    def _end_release(self, key: bytes) -> bool:
+        """Note that all records of a key are done, once that is committed."""
+        if self._parked.has_uncommitted(key):
+            self._lane.commit_now()
+            return False
+        self._forget(key)
+        self._parked.drop(key)
+        self._log("key:released", "info", key=key.decode(errors="replace"), partition=self.partition)
+        return True
+
+    def _discard(self, key: bytes, entry: str, raw: RawEntry, why: str) -> None:
+        dead = make_dead_record(*raw, partition=self.partition, error=why, traceback="", attempts=0)
+        self._positions[key] = entry
+        self._parked.note_released(key)
+        self._lane.discard_parked(ReleasedRecord(key, entry), dead)
+
+    def _keep(self, key: bytes, why: str) -> None:
+        """Leave a key parked that was to be released."""
+        about = self._parked.get(key) or ParkedKey(why, self._now_ms())
+        about = msgspec.structs.replace(about, action="", tries=0, why=why)
+        self._parked.change(key, about)
+        self._lane.add_parked(ParkedRecord(key, about))
+        self._lane.settle_released(None)
+        self._forget(key)
+        self._log(
+            "key:parked", "warning", key=key.decode(errors="replace"), partition=self.partition, why=why
+        )
+
+    def _forget(self, key: bytes) -> None:
+        self._begun.discard(key)
+        self._positions.pop(key, None)
+        self._released = deque(each for each in self._released if each[0] != key)
+
+    def _now_ms(self) -> int:
+        return int(self._now() * 1000)
+
+    # what becomes of what was taken
+
+    def settle(self) -> None:
+        """Acknowledge what was taken. What has come without records is committed, too."""
+        if self._in_hand is None:
+            for key, about, raw in self._to_park:
+                self._parked.park(key, about)
+                words = make_parked_words(*raw, partition=self.partition)
+                self._lane.add_parked(ParkedRecord(key, about, words))
+            self._to_park.clear()
+            self._lane.settle()
+            return
+        key, entry, _ = self._in_hand
+        self._in_hand = None
+        self._parked.note_released(key)
+        self._lane.settle_released(ReleasedRecord(key, entry))
+
+    async def flush(self) -> None:
+        """Acknowledge what was taken, and wait until the commit of that is under way."""
+        self.settle()
+        await self._lane.flush()
+
+    def give_back(self) -> None:
+        """Put what was taken in front again, and forget what it has produced."""
+        if self._in_hand is not None:
+            self._released.appendleft(self._in_hand)
+            self._in_hand = None
+        self._to_park.clear()
+        self._lane.give_back()
+
+    def take_singly(self) -> bool:
+        """Have the records of a batch that has failed taken one by one. Return whether there is more than one."""
+        count = len(self.taken)
+        if count > 1:
+            self._singles = count
+            self.give_back()
+        return count > 1
+
+    def park(self, why: str) -> Literal["parked", "no key", "full"]:
+        """Park the key of the record that was taken. Return why not: it has none, or too much is parked already."""
+        if self._in_hand is not None:
+            key = self._in_hand[0]
+            self._in_hand = None
+            self._lane.give_back()  # what it has produced
+            self._keep(key, why)
+            return "parked"
+        (raw,) = self._lane.taken
+        key = self._host.find_key(raw)
+        if not key or self._parked.is_full:
+            return "full" if key else "no key"
+        self._lane.forget_outputs()
+        self._to_park.append((key, ParkedKey(why, self._now_ms()), raw))
+        self.settle()
+        self._log(
+            "key:parked", "warning", key=key.decode(errors="replace"), partition=self.partition, why=why
+        )
+        return "parked"
+
+    def bury(self, dead: Sequence[Sequence[str | bytes]]) -> None:
+        """Give up what was taken."""
+        self._lane.bury(dead)
+
+    # for a function in another thread
+
+    async def wait_portion(self, _most: int, seconds: float | None) -> Sequence[RawEntry]:
+        """Return the next record, alone, so that what is parked is known before the one behind it is taken."""
+        raw = await (self.wait_next() if seconds is None else self.wait_next_within(seconds))
+        return () if raw is None else (raw,)
+
+    def settle_first(self, _count: int, outputs: list[bytes], state: dict[str, bytes | None]) -> None:
+        """Acknowledge what was taken, with what it has produced."""
+        self.take_over(1, outputs, state)
+        self.settle()
+
+    def return_behind(self, count: int) -> None:
+        """Put what was taken in front again, but for the first `count`; no more than one is taken."""
+        if not count:
+            self.give_back()
+
+    def take_over(self, count: int, outputs: list[bytes], state: dict[str, bytes | None]) -> None:
+        """Continue where a function has ended: with so many records in hand, and what it has produced for them."""
+        self.return_behind(count)
+        for output in outputs:
+            self.add_output(output)
+        for name, value in state.items():
+            self.set_state(name, value)
