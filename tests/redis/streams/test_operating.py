@@ -209,7 +209,9 @@ async def test_a_forgotten_group_leaves_no_key_and_holds_back_no_trimming(
     count_records(app, orders)
     await orders.asend(*(Order(number, number) for number in range(300)))
     await process_all(app)
-    with pytest.raises(GroupNotEmpty, match="0 outputs that are not delivered and 30 dead and 0 parked records"):
+    with pytest.raises(
+        GroupNotEmpty, match="0 outputs that are not delivered and 30 dead and 0 parked records"
+    ):
         await app.streams.aforget("orders", "bill")
     with pytest.raises(StreamFull):
         await orders.asend(*[Order(1, 1)] * 50)
