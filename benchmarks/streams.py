@@ -19,7 +19,7 @@ import redis
 from server import Server
 
 from celery5 import App
-from celery5.streams import Keep, Record, StreamEvents
+from celery5.streams import BlockingEvents, Keep, Record, StreamEvents
 
 RECORDS = 200_000
 PARTITIONS = 16
@@ -52,16 +52,26 @@ def count(records: int) -> None:
         print(json.dumps(used), flush=True)
 
 
-if os.environ.get("BENCH_STREAMS") == "records":
+HOW = os.environ.get("BENCH_STREAMS", "")
+if HOW in ("records", "records on asyncio"):
 
-    @app.processor(orders, name="reader")
+    @app.processor(orders, name="reader", loop="asyncio" if HOW.endswith("asyncio") else "trio")
     async def read_records(events: StreamEvents[Order]) -> None:
         """Read records one by one."""
         async for _ in events.records():
             count(1)
 
 
-if os.environ.get("BENCH_STREAMS") == "batches":
+if HOW == "records in threads":
+
+    @app.processor(orders, name="reader")
+    def read_blocking(events: BlockingEvents[Order]) -> None:
+        """Read records one by one."""
+        for _ in events.records():
+            count(1)
+
+
+if HOW == "batches":
 
     @app.processor(orders, name="reader")
     async def read_batches(events: StreamEvents[Order]) -> None:
@@ -141,11 +151,47 @@ def run_worker(client: redis.Redis, how: str, url: str) -> dict[str, float]:
     }
 
 
+def run_runnel(client: redis.Redis, python: str, url: str) -> dict[str, float]:
+    """Have Runnel send and read a tenth of the records; return how many a second."""
+    client.flushall()
+    records = RECORDS // 10
+    folder = Path(__file__).parent / "peers"
+    environment = {
+        **os.environ,
+        "BENCH_URL": url,
+        "BENCH_RECORDS": str(records),
+        "BENCH_KEYS": str(KEYS),
+        "PYTHONPATH": str(folder),
+    }
+    sent = subprocess.run(
+        [python, str(folder / "runnel_app.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    command = [python, "-c", "from runnel.cli import cli; cli()", "worker", "runnel_app:app"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        used = json.loads(worker.stdout.readline())
+        worker.kill()  # it writes a lot when it is terminated
+    return {
+        "Runnel, sending": records / json.loads(sent.stdout)["seconds"],
+        "Runnel, record by record": records / used["seconds"],
+        "Runnel: CPU of the worker, us a record": used["cpu"] * 1e6 / records,
+    }
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--runnel", help="A Python that has Runnel: 3.8, with runnel==0.1.0b1 and click<8.1.")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
     records = [Order(order_id=number % KEYS, amount=number) for number in range(RECORDS)]
     with Server() as server, redis.Redis.from_url(server.url) as client:
         app.configure(broker=server.url)
@@ -157,8 +203,11 @@ def main() -> None:
         for _ in range(rounds):
             for name, measure in measures.items():
                 rates.setdefault(name, []).append(measure())
-            for how in ("records", "batches"):
+            for how in ("records", "batches", "records on asyncio", "records in threads"):
                 for name, value in run_worker(client, how, server.url).items():
+                    rates.setdefault(name, []).append(value)
+            if arguments.runnel:
+                for name, value in run_runnel(client, arguments.runnel, server.url).items():
                     rates.setdefault(name, []).append(value)
     print("| measure | median | lowest | highest |\n|---|---|---|---|")
     for name, found in rates.items():
