@@ -27,7 +27,8 @@ from celery5.sending.publisher_client import connect_to_daemon, send_request
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.commands.control import Reply
-    from celery5.streams.registry import GroupLag, Streams, StreamState
+    from celery5.streams.lags import GroupLag, StreamState
+    from celery5.streams.registry import Streams
 
 REPLY_TIMEOUT = 3.0
 """Seconds that workers and a Publisher have to answer."""

@@ -11,19 +11,13 @@ if TYPE_CHECKING:
     from celery5.streams.codec import Compressor, RecordCodec, Serializer
     from celery5.streams.dead_records import DeadRecordQuery, DeadRecords, DeadRecordTally, StoredDeadRecord
     from celery5.streams.events import StreamEntry, StreamEvents
+    from celery5.streams.lags import GroupLag, PartitionLag, StreamState
     from celery5.streams.middleware import ProcessorMiddleware, RecordSkipped
+    from celery5.streams.operations import GroupIsLive, GroupNotEmpty, WindowsAreOpen
     from celery5.streams.parked_keys import ParkedKeyRegistry, ParkedKeyState
     from celery5.streams.processor import Processor
     from celery5.streams.record import Record
-    from celery5.streams.registry import (
-        GroupIsLive,
-        GroupLag,
-        GroupNotEmpty,
-        PartitionLag,
-        Streams,
-        StreamState,
-        WindowsAreOpen,
-    )
+    from celery5.streams.registry import Streams
     from celery5.streams.stored_record import StoredRecord
     from celery5.streams.stream import Keep, RecordId, Stream
     from celery5.streams.windows import TooManyWindows, Window, Windows
@@ -83,23 +77,23 @@ if not TYPE_CHECKING:
             "DeadRecords": "celery5.streams.dead_records",
             "FileArchive": "celery5.streams.archive",
             "StoredRecord": "celery5.streams.stored_record",
-            "GroupNotEmpty": "celery5.streams.registry",
-            "GroupIsLive": "celery5.streams.registry",
-            "GroupLag": "celery5.streams.registry",
+            "GroupNotEmpty": "celery5.streams.operations",
+            "GroupIsLive": "celery5.streams.operations",
+            "GroupLag": "celery5.streams.lags",
             "Keep": "celery5.streams.stream",
             "ParkedKeyRegistry": "celery5.streams.parked_keys",
             "ParkedKeyState": "celery5.streams.parked_keys",
-            "PartitionLag": "celery5.streams.registry",
+            "PartitionLag": "celery5.streams.lags",
             "Processor": "celery5.streams.processor",
             "RecordId": "celery5.streams.stream",
             "Stream": "celery5.streams.stream",
-            "StreamState": "celery5.streams.registry",
+            "StreamState": "celery5.streams.lags",
             "Streams": "celery5.streams.registry",
             "Hopping": "celery5.protocol.streams.windows",
             "Tumbling": "celery5.protocol.streams.windows",
             "TooManyWindows": "celery5.streams.windows",
             "Window": "celery5.streams.windows",
             "Windows": "celery5.streams.windows",
-            "WindowsAreOpen": "celery5.streams.registry",
+            "WindowsAreOpen": "celery5.streams.operations",
         },
     )

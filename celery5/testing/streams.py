@@ -27,8 +27,9 @@ from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import decode_output
-from celery5.services.streams.owned_partition import OwnedPartition, end_partitions, make_partition_options
+from celery5.services.streams.owned_partition import OwnedPartition, end_partitions
 from celery5.services.streams.parking import ParkedKeys
+from celery5.services.streams.partition_options import make_partition_options
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor, ProcessorFunction
 from celery5.streams.stream import RecordId, Stream

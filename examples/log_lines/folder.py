@@ -3,6 +3,7 @@
 A folder has a folder for each host; a file that lies in no folder is of a host of its own.
 """
 
+import os
 import random
 import re
 from collections import Counter
@@ -25,10 +26,11 @@ _ERROR = re.compile(r"\b(error|critical|fatal)\b", re.IGNORECASE)
 
 
 class FilePart(Record):
-    """Some lines of a file."""
+    """Some lines of a file. A file that is rotated is another one: its number in the file system is."""
 
     host: str
     path: str
+    inode: int
     start: int
     end: int
 
@@ -94,23 +96,25 @@ def list_files(folder: Path) -> list[tuple[str, Path]]:
 
 
 def list_parts(folder: Path) -> Iterator[FilePart]:
-    """Yield the parts of all files, those of a file in their order. Raises OSError."""
+    """Yield the parts of all files, those of a file in their order. A line that has no end yet is in none.
+
+    Raises OSError.
+    """
     for host, path in list_files(folder):
         with path.open("rb") as file:
-            start, size = 0, path.stat().st_size
-            while start < size:
-                file.seek(min(size, start + PART_SIZE))
-                file.readline()
-                end = file.tell()
-                yield FilePart(host=host, path=str(path), start=start, end=end)
-                start = end
+            inode, start = os.fstat(file.fileno()).st_ino, 0
+            while portion := file.read(PART_SIZE) + file.readline():
+                end = start + portion.rfind(b"\n") + 1
+                if end > start:
+                    yield FilePart(host=host, path=str(path), inode=inode, start=start, end=end)
+                start += len(portion)
 
 
 def read_lines(part: FilePart, minute: str) -> Iterator[LogLine]:
     """Yield the lines of a part. `minute` is that of the line before; one without a time has that. Raises OSError."""
     with open(part.path, "rb") as file:
         file.seek(part.start)
-        for raw in file.read(part.end - part.start).splitlines():
+        for raw in file.read(part.end - part.start).split(b"\n")[:-1]:
             text = raw.decode(errors="replace")
             minute = find_minute(text) or minute
             yield LogLine(host=part.host, minute=minute, is_error=bool(_ERROR.search(text)))
@@ -130,7 +134,10 @@ def count_plainly(folder: Path) -> LogTotals:
     totals = LogTotals()
     for host, path in list_files(folder):
         minute = ""
-        for raw in path.read_bytes().splitlines():
+        *lines, _ = path.read_bytes().split(
+            b"\n"
+        )  # behind the last end of a line is one that is not whole yet
+        for raw in lines:
             line = raw.decode(errors="replace")
             minute = find_minute(line) or minute
             totals.lines[host, minute] += 1

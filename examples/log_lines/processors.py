@@ -41,14 +41,15 @@ def declare(app: App) -> LogStreams:
     @app.processor(parts, into=lines, commit_every=1)
     def read(events: BlockingEvents[FilePart]) -> None:
         for part in events.records():
-            position = events.state.get(part.path, Position(), type=Position)
+            name = f"{part.path} {part.inode}"
+            position = events.state.get(name, Position(), type=Position)
             if not part.start <= position.end < part.end:
                 continue  # the parts of this file were sent twice
             minute = position.minute
             for line in read_lines(part.replace(start=position.end), minute):
                 minute = line.minute
                 events.send(line)
-            events.state.set(part.path, Position(part.end, minute))
+            events.state.set(name, Position(part.end, minute))
 
     @app.processor(lines, into=counts)
     async def count(events: StreamEvents[LogLine]) -> None:

@@ -9,8 +9,8 @@ from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.health.metrics import MetricFamily, make_gauge
+from celery5.streams.lags import PARTITIONS_PER_CALL, GroupLag, measure_group
 from celery5.streams.processor import Processor
-from celery5.streams.registry import PARTITIONS_PER_CALL, GroupLag, measure_group
 
 LAG_INTERVAL = 5.0
 """The least seconds between two measurements of all groups."""

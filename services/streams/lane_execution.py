@@ -20,8 +20,9 @@ from celery5.protocol.streams.failure import (
     make_dead_record,
 )
 from celery5.runners.context import CURRENT_PARTITION
+from celery5.services.streams.lane import Lane
 from celery5.services.streams.lane_feed import LaneFeed
-from celery5.services.streams.owned_partition import Lane, OwnedPartition
+from celery5.services.streams.owned_partition import OwnedPartition
 from celery5.services.streams.parking import ParkedKeys, ParkingFeed, ParkingHost
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.processor import Processor

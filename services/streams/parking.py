@@ -26,7 +26,8 @@ from celery5.protocol.streams.parking import (
     read_parked_words,
 )
 from celery5.protocol.streams.routing import find_partition
-from celery5.services.streams.owned_partition import Lane, OwnedPartition
+from celery5.services.streams.lane import Lane
+from celery5.services.streams.owned_partition import OwnedPartition
 
 PORTION = 100
 """Parked records in one read."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery5.examples.log_lines.folder import LogTotals
     from celery5.examples.log_lines.processors import LogStreams
 
-PATIENCE = 60.0
+QUIET_LIMIT = 60.0
 """Seconds for which nothing may change."""
 GRACE_PERIOD = 2.0
 """Seconds that records in hand get after Ctrl-C."""
@@ -110,7 +110,7 @@ def _run(
         for _ in streams.parts.send_many(list_parts(files)):
             if interruption.was_requested:
                 return []
-        return wait_for_totals(app, expected, within=PATIENCE, is_over=lambda: interruption.was_requested)
+        return wait_for_totals(app, expected, within=QUIET_LIMIT, is_over=lambda: interruption.was_requested)
 
     async def run() -> list[str]:
         try:

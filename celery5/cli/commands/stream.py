@@ -24,7 +24,7 @@ from celery5.cli.terminal.target import Target
 from celery5.errors import BadRecord, CeleryError, Misconfigured
 
 if TYPE_CHECKING:
-    from celery5.streams.registry import GroupLag, StreamState
+    from celery5.streams.lags import GroupLag, StreamState
     from celery5.streams.stream import Stream
 
 PORTION = 500

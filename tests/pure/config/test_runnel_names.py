@@ -14,7 +14,7 @@ from celery5.cli.main import cli
 from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
 from celery5.config.settings import Settings, find_warnings
 from celery5.hints import FENNEL, RUNNEL, NameKind, find_hint
-from celery5.services.streams.owned_partition import make_partition_options
+from celery5.services.streams.partition_options import make_partition_options
 from celery5.streams import Keep, Processor, Record, Stream, StreamEntry, StreamEvents
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "from-runnel.md").read_text()

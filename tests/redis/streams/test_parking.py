@@ -11,8 +11,7 @@ import trio
 from celery5 import App
 from celery5.errors import Misconfigured
 from celery5.protocol.streams import parking
-from celery5.streams import Stream, StreamEvents
-from celery5.streams.registry import GroupNotEmpty
+from celery5.streams import GroupNotEmpty, Stream, StreamEvents
 from tests.redis.worker.workers import Lines, leftovers, start, until, until_async, working
 
 

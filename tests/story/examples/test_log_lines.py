@@ -152,28 +152,40 @@ def test_a_file_that_grows_is_read_on_where_it_ended(server: EmbeddedServer, tmp
     with running_worker(app, broker=server.url):
         for _ in range(3):
             with log.open("a") as file:
-                file.write("2026-01-31T12:00:59 ERROR one\n" * 700)
+                file.write("2026-01-31T12:00:59 ERROR one\n" * 700 + "2026-01-31T12:00:59 ERR")
             streams.parts.send(*list_parts(tmp_path))
             assert wait_for_totals(app, count_plainly(tmp_path), within=20) == []
-        assert read_totals(app).lines == {("web", "2026-01-31T12:00"): 2100}
-        assert read_totals(app).alerts == {("web", "2026-01-31T12:00"): 1}
+            with log.open("a") as file:
+                file.write("OR two\n")
+        streams.parts.send(*list_parts(tmp_path))
+        assert wait_for_totals(app, count_plainly(tmp_path), within=20) == []
+        noon = ("web", "2026-01-31T12:00")
+        assert (read_totals(app).lines[noon], read_totals(app).errors[noon]) == (2103, 2103)
+        assert read_totals(app).alerts == {noon: 1}
+        log.rename(tmp_path / "old")
+        log.write_text("2026-01-31T12:01:00 INFO after the rotation\n")
+        (tmp_path / "old").unlink()
+        streams.parts.send(*list_parts(tmp_path))
+        until(lambda: read_totals(app).lines["web", "2026-01-31T12:01"] == 1)
 
 
 def test_files_are_split_where_lines_end_and_lines_have_the_time_of_the_last_one(tmp_path: Path) -> None:
     log = tmp_path / "db" / "slow.log"
     log.parent.mkdir()
-    log.write_bytes(b"first\n2026-01-31 12:00:01 query\n  error \xff\n" + b"x" * 40_000 + b"\nlast")
+    log.write_bytes(
+        b"first\n2026-01-31 12:00:01 query\n  error \xff\n" + b"x" * 40_000 + b"\nlast\nnot whole"
+    )
     (tmp_path / "gone").symlink_to("nowhere")
     assert list_files(tmp_path) == [("db", log)]
     parts = list(list_parts(tmp_path))
-    assert [(part.start, part.end) for part in parts] == [(0, 40_043), (40_043, 40_047)]
+    assert [(part.start, part.end) for part in parts] == [(0, 40_043), (40_043, 40_048)]
     assert [(line.minute, line.is_error) for line in read_lines(parts[0], "")] == [
         ("", False),
         ("2026-01-31 12:00", False),
         ("2026-01-31 12:00", True),
         ("2026-01-31 12:00", False),
     ]
-    one = FilePart(host="db", path=str(log), start=40_043, end=40_047)
+    one = FilePart(host="db", path=str(log), inode=1, start=40_043, end=40_048)
     assert [line.minute for line in read_lines(one, "noon")] == ["noon"]
     for line, minute in (
         ('10.0.0.1 - - [31/Jan/2026:12:00:59 +0000] "GET /"', "31/Jan/2026:12:00"),
