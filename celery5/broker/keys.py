@@ -174,7 +174,7 @@ class StreamKeys:
         return f"{self.dead_prefix}{group}"
 
     def parked(self, group: str) -> str:
-        """HASH    the keys that a group has parked, each with `key:` in front, and how many `records` they have."""
+        """HASH    the keys that a group has parked, as `key:<key>`, `tries:<key>`, and how many `records` they have."""
         return f"{self.parked_prefix}{group}"
 
     def changes(self, group: str) -> str:

@@ -440,18 +440,13 @@ class _VirtualGroup:
         await trio.lowlevel.checkpoint()
         return [each for each in self.parked.get(key, ()) if int(each[0]) > int(after or 0)][:count]
 
-    async def note_parked(self, key: bytes, about: ParkedKey) -> None:
-        """Write down what is said of a parked key."""
-        await trio.lowlevel.checkpoint()
-        self.about_parked[key] = about
-
     async def set_parked(self, action: ParkedAction, keys: Sequence[bytes]) -> None:
         """Have parked keys, or all, released or discarded."""
         for parked in self._parked_by_partition.values():
             parked.begin_update()
         for key in keys or list(self.about_parked):
             if key in self.about_parked:
-                self.about_parked[key] = replace(self.about_parked[key], action=action)
+                self.about_parked[key] = replace(self.about_parked[key], action=action, tries=0)
         for number, parked in self._parked_by_partition.items():
             parked.update(self._find_parked(), len(self.logs))
             self._partitions[number].wake()
@@ -461,7 +456,11 @@ class _VirtualGroup:
 
     def _change_parked(self, commit: Commit) -> None:
         for each in commit.parked:
-            if bool(each.words) != (each.key in self.about_parked):
+            known = self.about_parked.get(each.key)
+            if each.about is None:
+                if known is not None:
+                    self.about_parked[each.key] = replace(known, tries=known.tries + 1)
+            elif bool(each.words) != (known is not None):
                 self.about_parked[each.key] = each.about
             if each.words:
                 self._parked_entries += 1
@@ -470,6 +469,7 @@ class _VirtualGroup:
         for done in commit.released:
             left = [entry for entry in self.parked[done.key] if entry[0].decode() != done.entry]
             self.parked[done.key] = left
+            self.about_parked[done.key] = replace(self.about_parked[done.key], tries=0)
             if not left:
                 del self.parked[done.key], self.about_parked[done.key]
 

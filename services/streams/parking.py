@@ -18,6 +18,7 @@ from celery5.protocol.streams.groups import Commit
 from celery5.protocol.streams.parking import (
     MAX_PARKED_KEYS,
     MAX_PARKED_RECORDS,
+    ParkedAction,
     ParkedKey,
     ParkedKeysFound,
     ParkedRecord,
@@ -44,8 +45,8 @@ class ParkingHost(Protocol):
         """Return entries of the log of a parked key, behind `after`."""
         ...
 
-    async def note_parked(self, key: bytes, about: ParkedKey) -> None:
-        """Write down what is said of a parked key."""
+    async def quarantine(self, partition: OwnedPartition, why: str) -> None:
+        """Stop the partition, in the whole cluster, until somebody ends that."""
         ...
 
 
@@ -75,8 +76,12 @@ class ParkedKeys:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may be parked."""
-        return len(self._known) >= MAX_PARKED_KEYS or self._records >= MAX_PARKED_RECORDS
+        """Whether no more keys may be parked."""
+        return len(self._known) >= MAX_PARKED_KEYS or self.is_full_with(0)
+
+    def is_full_with(self, more: int) -> bool:
+        """Whether no more records may be parked beside so many."""
+        return self._records + more >= MAX_PARKED_RECORDS
 
     def get(self, key: bytes) -> ParkedKey | None:
         """Return what is known of a key."""
@@ -84,11 +89,14 @@ class ParkedKeys:
 
     def find_due(self) -> list[bytes]:
         """Return the keys of this partition that are to be released or discarded."""
-        return [
-            key
-            for key, about in self._known.items()
-            if about.action and find_partition(key, self._partitions) == self._partition
-        ]
+        return [key for key in self._known if self.get_action(key)]
+
+    def get_action(self, key: bytes) -> ParkedAction:
+        """Return what is to become of a key, if it is of this partition."""
+        about = self._known.get(key)
+        if about is None or find_partition(key, self._partitions) != self._partition:
+            return ""
+        return about.action
 
     def begin_update(self) -> None:
         """Note that the group's keys are asked for."""
@@ -97,9 +105,6 @@ class ParkedKeys:
     def update(self, found: ParkedKeysFound, partitions: int) -> None:
         """Take the group's keys as they were when `begin_update` was called, or later."""
         mine = {key: about for key, about in self._known.items() if key in self._changed}
-        for key in mine:
-            if key in found.keys and found.keys[key].action:
-                mine[key] = found.keys[key]
         others = {key: about for key, about in found.keys.items() if key not in self._changed}
         self._known, self._records, self._partitions = {**others, **mine}, found.records, partitions
 
@@ -179,6 +184,8 @@ class ParkingFeed:
         self._begun: set[bytes] = set()
         # Records that were taken and whose keys are parked: so they are when they are acknowledged.
         self._to_park: list[tuple[bytes, ParkedKey, RawEntry]] = []
+        # Whether a record was to be parked, and too many are.
+        self._is_over_full = False
         # How many records are to be taken one by one, since a batch of them has failed.
         self._singles = 0
         self.group, self.partition = lane.group, lane.partition
@@ -203,10 +210,16 @@ class ParkingFeed:
     def take_next(self) -> RawEntry | None:
         """Acknowledge what was taken before, and return the next record if it is here and may be taken."""
         self.settle()
+        if self.is_stopping or self._is_over_full:
+            return None
         if self._released:
-            self._in_hand = self._released.popleft()
-            self._positions[self._in_hand[0]] = self._in_hand[1]
-            return self._in_hand[2]
+            key, entry, _ = released = self._released.popleft()
+            if self._parked.get_action(key) == "release":
+                self._in_hand = released
+                self._positions[key] = entry
+                return released[2]
+            self._released.clear()  # it is to be discarded now, or is of another partition
+            return None
         if self._parked and self._find_due() is not None:
             return None
         while True:
@@ -216,6 +229,8 @@ class ParkingFeed:
             self._singles = max(0, self._singles - 1)
             if not self._is_to_park(raw):
                 return raw
+            if self._is_over_full:
+                return None
             self.settle()
 
     async def wait_next(self) -> RawEntry | None:
@@ -224,9 +239,16 @@ class ParkingFeed:
             raw = self.take_next()
             if raw is not None:
                 return raw
-            if not await self._fetch_released():
-                await self._lane.wait()
+            await self._wait_more()
         return None
+
+    async def _wait_more(self) -> None:
+        """Get released records, or wait for something new."""
+        if self._is_over_full:
+            await self._host.quarantine(self._partition, _FULL)
+            self._is_over_full = False
+        elif not await self._fetch_released():
+            await self._lane.wait()
 
     async def wait_next_within(self, seconds: float) -> RawEntry | None:
         """Return the next record; None when none has come in this time, or the function is to end."""
@@ -242,14 +264,15 @@ class ParkingFeed:
                 raw = self.take_next()
                 if raw is not None:
                     return (raw,)
-                if not await self._fetch_released():
-                    await self._lane.wait()
+                await self._wait_more()
                 continue
             most = 1 if self._singles else count
             batch = await self._lane.wait_batch(most, within, is_over=lambda: self._find_due() is not None)
             self._singles = max(0, self._singles - len(batch))
             passed = [raw for raw in batch if not self._is_to_park(raw)]
-            if passed:
+            if self._is_over_full:
+                await self._wait_more()
+            elif passed:
                 return passed
         return ()
 
@@ -257,11 +280,17 @@ class ParkingFeed:
         """Return whether the key of a record that was taken is parked, and note that it is to be."""
         if not self._parked:
             return False
+        if self._is_over_full:
+            return True
         key = self._host.find_key(raw)
         about = self._parked.get(key)
         if about is None or not key:
             return False
-        self._to_park.append((key, about, raw))
+        if self._parked.is_full_with(len(self._to_park)):
+            self.give_back()
+            self._is_over_full = True
+        else:
+            self._to_park.append((key, about, raw))
         return True
 
     # released records
@@ -279,13 +308,17 @@ class ParkingFeed:
         about = None if key is None else self._parked.get(key)
         if key is None or about is None:
             return False
+        if about.tries >= self._max_tries:
+            self._keep(key, f"{about.tries} owners have not got its first record done")
+            return True
         if key not in self._begun:
             self._begun.add(key)
-            about = msgspec.structs.replace(about, tries=about.tries + 1)
-            if about.tries > self._max_tries:
-                self._keep(key, f"{about.tries - 1} workers have died at its records")
-                return True
-            await self._host.note_parked(key, about)
+            self._parked.change(key, about)
+            self._lane.add_parked(ParkedRecord(key, None))
+            self._lane.settle_released(None)
+        if self._parked.has_uncommitted(key):
+            self._lane.commit_now()
+            return False
         entries = await self._host.read_parked(key, self._positions.get(key, ""), PORTION)
         if not entries:
             return self._end_release(key)
@@ -424,3 +457,6 @@ class ParkingFeed:
             self.add_output(output)
         for name, value in state.items():
             self.set_state(name, value)
+
+
+_FULL = f"{MAX_PARKED_RECORDS:,} records are parked: release or discard them, then end the quarantine"

@@ -28,7 +28,7 @@ from celery5.protocol.streams.groups import (
     split_gap,
     split_id,
 )
-from celery5.protocol.streams.parking import ParkedKey, ParkedKeysFound
+from celery5.protocol.streams.parking import ParkedKeysFound
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
@@ -514,11 +514,6 @@ class ProcessorGroup:
         """Return entries of the log of a parked key, behind `after`."""
         call = calls.read_parked(self._keys, self._group, key, after=after, count=count)
         return await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
-
-    async def note_parked(self, key: bytes, about: ParkedKey) -> None:
-        """Write down what is said of a parked key."""
-        call = calls.note_parked(self._keys, self._group, key, about)
-        await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
 
     async def read_states(self, names: Sequence[str]) -> list[bytes | None]:
         """Read values of the keyed state. While Redis is unreachable, the processor waits: no record has failed."""

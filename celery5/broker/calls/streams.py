@@ -11,6 +11,7 @@ from celery5.broker.call import (
     Word,
     decode_text,
     merge_names,
+    parse_int,
     parse_seconds,
     script_call,
     to_ms,
@@ -304,11 +305,13 @@ def list_parked_keys(keys: StreamKeys, group: str) -> Call[ParkedKeysFound]:
         found: dict[bytes, bytes] = dict(pairs)
         records = found.pop(b"records", b"0")
         parked = {
-            name[4:]: ParkedKey.from_text(text.decode(errors="replace"))
+            name[4:]: ParkedKey.from_text(
+                text.decode(errors="replace"), parse_int(found.get(b"tries:" + name[4:]))
+            )
             for name, text in found.items()
             if name[:4] == b"key:"
         }
-        return ParkedKeysFound(parked, int(records) if records.isdigit() else 0)
+        return ParkedKeysFound(parked, parse_int(records))
 
     return Call(("HGETALL", keys.parked(group)), read_keys, repeatable=True)
 
@@ -348,11 +351,6 @@ def erase_parked(keys: StreamKeys, group: str, parked: Sequence[bytes]) -> Call[
     """Delete the parked keys of a group. For an application made for a test, whose workers have stopped."""
     logs = [_get_parked_log(keys, group, key) for key in parked]
     return Call(("UNLINK", keys.parked(group), *logs), int, repeatable=True)
-
-
-def note_parked(keys: StreamKeys, group: str, key: bytes, about: ParkedKey) -> Call[int]:
-    """Write down what is said of a parked key."""
-    return Call(("HSET", keys.parked(group), b"key:" + key, about.to_text()), int, repeatable=True)
 
 
 def begin_trial(keys: StreamKeys, group: str, partition: int, *, incarnation: str, epoch: int) -> Call[bool]:

@@ -165,10 +165,11 @@ class Commit(msgspec.Struct, frozen=True):
     def to_words(self) -> list[str | bytes | int]:
         """Return it as the script takes it."""
         words: list[str | bytes | int] = [self.partition, self.epoch, self.cursor, self.new_cursor]
+        words += (self.name, self.number, " ".join(self.ahead))
+        words.append(len(self.released))
+        for released in self.released:
+            words += (released.key, released.entry)
         words += (
-            self.name,
-            self.number,
-            " ".join(self.ahead),
             len(self.outputs),
             *self.outputs,
             len(self.state),
@@ -180,10 +181,8 @@ class Commit(msgspec.Struct, frozen=True):
             words += (len(dead), *dead)
         words.append(len(self.parked))
         for parked in self.parked:
-            words += (parked.key, parked.about.to_text(), len(parked.words), *parked.words)
-        words.append(len(self.released))
-        for released in self.released:
-            words += (released.key, released.entry)
+            about = "" if parked.about is None else parked.about.to_text()
+            words += (parked.key, about, len(parked.words), *parked.words)
         return words
 
 

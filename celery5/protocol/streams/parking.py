@@ -25,23 +25,19 @@ class ParkedKey(msgspec.Struct, frozen=True):
     since: int
     # What an operator wants: that its records are processed, or become dead records.
     action: ParkedAction = ""
-    # How many owners have begun to release it, without getting a record done.
+    # How many owners have begun with the record that is its first one now.
     tries: int = 0
 
     def to_text(self) -> str:
-        """Return it as Redis keeps it."""
-        return f"{self.action or '-'} {self.since} {self.tries} {self.why}"
+        """Return it as Redis keeps it, without the tries."""
+        return f"{self.action or '-'} {self.since} {self.why}"
 
     @staticmethod
-    def from_text(text: str) -> "ParkedKey":
+    def from_text(text: str, tries: int) -> "ParkedKey":
         """Return what a text says; other programs write, too."""
-        action, since, tries, why = [*text.split(" ", 3), "", "", ""][:4]
+        action, since, why = [*text.split(" ", 2), "", ""][:3]
         known: dict[str, ParkedAction] = {"release": "release", "discard": "discard"}
-        return ParkedKey(why, _parse_int(since), known.get(action, ""), _parse_int(tries))
-
-
-def _parse_int(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+        return ParkedKey(why, int(since) if since.isdigit() else 0, known.get(action, ""), tries)
 
 
 class ParkedKeysFound(msgspec.Struct, frozen=True):
@@ -52,10 +48,11 @@ class ParkedKeysFound(msgspec.Struct, frozen=True):
 
 
 class ParkedRecord(msgspec.Struct, frozen=True):
-    """A change of a parked key in a commit: one more record of it, or without words only what is said of it."""
+    """A change of a parked key in a commit: one more record of it. Without words: what is said of it from now on; and
+    with None for that: its release begins."""
 
     key: bytes
-    about: ParkedKey
+    about: ParkedKey | None
     # Fields and values, in turns, of its entry.
     words: Sequence[str | bytes] = ()
 

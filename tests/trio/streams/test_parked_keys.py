@@ -7,6 +7,9 @@ import pytest
 
 from celery5 import App, RetryPolicy
 from celery5.errors import Misconfigured
+from celery5.protocol.streams.groups import Commit
+from celery5.protocol.streams.parking import ParkedKey, ParkedKeysFound, ParkedRecord, ReleasedRecord
+from celery5.services.streams.parking import ParkedKeys
 from celery5.streams import BlockingEvents, Stream, StreamEvents
 from celery5.testing.streams import ProcessorDriver
 
@@ -191,3 +194,25 @@ def test_records_without_keys_cannot_be_parked() -> None:
         Misconfigured, match=r"then='park-key' needs records with keys: declare stream plain with"
     ):
         declare(app.stream("plain", Order), then="park-key")(Shop().function)
+
+
+def test_a_list_that_was_read_before_a_commit_revives_no_release() -> None:
+    released = ParkedKeysFound({b"a": ParkedKey("first", 1, "release")}, 3)
+    parked = ParkedKeys(0, released, 1)
+    parked.note_released(b"a")
+    parked.change(b"a", ParkedKey("again", 1))
+    parked.begin_update()
+    parked.update(released, 1)
+    assert parked.find_due() == []
+    parked.note_commit(
+        Commit(
+            *(0, 1, "0-0", "0-0"),
+            parked=[ParkedRecord(b"a", ParkedKey("again", 1))],
+            released=[ReleasedRecord(b"a", "1-1")],
+        )
+    )
+    parked.begin_update()
+    parked.update(released, 1)
+    assert parked.find_due() == [b"a"]
+    due = [ParkedKeys(number, released, 2).find_due() for number in range(2)]
+    assert sorted(due) == [[], [b"a"]]  # of one partition alone

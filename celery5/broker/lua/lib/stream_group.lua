@@ -88,7 +88,7 @@ end
 -- Forget the parked keys of a group, with their records.
 local function drop_parked(parked, parked_logs)
   for _, field in ipairs(redis.call('HKEYS', parked)) do -- bound: the parked keys of a group, 1,000 at most
-    redis.call('UNLINK', parked_logs .. string.sub(field, 5))
+    if string.sub(field, 1, 4) == 'key:' then redis.call('UNLINK', parked_logs .. string.sub(field, 5)) end
   end
   redis.call('UNLINK', parked)
 end

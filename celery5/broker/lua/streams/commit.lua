@@ -8,12 +8,13 @@
 -- ARGV  1 incarnation of the owner
 --       2.. for each partition: its number, epoch, the cursor so far, the new cursor, the name of the ownership, the
 --           number of the commit in that, from 1, the ids beyond the cursor that are done;
---           how many outputs there are, and those; how many changes of state, and those as key, value ('' removes); how
+--           how many parked records are done: key, id; how many outputs there are, and those; how many changes of state, and those as key, value ('' removes); how
 --           many dead records, and for each of them how many words it has, and those: field, value, ...; how many
---           changes of parked keys: key, what is said of it, how many words the record has (0: none, it replaces what is
---           said), and those; how many parked records are done: key, id
+--           changes of parked keys: key, what is said of it ('': its release begins), how many words the record has (0:
+--           none, it replaces what is said), and those
 -- Returns for each partition 1 when it is committed, now or by an earlier call with the same arguments, and 0 when this
--- incarnation does not own it in that epoch any more, or the cursor is another: then nothing of it is changed.
+-- incarnation does not own it in that epoch any more, the cursor is another, or a parked record is not there any more: then
+-- nothing of it is changed.
 local partitions, state, outboxes, dead, parked, parked_logs = unpack(KEYS)
 local incarnation = ARGV[1]
 local verdicts = {}
@@ -37,6 +38,13 @@ while at <= #ARGV do -- bound: the partitions of one call
   last = last_name == name and tonumber(last) or 0
   local is_done = is_owner and last == number
   local is_valid = is_owner and last == number - 1 and found[3] == from
+  local released = {}
+  for _ = 1, tonumber(take()) do -- bound: the released records of one commit
+    local name, entry = take(), take()
+    released[#released + 1], released[#released + 2] = name, entry
+    -- Another owner may have done it: after a change of the number of partitions the key may be of another partition.
+    if is_valid and #redis.call('XRANGE', parked_logs .. name, entry, entry) == 0 then is_valid = false end
+  end
   for _ = 1, tonumber(take()) do -- bound: the outputs of one commit
     local output = take()
     if is_valid then redis.call('XADD', outboxes .. p, '*', 'o', output) end
@@ -54,8 +62,13 @@ while at <= #ARGV do -- bound: the partitions of one call
   for _ = 1, tonumber(take()) do -- bound: the parked records of one commit
     local name, about, words = take(), take(), tonumber(take())
     local field = 'key:' .. name
-    if is_valid and (words == 0) == (redis.call('HEXISTS', parked, field) == 1) then
+    local is_parked = is_valid and redis.call('HEXISTS', parked, field) == 1
+    if is_parked and about == '' then
+      local tries = redis.call('HGET', parked, 'tries:' .. name)
+      redis.call('HSET', parked, 'tries:' .. name, (tonumber(tries or 0) or 0) + 1)
+    elseif is_valid and (words == 0) == is_parked then
       redis.call('HSET', parked, field, about)
+      redis.call('HDEL', parked, 'tries:' .. name)
     end
     if is_valid and words > 0 then
       redis.call('XADD', parked_logs .. name, '*', unpack(ARGV, at, at + words - 1))
@@ -63,9 +76,11 @@ while at <= #ARGV do -- bound: the partitions of one call
     end
     at = at + words
   end
-  for _ = 1, tonumber(take()) do -- bound: the released records of one commit
-    local name, entry = take(), take()
-    if is_valid and redis.call('XDEL', parked_logs .. name, entry) == 1 then
+  for n = 1, #released, 2 do -- bound: the released records of one commit
+    local name, entry = released[n], released[n + 1]
+    if is_valid then
+      redis.call('XDEL', parked_logs .. name, entry)
+      redis.call('HDEL', parked, 'tries:' .. name)
       count_parked(-1)
       if redis.call('XLEN', parked_logs .. name) == 0 then
         redis.call('UNLINK', parked_logs .. name)

@@ -34,6 +34,8 @@ for p = tonumber(ARGV[1]), math.min(total, ARGV[1] + ARGV[2]) - 1 do -- bound: t
   local windows = has_state and redis.call('HMGET', state, ARGV[3] .. p, ARGV[4] .. p) or {}
   found[#found + 1] = {p, tail, cursor, unread, redis.call('XLEN', logs .. p), one[2] or '', tonumber(one[3]) or 0, tonumber(one[4]) or 0, one[5] or '', one[6] or '', tonumber(one[7]) or 0, has_archived and redis.call('HGET', map, 'archived:' .. p) or '', tonumber(windows[1] or 0) or 0, tonumber(windows[2] or 0) or 0}
 end
-local records = redis.call('HGET', parked, 'records')
-local parked_keys = redis.call('HLEN', parked) - (records and 1 or 0)
+local records, parked_keys = redis.call('HGET', parked, 'records'), 0
+for _, field in ipairs(records and redis.call('HKEYS', parked) or {}) do -- bound: the parked keys of a group, 1,000 at most
+  if string.sub(field, 1, 4) == 'key:' then parked_keys = parked_keys + 1 end
+end
 return {total, now, present, found, parked_keys, tonumber(records or 0) or 0}
