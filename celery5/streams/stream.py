@@ -154,7 +154,7 @@ class Stream(Generic[R]):
         is reported in the worker that owns its partition: let the check have `scope="global"` to tell all workers.
 
         Args:
-            check: The health check, which the application has: `app.health_check.add(check)`.
+            check: The health check. The application's workers run it from then on, if they did not yet.
             options: Those of `app.processor`.
 
         Raises:

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
+import msgspec
+
 from celery5.errors import Misconfigured
 from celery5.health.health_check import HealthCheck
 from celery5.protocol.events.documents import ResultDocument
@@ -40,8 +42,10 @@ def subscribe(registry: ProcessorDeclarer, stream: Stream[Any], subscriber: Any,
         function, defaults = _make_job_sender(task, stream), {"name": task.name}
     elif hasattr(subscriber, "write"):
         sink = get_sink_options(subscriber)
-        function = _make_async_writer(sink, stream) if sink.is_async else _make_blocking_writer(sink, stream)
-        defaults = {"name": sink.name, "on_error": sink.retry}
+        function = _make_writer(sink, stream)
+        # One attempt more: a batch that fails is written one by one then.
+        policy = msgspec.structs.replace(sink.retry, max_retries=sink.retry.max_retries + 1)
+        defaults = {"name": sink.name, "on_error": policy}
     else:
         raise Misconfigured(
             f"stream {stream.name}: {subscriber!r} cannot subscribe: give a task or a sink; for a health check "
@@ -60,6 +64,8 @@ def subscribe_check(
     """Have a health check report what a function says of each record. Raises Misconfigured."""
     if not isinstance(cast("object", check), HealthCheck):
         raise Misconfigured(f"stream {stream.name}: {check!r} is no health check")
+    stream_app: Any = stream.app
+    stream_app.health_check.add(check)  # what no worker runs reports to nobody
     _check_takes_one(judge, f"health check {check.name} of stream {stream.name}")
     function = (
         _make_async_judge(check, judge)
@@ -80,23 +86,38 @@ def _make_job_sender(task: Task[Any, Any], stream: Stream[Any]) -> Callable[[Str
     return send_jobs
 
 
-def _make_async_writer(sink: SinkOptions, stream: Stream[Any]) -> Callable[[StreamEvents[Any]], Any]:
+def _make_writer(sink: SinkOptions, stream: Stream[Any]) -> Callable[[StreamEvents[Any]], Any]:
+    # How many records of a partition are written one by one, since a batch of them has failed.
+    alone: dict[int, int] = {}
+
     async def write(events: StreamEvents[Any]) -> None:
-        import trio  # an application is declared without an event loop
-
-        async for batch in events.take(sink.batch, within=SINK_WITHIN):
-            with trio.fail_after(sink.timeout):
-                await sink.sink.write(_make_documents(stream, batch))
+        partition = events.partition
+        while True:
+            count = 1 if alone.get(partition) else sink.batch
+            async for batch in events.take(count, within=SINK_WITHIN):
+                try:
+                    await _write(sink, _make_documents(stream, batch))
+                except Exception:
+                    alone[partition] = max(alone.get(partition, 0), len(batch) if len(batch) > 1 else 0)
+                    raise
+                if alone.get(partition):
+                    alone[partition] -= 1
+                    break
+            else:
+                return
 
     return write
 
 
-def _make_blocking_writer(sink: SinkOptions, stream: Stream[Any]) -> Callable[[BlockingEvents[Any]], Any]:
-    def write(events: BlockingEvents[Any]) -> None:
-        for batch in events.take(sink.batch, within=SINK_WITHIN):
-            sink.sink.write(_make_documents(stream, batch))
+async def _write(sink: SinkOptions, documents: Sequence[ResultDocument]) -> None:
+    """Write documents within the limit of the sink. Raises what it raises, and trio.TooSlowError."""
+    import trio  # an application is declared without an event loop
 
-    return write
+    with trio.fail_after(sink.timeout):
+        if sink.is_async:
+            await sink.sink.write(documents)
+        else:
+            await trio.to_thread.run_sync(sink.sink.write, documents, abandon_on_cancel=True)
 
 
 def _make_documents(stream: Stream[Any], batch: Sequence[StreamEntry[Any]]) -> list[ResultDocument]:

@@ -1,6 +1,7 @@
 """What subscribes to a stream: tasks, Data Sinks and health checks."""
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from celery5 import App
+from celery5 import App, RetryPolicy
 from celery5.errors import Misconfigured
 from celery5.health import HealthCheck
 from celery5.results import FileSink, ResultDocument
@@ -138,10 +139,57 @@ async def test_a_sink_gets_records_as_documents(app: App, tmp_path: Path) -> Non
     assert first["sent"] == first["finished"] == int(ids[0].id.partition("-")[0]) / 1000
 
 
+class Picky:
+    """A sink that refuses some documents."""
+
+    name = "picky"
+    batch = 4
+    timeout = 0.3
+    retry = RetryPolicy(max_retries=1, backoff=0.02)
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.hangs = 0
+        self.go_on = threading.Event()
+
+    def write(self, documents: Sequence[ResultDocument], /) -> None:
+        values = [document.value for document in documents]
+        if "poison" in values:
+            raise ValueError("poison")
+        if "hang" in values and not self.hangs:
+            self.hangs += 1
+            self.go_on.wait(20)
+            raise OSError("too late")
+        self.values += values
+
+
+async def test_one_bad_document_of_a_batch_becomes_a_dead_record_and_no_other_one(app: App) -> None:
+    orders, sink = app.stream("orders", partitions=1), Picky()
+    orders.subscribe(sink)
+    await orders.asend(1, 2, "poison", 3, 4, 5, 6)
+    async with working(app):
+        await until(lambda: set(sink.values) == {1, 2, 3, 4, 5, 6})
+
+        async def is_dead() -> bool:
+            return await count_dead(app, "picky") == 1
+
+        await until_async(is_dead)
+
+
+async def test_a_sink_in_a_thread_has_its_limit_of_time(app: App) -> None:
+    orders, sink = app.stream("orders", partitions=1), Picky()
+    orders.subscribe(sink)
+    await orders.asend(1, "hang", 2)
+    async with working(app):
+        await until(lambda: set(sink.values) == {1, "hang", 2})
+        sink.go_on.set()
+    assert sink.hangs == 1
+
+
 async def test_a_health_check_reports_what_records_say(app: App) -> None:
     readings = app.stream("readings", partitions=1)
     furnace = app.health_check.add(HealthCheck("furnace", states=("hot", "warm")))
-    oven = app.health_check.add(HealthCheck("oven", states=("hot", "warm")))
+    oven = HealthCheck("oven", states=("hot", "warm"))
 
     @readings.subscribe_check(furnace, start="earliest")
     async def judge(reading: float) -> str:
