@@ -15,6 +15,7 @@ from celery5.errors import Misconfigured
 from celery5.health import HealthCheck
 from celery5.results import FileSink, ResultDocument
 from celery5.streams import Record, Stream
+from celery5.testing.streams import ProcessorDriver
 from tests.redis.worker.workers import until, until_async, working
 
 
@@ -234,3 +235,29 @@ def test_what_cannot_subscribe_is_one_clear_line(app: App) -> None:
     with pytest.raises(Misconfigured, match=r"two processors of stream orders are named 'shop\.one'"):
         orders.subscribe(one)
     assert [processor.name for processor in app.streams.processors] == ["shop.one"]
+
+
+def test_jobs_are_committed_with_their_records_and_subscribers_have_defaults_that_fit() -> None:
+    app = App("subscribers")
+    orders: Stream[Order] = app.stream("orders", Order, by="order_id", partitions=2)
+
+    @orders.subscribe
+    @app.task(name="shop.charge")
+    async def charge(order: Order) -> None: ...
+
+    orders.subscribe(Shelf())
+    orders.subscribe_check(HealthCheck("furnace"))(lambda order: None)
+    charging, shelving, checking = app.streams.processors
+    assert [(each.then, each.start) for each in app.streams.processors] == [
+        ("ignore", "earliest"),
+        ("ignore", "earliest"),
+        ("ignore", "latest"),
+    ]
+    assert (shelving.name, checking.name) == ("shelf", "check-furnace")
+    with ProcessorDriver(app, charging.function) as driver:
+        driver.feed(Order(order_id=1, amount=1), Order(order_id=2, amount=2), commit=False)
+        assert driver.jobs.jobs == []
+        driver.crash()
+        driver.advance(5)
+        driver.commit()
+        assert sorted(job.arguments["order"].amount for job in driver.jobs.jobs_of(charge)) == [1, 2]
