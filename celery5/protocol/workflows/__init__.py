@@ -1,0 +1,1 @@
+"""Plans of workflows and the states of their runs."""

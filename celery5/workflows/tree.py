@@ -1,0 +1,135 @@
+"""The values that a workflow is composed of: calls, chains, groups and maps, nested in each other.
+
+They are plain values: `compose.py` makes them, `compiler.py` makes a flat plan of them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+OnError = Literal["fail", "continue", "skip", "hold"]
+"""What becomes of a run when a node fails.
+
+fail: the run fails. continue: what depends on the node gets an `Outcome`. skip: what depends on it is skipped, and a
+join goes on without it. hold: the run waits until the dead letter is replayed.
+"""
+Link = Literal["pass", "order"]
+"""How a step follows another: it gets the value, or it only comes after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a task."""
+
+    task: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    # It lacks its first argument, which is the value of the step before it.
+    is_partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Steps one after another: `links[n]` is between `steps[n]` and `steps[n + 1]`."""
+
+    steps: tuple["Tree", ...]
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """How a group or a map ends."""
+
+    on_error: OnError | None = None
+    # The fraction of the members that must succeed; None: all, by their policy.
+    need: float | None = None
+    # Its value is that of the first member that succeeds.
+    first: bool = False
+    # Failures of one member do not stop the others.
+    independent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Steps beside each other; the value is the list of their values."""
+
+    members: tuple["Tree", ...]
+    options: GroupOptions = field(default_factory=GroupOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Map:
+    """One call of a task for each item; the value is the list of their values.
+
+    `items` is read once, when the run is started; None: the items are the value of the step before it.
+    """
+
+    task: Any
+    items: Iterable[Any] | None
+    # Each item has all the arguments of a call.
+    star: bool = False
+    # So many items are in one job; None: each has a job of its own.
+    chunk: int | None = None
+    # So many jobs are on the queue at once; None: as many as the runtime likes.
+    at_once: int | None = None
+    options: GroupOptions = field(default_factory=GroupOptions)
+
+
+Tree: TypeAlias = Call | Chain | Group | Map
+
+
+def link(before: Tree, after: Tree, how: Link) -> Chain:
+    """Return a chain of two trees. Chains are flattened, so that a long one is not nested deeply."""
+    first = before if isinstance(before, Chain) else Chain((before,), ())
+    second = after if isinstance(after, Chain) else Chain((after,), ())
+    return Chain((*first.steps, *second.steps), (*first.links, how, *second.links))
+
+
+def join_chain(steps: Sequence[Tree]) -> Tree:
+    """Return a chain in which each step gets the value of the one before it. One step is returned as it is."""
+    flat_steps: list[Tree] = []
+    links: list[Link] = []
+    for step in steps:
+        if flat_steps:
+            links.append("pass")
+        if isinstance(step, Chain):
+            flat_steps += step.steps
+            links += step.links
+        else:
+            flat_steps.append(step)
+    return flat_steps[0] if len(flat_steps) == 1 else Chain(tuple(flat_steps), tuple(links))
+
+
+def with_group_options(tree: Group | Map, **changes: Any) -> Group | Map:
+    """Return a group or a map with other options."""
+    return replace(tree, options=replace(tree.options, **changes))
+
+
+def get_first_call(tree: Tree) -> Call | Map | None:
+    """Return the call or map with which a tree begins; None for an empty group."""
+    stack: list[Tree] = [tree]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, (Call, Map)):
+            return current
+        inner = current.steps if isinstance(current, Chain) else current.members
+        stack += reversed(inner)
+    return None
+
+
+def takes_input(tree: Tree) -> bool:
+    """Return whether a tree lacks the value of a step before it."""
+    stack: list[Tree] = [tree]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, Call):
+            if current.is_partial:
+                return True
+        elif isinstance(current, Map):
+            if current.items is None:
+                return True
+        elif isinstance(current, Chain):
+            stack.append(current.steps[0])
+        else:
+            stack += current.members
+    return False
