@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from celery5.streams.processor import ProcessorFunction, ProcessorOptions
     from celery5.streams.registry import Streams
     from celery5.streams.stream import Keep, Stream
+    from celery5.workflows.registry import Workflows
 else:
     from functools import cached_property as lazy_property
 
@@ -218,6 +219,13 @@ class App:
         from celery5.streams.registry import Streams
 
         return Streams(self)
+
+    @lazy_property
+    def workflows(self) -> "Workflows":
+        """The workflows of the application: start runs, and find them again."""
+        from celery5.workflows.registry import Workflows
+
+        return Workflows(self)
 
     @overload
     def stream(

@@ -206,6 +206,40 @@ class BadResult(CeleryError, TypeError):
     """The job succeeded, but its result does not fit the annotation of the task in this process."""
 
 
+class WorkflowFailed(TaskFailed):
+    """A run of a workflow has failed: the error of the node with which it did, which `get()` raises."""
+
+    # The id of the run.
+    run: str = ""
+    # The number of the node in the graph of the run.
+    node: int | None = None
+
+    def _told(self) -> str:
+        return f"{self.reason}: {self.task}[{self.job_id}] at attempt {self.attempt} on {self.worker or 'no worker'}: {self.type}: {self.message}"
+
+
+class WorkflowCancelled(WorkflowFailed):
+    """A run of a workflow was cancelled: what `get()` raises for it."""
+
+    def _told(self) -> str:
+        return f"{self.task}[{self.job_id}] was cancelled"
+
+
+class WorkflowExpired(WorkflowFailed):
+    """A run of a workflow did not end before its deadline: what `get()` raises for it."""
+
+    def _told(self) -> str:
+        return f"{self.task}[{self.job_id}] did not end before its deadline"
+
+
+class ResultLost(CeleryError):
+    """A result that was stored is not there any more: it has expired, or Redis has lost data."""
+
+
+class RunNotRetried(CeleryError):
+    """A run of a workflow cannot be retried now: the text says why."""
+
+
 class ResultTimeout(CeleryError, TimeoutError):
     """`get`, `gather` or `wait` ran out of time. The job itself continues."""
 

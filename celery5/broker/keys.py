@@ -64,6 +64,12 @@ class QueueKeys:
     waiting_list_prefix: str
     result_prefix: str
     window_prefix: str
+    run_records: str
+    run_prefix: str
+    plan_prefix: str
+    run_outbox: str
+    live_runs: str
+    past_runs: str
     lane: str = NORMAL
     _lanes: "dict[str, QueueKeys]" = field(
         default_factory=dict["str", "QueueKeys"], compare=False, repr=False
@@ -96,6 +102,18 @@ class QueueKeys:
     def result(self, job_id: str) -> str:
         """STRING  the job's document, with a time to live; the channel of the same name announces it."""
         return self.result_prefix + job_id
+
+    def run(self, run_id: str) -> str:
+        """HASH    a run of a workflow: its state, and that of its nodes."""
+        return self.run_prefix + run_id
+
+    def plan(self, digest: str) -> str:
+        """HASH    the nodes of a compiled workflow, with a time to live."""
+        return self.plan_prefix + digest
+
+    def run_items(self, run_id: str, node: int) -> str:
+        """LIST    the items of a map of a run."""
+        return f"{self.run_prefix}{run_id}:{node}:items"
 
     def documents_for(self, sink: str) -> str:
         """STREAM  the documents for a Data Sink."""
@@ -232,6 +250,10 @@ class Keys:
     def limit_rules_turn(self) -> str:
         """STRING  the Scheduler that imposes limits, with a time to live."""
         return f"celery5:{{{self.app}}}:limit-rules-turn"
+
+    def run_home(self, run_id: str) -> str:
+        """STRING  the queue where the run with an id of the caller's lives, with a time to live."""
+        return f"celery5:{{{self.app}}}:run-home:{run_id}"
 
     def check(self, name: str) -> str:
         """STRING  the state of a shared health check (`name` or `name group`), with a time to live."""
@@ -393,4 +415,10 @@ class Keys:
             waiting_list_prefix=f"{tag}:room:",
             result_prefix=f"{tag}:result:",
             window_prefix=f"{tag}:unique:",
+            run_records=f"{tag}:jobs:ended",  # LIST    what has ended in runs of workflows and is not counted yet
+            run_prefix=f"{tag}:run:",
+            plan_prefix=f"{tag}:plan:",
+            run_outbox=f"{tag}:jobs:to-send",  # STREAM  what runs send to other queues, and to runs of other queues
+            live_runs=f"{tag}:jobs:runs",  # ZSET    live runs, by when to look at them, in ms
+            past_runs=f"{tag}:past-runs",  # ZSET    runs that have ended lately, by when, in ms
         )

@@ -51,6 +51,11 @@ class LimitDeclaration:
                     f"task {task}: {name} is {key!r}, which is no parameter of it; it has: {parameters}"
                 )
 
+    @property
+    def is_keyed(self) -> bool:
+        """Whether a key of a job is computed from its arguments."""
+        return any(key is not None for key in self._keys)
+
     def check_queue(self, queue: str | None) -> None:
         """Raise Misconfigured if jobs would go to a queue on which they are not counted."""
         if queue != self._queue:

@@ -114,6 +114,8 @@ from celery5.services.worker.result_publisher import ResultPublisher, Unpublisha
 from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import JobSafeguards, StopPolicy, TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
+from celery5.services.workflows.member_jobs import MemberJobs
+from celery5.services.workflows.run_progress import RunProgress, RunRelay
 from celery5.streams.processor import Processor
 from celery5.streams.stream import Stream
 from celery5.tasks.task import Task
@@ -369,6 +371,7 @@ def make_heartbeat_listeners(
     lanes: QueueLanes,
     admission_control: AdmissionControl,
     limit_overrides: LimitOverrides,
+    run_relay: RunRelay,
 ) -> tuple[Any, ...]:
     """Return what hears the replies to heartbeats."""
     return (
@@ -378,6 +381,7 @@ def make_heartbeat_listeners(
         lanes.on_heartbeat,
         admission_control.on_heartbeat,
         limit_overrides.on_heartbeat,
+        run_relay.on_heartbeat,
     )
 
 
@@ -471,6 +475,7 @@ class WorkerBootTable(BootTable):
     revocations: Revocations = step("revocations", requires=("heartbeat", "listen"))
     health: HealthMonitor = step("health", requires=("redis",))
     result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing"))
+    run_relay: RunRelay = step("runs", requires=("heartbeat", "publishing"))
     # Which tasks are suspended must be known before any job is admitted.
     admission_control: AdmissionControl = step("admission", requires=("results", "limits"))
     timer_runs: TimerRuns = step(
@@ -568,6 +573,10 @@ class WorkerParts(ProcessParts):
     results = InternalResultsQueue
     result_publisher = ResultPublisher
     unpublishable_retries = UnpublishableRetries
+    # workflows
+    run_progress = RunProgress
+    run_relay = RunRelay
+    member_jobs = MemberJobs
     # streams
     stream_processors = made_by(make_stream_processors)
     processors_stop = ProcessorsStop

@@ -287,6 +287,13 @@ class Task(Generic[P, R_co]):
             format_expiry(command.expires) if waiting_list else "",
         )
 
+    def get_shared_fields(self) -> SharedFields:
+        """Return the queue, and the fields that all messages of this task share."""
+        settings = (self._app or self.app).settings
+        if self._terms is None or self._settings is not settings:
+            return self._compute_shared_fields(settings)
+        return self._terms
+
     def _compute_shared_fields(self, settings: Settings) -> SharedFields:
         self._settings = settings
         if self.send_options.queue is not None:

@@ -7,12 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-OnError = Literal["fail", "continue", "skip", "hold"]
-"""What becomes of a run when a node fails.
+from celery5.protocol.workflows.plan import OnError
 
-fail: the run fails. continue: what depends on the node gets an `Outcome`. skip: what depends on it is skipped, and a
-join goes on without it. hold: the run waits until the dead letter is replayed.
-"""
 Link = Literal["pass", "order"]
 """How a step follows another: it gets the value, or it only comes after it."""
 

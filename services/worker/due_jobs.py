@@ -16,6 +16,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.services.process.broker_outages import OutageLog
+from celery5.services.workflows.run_progress import RunProgress
 
 BATCH = 100
 """Jobs moved in one call."""
@@ -28,8 +29,11 @@ MoveResult = tuple[int, float | None]
 class Mover:
     """Moves the due jobs of a worker's queues."""
 
-    def __init__(self, *, redis: AsyncDriver, consumed: Sequence[QueueKeys], log: Log) -> None:
+    def __init__(
+        self, *, redis: AsyncDriver, consumed: Sequence[QueueKeys], run_progress: RunProgress, log: Log
+    ) -> None:
         self._redis = redis
+        self._runs = run_progress
         self._queues: Mapping[bytes, QueueKeys] = {keys.wake.encode(): keys for keys in consumed}
         self._outages = OutageLog(log, "due-jobs:interrupted", "due-jobs:resumed")
         self._due: dict[str, float] = {}
@@ -73,12 +77,15 @@ class Mover:
             del self._due[keys.queue]
             # Not retry_until_available: an error on the key of one queue must not hold up the others.
             try:
-                moved, due_in = await self._redis.perform(jobs.promote_due_jobs(keys, limit=BATCH))
+                promoted = await self._redis.perform(jobs.promote_due_jobs(keys, limit=BATCH))
             except (BrokerUnavailable, BrokerReplied) as error:
                 self._outages.record_error(error)
                 moved, due_in = 0, RETRY_INTERVAL
             else:
                 self._outages.record_recovery()
+                moved, due_in = promoted.moved, promoted.due_in
+                if promoted.run_records:
+                    self._runs.note_records(keys.queue)
             total += moved
             if due_in is not None:
                 self._expect(keys, trio.current_time() + due_in)

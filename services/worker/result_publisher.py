@@ -8,12 +8,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import trio
 
 from celery5.broker.call import Call
-from celery5.broker.calls import jobs, limits
+from celery5.broker.calls import jobs, limits, workflows
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import QueueKeys
@@ -43,6 +43,7 @@ from celery5.services.process.broker_outages import is_recoverable
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.lease import WorkerIdentity
+from celery5.services.workflows.run_progress import RunProgress
 
 DeliverySettlement = tuple[Delivery, Settlement]
 """A delivery and what becomes of it in Redis."""
@@ -218,9 +219,13 @@ class ResultPublisher:
         unpublishable_retries: UnpublishableRetries,
         admission: AdmissionState,
         admission_control: AdmissionControl,
+        run_progress: RunProgress,
+        results_ttl: float,
         log: Log,
     ) -> None:
         self._redis = redis
+        self._run_progress = run_progress
+        self._results_ttl = results_ttl
         self._queues = {keys.queue: keys for keys in identity.consumed}
         self._results = results
         self._begun: tuple[Call[int], PendingRequest] | None = None
@@ -340,20 +345,31 @@ class ResultPublisher:
             if may_admit
             else []
         )
+        is_of_runs = any("~" in settlement.job_id for _, settlement in batch)
         if not slot_holders:
-            return await self._redis.perform(settle)
+            return await self._perform_settle(keys, settle, is_of_runs=is_of_runs)
         tasks = {delivery.command.task for delivery in slot_holders if delivery.command}
         rules, requested_at = (
             self._admission.plan_requests(keys.queue, tasks, settled=slot_holders),
             time.time(),
         )
         with self._admission.reserving_slots(rules):
-            reply = await self._redis.perform(limits.settle_limited(keys, settle, slot_holders, rules))
+            settle_limited = limits.settle_limited(keys, settle, slot_holders, rules)
+            reply = await self._perform_settle(keys, settle_limited, is_of_runs=is_of_runs)
         rule_list = [rule for rule, _ in rules]
         self._receive_admitted = partial(
             self._admission_control.receive_jobs, keys.queue, rule_list, reply, requested_at
         )
         return reply.owned
+
+    async def _perform_settle(self, keys: QueueKeys, settle: Call[T], *, is_of_runs: bool) -> T:
+        """Perform the call that settles; when members of runs are among its jobs, move the runs on in the same trip."""
+        if not is_of_runs:
+            return await self._redis.perform(settle)
+        advance = workflows.advance(keys, ttl=self._results_ttl)
+        reply, advanced = await self._redis.perform_all([cast("Call[Any]", settle), cast("Call[Any]", advance)])
+        self._run_progress.note_advance(keys.queue, cast("workflows.Advance", advanced))
+        return cast("T", reply)
 
     def _filter_unsettled(self, batch: SettlementBatch, sent: bool) -> SettlementBatch:
         """Return the outcomes of `batch` that are still to be settled, and note them as unsettled."""

@@ -5,10 +5,11 @@ Executors are Trio tasks that stay and take job after job: spawning one for each
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Any
 
 import trio
 
@@ -39,6 +40,7 @@ from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import MARGIN_FRACTION, WorkerIdentity, now
 from celery5.services.worker.time_limits import Deadlines
+from celery5.services.workflows.member_jobs import MemberJobs, needs_preparing
 from celery5.tasks.deduplication import get_rejection
 
 YIELD_INTERVAL = 0.005
@@ -83,6 +85,7 @@ class TaskExecution:
         held: HeldJobs,
         safeguards: JobSafeguards,
         outcome_handler: OutcomeHandler,
+        member_jobs: MemberJobs,
         stop_policy: StopPolicy,
         log: Log,
     ) -> None:
@@ -92,6 +95,7 @@ class TaskExecution:
         self._redis = redis
         self._duration_estimates = resources.duration_estimates
         self._outcome_handler = outcome_handler
+        self._member_jobs = member_jobs
         self._budget = resources.budget
         self._lease = identity.lease
         self._deadlines = safeguards.deadlines
@@ -287,12 +291,18 @@ class TaskExecution:
         ):
             return rejection
         task = self._tasks[command.task]
-        try:
-            args, kwargs = task.parameters.decode(command.args, command.kwargs)
-        except BadArguments as error:
-            return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
-        except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
-            return PermanentFailure(Reason.BAD_ARGUMENTS, make_failure(error))
+        args: Sequence[Any] = ()
+        kwargs: Mapping[str, Any] = {}
+        member = needs_preparing(command, task) if "~" in command.id else None
+        if member is None:
+            try:
+                args, kwargs = task.parameters.decode(command.args, command.kwargs)
+            except BadArguments as error:
+                return PermanentFailure(
+                    Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error))
+                )
+            except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
+                return PermanentFailure(Reason.BAD_ARGUMENTS, make_failure(error))
         CURRENT_JOB.set(
             CurrentJob(
                 command.id,
@@ -308,6 +318,8 @@ class TaskExecution:
         if limits is not None:
             self._deadlines.start(running_job, limits)
         try:
+            if member is not None:
+                return await self._member_jobs.run(delivery, command, member, task, runner, running_job)
             if task.deduplicate is not None:
                 duplicate = get_rejection(await runner.execute(task.deduplicate, args, kwargs, running_job))
                 if duplicate is not None:

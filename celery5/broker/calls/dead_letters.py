@@ -10,7 +10,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.protocol.job.states import Place
 
 REPLAY = Script.load("job/replay", "sending")
-PURGE = Script.load("job/purge", "ending")
+PURGE = Script.load("job/purge", "ending", "member")
 
 DONE, GONE, KEY_TAKEN, ALIVE = 1, 0, -1, -2
 """What the scripts return for each job."""

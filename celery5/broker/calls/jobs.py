@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -16,10 +16,10 @@ PUBLISH = Script.load("job/publish")
 SCHEDULE = Script.load("job/schedule", "clock", "timing")
 CLAIM = Script.load("job/claim", "clock", "sending", "timing")
 READ_BY_LANE = Script.load("job/read_by_lane")
-PROMOTE = Script.load("job/promote", "clock", "admission")
-SETTLE = Script.load("job/settle", "lease", on_demand=("clock", "ending", "timing"))
+PROMOTE = Script.load("job/promote", "clock", "member", "admission")
+SETTLE = Script.load("job/settle", "lease", on_demand=("clock", "ending", "timing", "member"))
 LOCATE = Script.load("job/locate")
-REVOKE = Script.load("job/revoke", "clock", "ending", "admission")
+REVOKE = Script.load("job/revoke", "clock", "ending", "member", "admission")
 DIRECT = Script.load("job/direct")
 INSPECT_JOB = Script.load("job/inspect_job", "clock", "ending")
 
@@ -112,8 +112,19 @@ def read_hash(key: str) -> Call[dict[str, str]]:
     return Call(("HGETALL", key), _texts, repeatable=True)
 
 
-def promote_due_jobs(keys: QueueKeys, *, limit: int) -> Call[tuple[int, float | None]]:
-    """Move due jobs to their queue. Return how many, and the seconds until the next one."""
+class PromotedJobs(NamedTuple):
+    """The reply of `promote_due_jobs`."""
+
+    # How many were moved.
+    moved: int
+    # Seconds until the next job, or run of a workflow, is due; None when none waits.
+    due_in: float | None
+    # How many records of runs wait to be applied.
+    run_records: int
+
+
+def promote_due_jobs(keys: QueueKeys, *, limit: int) -> Call[PromotedJobs]:
+    """Move due jobs to their queue, and note the runs of workflows that are due."""
     named = (
         keys.due,
         keys.waiting,
@@ -304,9 +315,9 @@ def _others(ids: Iterable[str], raw: Iterable[bytes]) -> dict[str, str]:
     return {job_id: holder for job_id, holder in holders if holder != job_id}
 
 
-def _moved(raw: Any) -> tuple[int, float | None]:
-    moved, due_in = msgspec.convert(raw, tuple[int, int])
-    return moved, parse_seconds(due_in)
+def _moved(raw: Any) -> PromotedJobs:
+    moved, due_in, run_records = msgspec.convert(raw, tuple[int, int, int])
+    return PromotedJobs(moved, parse_seconds(due_in), run_records)
 
 
 def _place(raw: Any) -> LocatedJob:

@@ -11,7 +11,7 @@ from celery5.protocol.job.messages import SIZE_MARGIN
 
 JOIN = Script.load("cluster/join")
 RENEW_LEASE = Script.load("cluster/renew_lease", "clock", "lane")
-RECOVER = Script.load("job/recover", "clock", "lane", "ending", "admission")
+RECOVER = Script.load("job/recover", "clock", "lane", "ending", "member", "admission")
 LEAVE = Script.load("cluster/leave")
 
 
@@ -32,6 +32,9 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
     limited_tasks: tuple[str, ...] = ()
     # Time of the reply in ms, by the clock of Redis.
     at: int = 0
+    # Records of runs of workflows that wait to be applied, and entries in the outbox of runs.
+    run_records: int = 0
+    run_outbox: int = 0
 
 
 class HeartbeatEvidence(msgspec.Struct, frozen=True):
@@ -63,7 +66,7 @@ def renew_lease(keys: QueueKeys, worker: str, *, lease: float) -> Call[Heartbeat
     """Renew the lease for so many seconds."""
     return script_call(
         RENEW_LEASE,
-        (keys.leases, keys.due, keys.limited_counts, *keys.streams),
+        (keys.leases, keys.due, keys.limited_counts, keys.jobs, *keys.streams),
         (worker, to_ms(lease), GROUP),
         _heartbeat_reply,
         repeatable=True,
@@ -138,6 +141,8 @@ def _heartbeat_reply(raw: Any) -> HeartbeatReply:
         decode_text(raw[4]),
         tuple(map(decode_text, raw[5])),
         raw[6],
+        raw[7],
+        raw[8],
     )
 
 

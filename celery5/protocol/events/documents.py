@@ -138,11 +138,26 @@ def group_recipients(wanting: Sequence[tuple[str, Collection[str]]]) -> Mapping[
 
 def make_sink_argument(delivery: Delivery, settlement: Settlement) -> SinkDocument | None:
     """Return the document for Data Sinks, as `settle.lua` takes it; None when no sink gets it."""
-    if delivery.recipients is None or settlement.verb not in ("complete", "bury"):
+    if delivery.recipients is None:
         return None
-    state = "DEAD" if settlement.verb == "bury" else read_document(settlement.payload).state
+    state = _get_final_state(settlement)
     names = delivery.recipients.get(state, "")
     return SinkDocument(delivery.entry, names, delivery.document) if names else None
+
+
+def _get_final_state(settlement: Settlement) -> str:
+    """Return the state in which a settlement ends its job; '' when it goes on."""
+    match settlement.verb:
+        case "complete":
+            return read_document(settlement.payload).state
+        case "bury":
+            return "DEAD"
+        case "member":
+            return "SUCCESS"
+        case "ended":
+            return str(settlement.extra, "utf-8").partition(" ")[0] if isinstance(settlement.extra, bytes) else ""
+        case _:
+            return ""
 
 
 def parse_result_states(states: object, what: str) -> tuple[ResultState, ...]:

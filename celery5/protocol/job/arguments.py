@@ -248,6 +248,43 @@ class Parameters:
             self.decode(raw_args, raw_kwargs)
         return raw_args, raw_kwargs
 
+    def encode_values(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], is_later: Callable[[Any], bool]
+    ) -> tuple[list[Raw | None], dict[str, Raw | None]]:
+        """Return each argument as JSON, and None for those that will be known later.
+
+        Args:
+            is_later: Returns whether an argument is not known yet.
+
+        Raises:
+            BadArguments: The call does not fit the parameters, or an argument that is known does not.
+        """
+        if self._is_late:
+            self.resolve()
+        self._bind(args, kwargs)
+        names = [self._names[n] if n < len(self._names) else self._rest for n in range(len(args))]
+        return (
+            [None if is_later(value) else self._encode_one(name, value) for name, value in zip(names, args, strict=True)],
+            {
+                name: None
+                if is_later(value)
+                else self._encode_one(name if name in self._keywords else self._more, value)
+                for name, value in kwargs.items()
+            },
+        )
+
+    def _encode_one(self, name: str | None, value: Any) -> Raw:
+        self._check(name or "", value)
+        try:
+            raw = Raw(_encode_call(value))
+        except _FAULTS as error:
+            raise BadArguments(
+                f"{self._task}: an argument cannot be encoded: {get_error_text(error)}"
+            ) from None
+        if name is not None and not _is_read(raw, self._decoders[name]):
+            self._decode_one(name, raw)
+        return raw
+
     def encode_canonical(self, args: Raw, kwargs: Raw) -> bytes:
         """Return the same text for all spellings of an encoded call.
 

@@ -37,6 +37,7 @@ from celery5.protocol.job.verdict import (
     Verdict,
 )
 from celery5.protocol.limits import AdmissionRule
+from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 
 MIN_DOCUMENT_TTL = 60.0
 """Seconds that the document of an ended job is kept at least, whatever `results_ttl` is: a producer whose connection
@@ -67,6 +68,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     start_order: float = 0.0  # among the jobs that wait in this worker, while something is preferred
     rule: AdmissionRule | None = None  # of the limit in which it has a slot
     start_before: float = 0.0  # not begun after this time, by its rate limit; 0: no limit
+    workflow: bytes = b""  # the run that the job has returned, to be started in its place
 
     # Services change a delivery by these methods only.
 
@@ -89,6 +91,10 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     def set_start_order(self, start_order: float) -> None:
         """Set its position among the jobs that wait in this worker."""
         self.start_order = start_order
+
+    def set_workflow(self, record: bytes) -> None:
+        """Set the run that the job has returned, as `advance.lua` starts it."""
+        self.workflow = record
 
     def start(self, at: float) -> None:
         """Record the start of the job."""
@@ -119,13 +125,13 @@ class Settlement(NamedTuple):
     A NamedTuple: each is made once, chained into the arguments of a call and dropped, which needs no more than a tuple.
     """
 
-    # `complete`, `retry`, `bury`, `release`, `hold` or `drop`.
+    # `complete`, `member`, `ended`, `retry`, `bury`, `release`, `hold` or `drop`.
     verb: str
     # Id on the stream, with the letter of its lane.
     entry: bytes
     # '' when the message is not readable.
     job_id: str
-    # `complete`: the document. All others: the message.
+    # `complete`, `ended`: the document. `member`: the result. All others: the message.
     payload: bytes
     # `complete`, `bury`: ms that the document is kept. `retry`, `hold`: ms until it is due. `release`, `drop`: how many
     # workers died with it.
@@ -157,6 +163,8 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
     job_id, lock, ttl = _terms(command, delivery.message, ttl)
     if isinstance(verdict, Complete):  # the most frequent, and `match` is slower
         assert command is not None
+        if "~" in job_id and (member := parse_member_id(job_id)):
+            return _make_member_settlement(delivery, member, verdict.value, lock)
         kept_seconds = MIN_DOCUMENT_TTL if command.ignore_result else ttl
         content, reason = (b"null", RESULT_IGNORED) if command.ignore_result else (verdict.value, "")
         document = _document(delivery, worker, _SUCCESS, content, reason=reason)
@@ -180,6 +188,8 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
         case Expire() | RejectVerdict() | Revoke():
             state, reason = _DROPPED[type(verdict)], getattr(verdict, "reason", "")
             document = _document(delivery, worker, state, b"null", reason=reason)
+            if "~" in job_id and parse_member_id(job_id):
+                return Settlement("ended", entry, job_id, document, int(ttl * 1000), f"{state} ".encode() + lock)
             return Settlement("complete", entry, job_id, document, int(ttl * 1000), lock)
         case Bury(reason, failure):
             signed = _signed(failure, delivery, worker)
@@ -188,12 +198,33 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
             return Settlement("bury", entry, job_id, message, int(ttl * 1000), document)
 
 
+def _make_member_settlement(delivery: Delivery, member: MemberId, value: bytes, lock: bytes) -> Settlement:
+    """Return the settlement of a member of a workflow that has succeeded: the run keeps its result."""
+    assert delivery.command is not None
+    home = f"@{member.home}" if member.home else ""
+    frame = f"{member.frame}{home}".encode()
+    if delivery.workflow:
+        return Settlement("member", delivery.entry, delivery.command.id, delivery.workflow, _IS_RUN, frame)
+    value = b"null" if delivery.command.ignore_result else value
+    if lock:
+        words = b"SUCCESS " + lock
+        return Settlement("ended", delivery.entry, delivery.command.id, value, 0, words)
+    number = _IS_SINGLE if member.member is None else member.member
+    return Settlement("member", delivery.entry, delivery.command.id, value, number, frame)
+
+
+_IS_SINGLE, _IS_RUN = -1, -2
+"""In place of the number in a map: there is none; the result is a run that takes the place of the job."""
+
+
 def make_sink_document(verdict: Verdict, delivery: Delivery, *, worker: str) -> bytes:
     """Return the document for Data Sinks of a success whose result is not kept for clients.
 
     b"" when Data Sinks get the same document as clients.
     """
-    if type(verdict) is not Complete or delivery.command is None or not delivery.command.ignore_result:
+    if type(verdict) is not Complete or delivery.command is None:
+        return b""
+    if not delivery.command.ignore_result and "~" not in delivery.command.id:
         return b""
     return _document(delivery, worker, _SUCCESS, verdict.value)
 

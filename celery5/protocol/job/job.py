@@ -2,7 +2,7 @@
 
 from base64 import urlsafe_b64encode
 from binascii import b2a_base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
 from os import urandom
@@ -13,6 +13,7 @@ import msgspec
 from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
+from celery5.protocol.workflows.plan import OnError
 from celery5.protocol.job.states import LANES, Priority, get_lane
 
 DEDUPLICATION_WINDOW = 7 * 86400.0
@@ -99,6 +100,13 @@ class Options(msgspec.Struct, frozen=True):
     # are the key.
     unique_for: float | timedelta | None = None
     priority: Priority | None = None
+    # In a workflow: what becomes of the run when the job fails, and the end states that count as success.
+    on_error: OnError | None = None
+    ignore: frozenset[str] | None = None
+    # In a workflow: the task that undoes this one when the run fails; it gets the result.
+    undo: Any = None
+    # In a workflow: the job may return a workflow, which takes its place.
+    dynamic: bool | None = None
 
     def checked(self) -> "Options":
         """Return itself. Raises Misconfigured for invalid or contradictory options."""
@@ -219,6 +227,10 @@ class SendOptions(TypedDict, total=False):
     key: str | None
     unique_for: float | timedelta | None
     priority: Priority | None
+    on_error: OnError | None
+    ignore: Collection[str] | None
+    undo: Any
+    dynamic: bool | None
 
 
 class SharedFields(msgspec.Struct, frozen=True, gc=False):

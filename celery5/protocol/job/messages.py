@@ -68,6 +68,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     fair_key: Annotated[str, Meta(max_length=200)] = ""  # the tenant, where the task is fair
     replays: Annotated[int, Meta(ge=0)] = 0  # how often it came back from the dead-letter queue
     priority: str = ""  # high or low; anything else is normal
+    flow: str = ""  # how a member of a workflow gets its arguments: `arguments`, `map` or `chunk`
 
     @property
     def lock(self) -> str:

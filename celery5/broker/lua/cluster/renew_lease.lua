@@ -2,20 +2,22 @@
 -- KEYS  1 leases of its workers
 --       2 scheduled jobs by time
 --       3 how many jobs wait at limits
---       4.. streams of its lanes: normal, high, low, handed
+--       4 where its jobs are; lists of runs of workflows are named after it
+--       5.. streams of its lanes: normal, high, low, handed
 -- ARGV  1 this worker's name
 --       2 lease in ms
 --       3 consumer group
 -- Returns whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
 -- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would
 -- lapse (-1 when there is none), and the letters of the lanes beside the normal one that have ever had a job. These can be
--- read from now on: putting the first job on a lane creates no group. Then the tasks whose jobs wait at limits, and
--- the time in ms: what a worker decides from this answer, it decides as of that time.
+-- read from now on: putting the first job on a lane creates no group. Then the tasks whose jobs wait at limits,
+-- the time in ms: what a worker decides from this answer, it decides as of that time; and how many records of runs
+-- wait for advance.lua, and how many entries are in the outbox of runs.
 local leases, due, lanes = KEYS[1], KEYS[2], ''
 local now = now_ms()
 local mine = redis.call('ZSCORE', leases, ARGV[1])
 -- 0: it has left (leave.lua). Below: it is being recovered.
-if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now} end
+if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now, 0, 0} end
 redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs without a live worker.
@@ -27,11 +29,11 @@ local function look(stream)
     end
   end
 end
-look(KEYS[4])
-for n = 5, 7 do -- bound: three lanes
+look(KEYS[5])
+for n = 6, 8 do -- bound: three lanes
   if redis.call('EXISTS', KEYS[n]) == 1 then
     redis.pcall('XGROUP', 'CREATE', KEYS[n], ARGV[3], '0')
-    lanes = lanes .. string.sub('hlg', n - 4, n - 4)
+    lanes = lanes .. string.sub('hlg', n - 5, n - 5)
     look(KEYS[n])
   end
 end
@@ -44,5 +46,8 @@ for n = 1, #standing, 2 do -- bound: two leases
   end
 end
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-local due_in = first[2] and math.max(0, math.ceil(first[2] - now)) or -1
-return {1, lapsed, due_in, lapse, lanes, redis.call('HKEYS', KEYS[3]), now}
+local first_run = redis.call('ZRANGE', KEYS[4] .. ':runs', 0, 0, 'WITHSCORES')
+local next_due = math.min(tonumber(first[2] or math.huge), tonumber(first_run[2] or math.huge))
+local due_in = next_due == math.huge and -1 or math.max(0, math.ceil(next_due - now))
+return {1, lapsed, due_in, lapse, lanes, redis.call('HKEYS', KEYS[3]), now, redis.call('LLEN', KEYS[4] .. ':ended'),
+  redis.call('XLEN', KEYS[4] .. ':to-send')}

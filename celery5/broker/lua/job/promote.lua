@@ -9,7 +9,8 @@
 --       8 prefix of the waiting lists
 -- ARGV  1 how many at most
 --       2 channel that wakes workers
--- Returns how many were moved, and in how many ms the next one falls due (-1 when none waits). The place of a held job says
+-- Returns how many were moved, in how many ms the next one falls due (-1 when none waits), and how many records wait for
+-- advance.lua: a run of a workflow that is due is noted for it, on lists that are named after `jobs`. The place of a held job says
 -- how many workers died with it before (H, then the number): that goes back with it. The letter of its lane comes
 -- last in its place, if it is not the normal one. A job that waits at a limit is due when it expires.
 local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[4]
@@ -40,9 +41,16 @@ for _, id in ipairs(ids) do -- bound: ARGV 1
     redis.call('HSET', jobs, id, 'S' .. entry .. lane)
   else
     redis.call('HDEL', jobs, id)
+    note_end(jobs, id, 'LOST', '')
   end
 end
 write(at)
+local runs, records = jobs .. ':runs', jobs .. ':ended'
+for _, run in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 0, ARGV[1])) do -- bound: ARGV 1
+  redis.call('RPUSH', records, cmsgpack.pack({'due', run}))
+  redis.call('ZADD', runs, now + 60000, run) -- advance.lua sets the right time
+end
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-if not first[2] then return {#ids, -1} end
-return {#ids, math.max(0, math.ceil(first[2] - now))}
+local first_run = redis.call('ZRANGE', runs, 0, 0, 'WITHSCORES')
+local next_due = math.min(tonumber(first[2] or math.huge), tonumber(first_run[2] or math.huge))
+return {#ids, next_due == math.huge and -1 or math.max(0, math.ceil(next_due - now)), redis.call('LLEN', records)}

@@ -63,6 +63,7 @@ end
 -- End a job: store and announce its document, and free its key.
 local function end_job(id, lock, document, state, task)
   store_document(KEYS[5] .. id, document, ARGV[5])
+  note_end(jobs, id, state, document)
   look_up_sinks(KEYS[7], state, task, document)
   unlock(unique, lock, id)
 end

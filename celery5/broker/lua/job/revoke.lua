@@ -50,6 +50,7 @@ local function withdraw(id, message, result)
   local own = as_number(command.results_ttl, 0)
   local ttl = math.max(own > 0 and own * 1000 or ARGV[3], ARGV[4])
   store_document(result, document, string.format('%.0f', ttl))
+  note_end(jobs, id, 'REVOKED', document)
   look_up_sinks(KEYS[9], 'REVOKED', task, document)
   redis.call('HDEL', jobs, id)
   if message then unlock(unique, lock_of(command), id) else unlock_all(id) end

@@ -16,6 +16,9 @@
 --           complete: document, ttl in ms, what its key is remembered under or ''
 --           retry:    Command, delay in ms, ttl of a document in ms
 --           bury:     Command, ttl in ms, document
+--           member:   result, number in the map (-1: none; -2: the result is a run that takes its place), the node of its
+--                     run (`<run>~<node>`, and @ and the home of the run if that is another queue)
+--           ended:    document, or result of a success, ttl in ms, state and what its key is remembered under: of a member
 --           release:  Command, deliveries so far, ttl of a document in ms
 --           hold:     Command, delay in ms, ttl of a document in ms: waits as it is, with the deliveries that it had
 --           drop:     Command, deliveries and this one, ttl of a document in ms: takes the entry off the stream and
@@ -27,6 +30,7 @@
 -- was revoked meanwhile (its place says V) is not tried again, given back or dead-lettered: it ends as REVOKED. An entry is
 -- the job when it is where `jobs` has it; where `jobs` knows nothing of it, when it has not ended. Any other is a copy: it
 -- ends nothing and does not come back. A copy that is given up is dead-lettered without the job's name.
+-- What has ended of runs of workflows is noted on a list that is named after `jobs`, or in the outbox, for advance.lua.
 local stream, jobs, leases, due, waiting, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local unique, documents = KEYS[7], KEYS[8]
 local group, me, lane = ARGV[1], ARGV[2], ARGV[4]
@@ -43,12 +47,26 @@ if count > 0 and not is_trusted then found = redis.call('HMGET', jobs, unpack(id
 -- For each entry, where the words for its sinks begin.
 local for_sinks = {}
 for at = 5 + 6 * count, #ARGV, 3 do for_sinks[ARGV[at]] = at end -- bound: the documents of this call
+-- The members of runs that have succeeded, by their nodes.
+local nodes, members = {}, {}
+local function note_member(id, result, value, number, node)
+  if string.find(node, '@', 1, true) then -- it was published from another slot, and must not come again
+    redis.call('SET', result, '{"v":1,"id":' .. cjson.encode(id) .. ',"task":"","state":"SUCCESS","reason":"ignored"}', 'PX', 600000)
+  end
+  local noted = members[node]
+  if not noted then
+    noted = {{}, {}}
+    nodes[#nodes + 1], members[node] = node, noted
+  end
+  noted[1][#noted[1] + 1], noted[2][#noted[2] + 1] = tonumber(number), value
+end
 -- Nearly all outcomes complete a job that is where `jobs` has it, so this entry is pending: these are acknowledged at once.
 -- No function is made for them: that would cost as much as to settle a job.
 local others, is_other = {}, {}
 for n = 1, count do -- bound: the outcomes of this call
   local entry = ARGV[6 * n]
-  if found[n] == 'S' .. entry and ARGV[6 * n - 1] == 'complete' and not for_sinks[entry] then
+  local verb = ARGV[6 * n - 1]
+  if found[n] == 'S' .. entry and (verb == 'complete' or verb == 'member') and not for_sinks[entry] then
     settled[#settled + 1] = lane == '' and entry or string.sub(entry, 1, -2)
   else
     others[#others + 1], is_other[n] = n, true
@@ -61,9 +79,13 @@ if settled[1] then
     local at, id, result = 6 * n, ids[n], KEYS[n + 8]
     if not is_other[n] and not (seen and seen[ARGV[at]]) then
       local document, lock = ARGV[at + 2], ARGV[at + 4]
-      redis.call('SET', result, document, 'PX', ARGV[at + 3])
-      redis.call('PUBLISH', result, document)
-      if lock ~= '' and redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
+      if ARGV[at - 1] == 'member' then
+        note_member(id, result, document, ARGV[at + 3], lock)
+      else
+        redis.call('SET', result, document, 'PX', ARGV[at + 3])
+        redis.call('PUBLISH', result, document)
+        if lock ~= '' and redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
+      end
       ended[#ended + 1] = id
       if seen then seen[ARGV[at]] = true end
     end
@@ -94,6 +116,12 @@ if others[1] then
     places[id], ended[#ended + 1] = false, id
     unlock(unique, lock, id)
   end
+  local function complete_member(id, entry, result, value, number, node)
+    if not is_trusted and not is_job(id, entry, result) then return end
+    note_member(id, result, value, number, node)
+    if for_sinks[entry] then send_document(for_sinks[entry], value) end
+    places[id], ended[#ended + 1] = false, id
+  end
   -- The other verbs are rare. Their functions are made when the first of them comes.
   local function make_other_verbs()
     local verbs, clock = {}, now_ms()
@@ -112,6 +140,7 @@ if others[1] then
         finished = clock / 1000, attempt = as_whole(command.attempt, 1), replays = as_whole(command.replays, 0)})
       store_document(result, document, ttl)
       look_up_sinks(documents, 'REVOKED', task, document)
+      note_end(jobs, id, 'REVOKED', document)
       places[id], ended[#ended + 1] = false, id
       unlock(unique, lock_of(command), id)
     end
@@ -158,8 +187,18 @@ if others[1] then
       if not here then return end
       move(id, 'X' .. dead_entry)
       store_document(result, document, ttl)
+      note_end(jobs, id, 'DEAD', document)
       if for_sinks[entry] then send_document(for_sinks[entry], document) end
       unlock(unique, lock_of(decode_message(message)), id)
+    end
+    verbs['ended'] = function(id, entry, result, document, ttl, state_and_lock)
+      if not is_job(id, entry, result) then return end
+      local state, lock = string.match(state_and_lock, '^(%S+) ?(.*)$')
+      if state ~= 'SUCCESS' then store_document(result, document, ttl) end
+      note_end(jobs, id, state, document)
+      if for_sinks[entry] then send_document(for_sinks[entry], document) end
+      places[id], ended[#ended + 1] = false, id
+      unlock(unique, lock, id)
     end
     function verbs.release(id, entry, result, message, deliveries, ttl)
       -- Nobody reads what was given to a worker and comes back on that lane.
@@ -184,6 +223,8 @@ if others[1] then
       owned, settled[#settled + 1] = owned + 1, on_stream
       if verb == 'complete' then
         complete(id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+      elseif verb == 'member' then
+        complete_member(id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
       else
         other_verbs = other_verbs or make_other_verbs()
         other_verbs[verb](id, entry, result, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
@@ -191,6 +232,17 @@ if others[1] then
     end
   end
   wake_if_first(due, ARGV[3], earliest)
+end
+for _, node in ipairs(nodes) do -- bound: the outcomes of this call
+  local frame, home = string.match(node, '^([^@]*)@?(.*)$')
+  local noted = members[node]
+  local what = noted[1][1] >= 0 and {'members', frame, noted[1], noted[2]} or {noted[1][1] == -1 and 'one' or 'graft', frame, noted[2][1]}
+  local record = cmsgpack.pack(what)
+  if home == '' then
+    redis.call('RPUSH', jobs .. ':ended', record)
+  else
+    redis.call('XADD', jobs .. ':to-send', '*', 'home', home, 'record', record)
+  end
 end
 if #settled > 0 then redis.call('XDEL', stream, unpack(settled)) end
 if #ended > 0 then redis.call('HDEL', jobs, unpack(ended)) end

@@ -1,0 +1,212 @@
+"""Build the calls that keep plans, start runs of workflows, and move them on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
+from celery5.broker.keys import GROUP, Keys, QueueKeys
+
+ADVANCE = Script.load("workflows/advance", "clock")
+STAGE = Script.load("workflows/stage")
+DEFINE = Script.load("workflows/define")
+
+STEPS = 200
+"""Jobs that one call sends at most: a script blocks the server while it runs."""
+STAGED_LIFE = 120.0
+"""Seconds after which what was published of a run is gone, unless the run is started."""
+
+Record = Sequence[Any] | bytes
+"""What has happened in a run, for `advance.lua`: the name of its handler, and its arguments; or packed already."""
+
+
+class Advance(NamedTuple):
+    """The reply of `advance`."""
+
+    # How many records are left.
+    left: int
+    # How many entries the outbox has.
+    outbox: int
+    # The reply of each record that was given.
+    replies: list[Any]
+
+
+class OutboxEntry(NamedTuple):
+    """One entry of the outbox."""
+
+    id: str
+    # A record for the run's home, a job to publish, or a run whose jobs are to be revoked.
+    fields: Mapping[str, bytes]
+
+
+def advance(keys: QueueKeys, records: Sequence[Record] = (), *, ttl: float, steps: int = STEPS) -> Call[Advance]:
+    """Apply records to the runs of a queue, and move on what can. Safe to repeat.
+
+    Args:
+        ttl: Seconds that a run is kept when it has ended.
+        steps: Jobs that are sent at most.
+    """
+    named = (
+        keys.run_records,
+        keys.run_prefix,
+        keys.plan_prefix,
+        keys.run_outbox,
+        keys.live_runs,
+        keys.past_runs,
+        keys.jobs,
+        keys.result_prefix,
+        keys.normal,
+        keys.high,
+        keys.low,
+    )
+    packed = [record if isinstance(record, bytes) else msgspec.msgpack.encode(record) for record in records]
+    return script_call(
+        ADVANCE, named, (steps, keys.wake, keys.queue, to_ms(ttl), *packed), _advanced, repeatable=True
+    )
+
+
+def claim_home(keys: Keys, run_id: str, home: str, *, life: float) -> Call[str]:
+    """Claim the id of a run for a home. Return the home that has it. Safe to repeat."""
+
+    def decode(raw: Any) -> str:
+        return home if raw is None else decode_text(raw)
+
+    words = ("SET", keys.run_home(run_id), home, "NX", "GET", "PX", to_ms(life))
+    return Call(words, decode, repeatable=True)
+
+
+def find_home(keys: Keys, run_id: str) -> Call[str]:
+    """Return the home of a run with an id of the caller's; '' when none is known."""
+    return Call(("GET", keys.run_home(run_id)), lambda raw: decode_text(raw or b""), repeatable=True)
+
+
+def define_plan(keys: QueueKeys, digest: str, fields: Mapping[str, bytes]) -> Call[int]:
+    """Keep nodes of a plan. Safe to repeat."""
+    words: list[Word] = []
+    for name, content in fields.items():
+        words += [name, content]  # type: ignore[list-item]
+    return script_call(DEFINE, (keys.plan(digest),), (to_ms(STAGED_LIFE), *words), int, repeatable=True)
+
+
+def stage_items(keys: QueueKeys, run_id: str, node: int, before: int, items: Sequence[bytes]) -> Call[int]:
+    """Put items of a map beside a run that is not live yet. Safe to repeat."""
+    words: tuple[Word, ...] = tuple(items)  # type: ignore[assignment]
+    named = (keys.run(run_id), keys.run_items(run_id, node))
+    return script_call(STAGE, named, (before, to_ms(STAGED_LIFE), *words), int, repeatable=True)
+
+
+def read_run(keys: QueueKeys, run_id: str, names: Sequence[str]) -> Call[dict[str, bytes]]:
+    """Return fields of a run, those that it has."""
+
+    def decode(raw: Any) -> dict[str, bytes]:
+        return {name: value for name, value in zip(names, raw, strict=True) if value is not None}
+
+    return Call(("HMGET", keys.run(run_id), *names), decode, repeatable=True)
+
+
+def scan_run(keys: QueueKeys, run_id: str, cursor: str) -> Call[tuple[str, dict[str, bytes]]]:
+    """Return some fields of a run, and the cursor for the next ones; "0" at the end."""
+    return Call(("HSCAN", keys.run(run_id), cursor, "COUNT", 500), _scanned, repeatable=True)
+
+
+def read_plan(keys: QueueKeys, digest: str, names: Sequence[str]) -> Call[dict[str, bytes]]:
+    """Return nodes of a plan, by their numbers, those that it has."""
+
+    def decode(raw: Any) -> dict[str, bytes]:
+        return {name: value for name, value in zip(names, raw, strict=True) if value is not None}
+
+    return Call(("HMGET", keys.plan(digest), *names), decode, repeatable=True)
+
+
+def scan_plan(keys: QueueKeys, digest: str, cursor: str) -> Call[tuple[str, dict[str, bytes]]]:
+    """Return some nodes of a plan, and the cursor for the next ones; "0" at the end."""
+    return Call(("HSCAN", keys.plan(digest), cursor, "COUNT", 500), _scanned, repeatable=True)
+
+
+def read_bucket(keys: QueueKeys, run_id: str, node: int, bucket: int) -> Call[dict[int, bytes]]:
+    """Return the results of one bucket of a map, by their position in it."""
+    return Call(("HGETALL", f"{keys.run(run_id)}:{node}:r{bucket}"), _bucket, repeatable=True)
+
+
+def read_bits(keys: QueueKeys, run_id: str, node: int, name: str) -> Call[bytes]:
+    """Return a bitmap of a map: `done`, `bad` or `held` members."""
+    return Call(("GET", f"{keys.run(run_id)}:{node}:{name}"), lambda raw: raw or b"", repeatable=True)
+
+
+def create_outbox(keys: QueueKeys) -> Call[object]:
+    """Create the consumer group of the outbox, unless it is there."""
+    return Call(
+        ("XGROUP", "CREATE", keys.run_outbox, GROUP, "0", "MKSTREAM"), lambda reply: reply, repeatable=True
+    )
+
+
+def read_outbox(keys: QueueKeys, worker: str, *, count: int) -> Call[list[OutboxEntry]]:
+    """Take entries of the outbox for this worker, those that no other one has."""
+    words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, "STREAMS", keys.run_outbox, ">")
+    return Call(words, _outbox_of_read)
+
+
+def claim_outbox(keys: QueueKeys, worker: str, *, idle: float, count: int) -> Call[list[OutboxEntry]]:
+    """Take entries of the outbox that another worker has had for `idle` seconds."""
+    words = ("XAUTOCLAIM", keys.run_outbox, GROUP, worker, to_ms(idle), "0-0", "COUNT", count)
+    return Call(words, lambda raw: _outbox(raw[1]), repeatable=True)
+
+
+def remove_from_outbox(keys: QueueKeys, entries: Sequence[str]) -> list[Call[int]]:
+    """Remove entries that were performed."""
+    return [
+        Call(("XACK", keys.run_outbox, GROUP, *entries), int, repeatable=True),
+        Call(("XDEL", keys.run_outbox, *entries), int, repeatable=True),
+    ]
+
+
+def list_live_runs(keys: QueueKeys, *, count: int) -> Call[list[str]]:
+    """Return the ids of live runs."""
+    return Call(("ZRANGE", keys.live_runs, 0, count - 1), _texts, repeatable=True)
+
+
+def list_past_runs(keys: QueueKeys, *, count: int) -> Call[list[str]]:
+    """Return the ids of runs that have ended lately, the last one first."""
+    return Call(("ZREVRANGE", keys.past_runs, 0, count - 1), _texts, repeatable=True)
+
+
+def count_live_runs(keys: QueueKeys) -> Call[int]:
+    """Return how many runs are live."""
+    return Call(("ZCARD", keys.live_runs), int, repeatable=True)
+
+
+def _advanced(raw: Any) -> Advance:
+    return Advance(int(raw[0]), int(raw[1]), list(raw[2]))
+
+
+def _scanned(raw: Any) -> tuple[str, dict[str, bytes]]:
+    cursor, flat = raw
+    if isinstance(flat, dict):  # RESP3 has maps
+        return decode_text(cursor), {decode_text(name): value for name, value in flat.items()}
+    return decode_text(cursor), {decode_text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def _bucket(raw: Any) -> dict[int, bytes]:
+    pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
+    return {int(name): value for name, value in pairs}
+
+
+def _outbox(entries: Any) -> list[OutboxEntry]:
+    found = list[OutboxEntry]()
+    for entry in entries or ():
+        if entry is None or entry[1] is None:
+            continue
+        flat = entry[1]
+        fields = {decode_text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+        found.append(OutboxEntry(decode_text(entry[0]), fields))
+    return found
+
+
+def _outbox_of_read(raw: Any) -> list[OutboxEntry]:
+    streams: Any = raw.items() if hasattr(raw, "items") else raw or ()
+    return [entry for _, entries in streams for entry in _outbox(entries)]
+
+
+def _texts(raw: Any) -> list[str]:
+    return [decode_text(item) for item in raw]

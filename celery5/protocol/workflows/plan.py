@@ -1,0 +1,256 @@
+"""Plans: what a workflow is compiled to. A flat, frozen table of nodes, which Redis keeps under its hash.
+
+`advance.lua` reads the short names of `Node.encode`, which stand in one table there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from celery5.errors import Misconfigured
+from celery5.protocol.similar_names import did_you_mean
+
+OnError = Literal["fail", "continue", "skip", "hold"]
+"""What becomes of a run when a node fails.
+
+fail: the run fails. continue: what depends on the node gets an `Outcome`. skip: what depends on it is skipped, and a
+join goes on without it. hold: the run waits until the dead letter is replayed.
+"""
+NodeKind = Literal["job", "map", "gate", "sleep", "wait", "input", "end"]
+"""job: one job. map: a job for each item. gate: no job; it ends when those before it have. sleep, wait: no job either.
+input: an argument of the run. end: the run ends with it."""
+MAX_FEEDS = 100
+"""The most nodes that one node feeds, and roots of a plan: a script that ends it looks at all of them."""
+MAX_INLINE = 16
+"""The most values that are put into a message. A job with more of them reads them when it runs."""
+DEFAULT_LIFE = 30 * 86400.0
+"""Seconds that a run has, without a deadline of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A value that is known, as JSON."""
+
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The value of a node, or what is at a path in it."""
+
+    node: int
+    path: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list of values. Those of skipped nodes are left out."""
+
+    items: tuple["Expression", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """An object of values by name."""
+
+    fields: Mapping[str, "Expression"]
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The value of the first of several that has one."""
+
+    choices: tuple["Expression", ...]
+
+
+Expression: TypeAlias = Known | Ref | Items | Fields | First
+"""How a value is made of the values of nodes."""
+
+
+def find_refs(expression: Expression) -> Iterator[Ref]:
+    """Yield the references in an expression."""
+    stack: list[Expression] = [expression]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, Ref):
+            yield current
+        elif isinstance(current, Items):
+            stack += reversed(current.items)
+        elif isinstance(current, First):
+            stack += reversed(current.choices)
+        elif isinstance(current, Fields):
+            stack += current.fields.values()
+
+
+def encode_expression(expression: Expression) -> Any:
+    """Return an expression as plain values."""
+    match expression:
+        case Known(raw):
+            return raw.decode()
+        case Ref(node, path):
+            return [node, *path]
+        case First(choices):
+            return {"first": [encode_expression(choice) for choice in choices]}
+        case Items(items):
+            return {"items": [encode_expression(item) for item in items]}
+        case Fields(fields):
+            return {"fields": {name: encode_expression(value) for name, value in fields.items()}}
+
+
+def decode_expression(plain: Any) -> Expression:
+    """Return the expression that `encode_expression` encoded."""
+    if isinstance(plain, bytes | str):
+        return Known(plain if isinstance(plain, bytes) else plain.encode())
+    if isinstance(plain, list):
+        node, *path = plain
+        return Ref(int(node), tuple(path))
+    if "first" in plain:
+        return First(tuple(map(decode_expression, plain["first"])))
+    if "items" in plain:
+        return Items(tuple(map(decode_expression, plain["items"])))
+    return Fields({name: decode_expression(value) for name, value in plain["fields"].items()})
+
+
+Template: TypeAlias = Sequence[Any]
+"""The parts of a message: a text; the number of a node, for its value; True, for the item of a map; a list of templates."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Elsewhere:
+    """How a job is published that cannot go straight to the stream of the run's own queue."""
+
+    queue: str
+    lane: str = ""
+    lock: str = ""
+    unique_for: float | None = None
+    # Seconds from when it may run.
+    delay: float | None = None
+
+    def encode(self) -> dict[str, Any]:
+        """Return the fields as the script takes them."""
+        fields: dict[str, Any] = {"queue": self.queue}
+        for name in ("lane", "lock", "unique_for"):
+            if value := getattr(self, name):
+                fields[name] = value
+        if self.delay:
+            fields["delay"] = int(self.delay * 1000)
+        return fields
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One node of a plan. The compiler builds it; nothing changes it afterwards."""
+
+    kind: NodeKind
+    # The task's name, or what the node is, for people.
+    task: str = ""
+    # How many nodes must have ended before it.
+    needs: int = 0
+    # The nodes that depend on it.
+    feeds: list[int] = field(default_factory=list[int])
+    # What becomes of the run when it fails: `fail`, `continue`, `skip`, `hold`; `count` at a gate that counts failures;
+    # `apart` in an independent branch.
+    on_error: str = "fail"
+    # End states that count as success.
+    ignore: frozenset[str] = frozenset()
+    template: Template | None = None
+    # Where its arguments come from, when they are read by the worker: `args` and `kwargs`, or `value` of an end.
+    arguments: Mapping[str, Any] | None = None
+    queue: str = ""
+    lane: str = ""
+    elsewhere: Elsewhere | None = None
+    # Seconds until a job expires.
+    expires: float | None = None
+    # How many members of a map are on the queue at once.
+    window: int | None = None
+    # The number (gate) or fraction (map) of those before it, or of its members, that must succeed.
+    need: float | None = None
+    # A gate that ends with the first success; then the nodes `scope` are ended.
+    first: bool = False
+    scope: tuple[int, int] = (0, 0)
+    undo: int | None = None
+    # Seconds of a sleep, or until a wait gives up.
+    seconds: float | None = None
+    # What a wait waits for.
+    name: str = ""
+    # The event and the fields that a wait for an event compares.
+    where: Mapping[str, Any] | None = None
+    # It stands for no work of the user's, so nobody counts it.
+    hidden: bool = False
+    # A job that may return a workflow, which takes its place.
+    dynamic: bool = False
+    # Items of a map in one job.
+    chunk: int | None = None
+
+    def encode(self) -> bytes:
+        """Return the node as the script reads it."""
+        values: dict[str, Any] = {
+            "k": self.kind,
+            "task": self.task,
+            "n": self.needs,
+            "f": self.feeds,
+            "o": self.on_error if self.on_error != "fail" else None,
+            "i": {state: True for state in sorted(self.ignore)},
+            "t": self.template,
+            "a": self.arguments,
+            "queue": self.queue,
+            "l": self.lane,
+            "p": self.elsewhere and self.elsewhere.encode(),
+            "x": self.expires and int(self.expires * 1000),
+            "w": self.window,
+            "q": self.need,
+            "first": self.first,
+            "u": self.undo,
+            "d": None if self.seconds is None else int(self.seconds * 1000),
+            "name": self.name,
+            "where": self.where,
+            "h": self.hidden,
+            "dynamic": self.dynamic,
+            "chunk": self.chunk,
+        }
+        if self.first:
+            values["from"], values["to"] = self.scope
+        return msgspec.msgpack.encode({name: value for name, value in values.items() if _is_set(value)})
+
+
+def _is_set(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number or bool(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A compiled workflow."""
+
+    nodes: tuple[bytes, ...]
+    # The queue where its runs live.
+    home: str
+    # Nodes that nothing is before.
+    roots: tuple[int, ...]
+    # Nodes that are maps over known items.
+    maps: tuple[int, ...]
+    # How many nodes people count.
+    size: int
+    # The number of the node with which a run ends.
+    end: int
+    # The nodes that are arguments of the run, by parameter.
+    inputs: Mapping[str, int]
+
+    @property
+    def digest(self) -> str:
+        """The hash under which it is kept: the same for the same graph."""
+        digest = sha256(self.home.encode())
+        for node in self.nodes:
+            digest.update(len(node).to_bytes(8, "big") + node)
+        return digest.hexdigest()[:24]
+
+
+def check_on_error(value: object, what: str) -> None:
+    """Raise Misconfigured when `value` is no way to handle an error."""
+    known = ("fail", "continue", "skip", "hold")
+    if value is not None and value not in known:
+        meant = did_you_mean(str(value), known)
+        raise Misconfigured(f"{what}: on_error is {value!r}: give fail, continue, skip or hold; {meant}".rstrip("; "))

@@ -1,0 +1,133 @@
+"""The states of runs and of their nodes, and the letters that stand for them in Redis."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class RunState(StrEnum):
+    """The state of a run."""
+
+    RUNNING = "RUNNING"
+    HELD = "HELD"  # it runs, and waits for the replay of a dead letter
+    UNDOING = "UNDOING"  # it fails: what runs is stopped, and what has ended is undone
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+    UNKNOWN = "UNKNOWN"
+
+
+class NodeState(StrEnum):
+    """The state of a node."""
+
+    PENDING = "PENDING"  # what is before it has not ended
+    ACTIVE = "ACTIVE"  # its job, or its jobs, are on their queue or run
+    WAITING = "WAITING"  # it sleeps, or waits for a signal
+    HELD = "HELD"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+
+
+RUN_LETTERS: Mapping[str, RunState] = {
+    "R": RunState.RUNNING,
+    "S": RunState.SUCCESS,
+    "F": RunState.FAILED,
+    "C": RunState.CANCELLED,
+    "E": RunState.EXPIRED,
+    "U": RunState.UNDOING,
+}
+"""The first letter of the field `state` of a run."""
+NODE_LETTERS: Mapping[str, NodeState] = {
+    "A": NodeState.ACTIVE,
+    "W": NodeState.WAITING,
+    "H": NodeState.HELD,
+    "D": NodeState.SUCCESS,
+    "L": NodeState.SUCCESS,  # too late: the run had failed
+    "F": NodeState.FAILED,
+    "B": NodeState.FAILED,  # counted at those that depend on it
+    "S": NodeState.SKIPPED,
+    "C": NodeState.SKIPPED,  # another one was first
+    "K": NodeState.ACTIVE,  # another one was first, and its job is revoked
+    "-": NodeState.PENDING,  # it was reset by a retry
+}
+"""The first letter of the field `n<number>` of a run."""
+ENDED = frozenset({RunState.SUCCESS, RunState.FAILED, RunState.CANCELLED, RunState.EXPIRED})
+"""The states in which a run does not change any more, unless it is retried."""
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run, without looking at its nodes one by one. Times are seconds since 1970."""
+
+    id: str
+    # The name of the workflow.
+    name: str
+    # The queue where it lives.
+    home: str
+    state: RunState
+    # How many jobs, waits and members of maps it has as far as it is known.
+    total: int
+    done: int
+    failed: int
+    skipped: int
+    # On their queues, or running.
+    active: int
+    held: int
+    # Not begun.
+    pending: int
+    created: float
+    ended: float | None = None
+    deadline: float | None = None
+    # The type and message of the first failure; '' for none.
+    error: str = ""
+    # The node of another run in whose place it is; '' for none.
+    parent: str = ""
+
+
+def make_status(run_id: str, home: str, fields: Mapping[str, bytes]) -> RunStatus:
+    """Return the status of a run from its fields."""
+
+    def number(name: str) -> int:
+        digits = fields.get(name, b"0")
+        return int(digits) if digits.lstrip(b"-").isdigit() else 0
+
+    def text(name: str) -> str:
+        return fields.get(name, b"").decode(errors="replace")
+
+    state = RUN_LETTERS.get(text("state")[:1], RunState.UNKNOWN)
+    held = number("held")
+    if state is RunState.RUNNING and held:
+        state = RunState.HELD
+    total, done, failed, skipped, active = map(number, ("all", "done", "bad", "skipped", "active"))
+    return RunStatus(
+        id=run_id,
+        name=text("name"),
+        home=home,
+        state=state,
+        total=total,
+        done=done,
+        failed=failed,
+        skipped=skipped,
+        active=active,
+        held=held,
+        pending=max(0, total - done - failed - skipped - active - held),
+        created=number("created") / 1000,
+        ended=number("ended") / 1000 if "ended" in fields and state in ENDED else None,
+        deadline=number("until") / 1000 if "until" in fields else None,
+        error=_describe_error(fields.get("error", b"")),
+        parent=text("parent"),
+    )
+
+
+def _describe_error(raw: bytes) -> str:
+    if not raw:
+        return ""
+    try:
+        document: Any = msgspec.json.decode(raw)
+        failure = document.get("failure") or {}
+        return f"{failure.get('type', document.get('state', ''))}: {failure.get('message', document.get('reason', ''))}"
+    except (msgspec.DecodeError, AttributeError):
+        return raw[:200].decode(errors="replace")

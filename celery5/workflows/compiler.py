@@ -1,0 +1,537 @@
+"""Compile a workflow to a plan: a flat table of nodes, each with the template of its message. Pure."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Raw
+
+from celery5.errors import Misconfigured
+from celery5.limits.declaration import LimitDeclaration
+from celery5.protocol.job.arguments import Parameters
+from celery5.protocol.job.job import Options, SharedFields, to_seconds
+from celery5.protocol.job.messages import VERSION, Command, encode, format_lock
+from celery5.protocol.workflows.plan import (
+    MAX_FEEDS,
+    MAX_INLINE,
+    Elsewhere,
+    Expression,
+    Fields,
+    First,
+    Items,
+    Known,
+    Node,
+    Plan,
+    Ref,
+    Template,
+    encode_expression,
+    find_refs,
+)
+from celery5.workflows.tree import Call, Chain, Group, Map, OnError, Tree
+
+_ITEM = b"\x01item\x01"
+"""Stands for the item of a map in a message that is made to a template."""
+_VALUE = b"\x01%d\x01"
+_ID = "\x02"
+_MARKS = re.compile(rb"(\x01[^\x01]*\x01|[\x03\x04\x05])")
+RESOLVE, EXPAND, CHUNK = "arguments", "map", "chunk"
+"""What `flow` in a message says: the worker reads the arguments; maps over them; has many items in one job."""
+
+
+class NodeTask(Protocol):
+    """A task, as far as a plan needs it."""
+
+    name: str
+    parameters: Parameters
+    send_options: Options
+    limits: LimitDeclaration | None
+
+    @property
+    def queue(self) -> str:
+        """The queue of its jobs."""
+        ...
+
+    def get_shared_fields(self) -> SharedFields:
+        """Return the fields that all its messages share."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """An argument that is known when the run is under way."""
+
+    expression: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The items of a map, and how they become texts."""
+
+    node: int
+    map: Map
+    # Whether each text has the fields of the keys of a limit beside the arguments.
+    is_keyed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A plan and the items that its runs begin with."""
+
+    plan: Plan
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What holds for all nodes of a part of a tree."""
+
+    on_error: str | None = None
+    # It is in a group that counts its failures.
+    is_counted: bool = False
+    is_apart: bool = False
+
+    def policy_of(self, own: OnError | None) -> str:
+        if own is not None:
+            return own
+        if self.is_counted:
+            return "count"
+        if self.on_error is not None:
+            return self.on_error
+        return "apart" if self.is_apart else "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A compiled part of a tree: its value, and the nodes with which it ends."""
+
+    value: Expression
+    ends: tuple[int, ...]
+
+
+class Compiler:
+    """Builds one plan."""
+
+    def __init__(self, *, on_error: OnError | None = None, home: str | None = None) -> None:
+        self.nodes: list[Node] = []
+        self._sources: list[Source] = []
+        self._inputs: dict[str, int] = {}
+        self._context = _Context(on_error)
+        self._home = home
+
+    def add_input(self, name: str) -> Ref:
+        """Add an argument of the run."""
+        self._inputs[name] = len(self.nodes)
+        self.nodes.append(Node(kind="input", task=name, hidden=True))
+        return Ref(self._inputs[name])
+
+    def add_tree(
+        self, tree: Tree, value: Expression | None = None, after: Sequence[int] = (), *, context: _Context | None = None
+    ) -> _Part:
+        """Add a tree. `value` is what the step before it passes, `after` the nodes that must have ended."""
+        context = context or self._context
+        match tree:
+            case Call():
+                return self._add_call(tree, value, after, context)
+            case Chain():
+                return self._add_chain(tree, value, after, context)
+            case Group():
+                return self._add_group(tree, value, after, context)
+            case Map():
+                return self._add_map(tree, value, after, context)
+
+    def add_node(self, node: Node, after: Iterable[int]) -> int:
+        """Add a node that begins when those of `after` have ended."""
+        number = len(self.nodes)
+        before = [other for other in dict.fromkeys(after) if self.nodes[other].kind != "input"]
+        node.needs = len(before)
+        self.nodes.append(node)
+        for other in before:
+            self.nodes[other].feeds.append(number)
+        return number
+
+    def finish(self, value: Expression) -> Compiled:
+        """Return the plan; `value` is its result."""
+        size = sum(not node.hidden for node in self.nodes)
+        sinks = [n for n, node in enumerate(self.nodes) if not node.feeds and node.kind != "input" and not self._is_undo(n)]
+        end = Node(kind="end", hidden=True)
+        if self._is_inline([value]):
+            end.template = _render(value)
+        end.arguments = {"value": encode_expression(value)}
+        number = self.add_node(end, sinks)
+        self._limit_feeds()
+        roots = [
+            n for n, node in enumerate(self.nodes) if not node.needs and node.kind != "input" and not self._is_undo(n)
+        ]
+        roots = self._make_relays(roots)
+        home = self._home or self._choose_home()
+        for node in self.nodes:
+            self._place(node, home)
+        maps = tuple(source.node for source in self._sources)
+        if len(maps) > 500:
+            raise Misconfigured(f"this workflow has {len(maps)} maps: 500 at most; make one map of them")
+        plan = Plan(
+            nodes=tuple(node.encode() for node in self.nodes),
+            home=home,
+            roots=tuple(roots),
+            maps=maps,
+            size=size - len(maps),
+            end=number,
+            inputs=self._inputs,
+        )
+        return Compiled(plan, tuple(self._sources))
+
+    def _is_undo(self, number: int) -> bool:
+        return self.nodes[number].name == "undo"
+
+    # the parts of a tree
+
+    def _add_call(
+        self, call: Call, value: Expression | None, after: Sequence[int], context: _Context
+    ) -> _Part:
+        args = call.args
+        if call.is_partial:
+            if value is None:
+                raise Misconfigured(f"{call.task.name}(...) lacks its first argument: nothing is before it")
+            args = (Placeholder(value), *args)
+        number = self.add_call(call.task, args, call.kwargs, after, context=context)
+        return _Part(Ref(number), (number,))
+
+    def add_call(
+        self,
+        task: NodeTask,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        after: Sequence[int] = (),
+        *,
+        context: _Context | None = None,
+    ) -> int:
+        """Add a job, whose arguments may be placeholders. Returns its number."""
+        node = self._make_node("job", task, context or self._context)
+        node.dynamic = bool(task.send_options.dynamic)
+        raw_args, raw_kwargs = task.parameters.encode_values(args, kwargs, _is_placeholder)
+        arguments = [_expression(value, raw) for value, raw in zip(args, raw_args, strict=True)]
+        named = {name: _expression(value, raw_kwargs[name]) for name, value in kwargs.items()}
+        needed = [ref.node for expression in (*arguments, *named.values()) for ref in find_refs(expression)]
+        keys = ("", "")
+        if task.limits is not None and not needed:
+            keys = task.limits.make_keys(tuple(args), dict(kwargs))
+        self._set_message(node, task, arguments, named, keys)
+        number = self.add_node(node, (*after, *needed))
+        self._add_undo(number, task)
+        return number
+
+    def _add_undo(self, number: int, task: NodeTask) -> None:
+        undo: Any = task.send_options.undo
+        if undo is None:
+            return
+        node = self._make_node("job", undo, _Context("fail"))
+        node.name, node.hidden = "undo", True
+        self._set_message(node, undo, [Ref(number)], {}, ("", ""))
+        self.nodes[number].undo = len(self.nodes)
+        self.nodes.append(node)
+
+    def _add_chain(
+        self, chain: Chain, value: Expression | None, after: Sequence[int], context: _Context
+    ) -> _Part:
+        part = self.add_tree(chain.steps[0], value, after, context=context)
+        for how, step in zip(chain.links, chain.steps[1:], strict=True):
+            ends = part.ends or tuple(after)
+            part = self.add_tree(step, part.value if how == "pass" else None, ends, context=context)
+            part = part if part.ends else _Part(part.value, ends)
+        return part
+
+    def _add_group(
+        self, group: Group, value: Expression | None, after: Sequence[int], context: _Context
+    ) -> _Part:
+        options = group.options
+        is_counted = options.need is not None or options.first
+        inner = _Context(
+            options.on_error if not is_counted else None,
+            is_counted,
+            options.independent or context.is_apart,
+        )
+        if options.on_error is None and not is_counted:
+            inner = replace(context, is_apart=inner.is_apart)
+        start = len(self.nodes)
+        parts = [self.add_tree(member, value, after, context=inner) for member in group.members]
+        ends = tuple(end for part in parts for end in part.ends)
+        values = tuple(part.value for part in parts)
+        result: Expression = First(values) if options.first else Items(values)
+        skips = any(node.on_error == "skip" for node in self.nodes[start:])
+        if not parts or not (is_counted or skips):
+            return _Part(result, ends)
+        gate = Node(kind="gate", task="first" if options.first else "group", hidden=True)
+        gate.on_error = context.policy_of(options.on_error)
+        if options.first:
+            gate.first, gate.scope, gate.need = True, (start, len(self.nodes)), 1
+        else:
+            gate.need = 0 if options.need is None else math.ceil(options.need * len(parts) - 1e-9)
+        # One end for each member: a member that is a group itself ends at a gate of its own.
+        member_ends = [self._join(part) for part in parts]
+        if options.first:
+            gate.scope = (start, len(self.nodes))
+        return _Part(result, (self.add_node(gate, member_ends),))
+
+    def _join(self, part: _Part) -> int:
+        """Return the one node with which a part ends."""
+        if len(part.ends) == 1:
+            return part.ends[0]
+        gate = Node(kind="gate", task="group", hidden=True, on_error="count")
+        gate.need = len(part.ends)
+        return self.add_node(gate, part.ends)
+
+    def _add_map(
+        self, mapped: Map, value: Expression | None, after: Sequence[int], context: _Context
+    ) -> _Part:
+        if mapped.items is None:
+            return self._add_later_map(mapped, value, after, context)
+        task: NodeTask = mapped.task
+        node = self._make_node("map", task, context, mapped.options.on_error)
+        if mapped.options.need is not None:
+            node.need = mapped.options.need
+        node.window, node.chunk = mapped.at_once, mapped.chunk
+        limits = task.limits
+        is_keyed = limits is not None and limits.is_keyed
+        fields = self._make_fields(task)
+        flow = CHUNK if mapped.chunk else ""
+        template = _split(_encode_message(task, fields, _ITEM, b"{}", flow, ("", "")))
+        if is_keyed:
+            template = _widen_item(template)
+        node.template = template
+        number = self.add_node(node, after)
+        self._sources.append(Source(number, mapped, is_keyed))
+        return _Part(Ref(number), (number,))
+
+    def _add_later_map(
+        self, mapped: Map, value: Expression | None, after: Sequence[int], context: _Context
+    ) -> _Part:
+        """Add a map over the value of the step before: a job that reads it, and makes a map of it."""
+        if value is None:
+            raise Misconfigured(f"{mapped.task.name}.map() lacks its items: nothing is before it")
+        node = self._make_node("job", mapped.task, context, mapped.options.on_error)
+        node.dynamic = True
+        node.chunk, node.window, node.need = mapped.chunk, mapped.at_once, mapped.options.need
+        node.name = "starmap" if mapped.star else "map"
+        node.arguments = {"args": [encode_expression(value)], "kwargs": {}}
+        node.template = _split(
+            _encode_message(mapped.task, self._make_fields(mapped.task), b"", b"{}", EXPAND, ("", ""))
+        )
+        needed = [ref.node for ref in find_refs(value)]
+        number = self.add_node(node, (*after, *needed))
+        return _Part(Ref(number), (number,))
+
+    # the messages of nodes
+
+    def _make_node(
+        self, kind: Any, task: NodeTask, context: _Context, on_error: OnError | None = None
+    ) -> Node:
+        options = task.send_options
+        fields = task.get_shared_fields()
+        node = Node(kind=kind, task=task.name, queue=fields.queue, lane=fields.lane)
+        node.on_error = context.policy_of(on_error or options.on_error)
+        node.ignore = frozenset(options.ignore or ())
+        node.expires = _get_expiry(options)
+        if options.unique_for is not None and options.key is None:
+            raise Misconfigured(
+                f"task {task.name}: unique_for without a key does not work in a workflow, where arguments come later: give a key"
+            )
+        if options.eta is not None:
+            raise Misconfigured(f"task {task.name}: a node has no eta: use countdown, or flow.sleep")
+        lock = format_lock(task.name, options.key) if options.key else ""
+        if lock or options.countdown is not None:
+            node.elsewhere = Elsewhere(
+                queue=fields.queue,
+                lane=fields.lane,
+                lock=lock,
+                unique_for=fields.unique_for,
+                delay=to_seconds(options.countdown),
+            )
+        return node
+
+    def _make_fields(self, task: NodeTask) -> dict[str, Any]:
+        return dict(task.get_shared_fields().fields)
+
+    def _set_message(
+        self,
+        node: Node,
+        task: NodeTask,
+        args: Sequence[Expression],
+        kwargs: Mapping[str, Expression],
+        keys: tuple[str, str],
+    ) -> None:
+        """Set the template of a node's message, or from where the worker reads its arguments."""
+        fields = self._make_fields(task)
+        if self._is_inline([*args, *kwargs.values()]):
+            raw_args = b"[" + b",".join(map(_to_marked, args)) + b"]"
+            pairs = [msgspec.json.encode(name) + b":" + _to_marked(value) for name, value in kwargs.items()]
+            raw_kwargs = b"{" + b",".join(pairs) + b"}"
+            node.template = _split(_encode_message(task, fields, raw_args, raw_kwargs, "", keys))
+            return
+        node.arguments = {
+            "args": [encode_expression(value) for value in args],
+            "kwargs": {name: encode_expression(value) for name, value in kwargs.items()},
+        }
+        node.template = _split(_encode_message(task, fields, b"[]", b"{}", RESOLVE, keys))
+
+    def _is_inline(self, expressions: Sequence[Expression]) -> bool:
+        """Return whether values are put into a message: whole ones, of few nodes, each with one job."""
+        refs = [ref for expression in expressions for ref in find_refs(expression)]
+        if len(refs) > MAX_INLINE:
+            return False
+        if any(_is_complex(expression) for expression in expressions):
+            return False
+        return all(
+            not ref.path and self.nodes[ref.node].kind != "map" and not self.nodes[ref.node].dynamic for ref in refs
+        )
+
+    # the shape of the whole plan
+
+    def _limit_feeds(self) -> None:
+        """Put gates between a node and those that it feeds when they are too many."""
+        for number in range(len(self.nodes)):
+            if len(self.nodes[number].feeds) > MAX_FEEDS:
+                self.nodes[number].feeds = self._make_relays(self.nodes[number].feeds)
+                for relay in self.nodes[number].feeds:
+                    self.nodes[relay].needs = 1
+
+    def _make_relays(self, targets: list[int]) -> list[int]:
+        """Return at most MAX_FEEDS nodes that feed all of `targets`: gates, as deep as it takes."""
+        is_start = all(not self.nodes[target].needs for target in targets)
+        while len(targets) > MAX_FEEDS:
+            relays: list[int] = []
+            for first in range(0, len(targets), MAX_FEEDS):
+                part = targets[first : first + MAX_FEEDS]
+                relay = Node(kind="gate", task="relay", hidden=True, on_error="count", feeds=list(part))
+                relay.needs = 0 if is_start else 1
+                relays.append(len(self.nodes))
+                self.nodes.append(relay)
+                for target in part:
+                    self.nodes[target].needs = self.nodes[target].needs or 1
+            targets = relays
+        return targets
+
+    def _choose_home(self) -> str:
+        """Return the queue where runs live: that of a map, for its members are counted there, or of the most nodes."""
+        queues = Counter(node.queue for node in self.nodes if node.kind == "map") or Counter(
+            node.queue for node in self.nodes if node.queue
+        )
+        return queues.most_common(1)[0][0] if queues else ""
+
+    def _place(self, node: Node, home: str) -> None:
+        """Have jobs of other queues published by the outbox."""
+        if node.queue and node.queue != home and node.elsewhere is None:
+            node.elsewhere = Elsewhere(queue=node.queue, lane=node.lane)
+
+
+def compile_workflow(tree: Tree, *, on_error: OnError | None = None, home: str | None = None) -> Compiled:
+    """Return the plan of a tree.
+
+    Args:
+        on_error: What becomes of the run when a node fails that does not say it.
+        home: The queue where its runs live; None for the best one.
+
+    Raises:
+        Misconfigured: It cannot be a workflow.
+        BadArguments: An argument does not fit its task.
+    """
+    compiler = Compiler(on_error=on_error, home=home)
+    return compiler.finish(compiler.add_tree(tree).value)
+
+
+def _is_placeholder(value: Any) -> bool:
+    return isinstance(value, Placeholder)
+
+
+def _expression(value: Any, raw: Raw | None) -> Expression:
+    return value.expression if isinstance(value, Placeholder) else Known(bytes(raw or b"null"))
+
+
+def _is_complex(expression: Expression) -> bool:
+    """Return whether no template can stand for it: a choice, or a list with an object, which is more than one part."""
+    if isinstance(expression, Items):
+        return any(isinstance(item, Fields) or _is_complex(item) for item in expression.items)
+    if isinstance(expression, Fields):
+        return any(map(_is_complex, expression.fields.values()))
+    return isinstance(expression, First)
+
+
+def _get_expiry(options: Options) -> float | None:
+    expires: Any = options.expires
+    if expires is None or hasattr(expires, "tzinfo"):
+        return None
+    return to_seconds(expires)
+
+
+def _encode_message(
+    task: NodeTask,
+    fields: dict[str, Any],
+    args: bytes,
+    kwargs: bytes,
+    flow: str,
+    keys: tuple[str, str],
+) -> bytes:
+    """Return a message without its end, whose id and values are marked."""
+    if keys[0] or keys[1]:
+        fields["concurrency_key"], fields["fair_key"] = keys
+    expires: Any = task.send_options.expires
+    if hasattr(expires, "timestamp"):
+        fields["expires"] = expires.timestamp()
+    raw_args = b"[" + args + b"]" if args is _ITEM or not args else args
+    command = Command(VERSION, _ID, task.name, Raw(raw_args), Raw(kwargs), flow=flow, **fields)
+    return encode(command)[:-1]
+
+
+def _to_marked(expression: Expression) -> bytes:
+    match expression:
+        case Known(raw):
+            return raw
+        case Ref(node):
+            return _VALUE % node
+        case Items(items):
+            return b"\x03" + b"\x04".join(map(_to_marked, items)) + b"\x05"
+        case Fields(fields):
+            pairs = [msgspec.json.encode(name) + b":" + _to_marked(value) for name, value in fields.items()]
+            return b"{" + b",".join(pairs) + b"}"
+        case First():
+            raise AssertionError("a choice is never put into a message")
+
+
+def _render(expression: Expression) -> Template:
+    return _parse(_to_marked(expression))
+
+
+def _split(message: bytes) -> Template:
+    """Return the template of a message, from behind its id."""
+    head = b'{"v":%d,"id":"\\u0002"' % VERSION
+    if not message.startswith(head):
+        raise AssertionError(message[:60])
+    return _parse(message[len(head) :])
+
+
+def _parse(marked: bytes) -> list[Any]:
+    """Return the parts of a marked text. JSON has no control characters, so they are free to be marks."""
+    root: list[Any] = []
+    stack: list[list[Any]] = [root]
+    for part in _MARKS.split(marked):
+        if part == b"\x03":
+            inner: list[Any] = []
+            stack[-1].append(inner)
+            stack.append(inner)
+        elif part == b"\x05":
+            stack.pop()
+        elif part.startswith(b"\x01"):
+            stack[-1].append(True if part == _ITEM else int(part[1:-1]))
+        elif part and part != b"\x04":
+            stack[-1].append(part.decode())
+    return root
+
+
+def _widen_item(template: Template) -> list[Any]:
+    """Return the template of a map whose items bring the keys of a limit: the item stands for `args` and those."""
+    before, item, after = template[0], template[1], template[2]
+    head = before.removesuffix('"args":[')
+    return [head, item, after.removeprefix("]"), *template[3:]]

@@ -1,0 +1,141 @@
+"""The graph of a run, with the states of its nodes: as data, and as a drawing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from celery5.broker.calls import workflows as calls
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import QueueKeys
+from celery5.protocol.workflows.status import NODE_LETTERS, NodeState
+
+MAX_DRAWN = 500
+"""Nodes of a drawing: nobody can look at more."""
+
+
+class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node. A map is one node, however many members it has."""
+
+    id: int
+    kind: str
+    # The task, or what the node is.
+    name: str
+    state: NodeState
+    # The nodes that depend on it.
+    feeds: tuple[int, ...] = ()
+    # Of a map: its members, and how many have succeeded and failed.
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    # The run in its place, that the job returned.
+    run: str = ""
+
+
+class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """The graph of a run."""
+
+    id: str
+    nodes: tuple[GraphNode, ...]
+
+    def to_json(self) -> bytes:
+        """Return it as JSON."""
+        return msgspec.json.encode(self)
+
+    def to_mermaid(self) -> str:
+        """Return it as a Mermaid flowchart."""
+        lines = ["flowchart TD"]
+        shown = self.nodes[:MAX_DRAWN]
+        drawn = {node.id for node in shown}
+        for node in shown:
+            count = f"<br/>{node.done} of {node.total}" if node.kind == "map" else ""
+            failed = f", {node.failed} failed" if node.failed else ""
+            name = node.name.replace('"', "'")
+            lines.append(f'    n{node.id}["{name}{count}{failed}"]:::{node.state.value.lower()}')
+        for node in shown:
+            lines += [f"    n{node.id} --> n{after}" for after in node.feeds if after in drawn]
+        if len(self.nodes) > MAX_DRAWN:
+            lines.append(f'    more["{len(self.nodes) - MAX_DRAWN} more nodes"]')
+        return "\n".join([*lines, *_CLASSES])
+
+
+_CLASSES = (
+    "    classDef success fill:#d4edda,stroke:#28a745",
+    "    classDef failed fill:#f8d7da,stroke:#dc3545",
+    "    classDef active fill:#cce5ff,stroke:#007bff",
+    "    classDef waiting fill:#e2e3e5,stroke:#6c757d",
+    "    classDef held fill:#fff3cd,stroke:#ffc107",
+    "    classDef skipped fill:#f8f9fa,stroke:#adb5bd,color:#adb5bd",
+    "    classDef pending fill:#ffffff,stroke:#adb5bd",
+)
+
+
+async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGraph:
+    """Read the graph of a run; it has no nodes when the run is not known."""
+    fields = await scan_all(redis, lambda cursor: calls.scan_run(keys, run_id, cursor))
+    if "def" not in fields:
+        return RunGraph(id=run_id, nodes=())
+    digest = fields["def"].decode()
+    stored = await scan_all(redis, lambda cursor: calls.scan_plan(keys, digest, cursor))
+    plan = {int(name): decode_node(raw) for name, raw in stored.items() if name.isdigit()}
+    visible = {number: node for number, node in plan.items() if not node.get("h")}
+    nodes = tuple(_make_node(number, node, plan, fields) for number, node in sorted(visible.items()))
+    return RunGraph(id=run_id, nodes=nodes)
+
+
+async def scan_all(redis: AsyncDriver, make_call: Any) -> dict[str, bytes]:
+    """Return all fields of a hash, which is read in portions."""
+    found: dict[str, bytes] = {}
+    cursor = "0"
+    while True:
+        cursor, portion = await redis.perform(make_call(cursor))
+        found |= portion
+        if cursor == "0":
+            return found
+
+
+def decode_node(raw: bytes) -> dict[str, Any]:
+    """Return a node as `Node.encode` has made it."""
+    return msgspec.msgpack.decode(raw, type=dict[str, Any])
+
+
+def get_node_state(fields: Mapping[str, bytes], number: int) -> NodeState:
+    """Return the state of a node from the fields of its run."""
+    letter = fields.get(f"n{number}", b"-")[:1].decode(errors="replace")
+    return NODE_LETTERS.get(letter, NodeState.PENDING)
+
+
+def _make_node(
+    number: int, node: Mapping[str, Any], plan: Mapping[int, Mapping[str, Any]], fields: Mapping[str, bytes]
+) -> GraphNode:
+    def count(name: str) -> int:
+        return int(fields.get(f"{name}{number}", b"0")) if node["k"] == "map" else 0
+
+    return GraphNode(
+        id=number,
+        kind=node["k"],
+        name=node.get("task") or node.get("name") or node["k"],
+        state=get_node_state(fields, number),
+        feeds=tuple(sorted(set(_find_visible(node, plan)))),
+        total=count("t"),
+        done=count("d"),
+        failed=count("y"),
+        run=fields.get(f"c{number}", b"").decode(),
+    )
+
+
+def _find_visible(node: Mapping[str, Any], plan: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Return the visible nodes that a node feeds, through hidden ones."""
+    found: list[int] = []
+    stack = list(node.get("f", ()))
+    seen: set[int] = set()
+    while stack:
+        number = stack.pop()
+        if number in seen or number not in plan:
+            continue
+        seen.add(number)
+        if plan[number].get("h"):
+            stack += plan[number].get("f", ())
+        else:
+            found.append(number)
+    return found

@@ -1,0 +1,274 @@
+"""The workflows of an application: `app.workflows` starts runs, finds them, and moves them on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+
+from celery5.application import Application
+from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import queues as queue_calls
+from celery5.broker.calls import workflows as calls
+from celery5.broker.calls.workflows import Record
+from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.broker.driver import AsyncDriver
+from celery5.errors import Misconfigured
+from celery5.logs.trace import get_current_trace
+from celery5.protocol.job.job import new_id
+from celery5.protocol.workflows.member_ids import MemberId, check_run_id
+from celery5.protocol.workflows.plan import DEFAULT_LIFE, OnError
+from celery5.protocol.workflows.status import RunStatus, make_status
+from celery5.workflows.compiler import Compiled, compile_workflow
+from celery5.workflows.compose import Workflow, check_workflow
+from celery5.workflows.graph import decode_node, scan_all
+from celery5.workflows.result_types import RunResultType
+from celery5.workflows.run import STATUS_FIELDS, WorkflowRun
+from celery5.workflows.staging import RunTerms, StagingLost, stage
+from celery5.workflows.tree import get_first_call
+
+R = TypeVar("R")
+
+MAX_PUSHES = 40
+"""Calls with which a producer fills the queue after the start; workers do the rest."""
+
+
+class Workflows:
+    """Starts runs of workflows, and finds them again."""
+
+    REACHED_AS = "app.workflows."
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._known_queues: set[str] = set()
+
+    def start(
+        self,
+        workflow: Workflow[R],
+        *,
+        id: str | None = None,  # noqa: A002
+        deadline: float | None = None,
+        on_error: OnError | None = None,
+    ) -> WorkflowRun[R]:
+        """Start a run. For plain Python.
+
+        Args:
+            workflow: What is composed of `task.s(...)`.
+            id: The id of the run: the same id is the same run. Default: a new one.
+            deadline: Seconds until the run expires; default 30 days.
+            on_error: What becomes of the run when a node fails that does not say it.
+
+        Raises:
+            Misconfigured: It cannot be a workflow.
+            BadArguments: An argument does not fit its task.
+            BrokerUnavailable: Redis cannot be reached. Nothing runs, or all of it does.
+        """
+        connections = BlockingConnections(self._app.connections)
+        return run_blocking(self._start(connections, workflow, id, deadline, on_error))
+
+    async def astart(
+        self,
+        workflow: Workflow[R],
+        *,
+        id: str | None = None,  # noqa: A002
+        deadline: float | None = None,
+        on_error: OnError | None = None,
+    ) -> WorkflowRun[R]:
+        """`start`, from Trio or asyncio."""
+        return await self._start(self._app.connections, workflow, id, deadline, on_error)
+
+    async def _start(
+        self,
+        connections: AwaitableConnections,
+        workflow: Workflow[R],
+        run_id: str | None,
+        deadline: float | None,
+        on_error: OnError | None,
+    ) -> WorkflowRun[R]:
+        tree = check_workflow(workflow).tree
+        life = DEFAULT_LIFE if deadline is None else deadline
+        first = get_first_call(tree)
+
+        def compile_at(home: str | None) -> Compiled:
+            home = home or (None if first else self._app.settings.default_queue)
+            return compile_workflow(tree, on_error=on_error, home=home)
+
+        terms = RunTerms(
+            run_id=new_id() if run_id is None else check_run_id(run_id),
+            name=describe_tree(tree),
+            life=check_life(life),
+            trace=get_current_trace() or "",
+        )
+        redis = await connections.get_async_driver()
+        compiled = compile_at(None)
+        if run_id is not None:
+            home = await self._claim_home(redis, run_id, compiled.plan.home, life)
+            compiled = compiled if home == compiled.plan.home else compile_at(home)
+        is_new = await self.launch(redis, compiled, terms)
+        return WorkflowRun(
+            self._app, terms.run_id, home=compiled.plan.home, type=RunResultType(tree), is_new=is_new
+        )
+
+    async def _claim_home(self, redis: AsyncDriver, run_id: str, home: str, life: float) -> str:
+        claim = calls.claim_home(self._app.keys, run_id, home, life=life + 2 * self._app.settings.results_ttl)
+        return await redis.perform(claim)
+
+    async def launch(self, redis: AsyncDriver, compiled: Compiled, terms: RunTerms) -> bool:
+        """Publish a run and start it. Returns whether it is new.
+
+        Raises:
+            StagingLost: Redis lost what was published before the start.
+        """
+        home = compiled.plan.home
+        keys = self._app.queue(home)
+        if home not in self._known_queues:
+            await redis.perform(queue_calls.register_queue(self._app.keys, home))
+            self._known_queues.add(home)
+        record = await stage(redis, keys, compiled, terms)
+        if record is None:
+            return False
+        ttl = self._app.settings.results_ttl
+        reply = await redis.perform(calls.advance(keys, [record], ttl=ttl))
+        if int(reply.replies[0]) < 0:
+            raise StagingLost(f"run {terms.run_id} was lost before it was started: start it again")
+        pushes = 0
+        while reply.left and pushes < MAX_PUSHES:
+            reply = await redis.perform(calls.advance(keys, ttl=ttl))
+            pushes += 1
+        return int(reply.replies[0]) == 1 if pushes == 0 else True
+
+    def find(self, run_id: str) -> WorkflowRun[Any] | None:
+        """Return the handle of a run; None when Redis has nothing on it. For plain Python."""
+        return run_blocking(self._find(BlockingConnections(self._app.connections), run_id))
+
+    async def afind(self, run_id: str) -> WorkflowRun[Any] | None:
+        """`find`, from Trio or asyncio."""
+        return await self._find(self._app.connections, run_id)
+
+    async def _find(self, connections: AwaitableConnections, run_id: str) -> WorkflowRun[Any] | None:
+        redis = await connections.get_async_driver()
+        home = await redis.perform(calls.find_home(self._app.keys, run_id))
+        queues = [home] if home else await redis.perform(queue_calls.list_queues(self._app.keys))
+        for queue in queues:
+            if await redis.perform(calls.read_run(self._app.queue(queue), run_id, ["state"])):
+                return WorkflowRun(self._app, run_id, home=queue, is_new=False)
+        return None
+
+    def list_runs(self, *, count: int = 100, live_only: bool = False) -> "list[RunStatus]":
+        """Return the status of live runs, and of those that have ended lately. For plain Python."""
+        return run_blocking(self._list(BlockingConnections(self._app.connections), count, live_only))
+
+    async def alist_runs(self, *, count: int = 100, live_only: bool = False) -> "list[RunStatus]":
+        """`list_runs`, from Trio or asyncio."""
+        return await self._list(self._app.connections, count, live_only)
+
+    async def _list(
+        self, connections: AwaitableConnections, count: int, live_only: bool
+    ) -> "list[RunStatus]":
+        redis = await connections.get_async_driver()
+        found: dict[tuple[str, str], None] = {}
+        for queue in await redis.perform(queue_calls.list_queues(self._app.keys)):
+            keys = self._app.queue(queue)
+            ids = await redis.perform(calls.list_live_runs(keys, count=count))
+            if not live_only:
+                ids += await redis.perform(calls.list_past_runs(keys, count=count))
+            found |= {(queue, run_id): None for run_id in ids}
+        chosen = sorted(found)[: 10 * count]
+        read = [calls.read_run(self._app.queue(queue), run_id, STATUS_FIELDS) for queue, run_id in chosen]
+        replies = await redis.perform_all(read) if read else []
+        statuses = [
+            make_status(run_id, queue, fields)
+            for (queue, run_id), fields in zip(chosen, replies, strict=True)
+            if fields
+        ]
+        return sorted(statuses, key=lambda status: status.created, reverse=True)[:count]
+
+    # what workers call
+
+    async def apply(self, home: str, records: Sequence[Record]) -> None:
+        """Apply records at another queue, from Trio."""
+        redis = await self._app.connections.get_async_driver()
+        keys = self._app.queue(home)
+        ttl = self._app.settings.results_ttl
+        reply = await redis.perform(calls.advance(keys, records, ttl=ttl))
+        while reply.left:
+            reply = await redis.perform(calls.advance(keys, ttl=ttl))
+
+    async def revoke_members(self, home: str, fields: Mapping[str, bytes]) -> None:
+        """Revoke the jobs of a run that are on their queues or run, from Trio.
+
+        Args:
+            home: The queue where the run lives.
+            fields: `revoke` is its id; `from` and `to` limit that to some nodes.
+        """
+        redis = await self._app.connections.get_async_driver()
+        keys = self._app.queue(home)
+        run_id = fields["revoke"].decode()
+        run = await scan_all(redis, lambda cursor: calls.scan_run(keys, run_id, cursor))
+        if "def" not in run:
+            return
+        first, last = int(fields.get("from", b"0")), int(fields.get("to", b"1000000000"))
+        numbers = [
+            int(name[1:])
+            for name, state in run.items()
+            if name[0] == "n" and name[1:].isdigit() and state[:1] in (b"A", b"K") and first <= int(name[1:]) < last
+        ]
+        by_queue: dict[str, list[str]] = {}
+        for number in numbers:
+            if child := run.get(f"c{number}"):
+                await self.apply(home, [["cancel", child.decode()]])
+                continue
+            node = await redis.perform(calls.read_plan(keys, run["def"].decode(), [str(number)]))
+            if not node:
+                continue
+            queue, ids = await self._list_members(redis, home, run_id, number, run, decode_node(node[str(number)]))
+            by_queue.setdefault(queue, []).extend(ids)
+        for queue, ids in by_queue.items():
+            for start in range(0, len(ids), jobs_calls.REVOCATION_BATCH):
+                part = ids[start : start + jobs_calls.REVOCATION_BATCH]
+                ttl = self._app.settings.results_ttl
+                await redis.perform(jobs_calls.revoke(self._app.queue(queue), part, ttl=ttl))
+        await self.apply(home, [])
+
+    async def _list_members(
+        self, redis: AsyncDriver, home: str, run_id: str, number: int, run: Mapping[str, bytes], node: Mapping[str, Any]
+    ) -> tuple[str, list[str]]:
+        """Return the queue of the jobs of a node that have not ended, and their ids."""
+        generation = int(run[f"n{number}"][1:] or b"0")
+        queue = str(node.get("p", {}).get("queue", home))
+        elsewhere = "" if queue == home else home
+        if node["k"] != "map":
+            return queue, [str(MemberId(run_id, number, generation, None, elsewhere))]
+        keys = self._app.queue(home)
+        bitmaps = await redis.perform_all(
+            [calls.read_bits(keys, run_id, number, name) for name in ("done", "bad", "held", "again")]
+        )
+        ended = _merge_bits(bitmaps)
+        sent = int(run.get(f"m{number}", b"0"))
+        ids = [
+            str(MemberId(run_id, number, generation, member, elsewhere))
+            for member in range(sent)
+            if not ended[member >> 3 : (member >> 3) + 1] or not ended[member >> 3] & (128 >> (member & 7))
+        ]
+        return queue, ids
+
+
+def _merge_bits(bitmaps: Sequence[bytes]) -> bytes:
+    size = max(map(len, bitmaps))
+    merged = 0
+    for bitmap in bitmaps:
+        merged |= int.from_bytes(bitmap.ljust(size, b"\0"), "big")
+    return merged.to_bytes(size, "big")
+
+
+def check_life(life: object) -> float:
+    """Return the seconds until a run expires. Raises Misconfigured."""
+    if isinstance(life, bool) or not isinstance(life, int | float) or not 0 < life <= 10 * 365 * 86400:
+        raise Misconfigured(f"deadline is {life!r}: give seconds, more than 0 and at most ten years")
+    return float(life)
+
+
+def describe_tree(tree: Any) -> str:
+    """Return a name for a composed workflow: that of its first task."""
+    first = get_first_call(tree)
+    return "" if first is None else str(first.task.name)
+
+

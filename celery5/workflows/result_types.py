@@ -1,0 +1,59 @@
+"""The types of the results of workflows, as far as the annotations of their tasks say them."""
+
+from typing import Any, cast
+
+import msgspec
+from msgspec import Raw
+
+from celery5.errors import BadResult
+from celery5.workflows.tree import Call, Chain, Group, Map, Tree
+
+_LIST = msgspec.json.Decoder(list[Raw])
+
+
+class RunResultType:
+    """Decodes the result of a run; without a tree as plain JSON."""
+
+    def __init__(self, tree: Tree | None = None, task: Any = None) -> None:
+        self._tree = tree
+        # The task whose annotation says the type, in place of a tree.
+        self._task = task
+
+    def decode(self, raw: bytes) -> Any:
+        """Return a result. Raises BadResult when it does not fit the annotations."""
+        if self._task is not None:
+            return self._task.result_type.decode(raw)
+        if self._tree is None:
+            return msgspec.json.decode(raw)
+        return _decode(self._tree, raw)
+
+
+def _decode(tree: Tree, raw: bytes | Raw) -> Any:
+    while isinstance(tree, Chain):
+        tree = tree.steps[-1]
+    if isinstance(tree, Call):
+        options = tree.task.send_options
+        if options.dynamic or options.on_error == "continue":
+            return msgspec.json.decode(raw)
+        if bytes(raw) == b"null" and (options.ignore or options.on_error == "skip"):
+            return None
+        return tree.task.result_type.decode(raw)
+    try:
+        items = _LIST.decode(raw)
+    except msgspec.DecodeError as error:
+        raise BadResult(f"its result is no list: {error}") from None
+    if isinstance(tree, Map):
+        if tree.options.on_error == "continue" or tree.task.send_options.on_error == "continue":
+            return msgspec.json.decode(raw)
+        return [tree.task.result_type.decode(item) for item in items]
+    group: Group = cast("Group", tree)
+    if group.options.first:
+        return _decode_first(group, items)
+    if len(items) != len(group.members) or group.options.on_error == "continue":
+        return msgspec.json.decode(raw)
+    return [_decode(member, item) for member, item in zip(group.members, items, strict=True)]
+
+
+def _decode_first(group: Group, items: list[Raw]) -> Any:
+    """Return the value of the first member that succeeded: the others have none."""
+    return msgspec.json.decode(items[0]) if items else None

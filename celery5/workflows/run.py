@@ -1,0 +1,291 @@
+"""The handle of one run of a workflow."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+from msgspec import Raw
+
+from celery5.application import Application
+from celery5.broker.calls import workflows as calls
+from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.errors import (
+    BadResult,
+    ResultTimeout,
+    RunNotRetried,
+    TaskFailed,
+    WorkflowCancelled,
+    WorkflowExpired,
+    WorkflowFailed,
+)
+from celery5.protocol.job.arguments import encode_value
+from celery5.protocol.job.job import new_id
+from celery5.protocol.job.messages import Failure, read_document
+from celery5.protocol.workflows.member_ids import parse_member_id
+from celery5.protocol.workflows.status import RunState, RunStatus, make_status
+from celery5.results.job_location import wait_for_documents
+from celery5.workflows.graph import RunGraph, read_graph
+from celery5.workflows.result_types import RunResultType
+from celery5.workflows.values import RunValues
+
+R_co = TypeVar("R_co", covariant=True)
+_MISSING: Any = object()
+
+STATUS_FIELDS = (
+    "state",
+    "name",
+    "all",
+    "done",
+    "bad",
+    "skipped",
+    "active",
+    "held",
+    "created",
+    "ended",
+    "until",
+    "error",
+    "parent",
+    "undone",
+)
+
+
+class _RunDocument(msgspec.Struct, frozen=True):
+    """The document of a run that has ended."""
+
+    state: str
+    id: str
+    task: str = ""
+    value: Raw = Raw(b"null")
+    reason: str = ""
+    cause: Raw = Raw(b"null")
+
+
+_DOCUMENT = msgspec.json.Decoder(_RunDocument)
+
+
+class WorkflowRun(Generic[R_co]):
+    """The handle of a run. Keep its `id` to find it again with `app.workflows.find`."""
+
+    is_located = True
+
+    def __init__(
+        self,
+        app: Application,
+        id: str,  # noqa: A002  the field's own name
+        *,
+        home: str,
+        type: "RunResultType | None" = None,  # noqa: A002
+        is_new: bool = True,
+    ) -> None:
+        self.app: Application = app
+        self.id: str = id
+        # The queue where it lives.
+        self.queue: str = home
+        # Whether this call has started it: a run of the same id is started once.
+        self.is_new: bool = is_new
+        self._type = type or RunResultType()
+        self._value: Any = _MISSING
+
+    def __repr__(self) -> str:
+        return f"<WorkflowRun {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WorkflowRun) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def key(self) -> str:
+        """The key for the document of its end."""
+        return self.app.queue(self.queue).result(self.id)
+
+    @property
+    def _blocking(self) -> AwaitableConnections:
+        return BlockingConnections(self.app.connections)
+
+    def get(self, timeout: float | None = 10.0) -> R_co:
+        """Wait for the run to end and return its result. For plain Python.
+
+        Args:
+            timeout: Seconds to wait; None for ever. The run itself is not limited by it.
+
+        Raises:
+            WorkflowFailed: A node failed; the error has its task, attempt, worker and traceback.
+            WorkflowCancelled: The run was cancelled.
+            WorkflowExpired: The run did not end before its deadline.
+            ResultTimeout: The run has not ended in time.
+            ResultLost: The results have expired.
+        """
+        return run_blocking(self._get(self._blocking, timeout))
+
+    async def aget(self, timeout: float | None = 10.0) -> R_co:
+        """`get`, from Trio or asyncio."""
+        return await self._get(self.app.connections, timeout)
+
+    async def _get(self, connections: AwaitableConnections, timeout: float | None) -> R_co:
+        if self._value is _MISSING:
+            documents = await wait_for_documents(self.app, connections, [self], timeout=timeout)
+            if self.key not in documents:
+                state = (await self._status(connections)).state.value
+                raise ResultTimeout(f"run {self.id}: no result after {timeout} s; it is {state}")
+            document = _DOCUMENT.decode(documents[self.key])
+            if document.state != "SUCCESS":
+                raise make_run_error(document)
+            value = bytes(document.value)
+            if document.reason == "stored":
+                values = RunValues(await connections.get_async_driver(), self.app.queue(self.queue))
+                value = await values.make_result(self.id)
+            try:
+                self._value = self._type.decode(value)
+            except BadResult as error:
+                raise BadResult(f"run {self.id} succeeded, but {error}") from None
+        return cast("R_co", self._value)
+
+    def status(self) -> RunStatus:
+        """Return the state of the run and how many of its nodes are in which state. For plain Python."""
+        return run_blocking(self._status(self._blocking))
+
+    async def astatus(self) -> RunStatus:
+        """`status`, from Trio or asyncio."""
+        return await self._status(self.app.connections)
+
+    async def _status(self, connections: AwaitableConnections) -> RunStatus:
+        redis = await connections.get_async_driver()
+        fields = await redis.perform(
+            calls.read_run(self.app.queue(self.queue), self.id, STATUS_FIELDS)
+        )
+        return make_status(self.id, self.queue, fields)
+
+    def cancel(self) -> bool:
+        """Cancel the run: nothing of it begins any more, what runs is revoked. For plain Python.
+
+        Returns:
+            True when it was live; False when it had ended before, or is not known.
+        """
+        return run_blocking(self._cancel(self._blocking))
+
+    async def acancel(self) -> bool:
+        """`cancel`, from Trio or asyncio."""
+        return await self._cancel(self.app.connections)
+
+    async def _cancel(self, connections: AwaitableConnections) -> bool:
+        before = (await self._status(connections)).state
+        if before not in (RunState.RUNNING, RunState.HELD):
+            return False
+        return (await self._apply(connections, ["cancel", self.id]))[0] in (b"C", b"Uc")
+
+    def retry(self) -> None:
+        """Start the nodes that have failed again, and what depends on them; what has succeeded stays. For plain Python.
+
+        Raises:
+            RunNotRetried: It has not failed, its jobs have not all ended yet, or it was undone.
+        """
+        run_blocking(self._retry(self._blocking))
+
+    async def aretry(self) -> None:
+        """`retry`, from Trio or asyncio."""
+        await self._retry(self.app.connections)
+
+    async def _retry(self, connections: AwaitableConnections) -> None:
+        first = 0
+        while True:
+            reply = int((await self._apply(connections, ["again", self.id, first]))[0])
+            if reply == 0:
+                self._value = _MISSING
+                return
+            if reply < 0:
+                raise RunNotRetried(f"run {self.id} {_NOT_RETRIED[reply]}")
+            first = reply
+
+    def signal(self, name: str, value: object = None, *, id: str | None = None) -> bool:  # noqa: A002
+        """Give a value to the node that waits for a signal of that name. For plain Python.
+
+        A signal that comes early is kept; each is consumed once.
+
+        Args:
+            id: What makes it the same signal when it is sent again.
+
+        Returns:
+            False when the run has ended, or is not known.
+
+        Raises:
+            RunNotRetried: Too many signals of that name are kept.
+        """
+        return run_blocking(self._signal(self._blocking, name, value, id))
+
+    async def asignal(self, name: str, value: object = None, *, id: str | None = None) -> bool:  # noqa: A002
+        """`signal`, from Trio or asyncio."""
+        return await self._signal(self.app.connections, name, value, id)
+
+    async def _signal(
+        self, connections: AwaitableConnections, name: str, value: object, signal_id: str | None
+    ) -> bool:
+        text = encode_value(value).decode()
+        reply = int((await self._apply(connections, ["signal", self.id, name, text, signal_id or new_id()]))[0])
+        return reply == 1
+
+    def graph(self) -> RunGraph:
+        """Return the graph of the run with the states of its nodes. For plain Python."""
+        return run_blocking(self._graph(self._blocking))
+
+    async def agraph(self) -> RunGraph:
+        """`graph`, from Trio or asyncio."""
+        return await self._graph(self.app.connections)
+
+    async def _graph(self, connections: AwaitableConnections) -> RunGraph:
+        return await read_graph(await connections.get_async_driver(), self.app.queue(self.queue), self.id)
+
+    async def _apply(self, connections: AwaitableConnections, record: Sequence[Any]) -> list[Any]:
+        """Apply a record at the home of the run. Returns the replies."""
+        redis = await connections.get_async_driver()
+        advance = calls.advance(self.app.queue(self.queue), [record], ttl=self.app.settings.results_ttl)
+        return (await redis.perform(advance)).replies
+
+
+_NOT_RETRIED: Mapping[int, str] = {
+    -1: "has not failed",
+    -2: "is still stopping: its jobs have not all ended; try again",
+    -3: "was undone: start a new one",
+    -4: "is not known",
+}
+
+
+def make_run_error(document: _RunDocument) -> TaskFailed:
+    """Return the error for a run that did not succeed: that of the innermost job that failed."""
+    kind = {"REVOKED": WorkflowCancelled, "EXPIRED": WorkflowExpired}.get(document.state, WorkflowFailed)
+    if kind is not WorkflowFailed:
+        return kind(job_id=document.id, task=document.task, type=kind.__name__, message=document.state.lower())
+    cause = bytes(document.cause)
+    while (inner := _read_inner(cause)) is not None:
+        cause = inner
+    job = read_document(cause) if cause != b"null" and b'"id"' in cause else None
+    failure = (job.failure if job else None) or Failure(
+        type=job.state.title() if job else "Failed", message=(job.reason if job else "") or "a node did not succeed"
+    )
+    member = parse_member_id(job.id) if job else None
+    error = kind(
+        job_id=job.id if job else document.id,
+        task=(job.task if job else "") or document.task,
+        type=failure.type,
+        message=failure.message,
+        error_args=failure.args,
+        traceback=failure.traceback,
+        attempt=job.attempt if job else 1,
+        worker=job.worker if job else "",
+        reason=f"workflow {document.task or document.id} failed",
+    )
+    error.run, error.node = document.id, member.node if member else None
+    return error
+
+
+def _read_inner(cause: bytes) -> bytes | None:
+    """Return the cause of a run that failed in the place of a node; None for a job."""
+    try:
+        inner = msgspec.json.decode(cause, type=dict[str, Raw])
+    except msgspec.DecodeError:
+        return None
+    for name in ("cause", "error"):
+        if name in inner and bytes(inner[name]) != b"null":
+            return bytes(inner[name])
+    return None

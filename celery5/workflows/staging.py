@@ -1,0 +1,168 @@
+"""Publish a run: its plan and the items of its maps first, in portions that may be sent again, then its start.
+
+Nothing of a run is live before its start. What is published and not started is gone after two minutes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from celery5.broker.calls import workflows as calls
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BadArguments, CeleryError
+from celery5.workflows.compiler import Compiled, Source
+
+ITEMS_PER_TRIP = 1000
+"""Items in one portion."""
+PORTIONS_PER_WRITE = 8
+"""Portions that are sent in one write, so that the answers are not waited for one by one."""
+BYTES_PER_TRIP = 1024 * 1024
+"""Bytes of items in one portion, unless one item alone has more."""
+NODES_PER_TRIP = 200
+"""Nodes of a plan in one portion."""
+
+
+class StagingLost(CeleryError):
+    """What was published of a run was lost before it was started: Redis lost data, or it took too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTerms:
+    """What a run is started with."""
+
+    run_id: str
+    # The name of the workflow, for people.
+    name: str
+    # Seconds until it expires.
+    life: float
+    # The trace context; '' for none.
+    trace: str = ""
+    # The arguments of the run, as JSON, by parameter.
+    inputs: Mapping[str, bytes] | None = None
+
+
+async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: RunTerms) -> list[Any] | None:
+    """Publish what a run needs. Returns the record that starts it; None when a run of the id is there already.
+
+    Raises:
+        BadArguments: An item does not fit the task.
+        StagingLost: Redis lost what was published before.
+    """
+    plan = compiled.plan
+    digest = plan.digest
+    fields = {str(number): node for number, node in enumerate(plan.nodes)}
+    fields["maps"] = msgspec.msgpack.encode(plan.maps)
+    names = list(fields)
+    for first in range(0, len(names), NODES_PER_TRIP):
+        portion = {name: fields[name] for name in names[first : first + NODES_PER_TRIP]}
+        await redis.perform(calls.define_plan(keys, digest, portion))
+    for source in compiled.sources:
+        if not await _stage_items(redis, keys, source, terms.run_id):
+            return None
+    return make_start(compiled, terms, digest)
+
+
+def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> list[Any]:
+    """Return the record that starts a run."""
+    plan = compiled.plan
+    fields: dict[str, Any] = {
+        "def": digest,
+        "name": terms.name,
+        "life": int(terms.life * 1000),
+        "end": plan.end,
+        "size": len(plan.nodes),
+        "all": plan.size,
+    }
+    if terms.trace:
+        fields["tail"] = f',"trace":{msgspec.json.encode(terms.trace).decode()}'
+    for name, raw in (terms.inputs or {}).items():
+        fields[f"v{plan.inputs[name]}"] = raw.decode()
+    return ["start", terms.run_id, fields, list(plan.roots), list(plan.maps)]
+
+
+async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: Source, run_id: str) -> bool:
+    """Publish the items of one map. Returns False when the run is live already."""
+    before = 0
+    pending: list[Any] = []
+    for portion in split_items(encode_items(source)):
+        pending.append(calls.stage_items(keys, run_id, source.node, before, portion))
+        before += len(portion)
+        if len(pending) == PORTIONS_PER_WRITE:
+            if not _check_staged(await redis.perform_all(pending)):
+                return False
+            pending.clear()
+    return not pending or _check_staged(await redis.perform_all(pending))
+
+
+def _check_staged(replies: Iterable[int]) -> bool:
+    for reply in replies:
+        if reply == -1:
+            return False
+        if reply == -2:
+            raise StagingLost("the items of a map were lost before the run was started: start it again")
+    return True
+
+
+def split_items(items: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield items in portions of ITEMS_PER_TRIP, or of fewer when they are large."""
+    portion: list[bytes] = []
+    size = 0
+    for item in items:
+        if portion and (len(portion) == ITEMS_PER_TRIP or size + len(item) > BYTES_PER_TRIP):
+            yield portion
+            portion, size = [], 0
+        portion.append(item)
+        size += len(item)
+    if portion:
+        yield portion
+
+
+def encode_items(source: Source) -> Iterator[bytes]:
+    """Yield the texts that stand for the item of a map in its messages. Raises BadArguments."""
+    if source.map.chunk is None:
+        for item in _check_items(source):
+            yield _encode_item(source, item)
+        return
+    chunk: list[bytes] = []
+    for item in _check_items(source):
+        chunk.append(b"[" + _encode_item(source, item) + b"]")
+        if len(chunk) == source.map.chunk:
+            yield b",".join(chunk)
+            chunk = []
+    if chunk:
+        yield b",".join(chunk)
+
+
+def _check_items(source: Source) -> Iterable[Any]:
+    items = source.map.items
+    if items is None or isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise BadArguments(f"{source.map.task.name}.map takes an iterable, got {items!r}")
+    return items
+
+
+def _encode_item(source: Source, item: Any) -> bytes:
+    task: Any = source.map.task
+    if isinstance(item, Raw):  # the result of a job: its worker has encoded it, the members decode it
+        raw = bytes(item)
+        if source.map.star:
+            if not raw.startswith(b"["):
+                raise BadArguments(f"{task.name}.starmap takes lists of arguments, got {raw[:80].decode()}")
+            raw = raw[1:-1]
+        args: tuple[Any, ...] | None = None
+    else:
+        if source.map.star and isinstance(item, str | bytes):
+            raise BadArguments(f"{task.name}.starmap takes tuples of arguments, got {item!r}")
+        args = tuple(item) if source.map.star else (item,)
+        raw = bytes(task.parameters.encode(args, {})[0])[1:-1]
+    if not source.is_keyed:
+        return raw
+    keys = ("", "")
+    if args is not None:
+        keys = task.limits.make_keys(args, {})
+    pairs = zip(("concurrency_key", "fair_key"), keys, strict=True)
+    words = "".join(f',"{name}":{msgspec.json.encode(key).decode()}' for name, key in pairs if key)
+    return b'"args":[' + raw + b"]" + words.encode()

@@ -1,0 +1,159 @@
+"""Read the values of a run: results of nodes, of the members of maps, and what is made of them."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from celery5.broker.calls import workflows as calls
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import QueueKeys
+from celery5.errors import ResultLost
+from celery5.protocol.workflows.plan import (
+    Expression,
+    Fields,
+    First,
+    Items,
+    Known,
+    Ref,
+    decode_expression,
+    find_refs,
+)
+
+T = TypeVar("T")
+
+BUCKET = 128
+"""Results of a map in one hash, as `advance.lua` keeps them."""
+BUCKETS_PER_TRIP = 64
+"""Hashes that are read in one trip."""
+MAX_DEPTH = 200
+"""Runs that stand in the place of a node of another one, inside each other."""
+
+_RAW_LIST = msgspec.json.Decoder(list[Raw])
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+
+
+class Outcome(msgspec.Struct, Generic[T], frozen=True):
+    """How a node with `on_error="continue"` has ended: what depends on it gets this in place of the value."""
+
+    # SUCCESS, or the state in which it ended otherwise.
+    state: str
+    # The value of a success.
+    value: T | None = None
+    # The document of the job that failed: `failure` has type, message and traceback.
+    error: dict[str, Any] | None = None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the node has succeeded."""
+        return self.state == "SUCCESS"
+
+
+class RunValues:
+    """Reads values of runs that live at one queue."""
+
+    def __init__(self, redis: AsyncDriver, keys: QueueKeys) -> None:
+        self._redis = redis
+        self._keys = keys
+
+    async def read_node(self, run_id: str, node: int) -> dict[str, Any]:
+        """Return a node of the plan of a run. Raises ResultLost when Redis does not have it any more."""
+        run = await self._redis.perform(calls.read_run(self._keys, run_id, ["def"]))
+        if "def" not in run:
+            raise ResultLost(f"run {run_id}: it is not known any more")
+        found = await self._redis.perform(calls.read_plan(self._keys, run["def"].decode(), [str(node)]))
+        if str(node) not in found:
+            raise ResultLost(f"run {run_id}: its plan is not known any more")
+        return msgspec.msgpack.decode(found[str(node)], type=dict[str, Any])
+
+    async def make(self, run_id: str, expression: Expression, depth: int = 0) -> bytes:
+        """Return the value of an expression as JSON. Raises ResultLost."""
+        return (await self.make_all(run_id, [expression], depth))[0]
+
+    async def make_all(
+        self, run_id: str, expressions: Sequence[Expression], depth: int = 0
+    ) -> list[bytes]:
+        """Return the values of expressions as JSON. Raises ResultLost."""
+        nodes = sorted({ref.node for expression in expressions for ref in find_refs(expression)})
+        values = await self._read_values(run_id, nodes, depth)
+        return [_assemble(expression, values) or b"null" for expression in expressions]
+
+    async def make_result(self, run_id: str, depth: int = 0) -> bytes:
+        """Return the result of a run that has succeeded, as JSON. Raises ResultLost."""
+        run = await self._redis.perform(calls.read_run(self._keys, run_id, ["end"]))
+        if "end" not in run:
+            raise ResultLost(f"run {run_id}: it is not known any more")
+        node = await self.read_node(run_id, int(run["end"]))
+        return await self.make(run_id, decode_expression(node["a"]["value"]), depth)
+
+    async def iterate_map(self, run_id: str, node: int) -> AsyncIterator[bytes]:
+        """Yield the results of the members of a map, in order, without those that were left out."""
+        run = await self._redis.perform(calls.read_run(self._keys, run_id, [f"t{node}"]))
+        total = int(run.get(f"t{node}", b"0"))
+        is_chunked = bool((await self.read_node(run_id, node)).get("chunk"))
+        buckets = range(-(-total // BUCKET))
+        for first in range(0, len(buckets), BUCKETS_PER_TRIP):
+            part = buckets[first : first + BUCKETS_PER_TRIP]
+            read = [calls.read_bucket(self._keys, run_id, node, bucket) for bucket in part]
+            for results in await self._redis.perform_all(read):
+                for position in sorted(results):
+                    if not is_chunked:
+                        yield results[position]
+                        continue
+                    for item in _RAW_LIST.decode(results[position]):
+                        yield bytes(item)
+
+    async def _read_values(self, run_id: str, nodes: Sequence[int], depth: int) -> dict[int, bytes]:
+        values: dict[int, bytes] = {}
+        for first in range(0, len(nodes), 500):
+            names = [f"v{node}" for node in nodes[first : first + 500]]
+            found = await self._redis.perform(calls.read_run(self._keys, run_id, names))
+            values.update({int(name[1:]): value for name, value in found.items()})
+        for node, value in values.items():
+            if value.startswith((b'{"$map":', b'{"$run":')):
+                values[node] = await self._follow(run_id, value, depth)
+        return values
+
+    async def _follow(self, run_id: str, value: bytes, depth: int) -> bytes:
+        """Return what a value stands for that is kept elsewhere."""
+        if depth > MAX_DEPTH:
+            raise ResultLost(f"run {run_id}: workflows in place of jobs are nested deeper than {MAX_DEPTH}")
+        kept = msgspec.json.decode(value)
+        if "$run" in kept:
+            return await self.make_result(kept["$run"], depth + 1)
+        return b"[" + b",".join([item async for item in self.iterate_map(run_id, kept["$map"])]) + b"]"
+
+
+def _assemble(expression: Expression, values: Mapping[int, bytes]) -> bytes | None:
+    """Return the JSON of an expression; None for a node that was skipped."""
+    match expression:
+        case Known(raw):
+            return raw
+        case Ref(node, path):
+            value = values.get(node)
+            return value if value is None or not path else pick(value, path)
+        case First(choices):
+            values_made = (_assemble(choice, values) for choice in choices)
+            return next((value for value in values_made if value is not None), None)
+        case Items(items):
+            made = [_assemble(item, values) for item in items]
+            return b"[" + b",".join(item for item in made if item is not None) + b"]"
+        case Fields(fields):
+            pairs = [
+                msgspec.json.encode(name) + b":" + (_assemble(value, values) or b"null")
+                for name, value in fields.items()
+            ]
+            return b"{" + b",".join(pairs) + b"}"
+
+
+def pick(value: bytes, path: Sequence[str | int]) -> bytes:
+    """Return what is at a path in JSON. Raises ResultLost when there is nothing."""
+    raw = Raw(value)
+    for step in path:
+        try:
+            raw = _RAW_LIST.decode(raw)[step] if isinstance(step, int) else _RAW_FIELDS.decode(raw)[step]
+        except (msgspec.DecodeError, KeyError, IndexError):
+            shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+            raise ResultLost(f"the result has nothing at {shown}") from None
+    return bytes(raw)

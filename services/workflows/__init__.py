@@ -1,0 +1,1 @@
+"""Move runs of workflows on."""

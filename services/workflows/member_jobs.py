@@ -1,0 +1,179 @@
+"""Run the jobs of workflows whose message does not have all that they need.
+
+A member's message has its arguments, as any job's has. Only where they are too many, or lie deep in other results, the
+worker reads them when the job runs. It also makes a map of a result, runs the items of a chunk, and publishes the workflow
+that a dynamic job returns.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from celery5.app import App
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BadArguments, BrokerError, CeleryError, Misconfigured, ResultLost
+from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.job.job import derive_job_id
+from celery5.protocol.job.messages import Command, Failure
+from celery5.protocol.job.verdict import Outcome, PermanentFailure, Reason, Returned
+from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
+from celery5.protocol.workflows.plan import DEFAULT_LIFE, decode_expression
+from celery5.runners.outcome import get_error_outcome
+from celery5.runners.running_job import RunningJob
+from celery5.services.worker.concurrency_budget import Runner
+from celery5.tasks.task import Task
+from celery5.workflows.compiler import CHUNK, EXPAND, compile_workflow
+from celery5.workflows.compose import Composed, check_workflow
+from celery5.workflows.staging import RunTerms, stage
+from celery5.workflows.tree import GroupOptions, Map, Tree
+from celery5.workflows.values import RunValues
+
+_RAW_LIST = msgspec.json.Decoder(list[Raw])
+
+
+class MemberJobs:
+    """Prepares jobs of workflows, and publishes the workflows that they return."""
+
+    def __init__(self, *, app: App) -> None:
+        self._app = app
+
+    async def run(
+        self, delivery: Delivery, command: Command, member: MemberId, task: Task[..., Any], runner: Runner, running_job: RunningJob
+    ) -> Outcome:
+        """Run one member of a workflow whose message says how, or that may return a workflow."""
+        try:
+            if command.flow == EXPAND:
+                return await self._expand(delivery, member, task)
+            raw_args, raw_kwargs = await self._read_arguments(delivery, command, member)
+            if command.flow == CHUNK:
+                return await self._run_chunk(raw_args, task, runner, running_job)
+            args, kwargs = task.parameters.decode(raw_args, raw_kwargs)
+        except BadArguments as error:
+            return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
+        except ResultLost as error:
+            return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="ResultLost", message=str(error)))
+        except Misconfigured as error:
+            return PermanentFailure(Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error)))
+        except (BrokerError, CeleryError) as error:
+            return get_error_outcome(error)
+        return await self._run_function(delivery, member, task, runner, running_job, args, kwargs)
+
+    async def _run_function(
+        self,
+        delivery: Delivery,
+        member: MemberId,
+        task: Task[..., Any],
+        runner: Runner,
+        running_job: RunningJob,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Outcome:
+        returned: list[Composed] = []
+        function = _catch_workflow(task.function, returned) if task.send_options.dynamic else task.function
+        outcome = await runner.execute(function, args, kwargs, running_job)
+        if not returned or type(outcome) is not Returned:
+            return outcome
+        try:
+            await self._publish(delivery, member, check_workflow(returned[0]).tree)
+        except Misconfigured as error:
+            return PermanentFailure(Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error)))
+        except Exception as error:
+            return get_error_outcome(error)
+        return outcome
+
+    def _keys(self, delivery: Delivery, member: MemberId) -> QueueKeys:
+        return self._app.queue(member.home or delivery.queue)
+
+    async def _read_arguments(
+        self, delivery: Delivery, command: Command, member: MemberId
+    ) -> tuple[Raw, Raw]:
+        """Return the arguments of a job: those of its message, or those that its plan names."""
+        if command.flow in ("", CHUNK):
+            return command.args, command.kwargs
+        redis = await self._app.connections.get_async_driver()
+        values = RunValues(redis, self._keys(delivery, member))
+        arguments = (await values.read_node(member.run, member.node))["a"]
+        names = list(arguments.get("kwargs", {}))
+        expressions = [decode_expression(plain) for plain in arguments["args"]]
+        expressions += [decode_expression(arguments["kwargs"][name]) for name in names]
+        made = await values.make_all(member.run, expressions)
+        count = len(arguments["args"])
+        pairs = zip(names, made[count:], strict=True)
+        fields = [msgspec.json.encode(name) + b":" + value for name, value in pairs]
+        return Raw(b"[" + b",".join(made[:count]) + b"]"), Raw(b"{" + b",".join(fields) + b"}")
+
+    async def _run_chunk(
+        self, raw_args: Raw, task: Task[..., Any], runner: Runner, running_job: RunningJob
+    ) -> Outcome:
+        """Run the function for each item, one after another; the result is the list of the results."""
+        results: list[bytes] = []
+        for raw in _RAW_LIST.decode(raw_args):
+            args, kwargs = task.parameters.decode(raw, Raw(b"{}"))
+            outcome = await runner.execute(task.function, args, kwargs, running_job)
+            if type(outcome) is not Returned:
+                return outcome
+            results.append(outcome.value)
+        return Returned(b"[" + b",".join(results) + b"]")
+
+    async def _expand(self, delivery: Delivery, member: MemberId, task: Task[..., Any]) -> Outcome:
+        """Make a map of the result of the step before."""
+        redis = await self._app.connections.get_async_driver()
+        values = RunValues(redis, self._keys(delivery, member))
+        node = await values.read_node(member.run, member.node)
+        (items,) = await values.make_all(member.run, [decode_expression(node["a"]["args"][0])])
+        try:
+            listed = _RAW_LIST.decode(items)
+        except msgspec.DecodeError:
+            shown = items[:80].decode(errors="replace")
+            raise BadArguments(f"{task.name}.map() takes a list from the step before it, got {shown}") from None
+        tree = Map(
+            task=task,
+            items=listed,
+            star=node.get("name") == "starmap",
+            chunk=node.get("chunk"),
+            at_once=node.get("w"),
+            options=GroupOptions(need=node.get("q"), on_error=None if node.get("o") in (None, "count", "apart") else node["o"]),
+        )
+        await self._publish(delivery, member, tree)
+        return Returned(b"null")
+
+    async def _publish(self, delivery: Delivery, member: MemberId, tree: Tree) -> None:
+        """Publish a workflow beside the run. The settlement of this delivery makes it live, and nothing else does."""
+        keys = self._keys(delivery, member)
+        compiled = compile_workflow(tree, home=keys.queue)
+        run_id = derive_job_id(member.frame, delivery.queue, delivery.entry.decode())
+        terms = RunTerms(run_id=run_id, name=f"{member.frame}", life=DEFAULT_LIFE)
+        record = await stage(await self._app.connections.get_async_driver(), keys, compiled, terms)
+        if record is None:
+            raise CeleryError(f"run {run_id} is live already")
+        delivery.set_workflow(msgspec.msgpack.encode(record))
+
+
+def _catch_workflow(function: Callable[..., Any], returned: list[Composed]) -> Callable[..., Any]:
+    """Return a function that keeps a workflow that `function` returns, and returns None then."""
+
+    def keep(result: Any) -> Any:
+        if not isinstance(result, Composed):
+            return result
+        returned.append(result)
+        return None
+
+    async def wait(*args: Any, **kwargs: Any) -> Any:
+        return keep(await function(*args, **kwargs))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return keep(function(*args, **kwargs))
+
+    return wait if inspect.iscoroutinefunction(function) else call
+
+
+def needs_preparing(command: Command, task: Task[..., Any]) -> MemberId | None:
+    """Return the parts of the id of a member that `MemberJobs` runs; None for any other job."""
+    if not command.flow and not task.send_options.dynamic:
+        return None
+    return parse_member_id(command.id)
+
+

@@ -1,0 +1,248 @@
+"""Move the runs of workflows on whose home is a queue of this worker, and send what they have for other queues.
+
+A run is changed by one script only, `advance.lua`. It is called in the trip that settles members of runs, and here until
+nothing is left. What it cannot do in the slot of its queue it puts into an outbox: jobs of other queues, what has ended for
+runs of other queues, jobs to revoke. A worker takes an entry, performs it and removes it; when the worker dies, another one
+takes it. Each entry may be performed twice: a job is published once for its id, a node ends once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from celery5.broker.calls import workflows as calls
+from celery5.broker.calls.leases import HeartbeatReply
+from celery5.broker.calls.workflows import Advance, OutboxEntry
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BrokerError, BrokerReplied, CeleryError
+from celery5.logs.log import Log
+from celery5.protocol.job.job import Job
+
+OUTBOX_BATCH = 100
+"""Entries of the outbox in one call."""
+STALE_AFTER = 5.0
+"""Seconds after which an entry that a worker has taken is taken by another one: the worker has died, or is stuck."""
+RETRY_INTERVAL = 0.5
+"""Seconds until another try, while a broker is unreachable."""
+
+
+class RunApplication(Protocol):
+    """The application, as far as its runs need it."""
+
+    async def asend_jobs(self, jobs: Sequence[Job]) -> Any:
+        """Send jobs that were made before."""
+        ...
+
+    @property
+    def workflows(self) -> Any:
+        """Its workflows."""
+        ...
+
+
+class RunProgress:
+    """What waits to be done for the runs of each queue of this worker."""
+
+    def __init__(self) -> None:
+        self._records: set[str] = set()
+        self._outboxes: set[str] = set()
+        self._stale: set[str] = set()
+        self._changed = trio.Event()
+
+    def note_records(self, queue: str) -> None:
+        """Note that records wait to be applied."""
+        self._records.add(queue)
+        self._changed.set()
+
+    def note_advance(self, queue: str, advance: Advance) -> None:
+        """Note what a call has left to do."""
+        if advance.left:
+            self._records.add(queue)
+        if advance.outbox:
+            self._outboxes.add(queue)
+        if advance.left or advance.outbox:
+            self._changed.set()
+
+    def note_outbox(self, queue: str, *, is_stale: bool = False) -> None:
+        """Note that entries wait in the outbox; `is_stale` when a worker may have left them."""
+        self._outboxes.add(queue)
+        if is_stale:
+            self._stale.add(queue)
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Wait until there is something to do."""
+        await self._changed.wait()
+        self._changed = trio.Event()
+
+    def take_records(self) -> list[str]:
+        """Return the queues with records, and forget them."""
+        queues = sorted(self._records)
+        self._records.clear()
+        return queues
+
+    def take_outboxes(self) -> list[tuple[str, bool]]:
+        """Return the queues with entries in their outbox, and whether some may be stale, and forget them."""
+        queues = [(queue, queue in self._stale) for queue in sorted(self._outboxes)]
+        self._outboxes.clear()
+        self._stale.clear()
+        return queues
+
+
+class RunRelay:
+    """Does what `RunProgress` notes."""
+
+    def __init__(
+        self,
+        *,
+        app: RunApplication,
+        redis: AsyncDriver,
+        consumed: Sequence[QueueKeys],
+        run_progress: RunProgress,
+        worker: str,
+        results_ttl: float,
+        log: Log,
+    ) -> None:
+        self._app = app
+        self._redis = redis
+        self._queues: Mapping[str, QueueKeys] = {keys.queue: keys for keys in consumed}
+        self._progress = run_progress
+        self._worker = worker
+        self._ttl = results_ttl
+        self._log = log
+        self._is_failing = False
+
+    def on_heartbeat(self, keys: QueueKeys, reply: HeartbeatReply) -> None:
+        """Take the reply to a heartbeat: what a worker that died has left is done here."""
+        if reply.run_records:
+            self._progress.note_records(keys.queue)
+        if reply.run_outbox:
+            self._progress.note_outbox(keys.queue, is_stale=True)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Move runs on until cancelled."""
+        task_status.started()
+        while True:
+            await self._progress.wait()
+            failed = False
+            for queue in self._progress.take_records():
+                failed = not await self._attempt(queue, self._advance) or failed
+            for queue, is_stale in self._progress.take_outboxes():
+                if is_stale:
+                    failed = not await self._attempt(queue, self._send_stale) or failed
+                failed = not await self._attempt(queue, self._send) or failed
+            if failed:
+                await trio.sleep(RETRY_INTERVAL)
+
+    async def _attempt(self, queue: str, action: Any) -> bool:
+        """Do something for a queue; when that fails, note it again. Returns whether it was done."""
+        try:
+            await action(self._queues[queue])
+        except (BrokerError, CeleryError) as error:
+            if not self._is_failing:
+                self._log.event("workflow:interrupted", "warning", queue=queue, why=str(error))
+            self._is_failing = True
+            self._progress.note_records(queue)
+            self._progress.note_outbox(queue, is_stale=True)
+            return False
+        self._is_failing = False
+        return True
+
+    async def _advance(self, keys: QueueKeys) -> None:
+        """Apply all records of a queue."""
+        while True:
+            advance = await self._redis.perform(calls.advance(keys, ttl=self._ttl))
+            if advance.outbox:
+                self._progress.note_outbox(keys.queue)
+            if not advance.left:
+                return
+
+    async def _send_stale(self, keys: QueueKeys) -> None:
+        """Perform the entries that another worker has left."""
+        try:
+            entries = await self._redis.perform(
+                calls.claim_outbox(keys, self._worker, idle=STALE_AFTER, count=OUTBOX_BATCH)
+            )
+        except BrokerReplied as error:
+            if "NOGROUP" not in str(error) and "no such key" not in str(error).lower():
+                raise
+            return
+        await self._perform(keys, entries)
+
+    async def _send(self, keys: QueueKeys) -> None:
+        """Perform the entries of an outbox."""
+        while entries := await self._read(keys):
+            await self._perform(keys, entries)
+
+    async def _read(self, keys: QueueKeys) -> list[OutboxEntry]:
+        read = calls.read_outbox(keys, self._worker, count=OUTBOX_BATCH)
+        try:
+            return await self._redis.perform(read)
+        except BrokerReplied as error:
+            if "NOGROUP" not in str(error):
+                raise
+        try:
+            await self._redis.perform(calls.create_outbox(keys))
+        except BrokerReplied as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        return await self._redis.perform(read)
+
+    async def _perform(self, keys: QueueKeys, entries: Sequence[OutboxEntry]) -> None:
+        """Perform entries, and remove them."""
+        if not entries:
+            return
+        by_home: dict[str, list[bytes]] = {}
+        jobs: list[Job] = []
+        for entry in entries:
+            fields = entry.fields
+            if "record" in fields:
+                by_home.setdefault(fields["home"].decode(), []).append(fields["record"])
+            elif "job" in fields:
+                jobs.append(_make_job(fields))
+            elif "revoke" in fields:
+                await self._app.workflows.revoke_members(keys.queue, entry.fields)
+        for home, records in by_home.items():
+            await self._app.workflows.apply(home, [msgspec.msgpack.decode(record) for record in records])
+        if jobs:
+            await self._publish(keys, jobs)
+        for call in calls.remove_from_outbox(keys, [entry.id for entry in entries]):
+            await self._redis.perform(call)
+
+    async def _publish(self, keys: QueueKeys, jobs: Sequence[Job]) -> None:
+        """Publish jobs of other queues, and of keys. One whose key another job has is rejected."""
+        results = await self._app.asend_jobs(jobs)
+        rejected = [
+            ["end", job.id, "REJECTED", _make_rejection(job)]
+            for job, result in zip(jobs, results, strict=True)
+            if result.duplicate
+        ]
+        if rejected:
+            self._progress.note_advance(
+                keys.queue, await self._redis.perform(calls.advance(keys, rejected, ttl=self._ttl))
+            )
+
+
+def _make_job(fields: Mapping[str, bytes]) -> Job:
+    def text(name: str) -> str:
+        return fields.get(name, b"").decode(errors="replace")
+
+    return Job(
+        text("job"),
+        text("task"),
+        text("queue"),
+        fields["message"],
+        text("at"),
+        False,
+        text("lock"),
+        float(text("unique_for")) if text("unique_for") else None,
+        lane=text("lane"),
+    )
+
+
+def _make_rejection(job: Job) -> str:
+    return msgspec.json.encode(
+        {"v": 1, "id": job.id, "task": job.task, "state": "REJECTED", "reason": "another job has its key"}
+    ).decode()
