@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from celery5.runners.context import current_job
     from celery5.scheduling.declaration import at, cron, every
     from celery5.tasks.sections import optional, poisonous, retry
+    from celery5.workflows.compose import Workflow, chain, chord, first, fork, group
 
 __version__ = "0.1.0"
 
@@ -53,15 +54,21 @@ __all__ = [
     "TaskFailed",
     "TaskRevoked",
     "TimeLimitExceeded",
+    "Workflow",
     "agather",
     "arevoke",
     "at",
+    "chain",
+    "chord",
     "cron",
     "current_job",
     "default_app",
     "event",
     "every",
+    "first",
+    "fork",
     "gather",
+    "group",
     "optional",
     "poisonous",
     "retry",
@@ -91,15 +98,21 @@ _MODULES = {
     "TaskFailed": "celery5.errors",
     "TaskRevoked": "celery5.errors",
     "TimeLimitExceeded": "celery5.errors",
+    "Workflow": "celery5.workflows.compose",
     "agather": "celery5.results.async_result",
     "arevoke": "celery5.results.async_result",
     "at": "celery5.scheduling.declaration",
+    "chain": "celery5.workflows.compose",
+    "chord": "celery5.workflows.compose",
     "cron": "celery5.scheduling.declaration",
     "current_job": "celery5.runners.context",
     "default_app": "celery5.app",
     "event": "celery5.app",
     "every": "celery5.scheduling.declaration",
+    "first": "celery5.workflows.compose",
+    "fork": "celery5.workflows.compose",
     "gather": "celery5.results.async_result",
+    "group": "celery5.workflows.compose",
     "optional": "celery5.tasks.sections",
     "poisonous": "celery5.tasks.sections",
     "retry": "celery5.tasks.sections",

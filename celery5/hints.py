@@ -8,7 +8,7 @@ explain all of them; a test checks that each name is on its page.
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from celery5.protocol.similar_names import did_you_mean
 
@@ -399,20 +399,3 @@ def refuse_old_module(name: str) -> None:
     package, _, module = name.partition(".")
     if package == "celery5" and (instead := find_hint("module", module.partition(".")[0])):
         raise ModuleNotFoundError(f"No module named {name!r}{instead}", name=name)
-
-
-class CanvasHints:
-    """Raises errors with hints for the operations of Celery's canvas that a signature does not have."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:  # a type checker knows the attributes
-
-        def __getattr__(self, name: str) -> Any:
-            raise make_attribute_error("signature", self, name)
-
-        def __or__(self, _other: object) -> Any:
-            raise TypeError(f"signatures make no chains{find_hint('module', 'chain')}")
-
-        def __call__(self, *_args: object, **_kwargs: object) -> Any:
-            raise TypeError("a signature is sent, not called: write .delay(), or app.send_many([...])")

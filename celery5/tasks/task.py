@@ -3,10 +3,11 @@
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
+    Concatenate,
     Generic,
     Literal,
     ParamSpec,
@@ -15,6 +16,7 @@ from typing import (
     TypeVar,
     Unpack,
     cast,
+    overload,
 )
 
 from msgspec import Raw
@@ -24,7 +26,7 @@ from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
 from celery5.events.sources import Source, parse_sources
 from celery5.health.health_check import HealthCheck, validate_checks
-from celery5.hints import CanvasHints, find_hint, make_attribute_error
+from celery5.hints import find_hint, make_attribute_error
 from celery5.limits.declaration import LimitDeclaration, LimitOptions, declare_limits
 from celery5.logs.trace import get_current_trace
 from celery5.protocol.boxes.box import Box, parse_box
@@ -37,11 +39,14 @@ from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import format_expiry
 from celery5.protocol.similar_names import did_you_mean
+from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.results.async_result import AsyncResult
 from celery5.results.sinks import RedisResults, Sink, SinkOptions, parse_sinks
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.scheduling.declaration import Periodic, parse_schedule
 from celery5.tasks.deduplication import DeduplicationPolicy, prepare_policy
+from celery5.workflows.compose import ComposedPartial, ComposedWorkflow, Partial, Workflow, check_need
+from celery5.workflows.tree import Call, GroupOptions, Map
 
 
 def bind_running_job(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -74,7 +79,10 @@ def _running(task: str) -> CurrentJob:
     return CURRENT_JOB.get() or CurrentJob(new_id(), task, "", 1, "")
 
 
+A = TypeVar("A")
+A_contra = TypeVar("A_contra", contravariant=True)
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -306,9 +314,155 @@ class Task(Generic[P, R_co]):
         )
         return terms
 
-    def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
-        """Return a signature: this call, to be sent later or in bulk. Sending it raises like `job`."""
+    @overload
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]": ...
+    @overload
+    def s(
+        self: "Task[Concatenate[A, Q], R]", *args: Q.args, **kwargs: Q.kwargs
+    ) -> "PartialSignature[A, R]": ...
+    def s(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a signature: this call, to be sent later, in bulk, or in a workflow. Sending it raises like `job`.
+
+        Without its first argument it is a `Partial`: in a workflow that is the value of the step before it.
+        """
+        if self.parameters.has_missing(len(args), kwargs):
+            return PartialSignature(self, args, kwargs)
         return Signature(self, args, kwargs)
+
+    def partial(
+        self: "Task[Concatenate[A, Q], R]", *args: Q.args, **kwargs: Q.kwargs
+    ) -> "PartialSignature[A, R]":
+        """Return a signature without its first argument, also for a task whose parameters all have defaults."""
+        return PartialSignature(self, args, kwargs)
+
+    @overload
+    def map(
+        self: "Task[[A], R]",
+        items: Iterable[A],
+        /,
+        *,
+        at_once: int | None = None,
+        need: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Workflow[list[R]]: ...
+    @overload
+    def map(
+        self: "Task[[A], R]",
+        /,
+        *,
+        at_once: int | None = None,
+        need: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Partial[Iterable[A], list[R]]: ...
+    @overload
+    def map(
+        self: "Task[Concatenate[A, ...], R]",
+        items: Iterable[A],
+        /,
+        *,
+        at_once: int | None = None,
+        need: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Workflow[list[R]]: ...
+    @overload
+    def map(
+        self: "Task[Concatenate[A, ...], R]",
+        /,
+        *,
+        at_once: int | None = None,
+        need: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Partial[Iterable[A], list[R]]: ...
+    def map(self, items: Any = None, /, **options: Any) -> Any:
+        """Return a workflow with a job for each item. Its value is the list of their results, in order.
+
+        Args:
+            items: The first argument of each job; without them they are the value of the step before it. Read once,
+                when the run is started: a generator is not kept in memory.
+            at_once: So many of its jobs are on their queue at once. Default: as many as keep workers busy.
+            need: The fraction of jobs that must succeed, such as 0.95; the results of the others are left out.
+            on_error: What becomes of the run when a job fails.
+
+        Raises:
+            Misconfigured: An option makes no sense.
+        """
+        return self._make_map(items, False, None, options)
+
+    @overload
+    def starmap(
+        self,
+        items: Iterable[Iterable[Any]],
+        /,
+        *,
+        at_once: int | None = None,
+        need: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Workflow[list[R_co]]: ...
+    @overload
+    def starmap(
+        self,
+        /,
+        *,
+        at_once: int | None = None,
+        need: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Partial[Iterable[Iterable[Any]], list[R_co]]: ...
+    def starmap(self, items: Any = None, /, **options: Any) -> Any:
+        """Return a workflow like `map`, in which each item has all the arguments of a job, in order."""
+        return self._make_map(items, True, None, options)
+
+    @overload
+    def chunks(
+        self: "Task[Concatenate[A, ...], R]",
+        items: Iterable[A],
+        n: int,
+        /,
+        *,
+        at_once: int | None = None,
+        need: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Workflow[list[R]]: ...
+    @overload
+    def chunks(
+        self: "Task[Concatenate[A, ...], R]",
+        /,
+        *,
+        n: int,
+        at_once: int | None = None,
+        need: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Partial[Iterable[A], list[R]]: ...
+    def chunks(self, items: Any = None, n: int = 0, /, **options: Any) -> Any:
+        """Return a workflow like `map`, in which a job runs the function for `n` items, one after another.
+
+        Its value is the list of the results of all items, in order.
+        """
+        return self._make_map(items, False, options.pop("n", n), options)
+
+    def _make_map(self, items: Any, star: bool, chunk: int | None, options: dict[str, Any]) -> Any:
+        unknown = sorted(set(options) - {"at_once", "need", "on_error"})
+        if unknown:
+            raise Misconfigured(
+                f"{self.name}.map has no option {unknown[0]!r}: it has at_once, need and on_error"
+            )
+        for name, number in (("at_once", options.get("at_once")), ("n", chunk)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise Misconfigured(f"{self.name}.map: {name} is {number!r}: give 1 or more")
+        if isinstance(items, str | bytes) or not (items is None or isinstance(items, Iterable)):
+            raise Misconfigured(f"{self.name}.map takes an iterable of items, got {items!r}")
+        check_on_error(options.get("on_error"), f"{self.name}.map")
+        group_options = GroupOptions(
+            on_error=options.get("on_error"), need=check_need(options.get("need"), f"{self.name}.map")
+        )
+        tree = Map(
+            task=self,
+            items=items,
+            star=star,
+            chunk=chunk,
+            at_once=options.get("at_once"),
+            options=group_options,
+        )
+        return ComposedPartial[Any, Any](tree) if items is None else ComposedWorkflow[Any](tree)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
         """Send a job and return its handle. For plain Python; inside an event loop await `adelay`."""
@@ -335,8 +489,8 @@ class FunctionTask(Task[P, R_co]):
         return cast("R_co", self.function(*args, **kwargs))
 
 
-class Signature(CanvasHints, Generic[R_co]):
-    """A task with its arguments, to be sent later or by `send_many`: `charge.s(7, amount)`. Immutable."""
+class Signature(Workflow[R_co]):
+    """A task with its arguments, to be sent later, by `send_many`, or in a workflow: `charge.s(7, amount)`. Immutable."""
 
     __slots__ = ("_args", "_kwargs", "task")
 
@@ -345,9 +499,10 @@ class Signature(CanvasHints, Generic[R_co]):
         self._args = args
         self._kwargs = kwargs
 
-    def __repr__(self) -> str:
-        keyword_arguments = [f"{name}={value!r}" for name, value in self._kwargs.items()]
-        return f"{self.task.name}({', '.join([*map(repr, self._args), *keyword_arguments])})"
+    @property
+    def tree(self) -> Call:
+        """The call."""
+        return Call(self.task, self._args, self._kwargs)
 
     def job(self) -> Job:
         """Return the job, with a new id each time, unless the options have one."""
@@ -360,6 +515,32 @@ class Signature(CanvasHints, Generic[R_co]):
     async def adelay(self) -> AsyncResult[R_co]:
         """Send it, from Trio or asyncio."""
         return await self.task.adelay(*self._args, **self._kwargs)
+
+
+class PartialSignature(Partial[A_contra, R_co]):
+    """A task without its first argument, which is the value of the step before it in a workflow. Immutable."""
+
+    __slots__ = ("_args", "_kwargs", "task")
+
+    def __init__(self, task: "Task[..., R_co]", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.task: Task[..., R_co] = task
+        self._args = args
+        self._kwargs = kwargs
+
+    @property
+    def tree(self) -> Call:
+        """The call."""
+        return Call(self.task, self._args, self._kwargs, is_partial=True)
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("delay", "adelay", "job", "start", "astart"):
+                missing = self.task.parameters.describe_missing(len(self._args), self._kwargs)
+                raise Misconfigured(
+                    f"{self!r} lacks {missing}: give it, or put this behind another step: other.s(...) | {self!r}"
+                )
+            return super().__getattr__(name)
 
 
 class TaskApplication(Application, Protocol):

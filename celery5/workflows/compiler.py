@@ -25,13 +25,14 @@ from celery5.protocol.workflows.plan import (
     Items,
     Known,
     Node,
+    OnError,
     Plan,
     Ref,
     Template,
     encode_expression,
     find_refs,
 )
-from celery5.workflows.tree import Call, Chain, Group, Map, OnError, Tree
+from celery5.workflows.tree import Call, Chain, Group, Map, Tree
 
 _ITEM = b"\x01item\x01"
 """Stands for the item of a map in a message that is made to a template."""
@@ -129,7 +130,12 @@ class Compiler:
         return Ref(self._inputs[name])
 
     def add_tree(
-        self, tree: Tree, value: Expression | None = None, after: Sequence[int] = (), *, context: _Context | None = None
+        self,
+        tree: Tree,
+        value: Expression | None = None,
+        after: Sequence[int] = (),
+        *,
+        context: _Context | None = None,
     ) -> _Part:
         """Add a tree. `value` is what the step before it passes, `after` the nodes that must have ended."""
         context = context or self._context
@@ -156,7 +162,11 @@ class Compiler:
     def finish(self, value: Expression) -> Compiled:
         """Return the plan; `value` is its result."""
         size = sum(not node.hidden for node in self.nodes)
-        sinks = [n for n, node in enumerate(self.nodes) if not node.feeds and node.kind != "input" and not self._is_undo(n)]
+        sinks = [
+            n
+            for n, node in enumerate(self.nodes)
+            if not node.feeds and node.kind != "input" and not self._is_undo(n)
+        ]
         end = Node(kind="end", hidden=True)
         if self._is_inline([value]):
             end.template = _render(value)
@@ -164,7 +174,9 @@ class Compiler:
         number = self.add_node(end, sinks)
         self._limit_feeds()
         roots = [
-            n for n, node in enumerate(self.nodes) if not node.needs and node.kind != "input" and not self._is_undo(n)
+            n
+            for n, node in enumerate(self.nodes)
+            if not node.needs and node.kind != "input" and not self._is_undo(n)
         ]
         roots = self._make_relays(roots)
         home = self._home or self._choose_home()
@@ -385,7 +397,8 @@ class Compiler:
         if any(_is_complex(expression) for expression in expressions):
             return False
         return all(
-            not ref.path and self.nodes[ref.node].kind != "map" and not self.nodes[ref.node].dynamic for ref in refs
+            not ref.path and self.nodes[ref.node].kind != "map" and not self.nodes[ref.node].dynamic
+            for ref in refs
         )
 
     # the shape of the whole plan

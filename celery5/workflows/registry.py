@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-
 from celery5.application import Application
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import queues as queue_calls
@@ -209,7 +208,10 @@ class Workflows:
         numbers = [
             int(name[1:])
             for name, state in run.items()
-            if name[0] == "n" and name[1:].isdigit() and state[:1] in (b"A", b"K") and first <= int(name[1:]) < last
+            if name[0] == "n"
+            and name[1:].isdigit()
+            and state[:1] in (b"A", b"K")
+            and first <= int(name[1:]) < last
         ]
         by_queue: dict[str, list[str]] = {}
         for number in numbers:
@@ -219,7 +221,9 @@ class Workflows:
             node = await redis.perform(calls.read_plan(keys, run["def"].decode(), [str(number)]))
             if not node:
                 continue
-            queue, ids = await self._list_members(redis, home, run_id, number, run, decode_node(node[str(number)]))
+            queue, ids = await self._list_members(
+                redis, home, run_id, number, run, decode_node(node[str(number)])
+            )
             by_queue.setdefault(queue, []).extend(ids)
         for queue, ids in by_queue.items():
             for start in range(0, len(ids), jobs_calls.REVOCATION_BATCH):
@@ -229,7 +233,13 @@ class Workflows:
         await self.apply(home, [])
 
     async def _list_members(
-        self, redis: AsyncDriver, home: str, run_id: str, number: int, run: Mapping[str, bytes], node: Mapping[str, Any]
+        self,
+        redis: AsyncDriver,
+        home: str,
+        run_id: str,
+        number: int,
+        run: Mapping[str, bytes],
+        node: Mapping[str, Any],
     ) -> tuple[str, list[str]]:
         """Return the queue of the jobs of a node that have not ended, and their ids."""
         generation = int(run[f"n{number}"][1:] or b"0")
@@ -270,5 +280,3 @@ def describe_tree(tree: Any) -> str:
     """Return a name for a composed workflow: that of its first task."""
     first = get_first_call(tree)
     return "" if first is None else str(first.task.name)
-
-

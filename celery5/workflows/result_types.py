@@ -38,6 +38,8 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
         if bytes(raw) == b"null" and (options.ignore or options.on_error == "skip"):
             return None
         return tree.task.result_type.decode(raw)
+    if isinstance(tree, Group) and tree.options.first:
+        return msgspec.json.decode(raw)  # nobody knows whose value it is
     try:
         items = _LIST.decode(raw)
     except msgspec.DecodeError as error:
@@ -47,13 +49,7 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
             return msgspec.json.decode(raw)
         return [tree.task.result_type.decode(item) for item in items]
     group: Group = cast("Group", tree)
-    if group.options.first:
-        return _decode_first(group, items)
     if len(items) != len(group.members) or group.options.on_error == "continue":
         return msgspec.json.decode(raw)
-    return [_decode(member, item) for member, item in zip(group.members, items, strict=True)]
-
-
-def _decode_first(group: Group, items: list[Raw]) -> Any:
-    """Return the value of the first member that succeeded: the others have none."""
-    return msgspec.json.decode(items[0]) if items else None
+    values = [_decode(member, item) for member, item in zip(group.members, items, strict=True)]
+    return tuple(values) if group.options.independent else values

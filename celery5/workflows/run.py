@@ -152,9 +152,7 @@ class WorkflowRun(Generic[R_co]):
 
     async def _status(self, connections: AwaitableConnections) -> RunStatus:
         redis = await connections.get_async_driver()
-        fields = await redis.perform(
-            calls.read_run(self.app.queue(self.queue), self.id, STATUS_FIELDS)
-        )
+        fields = await redis.perform(calls.read_run(self.app.queue(self.queue), self.id, STATUS_FIELDS))
         return make_status(self.id, self.queue, fields)
 
     def cancel(self) -> bool:
@@ -222,7 +220,9 @@ class WorkflowRun(Generic[R_co]):
         self, connections: AwaitableConnections, name: str, value: object, signal_id: str | None
     ) -> bool:
         text = encode_value(value).decode()
-        reply = int((await self._apply(connections, ["signal", self.id, name, text, signal_id or new_id()]))[0])
+        reply = int(
+            (await self._apply(connections, ["signal", self.id, name, text, signal_id or new_id()]))[0]
+        )
         return reply == 1
 
     def graph(self) -> RunGraph:
@@ -255,13 +255,16 @@ def make_run_error(document: _RunDocument) -> TaskFailed:
     """Return the error for a run that did not succeed: that of the innermost job that failed."""
     kind = {"REVOKED": WorkflowCancelled, "EXPIRED": WorkflowExpired}.get(document.state, WorkflowFailed)
     if kind is not WorkflowFailed:
-        return kind(job_id=document.id, task=document.task, type=kind.__name__, message=document.state.lower())
+        return kind(
+            job_id=document.id, task=document.task, type=kind.__name__, message=document.state.lower()
+        )
     cause = bytes(document.cause)
     while (inner := _read_inner(cause)) is not None:
         cause = inner
     job = read_document(cause) if cause != b"null" and b'"id"' in cause else None
     failure = (job.failure if job else None) or Failure(
-        type=job.state.title() if job else "Failed", message=(job.reason if job else "") or "a node did not succeed"
+        type=job.state.title() if job else "Failed",
+        message=(job.reason if job else "") or "a node did not succeed",
     )
     member = parse_member_id(job.id) if job else None
     error = kind(

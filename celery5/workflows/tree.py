@@ -4,7 +4,7 @@ They are plain values: `compose.py` makes them, `compiler.py` makes a flat plan 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from celery5.protocol.workflows.plan import OnError
@@ -96,9 +96,29 @@ def join_chain(steps: Sequence[Tree]) -> Tree:
     return flat_steps[0] if len(flat_steps) == 1 else Chain(tuple(flat_steps), tuple(links))
 
 
-def with_group_options(tree: Group | Map, **changes: Any) -> Group | Map:
-    """Return a group or a map with other options."""
-    return replace(tree, options=replace(tree.options, **changes))
+def describe(tree: Tree) -> str:
+    """Return a tree on one line, as code would write it; a long one is shortened."""
+    text = _describe(tree, 0)
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+def _describe(tree: Tree, depth: int) -> str:
+    if depth > 5:
+        return "..."
+    match tree:
+        case Call(task, args, kwargs):
+            named = [f"{name}={value!r}" for name, value in kwargs.items()]
+            return f"{task.name}({', '.join([*map(repr, args), *named])})"
+        case Chain(steps, links):
+            words = [_describe(steps[0], depth + 1)]
+            for how, step in zip(links[:20], steps[1:21], strict=True):
+                words += ["|" if how == "pass" else ">>", _describe(step, depth + 1)]
+            return " ".join(words)
+        case Group(members, options):
+            name = "first" if options.first else "fork" if options.independent else "group"
+            return f"{name}({', '.join(_describe(member, depth + 1) for member in members[:20])})"
+        case Map():
+            return f"{tree.task.name}.{'starmap' if tree.star else 'map'}(...)"
 
 
 def get_first_call(tree: Tree) -> Call | Map | None:

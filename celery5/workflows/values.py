@@ -71,9 +71,7 @@ class RunValues:
         """Return the value of an expression as JSON. Raises ResultLost."""
         return (await self.make_all(run_id, [expression], depth))[0]
 
-    async def make_all(
-        self, run_id: str, expressions: Sequence[Expression], depth: int = 0
-    ) -> list[bytes]:
+    async def make_all(self, run_id: str, expressions: Sequence[Expression], depth: int = 0) -> list[bytes]:
         """Return the values of expressions as JSON. Raises ResultLost."""
         nodes = sorted({ref.node for expression in expressions for ref in find_refs(expression)})
         values = await self._read_values(run_id, nodes, depth)

@@ -80,7 +80,8 @@ class Mover:
                 promoted = await self._redis.perform(jobs.promote_due_jobs(keys, limit=BATCH))
             except (BrokerUnavailable, BrokerReplied) as error:
                 self._outages.record_error(error)
-                moved, due_in = 0, RETRY_INTERVAL
+                moved: int = 0
+                due_in: float | None = RETRY_INTERVAL
             else:
                 self._outages.record_recovery()
                 moved, due_in = promoted.moved, promoted.due_in

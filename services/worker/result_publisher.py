@@ -367,7 +367,9 @@ class ResultPublisher:
         if not is_of_runs:
             return await self._redis.perform(settle)
         advance = workflows.advance(keys, ttl=self._results_ttl)
-        reply, advanced = await self._redis.perform_all([cast("Call[Any]", settle), cast("Call[Any]", advance)])
+        reply, advanced = await self._redis.perform_all(
+            [cast("Call[Any]", settle), cast("Call[Any]", advance)]
+        )
         self._run_progress.note_advance(keys.queue, cast("workflows.Advance", advanced))
         return cast("T", reply)
 

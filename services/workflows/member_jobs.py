@@ -41,7 +41,13 @@ class MemberJobs:
         self._app = app
 
     async def run(
-        self, delivery: Delivery, command: Command, member: MemberId, task: Task[..., Any], runner: Runner, running_job: RunningJob
+        self,
+        delivery: Delivery,
+        command: Command,
+        member: MemberId,
+        task: Task[..., Any],
+        runner: Runner,
+        running_job: RunningJob,
     ) -> Outcome:
         """Run one member of a workflow whose message says how, or that may return a workflow."""
         try:
@@ -56,7 +62,9 @@ class MemberJobs:
         except ResultLost as error:
             return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="ResultLost", message=str(error)))
         except Misconfigured as error:
-            return PermanentFailure(Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error)))
+            return PermanentFailure(
+                Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error))
+            )
         except (BrokerError, CeleryError) as error:
             return get_error_outcome(error)
         return await self._run_function(delivery, member, task, runner, running_job, args, kwargs)
@@ -79,7 +87,9 @@ class MemberJobs:
         try:
             await self._publish(delivery, member, check_workflow(returned[0]).tree)
         except Misconfigured as error:
-            return PermanentFailure(Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error)))
+            return PermanentFailure(
+                Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error))
+            )
         except Exception as error:
             return get_error_outcome(error)
         return outcome
@@ -128,14 +138,18 @@ class MemberJobs:
             listed = _RAW_LIST.decode(items)
         except msgspec.DecodeError:
             shown = items[:80].decode(errors="replace")
-            raise BadArguments(f"{task.name}.map() takes a list from the step before it, got {shown}") from None
+            raise BadArguments(
+                f"{task.name}.map() takes a list from the step before it, got {shown}"
+            ) from None
         tree = Map(
             task=task,
             items=listed,
             star=node.get("name") == "starmap",
             chunk=node.get("chunk"),
             at_once=node.get("w"),
-            options=GroupOptions(need=node.get("q"), on_error=None if node.get("o") in (None, "count", "apart") else node["o"]),
+            options=GroupOptions(
+                need=node.get("q"), on_error=None if node.get("o") in (None, "count", "apart") else node["o"]
+            ),
         )
         await self._publish(delivery, member, tree)
         return Returned(b"null")
@@ -175,5 +189,3 @@ def needs_preparing(command: Command, task: Task[..., Any]) -> MemberId | None:
     if not command.flow and not task.send_options.dynamic:
         return None
     return parse_member_id(command.id)
-
-

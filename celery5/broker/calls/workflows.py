@@ -40,7 +40,9 @@ class OutboxEntry(NamedTuple):
     fields: Mapping[str, bytes]
 
 
-def advance(keys: QueueKeys, records: Sequence[Record] = (), *, ttl: float, steps: int = STEPS) -> Call[Advance]:
+def advance(
+    keys: QueueKeys, records: Sequence[Record] = (), *, ttl: float, steps: int = STEPS
+) -> Call[Advance]:
     """Apply records to the runs of a queue, and move on what can. Safe to repeat.
 
     Args:
@@ -85,13 +87,13 @@ def define_plan(keys: QueueKeys, digest: str, fields: Mapping[str, bytes]) -> Ca
     """Keep nodes of a plan. Safe to repeat."""
     words: list[Word] = []
     for name, content in fields.items():
-        words += [name, content]  # type: ignore[list-item]
+        words += [name, content]
     return script_call(DEFINE, (keys.plan(digest),), (to_ms(STAGED_LIFE), *words), int, repeatable=True)
 
 
 def stage_items(keys: QueueKeys, run_id: str, node: int, before: int, items: Sequence[bytes]) -> Call[int]:
     """Put items of a map beside a run that is not live yet. Safe to repeat."""
-    words: tuple[Word, ...] = tuple(items)  # type: ignore[assignment]
+    words: tuple[Word, ...] = tuple(items)
     named = (keys.run(run_id), keys.run_items(run_id, node))
     return script_call(STAGE, named, (before, to_ms(STAGED_LIFE), *words), int, repeatable=True)
 
@@ -184,7 +186,9 @@ def _scanned(raw: Any) -> tuple[str, dict[str, bytes]]:
     cursor, flat = raw
     if isinstance(flat, dict):  # RESP3 has maps
         return decode_text(cursor), {decode_text(name): value for name, value in flat.items()}
-    return decode_text(cursor), {decode_text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    return decode_text(cursor), {
+        decode_text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }
 
 
 def _bucket(raw: Any) -> dict[int, bytes]:

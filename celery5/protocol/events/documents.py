@@ -155,7 +155,11 @@ def _get_final_state(settlement: Settlement) -> str:
         case "member":
             return "SUCCESS"
         case "ended":
-            return str(settlement.extra, "utf-8").partition(" ")[0] if isinstance(settlement.extra, bytes) else ""
+            return (
+                str(settlement.extra, "utf-8").partition(" ")[0]
+                if isinstance(settlement.extra, bytes)
+                else ""
+            )
         case _:
             return ""
 

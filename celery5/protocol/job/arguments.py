@@ -7,7 +7,7 @@ types, dataclasses, attrs and msgspec are converted by msgspec; paths and pydant
 import inspect
 import math
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import PurePath
 from types import GenericAlias, SimpleNamespace, UnionType
@@ -226,6 +226,20 @@ class Parameters:
         """Return the names of the positional parameters, in order."""
         return self._names
 
+    def has_missing(self, positional: int, named: Collection[str]) -> bool:
+        """Return whether a call lacks positional parameters. `positional` is how many are given by position."""
+        if positional >= self._required:
+            return False
+        return (
+            positional + sum(name in named for name in self._names[positional : self._required])
+            < self._required
+        )
+
+    def describe_missing(self, positional: int, named: Collection[str]) -> str:
+        """Return which positional parameters a call lacks, for an error."""
+        names = [name for name in self._names[positional : self._required] if name not in named]
+        return f"an argument for {names[0]!r}" if names else "its first argument"
+
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Raw, Raw]:
         """Return args and kwargs as JSON. Raises BadArguments."""
         if self._is_late:
@@ -264,7 +278,10 @@ class Parameters:
         self._bind(args, kwargs)
         names = [self._names[n] if n < len(self._names) else self._rest for n in range(len(args))]
         return (
-            [None if is_later(value) else self._encode_one(name, value) for name, value in zip(names, args, strict=True)],
+            [
+                None if is_later(value) else self._encode_one(name, value)
+                for name, value in zip(names, args, strict=True)
+            ],
             {
                 name: None
                 if is_later(value)

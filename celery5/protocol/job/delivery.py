@@ -189,7 +189,9 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
             state, reason = _DROPPED[type(verdict)], getattr(verdict, "reason", "")
             document = _document(delivery, worker, state, b"null", reason=reason)
             if "~" in job_id and parse_member_id(job_id):
-                return Settlement("ended", entry, job_id, document, int(ttl * 1000), f"{state} ".encode() + lock)
+                return Settlement(
+                    "ended", entry, job_id, document, int(ttl * 1000), f"{state} ".encode() + lock
+                )
             return Settlement("complete", entry, job_id, document, int(ttl * 1000), lock)
         case Bury(reason, failure):
             signed = _signed(failure, delivery, worker)

@@ -13,8 +13,8 @@ import msgspec
 from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
-from celery5.protocol.workflows.plan import OnError
 from celery5.protocol.job.states import LANES, Priority, get_lane
+from celery5.protocol.workflows.plan import OnError
 
 DEDUPLICATION_WINDOW = 7 * 86400.0
 """The `unique_for` in seconds of a job that is derived from an event or document, which may come again in that time."""

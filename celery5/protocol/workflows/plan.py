@@ -193,7 +193,7 @@ class Node:
             "n": self.needs,
             "f": self.feeds,
             "o": self.on_error if self.on_error != "fail" else None,
-            "i": {state: True for state in sorted(self.ignore)},
+            "i": dict.fromkeys(sorted(self.ignore), True),
             "t": self.template,
             "a": self.arguments,
             "queue": self.queue,
@@ -253,4 +253,6 @@ def check_on_error(value: object, what: str) -> None:
     known = ("fail", "continue", "skip", "hold")
     if value is not None and value not in known:
         meant = did_you_mean(str(value), known)
-        raise Misconfigured(f"{what}: on_error is {value!r}: give fail, continue, skip or hold; {meant}".rstrip("; "))
+        raise Misconfigured(
+            f"{what}: on_error is {value!r}: give fail, continue, skip or hold; {meant}".rstrip("; ")
+        )
