@@ -115,7 +115,7 @@ from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import JobSafeguards, StopPolicy, TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
 from celery5.services.workflows.member_jobs import MemberJobs
-from celery5.services.workflows.run_progress import RunProgress, RunRelay
+from celery5.services.workflows.run_progress import NEW_RUNS, RunProgress, RunRelay
 from celery5.streams.processor import Processor
 from celery5.streams.stream import Stream
 from celery5.tasks.task import Task
@@ -261,12 +261,15 @@ def make_channel_handlers(
     admission_control: AdmissionControl,
     limit_overrides: LimitOverrides,
     stream_processors: StreamProcessors,
+    run_relay: RunRelay,
 ) -> dict[bytes, ChannelHandler]:
     """Return what hears each channel."""
 
     def on_wake_up(channel: bytes, payload: bytes) -> None:
         if payload == NEW_LANE:
             heartbeat.beat_now()
+        elif payload == NEW_RUNS:
+            run_relay.on_message(channel)
         else:
             mover.on_message(channel, payload)
 
@@ -475,7 +478,7 @@ class WorkerBootTable(BootTable):
     revocations: Revocations = step("revocations", requires=("heartbeat", "listen"))
     health: HealthMonitor = step("health", requires=("redis",))
     result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing"))
-    run_relay: RunRelay = step("runs", requires=("heartbeat", "publishing"))
+    run_relay: RunRelay = step("runs", requires=("heartbeat", "listen", "publishing"))
     # Which tasks are suspended must be known before any job is admitted.
     admission_control: AdmissionControl = step("admission", requires=("results", "limits"))
     timer_runs: TimerRuns = step(
@@ -498,7 +501,9 @@ class WorkerBootTable(BootTable):
         stop_limit=math.inf,  # it has limits of its own
     )
     consumer: Consumer = step(
-        "consumer", requires=("execution", "reader", "mover", "recoverer", "pauses", "limits", "admission")
+        "consumer",
+        # `runs` first revokes what a worker that died has left to revoke.
+        requires=("execution", "reader", "mover", "recoverer", "pauses", "limits", "admission", "runs"),
     )
     timers: Timers = step("timers", requires=("execution",))
     processors_stop: ProcessorsStop = step("processors-stop", requires=("execution",))

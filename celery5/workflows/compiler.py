@@ -66,6 +66,8 @@ class Placeholder:
     """An argument that is known when the run is under way."""
 
     expression: Expression
+    # The nodes that it is made of are among those that come before anyway.
+    is_before: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,7 @@ class Compiler:
         if call.is_partial:
             if value is None:
                 raise Misconfigured(f"{call.task.name}(...) lacks its first argument: nothing is before it")
-            args = (Placeholder(value), *args)
+            args = (Placeholder(value, is_before=True), *args)
         number = self.add_call(call.task, args, call.kwargs, after, context=context)
         return _Part(Ref(number), (number,))
 
@@ -227,9 +229,10 @@ class Compiler:
         raw_args, raw_kwargs = task.parameters.encode_values(args, kwargs, _is_placeholder)
         arguments = [_expression(value, raw) for value, raw in zip(args, raw_args, strict=True)]
         named = {name: _expression(value, raw_kwargs[name]) for name, value in kwargs.items()}
-        needed = [ref.node for expression in (*arguments, *named.values()) for ref in find_refs(expression)]
+        later = [value for value in (*args, *kwargs.values()) if isinstance(value, Placeholder)]
+        needed = [ref.node for value in later if not value.is_before for ref in find_refs(value.expression)]
         keys = ("", "")
-        if task.limits is not None and not needed:
+        if task.limits is not None and not later:
             keys = task.limits.make_keys(tuple(args), dict(kwargs))
         self._set_message(node, task, arguments, named, keys)
         number = self.add_node(node, (*after, *needed))
@@ -332,8 +335,7 @@ class Compiler:
         node.template = _split(
             _encode_message(mapped.task, self._make_fields(mapped.task), b"", b"{}", EXPAND, ("", ""))
         )
-        needed = [ref.node for ref in find_refs(value)]
-        number = self.add_node(node, (*after, *needed))
+        number = self.add_node(node, after)
         return _Part(Ref(number), (number,))
 
     # the messages of nodes

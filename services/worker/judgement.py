@@ -96,7 +96,8 @@ class OutcomeHandler:
         assert command is not None
         if type(outcome) is Returned and len(outcome.value) > self._message_limit:
             outcome = _make_too_large_failure(len(outcome.value), self._message_limit)
-        if command.task in self._checks_left and type(outcome) is Returned:
+        is_plain = not delivery.workflow and not command.flow
+        if command.task in self._checks_left and type(outcome) is Returned and is_plain:
             self._check_result(outcome.value, command)
         if type(outcome) is not Returned or command.task in self._circuit_breakers.needing_success:
             self._circuit_breakers.record_outcome(delivery, command.task, outcome)

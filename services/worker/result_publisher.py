@@ -366,7 +366,7 @@ class ResultPublisher:
         """Perform the call that settles; when members of runs are among its jobs, move the runs on in the same trip."""
         if not is_of_runs:
             return await self._redis.perform(settle)
-        advance = workflows.advance(keys, ttl=self._results_ttl)
+        advance = workflows.advance(keys, ttl=self._results_ttl, is_worker=True)
         reply, advanced = await self._redis.perform_all(
             [cast("Call[Any]", settle), cast("Call[Any]", advance)]
         )

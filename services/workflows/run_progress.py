@@ -29,6 +29,12 @@ RETRY_INTERVAL = 0.5
 """Seconds until another try, while a broker is unreachable."""
 
 
+FIRST_PASS = 5.0
+"""Seconds that a starting worker takes for what waits in the outboxes, before it reads jobs."""
+NEW_RUNS = b"runs"
+"""The payload that notifies the workers of a queue of records or of the outbox."""
+
+
 class RunApplication(Protocol):
     """The application, as far as its runs need it."""
 
@@ -108,11 +114,18 @@ class RunRelay:
         self._app = app
         self._redis = redis
         self._queues: Mapping[str, QueueKeys] = {keys.queue: keys for keys in consumed}
+        self._by_channel = {keys.wake.encode(): keys.queue for keys in consumed}
         self._progress = run_progress
         self._worker = worker
         self._ttl = results_ttl
         self._log = log
         self._is_failing = False
+
+    def on_message(self, channel: bytes) -> None:
+        """Look at the queue whose workers are notified on a channel."""
+        queue = self._by_channel[channel]
+        self._progress.note_records(queue)
+        self._progress.note_outbox(queue)
 
     def on_heartbeat(self, keys: QueueKeys, reply: HeartbeatReply) -> None:
         """Take the reply to a heartbeat: what a worker that died has left is done here."""
@@ -122,19 +135,27 @@ class RunRelay:
             self._progress.note_outbox(keys.queue, is_stale=True)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Move runs on until cancelled."""
+        """Move runs on until cancelled. First what waits, so that no job runs that was to be revoked."""
+        for queue in self._queues:
+            self._progress.note_outbox(queue, is_stale=True)
+        with trio.move_on_after(FIRST_PASS):
+            await self._do_all()
         task_status.started()
         while True:
             await self._progress.wait()
-            failed = False
-            for queue in self._progress.take_records():
-                failed = not await self._attempt(queue, self._advance) or failed
-            for queue, is_stale in self._progress.take_outboxes():
-                if is_stale:
-                    failed = not await self._attempt(queue, self._send_stale) or failed
-                failed = not await self._attempt(queue, self._send) or failed
-            if failed:
+            if not await self._do_all():
                 await trio.sleep(RETRY_INTERVAL)
+
+    async def _do_all(self) -> bool:
+        """Do what is noted. Returns whether all of it was done."""
+        failed = False
+        for queue in self._progress.take_records():
+            failed = not await self._attempt(queue, self._advance) or failed
+        for queue, is_stale in self._progress.take_outboxes():
+            if is_stale:
+                failed = not await self._attempt(queue, self._send_stale) or failed
+            failed = not await self._attempt(queue, self._send) or failed
+        return not failed
 
     async def _attempt(self, queue: str, action: Any) -> bool:
         """Do something for a queue; when that fails, note it again. Returns whether it was done."""
@@ -153,7 +174,7 @@ class RunRelay:
     async def _advance(self, keys: QueueKeys) -> None:
         """Apply all records of a queue."""
         while True:
-            advance = await self._redis.perform(calls.advance(keys, ttl=self._ttl))
+            advance = await self._redis.perform(calls.advance(keys, ttl=self._ttl, is_worker=True))
             if advance.outbox:
                 self._progress.note_outbox(keys.queue)
             if not advance.left:
@@ -183,6 +204,8 @@ class RunRelay:
         except BrokerReplied as error:
             if "NOGROUP" not in str(error):
                 raise
+        if not await self._redis.perform(calls.has_outbox(keys)):
+            return []
         try:
             await self._redis.perform(calls.create_outbox(keys))
         except BrokerReplied as error:
@@ -221,7 +244,7 @@ class RunRelay:
         ]
         if rejected:
             self._progress.note_advance(
-                keys.queue, await self._redis.perform(calls.advance(keys, rejected, ttl=self._ttl))
+                keys.queue, await self._redis.perform(calls.advance(keys, rejected, ttl=self._ttl, is_worker=True))
             )
 
 

@@ -41,13 +41,19 @@ class OutboxEntry(NamedTuple):
 
 
 def advance(
-    keys: QueueKeys, records: Sequence[Record] = (), *, ttl: float, steps: int = STEPS
+    keys: QueueKeys,
+    records: Sequence[Record] = (),
+    *,
+    ttl: float,
+    steps: int = STEPS,
+    is_worker: bool = False,
 ) -> Call[Advance]:
     """Apply records to the runs of a queue, and move on what can. Safe to repeat.
 
     Args:
         ttl: Seconds that a run is kept when it has ended.
         steps: Jobs that are sent at most.
+        is_worker: The caller does what is left, so no worker has to be notified.
     """
     named = (
         keys.run_records,
@@ -64,7 +70,7 @@ def advance(
     )
     packed = [record if isinstance(record, bytes) else msgspec.msgpack.encode(record) for record in records]
     return script_call(
-        ADVANCE, named, (steps, keys.wake, keys.queue, to_ms(ttl), *packed), _advanced, repeatable=True
+        ADVANCE, named, (steps, keys.wake, keys.queue, to_ms(ttl), "1" if is_worker else "", *packed), _advanced, repeatable=True
     )
 
 
@@ -136,11 +142,14 @@ def read_bits(keys: QueueKeys, run_id: str, node: int, name: str) -> Call[bytes]
     return Call(("GET", f"{keys.run(run_id)}:{node}:{name}"), lambda raw: raw or b"", repeatable=True)
 
 
+def has_outbox(keys: QueueKeys) -> Call[bool]:
+    """Return whether anything was ever put into the outbox."""
+    return Call(("EXISTS", keys.run_outbox), bool, repeatable=True)
+
+
 def create_outbox(keys: QueueKeys) -> Call[object]:
     """Create the consumer group of the outbox, unless it is there."""
-    return Call(
-        ("XGROUP", "CREATE", keys.run_outbox, GROUP, "0", "MKSTREAM"), lambda reply: reply, repeatable=True
-    )
+    return Call(("XGROUP", "CREATE", keys.run_outbox, GROUP, "0"), lambda reply: reply, repeatable=True)
 
 
 def read_outbox(keys: QueueKeys, worker: str, *, count: int) -> Call[list[OutboxEntry]]:

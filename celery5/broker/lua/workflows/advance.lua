@@ -14,7 +14,8 @@
 --       2 channel that wakes workers
 --       3 name of the queue
 --       4 ttl in ms of a run that has ended
---       5.. records that are applied first, packed
+--       5 '1' when the caller is a worker: then it does what is left; else workers are notified of that
+--       6.. records that are applied first, packed
 -- Returns how many records are left, how many entries the outbox has, and a reply for each record of ARGV.
 -- A run lives in the slot of one queue, its home, and only this script changes it. Fields of a run: protocol/workflows/runs.py.
 -- A record may come twice: a node ends once, by its state; a member of a map once, by its bit.
@@ -263,7 +264,7 @@ end
 local function is_counted(node) return not node.h and node.k ~= 'map' end
 local function succeed(run, n, node, generation, value)
   set_state(run, n, 'D', generation)
-  if node.o == 'continue' then value = '{"state":"SUCCESS","value":' .. value .. '}' end
+  if node.o == 'continue' and node.k ~= 'map' then value = '{"state":"SUCCESS","value":' .. value .. '}' end
   put(run, 'v' .. n, value)
   if is_counted(node) then add(run, 'done', 1) end
   if node.u then redis.call('RPUSH', run.key .. ':undo', n) end
@@ -795,9 +796,9 @@ function handlers.again(id, from)
   return 0
 end
 local replies = {}
-for n = 5, #ARGV do -- bound: the records of this call, 100 at most
+for n = 6, #ARGV do -- bound: the records of this call, 100 at most
   local record = cmsgpack.unpack(ARGV[n])
-  replies[n - 4] = handlers[record[1]](unpack(record, 2)) or 0
+  replies[n - 5] = handlers[record[1]](unpack(record, 2)) or 0
 end
 while budget > 0 do -- bound: ARGV 1
   local record = redis.call('LPOP', ended)
@@ -810,4 +811,6 @@ write_runs()
 if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
   redis.call('PUBLISH', wake, string.format('%.0f', earliest))
 end
-return {redis.call('LLEN', ended), redis.call('XLEN', outbox), replies}
+local left, to_send = redis.call('LLEN', ended), redis.call('XLEN', outbox)
+if ARGV[5] == '' and (left > 0 or to_send > 0) then redis.call('PUBLISH', wake, 'runs') end
+return {left, to_send, replies}
