@@ -6,7 +6,7 @@ Making an App only stores its arguments: it opens no connection, sets up no logg
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
 from celery5.boot_step import BootStep, check_boot_steps
@@ -72,10 +72,12 @@ if TYPE_CHECKING:
     from celery5.streams.processor import ProcessorFunction, ProcessorOptions
     from celery5.streams.registry import Streams
     from celery5.streams.stream import Keep, Stream
+    from celery5.workflows.declared import DeclaredWorkflow, Flow, WorkflowOptions
     from celery5.workflows.registry import Workflows
 else:
     from functools import cached_property as lazy_property
 
+P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -219,6 +221,24 @@ class App:
         from celery5.streams.registry import Streams
 
         return Streams(self)
+
+    @overload
+    def workflow(self, function: "Callable[Concatenate[Flow, P], R]", /) -> "DeclaredWorkflow[P, R]": ...
+    @overload
+    def workflow(
+        self, /, **options: "Unpack[WorkflowOptions]"
+    ) -> "Callable[[Callable[Concatenate[Flow, P], R]], DeclaredWorkflow[P, R]]": ...
+    def workflow(self, function: Any = None, /, **options: Any) -> Any:
+        """Declare a workflow as a function of a `Flow` and of its arguments, as a decorator.
+
+        The options are those of `celery5.workflows.WorkflowOptions`.
+
+        Raises:
+            Misconfigured: An option makes no sense, or another workflow has the name.
+        """
+        if function is not None:
+            return self.workflows.declare(function)
+        return lambda function: self.workflows.declare(function, **options)
 
     @lazy_property
     def workflows(self) -> "Workflows":
@@ -364,6 +384,8 @@ class App:
         adopt_events(self, (*find_modules(self.include), self.module))
         for declared_task in self.tasks.values():
             declared_task.parameters.resolve()
+        if "workflows" in self.__dict__:
+            self.workflows.resolve()
 
     def signature(self, name: str, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return a call of the task named `name`. Raises UnknownTask when the application has no such task."""

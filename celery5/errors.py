@@ -215,7 +215,9 @@ class WorkflowFailed(TaskFailed):
     node: int | None = None
 
     def _told(self) -> str:
-        return f"{self.reason}: {self.task}[{self.job_id}] at attempt {self.attempt} on {self.worker or 'no worker'}: {self.type}: {self.message}"
+        where = f" on {self.worker}" if self.worker else ""
+        what = f"{self.task}[{self.job_id}] at attempt {self.attempt}{where}"
+        return f"{self.reason}: {what}: {self.type}: {self.message}"
 
 
 class WorkflowCancelled(WorkflowFailed):

@@ -255,6 +255,10 @@ class Keys:
         """STRING  the queue where the run with an id of the caller's lives, with a time to live."""
         return f"celery5:{{{self.app}}}:run-home:{run_id}"
 
+    def event_waits(self, index: str) -> str:
+        """SET     the nodes of runs that wait for an event with certain values, with a time to live."""
+        return f"celery5:{{{self.app}}}:event-waits:{index}"
+
     def check(self, name: str) -> str:
         """STRING  the state of a shared health check (`name` or `name group`), with a time to live."""
         return f"celery5:{{{self.app}}}:check:{name}"

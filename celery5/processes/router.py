@@ -55,6 +55,7 @@ from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.lease import Heartbeat, Lease
 from celery5.services.worker.recovery import Recoverer
+from celery5.services.workflows.run_progress import RunProgress
 from celery5.tasks.task import Task
 from celery5.wiring import BootTable, build, made_by, step
 
@@ -270,6 +271,7 @@ class RouterParts(AuxiliaryParts):
     heartbeat = Heartbeat
     heartbeat_listeners = made_by(make_heartbeat_listeners)
     mover = Mover
+    run_progress = RunProgress
     mover_listener = MoverListener
     recoverer = Recoverer
     # events

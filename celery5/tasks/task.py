@@ -490,7 +490,7 @@ class FunctionTask(Task[P, R_co]):
 
 
 class Signature(Workflow[R_co]):
-    """A task with its arguments, to be sent later, by `send_many`, or in a workflow: `charge.s(7, amount)`. Immutable."""
+    """A task with its arguments, to be sent later, in bulk, or in a workflow: `charge.s(7, amount)`. Immutable."""
 
     __slots__ = ("_args", "_kwargs", "task")
 

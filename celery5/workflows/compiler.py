@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -118,12 +118,34 @@ class _Part:
 class Compiler:
     """Builds one plan."""
 
-    def __init__(self, *, on_error: OnError | None = None, home: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        on_error: OnError | None = None,
+        home: str | None = None,
+        check_event: Callable[[Any, Mapping[str, Any]], str] | None = None,
+    ) -> None:
+        self._check_event = check_event
         self.nodes: list[Node] = []
         self._sources: list[Source] = []
         self._inputs: dict[str, int] = {}
         self._context = _Context(on_error)
         self._home = home
+
+    @property
+    def default_policy(self) -> str:
+        """What becomes of the run when a node fails that does not say it."""
+        return self._context.policy_of(None)
+
+    def use_home(self, home: str) -> None:
+        """Set the queue where runs live."""
+        self._home = home
+
+    def check_event(self, event: Any, where: Mapping[str, Any]) -> str:
+        """Return the name of an event that a step waits for. Raises Misconfigured."""
+        if self._check_event is None:
+            raise Misconfigured("only a declared workflow waits for events")
+        return self._check_event(event, where)
 
     def add_input(self, name: str) -> Ref:
         """Add an argument of the run."""
@@ -181,6 +203,11 @@ class Compiler:
             if not node.needs and node.kind != "input" and not self._is_undo(n)
         ]
         roots = self._make_relays(roots)
+        waits = tuple(
+            n for n, node in enumerate(self.nodes) if node.where is not None and self._is_known(node)
+        )
+        if len(waits) > 100:
+            raise Misconfigured(f"this workflow waits for {len(waits)} events from its start: 100 at most")
         home = self._home or self._choose_home()
         for node in self.nodes:
             self._place(node, home)
@@ -195,8 +222,16 @@ class Compiler:
             size=size - len(maps),
             end=number,
             inputs=self._inputs,
+            waits=waits,
         )
         return Compiled(plan, tuple(self._sources))
+
+    def _is_known(self, node: Node) -> bool:
+        """Return whether what a wait compares is known when a run begins; then an early event is kept."""
+        fields = (node.where or {}).get("fields", {})
+        return all(
+            not isinstance(plain, list) or self.nodes[plain[0]].kind == "input" for plain in fields.values()
+        )
 
     def _is_undo(self, number: int) -> bool:
         return self.nodes[number].name == "undo"
@@ -351,7 +386,7 @@ class Compiler:
         node.expires = _get_expiry(options)
         if options.unique_for is not None and options.key is None:
             raise Misconfigured(
-                f"task {task.name}: unique_for without a key does not work in a workflow, where arguments come later: give a key"
+                f"task {task.name}: in a workflow unique_for needs a key, since arguments may come later"
             )
         if options.eta is not None:
             raise Misconfigured(f"task {task.name}: a node has no eta: use countdown, or flow.sleep")

@@ -18,7 +18,10 @@ from celery5.protocol.workflows.plan import DEFAULT_LIFE, OnError
 from celery5.protocol.workflows.status import RunStatus, make_status
 from celery5.workflows.compiler import Compiled, compile_workflow
 from celery5.workflows.compose import Workflow, check_workflow
+from celery5.workflows.declared import DeclaredWorkflow
+from celery5.workflows.event_waits import EventWaits
 from celery5.workflows.graph import decode_node, scan_all
+from celery5.workflows.launching import make_launcher
 from celery5.workflows.result_types import RunResultType
 from celery5.workflows.run import STATUS_FIELDS, WorkflowRun
 from celery5.workflows.staging import RunTerms, StagingLost, stage
@@ -38,6 +41,8 @@ class Workflows:
     def __init__(self, app: Application) -> None:
         self._app = app
         self._known_queues: set[str] = set()
+        self._declared: dict[str, DeclaredWorkflow[..., Any]] = {}
+        self._waits = EventWaits(app)
 
     def start(
         self,
@@ -105,6 +110,76 @@ class Workflows:
         return WorkflowRun(
             self._app, terms.run_id, home=compiled.plan.home, type=RunResultType(tree), is_new=is_new
         )
+
+    def declare(self, function: Any, **options: Any) -> "DeclaredWorkflow[..., Any]":
+        """Declare a workflow: `@app.workflow`. Raises Misconfigured."""
+        own = {name: options.pop(name) for name in ("name", "deadline", "on_error") if name in options}
+        if own.get("deadline") is not None:
+            check_life(own["deadline"])
+        declared = DeclaredWorkflow[..., Any](function, self._app, **own)
+        if declared.name in self._declared:
+            raise Misconfigured(
+                f"two workflows are named {declared.name!r}: give one @app.workflow(name=...)"
+            )
+        self._declared[declared.name] = declared
+        declared.task = make_launcher(declared, self._app, options)
+        return declared
+
+    @property
+    def declared(self) -> "Mapping[str, DeclaredWorkflow[..., Any]]":
+        """The declared workflows, by name."""
+        return self._declared
+
+    def resolve(self) -> None:
+        """Run the functions of all declared workflows, so that their mistakes show at once. Raises Misconfigured."""
+        for declared in self._declared.values():
+            _ = declared.compiled
+
+    def check_event(self, event: Any, where: Mapping[str, Any]) -> str:
+        """Return the name of an event that a workflow waits for. Raises Misconfigured."""
+        return self._waits.check(event, where)
+
+    def start_declared(
+        self, declared: "DeclaredWorkflow[..., R]", args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> WorkflowRun[R]:
+        """Start a run of a declared workflow. For plain Python."""
+        return run_blocking(
+            self._start_declared(BlockingConnections(self._app.connections), declared, args, kwargs)
+        )
+
+    async def astart_declared(
+        self, declared: "DeclaredWorkflow[..., R]", args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> WorkflowRun[R]:
+        """`start_declared`, from Trio or asyncio."""
+        return await self._start_declared(self._app.connections, declared, args, kwargs)
+
+    async def _start_declared(
+        self,
+        connections: AwaitableConnections,
+        declared: "DeclaredWorkflow[..., R]",
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> WorkflowRun[R]:
+        compiled = declared.compiled
+        life = DEFAULT_LIFE if declared.deadline is None else check_life(declared.deadline)
+        terms = RunTerms(
+            run_id=new_id() if declared.id is None else check_run_id(declared.id),
+            name=declared.name,
+            life=life,
+            trace=get_current_trace() or "",
+            inputs=declared.encode_inputs(args, kwargs),
+        )
+        redis = await connections.get_async_driver()
+        home = compiled.plan.home
+        if declared.id is not None:
+            claimed = await self._claim_home(redis, declared.id, home, life)
+            if claimed != home:  # the code has changed since: the run that there is stays as it is
+                return WorkflowRun(
+                    self._app, terms.run_id, home=claimed, type=_type_of(declared), is_new=False
+                )
+        await self._waits.prepare(redis, compiled.plan, terms)
+        is_new = await self.launch(redis, compiled, terms)
+        return WorkflowRun(self._app, terms.run_id, home=home, type=_type_of(declared), is_new=is_new)
 
     async def _claim_home(self, redis: AsyncDriver, run_id: str, home: str, life: float) -> str:
         claim = calls.claim_home(self._app.keys, run_id, home, life=life + 2 * self._app.settings.results_ttl)
@@ -191,6 +266,14 @@ class Workflows:
         while reply.left:
             reply = await redis.perform(calls.advance(keys, ttl=ttl))
 
+    async def watch(self, home: str, run_id: str, node: int) -> None:
+        """Enter in the index of an event what a node waits for, from Trio."""
+        await self._waits.watch(home, run_id, node)
+
+    async def unwatch(self, home: str, run_id: str) -> None:
+        """Remove from the indexes of events what a run has waited for, from Trio."""
+        await self._waits.unwatch(home, run_id)
+
     async def revoke_members(self, home: str, fields: Mapping[str, bytes]) -> None:
         """Revoke the jobs of a run that are on their queues or run, from Trio.
 
@@ -267,6 +350,10 @@ def _merge_bits(bitmaps: Sequence[bytes]) -> bytes:
     for bitmap in bitmaps:
         merged |= int.from_bytes(bitmap.ljust(size, b"\0"), "big")
     return merged.to_bytes(size, "big")
+
+
+def _type_of(declared: "DeclaredWorkflow[..., Any]") -> RunResultType:
+    return RunResultType(task=declared)
 
 
 def check_life(life: object) -> float:

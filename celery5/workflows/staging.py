@@ -81,7 +81,7 @@ def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> list[Any]:
         fields["tail"] = f',"trace":{msgspec.json.encode(terms.trace).decode()}'
     for name, raw in (terms.inputs or {}).items():
         fields[f"v{plan.inputs[name]}"] = raw.decode()
-    return ["start", terms.run_id, fields, list(plan.roots), list(plan.maps)]
+    return ["start", terms.run_id, fields, list(plan.roots), list(plan.maps), list(plan.waits)]
 
 
 async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: Source, run_id: str) -> bool:

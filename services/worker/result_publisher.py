@@ -370,7 +370,10 @@ class ResultPublisher:
         reply, advanced = await self._redis.perform_all(
             [cast("Call[Any]", settle), cast("Call[Any]", advance)]
         )
-        self._run_progress.note_advance(keys.queue, cast("workflows.Advance", advanced))
+        progress = cast("workflows.Advance", advanced)
+        if progress.problem:
+            self._log.event("workflow:record-failed", "error", queue=keys.queue, why=progress.problem)
+        self._run_progress.note_advance(keys.queue, progress)
         return cast("T", reply)
 
     def _filter_unsettled(self, batch: SettlementBatch, sent: bool) -> SettlementBatch:

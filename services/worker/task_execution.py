@@ -18,7 +18,7 @@ from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.errors import BadArguments, BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery, check_start_deadline
-from celery5.protocol.job.messages import Failure
+from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import (
     INTERRUPTED,
     JOB_REVOKED,
@@ -42,6 +42,7 @@ from celery5.services.worker.lease import MARGIN_FRACTION, WorkerIdentity, now
 from celery5.services.worker.time_limits import Deadlines
 from celery5.services.workflows.member_jobs import MemberJobs, needs_preparing
 from celery5.tasks.deduplication import get_rejection
+from celery5.tasks.task import Task
 
 YIELD_INTERVAL = 0.005
 """Seconds that one executor may run jobs that never wait, before it lets other tasks run."""
@@ -291,18 +292,10 @@ class TaskExecution:
         ):
             return rejection
         task = self._tasks[command.task]
-        args: Sequence[Any] = ()
-        kwargs: Mapping[str, Any] = {}
         member = needs_preparing(command, task) if "~" in command.id else None
-        if member is None:
-            try:
-                args, kwargs = task.parameters.decode(command.args, command.kwargs)
-            except BadArguments as error:
-                return PermanentFailure(
-                    Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error))
-                )
-            except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
-                return PermanentFailure(Reason.BAD_ARGUMENTS, make_failure(error))
+        decoded = _NO_ARGUMENTS if member is not None else _decode_arguments(task, command)
+        if isinstance(decoded, PermanentFailure):
+            return decoded
         CURRENT_JOB.set(
             CurrentJob(
                 command.id,
@@ -321,10 +314,10 @@ class TaskExecution:
             if member is not None:
                 return await self._member_jobs.run(delivery, command, member, task, runner, running_job)
             if task.deduplicate is not None:
-                duplicate = get_rejection(await runner.execute(task.deduplicate, args, kwargs, running_job))
+                duplicate = get_rejection(await runner.execute(task.deduplicate, *decoded, running_job))
                 if duplicate is not None:
                     return duplicate
-            return await runner.execute(task.function, args, kwargs, running_job)
+            return await runner.execute(task.function, *decoded, running_job)
         except Exception as error:  # no thread could be started, say
             return get_error_outcome(error)
         finally:
@@ -440,3 +433,17 @@ _Recorder = Callable[[Delivery], None] | None
 _AWAITED_HINT = (
     "they take no notice of being cancelled, and run here: this worker begins anew when they have ended"
 )
+
+
+_Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+_NO_ARGUMENTS: _Arguments = ((), {})
+
+
+def _decode_arguments(task: Task[..., Any], command: Command) -> _Arguments | PermanentFailure:
+    """Return the arguments of a job, or why they cannot be decoded."""
+    try:
+        return task.parameters.decode(command.args, command.kwargs)
+    except BadArguments as error:
+        return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
+    except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
+        return PermanentFailure(Reason.BAD_ARGUMENTS, make_failure(error))

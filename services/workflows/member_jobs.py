@@ -1,8 +1,8 @@
 """Run the jobs of workflows whose message does not have all that they need.
 
 A member's message has its arguments, as any job's has. Only where they are too many, or lie deep in other results, the
-worker reads them when the job runs. It also makes a map of a result, runs the items of a chunk, and publishes the workflow
-that a dynamic job returns.
+worker reads them when the job runs. It also makes a map of a result, runs the items of a chunk, and publishes the
+workflow that a dynamic job returns.
 """
 
 import inspect

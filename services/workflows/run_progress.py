@@ -1,9 +1,9 @@
 """Move the runs of workflows on whose home is a queue of this worker, and send what they have for other queues.
 
-A run is changed by one script only, `advance.lua`. It is called in the trip that settles members of runs, and here until
-nothing is left. What it cannot do in the slot of its queue it puts into an outbox: jobs of other queues, what has ended for
-runs of other queues, jobs to revoke. A worker takes an entry, performs it and removes it; when the worker dies, another one
-takes it. Each entry may be performed twice: a job is published once for its id, a node ends once.
+A run is changed by one script only, `advance.lua`. It is called in the trip that settles members of runs, and here
+until nothing is left. What it cannot do in the slot of its queue it puts into an outbox: jobs of other queues, what has
+ended for runs of other queues, jobs to revoke. A worker takes an entry, performs it and removes it; when the worker
+dies, another one takes it. Each entry may be performed twice: a job is published once for its id, a node ends once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -175,6 +175,8 @@ class RunRelay:
         """Apply all records of a queue."""
         while True:
             advance = await self._redis.perform(calls.advance(keys, ttl=self._ttl, is_worker=True))
+            if advance.problem:
+                self._log.event("workflow:record-failed", "error", queue=keys.queue, why=advance.problem)
             if advance.outbox:
                 self._progress.note_outbox(keys.queue)
             if not advance.left:
@@ -225,14 +227,24 @@ class RunRelay:
                 by_home.setdefault(fields["home"].decode(), []).append(fields["record"])
             elif "job" in fields:
                 jobs.append(_make_job(fields))
-            elif "revoke" in fields:
-                await self._app.workflows.revoke_members(keys.queue, entry.fields)
+            else:
+                await self._perform_one(keys.queue, fields)
         for home, records in by_home.items():
-            await self._app.workflows.apply(home, [msgspec.msgpack.decode(record) for record in records])
+            await self._app.workflows.apply(home, records)
         if jobs:
             await self._publish(keys, jobs)
         for call in calls.remove_from_outbox(keys, [entry.id for entry in entries]):
             await self._redis.perform(call)
+
+    async def _perform_one(self, home: str, fields: Mapping[str, bytes]) -> None:
+        """Perform an entry that is neither a job nor a record."""
+        workflows = self._app.workflows
+        if "revoke" in fields:
+            await workflows.revoke_members(home, fields)
+        elif "watch" in fields:
+            await workflows.watch(home, fields["watch"].decode(), int(fields["node"]))
+        elif "unwatch" in fields:
+            await workflows.unwatch(home, fields["unwatch"].decode())
 
     async def _publish(self, keys: QueueKeys, jobs: Sequence[Job]) -> None:
         """Publish jobs of other queues, and of keys. One whose key another job has is rejected."""
@@ -244,7 +256,8 @@ class RunRelay:
         ]
         if rejected:
             self._progress.note_advance(
-                keys.queue, await self._redis.perform(calls.advance(keys, rejected, ttl=self._ttl, is_worker=True))
+                keys.queue,
+                await self._redis.perform(calls.advance(keys, rejected, ttl=self._ttl, is_worker=True)),
             )
 
 

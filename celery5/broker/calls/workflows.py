@@ -30,6 +30,8 @@ class Advance(NamedTuple):
     outbox: int
     # The reply of each record that was given.
     replies: list[Any]
+    # The error of a record that could not be applied; '' for none.
+    problem: str = ""
 
 
 class OutboxEntry(NamedTuple):
@@ -70,7 +72,11 @@ def advance(
     )
     packed = [record if isinstance(record, bytes) else msgspec.msgpack.encode(record) for record in records]
     return script_call(
-        ADVANCE, named, (steps, keys.wake, keys.queue, to_ms(ttl), "1" if is_worker else "", *packed), _advanced, repeatable=True
+        ADVANCE,
+        named,
+        (steps, keys.wake, keys.queue, to_ms(ttl), "1" if is_worker else "", *packed),
+        _advanced,
+        repeatable=True,
     )
 
 
@@ -142,6 +148,25 @@ def read_bits(keys: QueueKeys, run_id: str, node: int, name: str) -> Call[bytes]
     return Call(("GET", f"{keys.run(run_id)}:{node}:{name}"), lambda raw: raw or b"", repeatable=True)
 
 
+def add_watch(keys: Keys, index: str, waiter: str, *, life: float) -> list[Call[int]]:
+    """Note that a node of a run waits for an event with certain values."""
+    key = keys.event_waits(index)
+    return [
+        Call(("SADD", key, waiter), int, repeatable=True),
+        Call(("PEXPIRE", key, to_ms(life)), int, repeatable=True),
+    ]
+
+
+def remove_watch(keys: Keys, index: str, waiter: str) -> Call[int]:
+    """Forget that a node waits for an event."""
+    return Call(("SREM", keys.event_waits(index), waiter), int, repeatable=True)
+
+
+def list_watches(keys: Keys, index: str) -> Call[list[str]]:
+    """Return who waits for an event with certain values."""
+    return Call(("SMEMBERS", keys.event_waits(index)), _texts, repeatable=True)
+
+
 def has_outbox(keys: QueueKeys) -> Call[bool]:
     """Return whether anything was ever put into the outbox."""
     return Call(("EXISTS", keys.run_outbox), bool, repeatable=True)
@@ -188,7 +213,7 @@ def count_live_runs(keys: QueueKeys) -> Call[int]:
 
 
 def _advanced(raw: Any) -> Advance:
-    return Advance(int(raw[0]), int(raw[1]), list(raw[2]))
+    return Advance(int(raw[0]), int(raw[1]), list(raw[2]), decode_text(raw[3]))
 
 
 def _scanned(raw: Any) -> tuple[str, dict[str, bytes]]:

@@ -222,6 +222,11 @@ class Parameters:
         self._fixed = next(iter(self._wholes.values())) if len(self._wholes) == 1 else None
 
     @property
+    def signature(self) -> inspect.Signature:
+        """The signature of the function."""
+        return self._signature
+
+    @property
     def positional_names(self) -> tuple[str, ...]:
         """Return the names of the positional parameters, in order."""
         return self._names

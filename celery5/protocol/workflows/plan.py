@@ -115,7 +115,7 @@ def decode_expression(plain: Any) -> Expression:
 
 
 Template: TypeAlias = Sequence[Any]
-"""The parts of a message: a text; the number of a node, for its value; True, for the item of a map; a list of templates."""
+"""The parts of a message: a text; the number of a node, for its value; True, for the item; a list of templates."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -238,6 +238,8 @@ class Plan:
     end: int
     # The nodes that are arguments of the run, by parameter.
     inputs: Mapping[str, int]
+    # The waits for events whose values are known when a run begins.
+    waits: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:

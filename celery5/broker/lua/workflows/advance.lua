@@ -16,7 +16,8 @@
 --       4 ttl in ms of a run that has ended
 --       5 '1' when the caller is a worker: then it does what is left; else workers are notified of that
 --       6.. records that are applied first, packed
--- Returns how many records are left, how many entries the outbox has, and a reply for each record of ARGV.
+-- Returns how many records are left, how many entries the outbox has, a reply for each record of ARGV, and the error of a
+-- record that could not be applied ('' for none).
 -- A run lives in the slot of one queue, its home, and only this script changes it. Fields of a run: protocol/workflows/runs.py.
 -- A record may come twice: a node ends once, by its state; a member of a map once, by its bit.
 local ended, prefix, definitions, outbox, due, past = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -215,6 +216,7 @@ local function end_run(run, letter)
   redis.call('ZADD', past, now, run.id)
   redis.call('ZREMRANGEBYRANK', past, 0, -KEPT - 1)
   record_later('keep', run.id, false, 0)
+  if get(run, 'watched') then to_outbox('unwatch', run.id) end
   if run.fields.parent then
     local stored = letter == SUCCESS and not string.find(text, '"reason":"stored"', 1, true)
     local outcome = letter == SUCCESS and (stored and value or '{"$run":' .. cjson.encode(run.id) .. '}') or text
@@ -352,20 +354,27 @@ end
 local begin
 -- Take a signal that was kept for a node that waits.
 local function take_signal(run, name)
-  local kept = get(run, 'q' .. name)
+  local kept = get(run, 'q:' .. name)
   kept = kept and cmsgpack.unpack(kept) or {}
   local value = table.remove(kept, 1)
-  if value then put(run, 'q' .. name, kept[1] and cmsgpack.pack(kept) or false) end
+  if value then put(run, 'q:' .. name, kept[1] and cmsgpack.pack(kept) or false) end
   return value
+end
+-- Have a worker enter in the index of an event what a node waits for.
+local function watch(run, n)
+  put(run, 'o' .. n, 1)
+  put(run, 'watched', 1)
+  to_outbox('watch', run.id, 'node', n)
 end
 local function begin_wait(run, n, node)
   local value = take_signal(run, node.name)
   if value then return succeed(run, n, node, 0, value) end
   set_state(run, n, 'W')
-  local waiting = get(run, 'p' .. node.name)
+  local waiting = get(run, 'p:' .. node.name)
   waiting = waiting and cmsgpack.unpack(waiting) or {}
   waiting[#waiting + 1] = n
-  put(run, 'p' .. node.name, cmsgpack.pack(waiting))
+  put(run, 'p:' .. node.name, cmsgpack.pack(waiting))
+  if node.where and not get(run, 'o' .. n) then watch(run, n) end
   if node.d then wake_at(run, n, now + node.d) end
 end
 function begin(run, n, node)
@@ -565,7 +574,7 @@ local function fail_member(run, n, generation, member, state, document)
 end
 local handlers = {}
 -- Start a run, unless there is one of its id. Returns 1 when it is new.
-function handlers.start(id, fields, roots, totals)
+function handlers.start(id, fields, roots, totals, waits)
   if run_of(id) then return 0 end
   if redis.call('HLEN', definitions .. fields.def) ~= tonumber(fields.size) + 1 then return -1 end
   local run = {id = id, key = prefix .. id, fields = {}, changed = {}, work = {}}
@@ -582,6 +591,7 @@ function handlers.start(id, fields, roots, totals)
     redis.call('PERSIST', items)
     add(run, 'all', run.fields['t' .. n])
   end
+  for _, n in ipairs(waits or {}) do watch(run, n) end -- bound: the waits of a plan, 100 at most
   look_at(run)
   for n = #roots, 1, -1 do later(run, 'begin', roots[n]) end -- bound: the roots of a plan, 500 at most
   work_on(run)
@@ -659,19 +669,19 @@ end
 function handlers.signal(id, name, value, signal_id)
   local run = run_of(id)
   if not run or get(run, 'state') ~= LIVE then return 0 end
-  local known = get(run, 'i' .. name)
+  local known = get(run, 'i:' .. name)
   known = known and cmsgpack.unpack(known) or {}
   for _, one in ipairs(known) do -- bound: 100
     if one == signal_id then return 1 end
   end
   known[#known + 1] = signal_id
   if #known > 100 then table.remove(known, 1) end
-  put(run, 'i' .. name, cmsgpack.pack(known))
-  local waiting = get(run, 'p' .. name)
+  put(run, 'i:' .. name, cmsgpack.pack(known))
+  local waiting = get(run, 'p:' .. name)
   waiting = waiting and cmsgpack.unpack(waiting) or {}
   while waiting[1] do -- bound: the nodes that wait for one name
     local n = table.remove(waiting, 1)
-    put(run, 'p' .. name, waiting[1] and cmsgpack.pack(waiting) or false)
+    put(run, 'p:' .. name, waiting[1] and cmsgpack.pack(waiting) or false)
     if state_of(run, n) == 'W' then
       wake_no_more(run, n)
       succeed(run, n, node_of(run, n), 0, value)
@@ -680,11 +690,11 @@ function handlers.signal(id, name, value, signal_id)
       return 1
     end
   end
-  local kept = get(run, 'q' .. name)
+  local kept = get(run, 'q:' .. name)
   kept = kept and cmsgpack.unpack(kept) or {}
   if #kept >= 100 then return -1 end
   kept[#kept + 1] = value
-  put(run, 'q' .. name, cmsgpack.pack(kept))
+  put(run, 'q:' .. name, cmsgpack.pack(kept))
   return 1
 end
 -- Put a workflow that a job has returned in the place of its node: the job is settled now, so it is live now.
@@ -795,17 +805,31 @@ function handlers.again(id, from)
   work_on(run)
   return 0
 end
+-- Apply a record. One that raises an error ends its run: nobody knows what is true of it any more.
+local problem = ''
+local function apply(record)
+  local handler = handlers[record[1]]
+  if not handler then return 0 end
+  local done, reply = pcall(handler, unpack(record, 2))
+  if done then return reply or 0 end
+  problem = tostring(record[1]) .. ' ' .. tostring(record[2]) .. ': ' .. tostring(type(reply) == 'table' and reply.err or reply)
+  local run = run_of(string.match(tostring(record[2]), '^[^~]*'))
+  if run and get(run, 'state') == LIVE then
+    put(run, 'error', cjson.encode({v = 1, id = run.id, task = get(run, 'name') or '', state = 'DEAD', failure = {type = 'ScriptError', message = problem}}))
+    end_run(run, 'F')
+  end
+  return 0
+end
 local replies = {}
 for n = 6, #ARGV do -- bound: the records of this call, 100 at most
   local record = cmsgpack.unpack(ARGV[n])
-  replies[n - 5] = handlers[record[1]](unpack(record, 2)) or 0
+  replies[n - 5] = apply(record)
 end
 while budget > 0 do -- bound: ARGV 1
   local record = redis.call('LPOP', ended)
   if not record then break end
-  record = cmsgpack.unpack(record)
   budget = budget - 0.5
-  if handlers[record[1]] then handlers[record[1]](unpack(record, 2)) end
+  apply(cmsgpack.unpack(record))
 end
 write_runs()
 if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
@@ -813,4 +837,4 @@ if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == ea
 end
 local left, to_send = redis.call('LLEN', ended), redis.call('XLEN', outbox)
 if ARGV[5] == '' and (left > 0 or to_send > 0) then redis.call('PUBLISH', wake, 'runs') end
-return {left, to_send, replies}
+return {left, to_send, replies, problem}
