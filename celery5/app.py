@@ -6,6 +6,7 @@ Making an App only stores its arguments: it opens no connection, sets up no logg
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
@@ -238,7 +239,7 @@ class App:
         """
         if function is not None:
             return self.workflows.declare(function)
-        return lambda function: self.workflows.declare(function, **options)
+        return partial(self.workflows.declare, **options)
 
     @lazy_property
     def workflows(self) -> "Workflows":

@@ -326,14 +326,14 @@ class Task(Generic[P, R_co]):
         Without its first argument it is a `Partial`: in a workflow that is the value of the step before it.
         """
         if self.parameters.has_missing(len(args), kwargs):
-            return PartialSignature(self, args, kwargs)
+            return PartialSignature[Any, Any](self, args, kwargs)
         return Signature(self, args, kwargs)
 
     def partial(
         self: "Task[Concatenate[A, Q], R]", *args: Q.args, **kwargs: Q.kwargs
     ) -> "PartialSignature[A, R]":
         """Return a signature without its first argument, also for a task whose parameters all have defaults."""
-        return PartialSignature(self, args, kwargs)
+        return PartialSignature[A, R](self, args, kwargs)
 
     @overload
     def map(
@@ -448,7 +448,7 @@ class Task(Generic[P, R_co]):
         for name, number in (("at_once", options.get("at_once")), ("n", chunk)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 raise Misconfigured(f"{self.name}.map: {name} is {number!r}: give 1 or more")
-        if isinstance(items, str | bytes) or not (items is None or isinstance(items, Iterable)):
+        if isinstance(items, str | bytes) or not (items is None or hasattr(items, "__iter__")):
             raise Misconfigured(f"{self.name}.map takes an iterable of items, got {items!r}")
         check_on_error(options.get("on_error"), f"{self.name}.map")
         group_options = GroupOptions(

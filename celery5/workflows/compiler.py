@@ -22,13 +22,16 @@ from celery5.protocol.workflows.plan import (
     Expression,
     Fields,
     First,
+    Gated,
     Items,
     Known,
     Node,
+    NodeKind,
     OnError,
     Plan,
     Ref,
     Template,
+    decode_expression,
     encode_expression,
     find_refs,
 )
@@ -192,7 +195,7 @@ class Compiler:
             if not node.feeds and node.kind != "input" and not self._is_undo(n)
         ]
         end = Node(kind="end", hidden=True)
-        if self._is_inline([value]):
+        if self._is_inline([value]) and (isinstance(value, Ref) or not self._may_skip()):
             end.template = _render(value)
         end.arguments = {"value": encode_expression(value)}
         number = self.add_node(end, sinks)
@@ -226,12 +229,15 @@ class Compiler:
         )
         return Compiled(plan, tuple(self._sources))
 
+    def _may_skip(self) -> bool:
+        """Return whether a node may have no value at the end of a run that succeeds."""
+        return any(node.on_error in ("skip", "count", "apart") for node in self.nodes)
+
     def _is_known(self, node: Node) -> bool:
         """Return whether what a wait compares is known when a run begins; then an early event is kept."""
         fields = (node.where or {}).get("fields", {})
-        return all(
-            not isinstance(plain, list) or self.nodes[plain[0]].kind == "input" for plain in fields.values()
-        )
+        refs = [ref for plain in fields.values() for ref in find_refs(decode_expression(plain))]
+        return all(self.nodes[ref.node].kind == "input" for ref in refs)
 
     def _is_undo(self, number: int) -> bool:
         return self.nodes[number].name == "undo"
@@ -306,41 +312,52 @@ class Compiler:
         )
         if options.on_error is None and not is_counted:
             inner = replace(context, is_apart=inner.is_apart)
+        entry: int | None = None
+        if after and group.members:
+            entry = self.add_node(Node(kind="relay", task="group", hidden=True), after)
+            after = (entry,)
         start = len(self.nodes)
         parts = [self.add_tree(member, value, after, context=inner) for member in group.members]
         ends = tuple(end for part in parts for end in part.ends)
-        values = tuple(part.value for part in parts)
-        result: Expression = First(values) if options.first else Items(values)
         skips = any(node.on_error == "skip" for node in self.nodes[start:])
         if not parts or not (is_counted or skips):
-            return _Part(result, ends)
-        gate = Node(kind="gate", task="first" if options.first else "group", hidden=True)
+            return _Part(Items(tuple(part.value for part in parts)), ends)
+        # One end for each member: a member that is a group itself ends at a gate of its own.
+        parts = [self._join(part) for part in parts]
+        values = tuple(part.value for part in parts)
+        gate = Node(kind="gate", task="first" if options.first else "group", hidden=True, entry=entry)
         gate.on_error = context.policy_of(options.on_error)
         if options.first:
             gate.first, gate.scope, gate.need = True, (start, len(self.nodes)), 1
         else:
             gate.need = 0 if options.need is None else math.ceil(options.need * len(parts) - 1e-9)
-        # One end for each member: a member that is a group itself ends at a gate of its own.
-        member_ends = [self._join(part) for part in parts]
-        if options.first:
-            gate.scope = (start, len(self.nodes))
-        return _Part(result, (self.add_node(gate, member_ends),))
+        number = self.add_node(gate, [part.ends[0] for part in parts])
+        return _Part(
+            Gated(number, First(values) if options.first else Items(values, is_partial=True)), (number,)
+        )
 
-    def _join(self, part: _Part) -> int:
-        """Return the one node with which a part ends."""
+    def _join(self, part: _Part) -> _Part:
+        """Return a part that ends with one node."""
         if len(part.ends) == 1:
-            return part.ends[0]
-        gate = Node(kind="gate", task="group", hidden=True, on_error="count")
-        gate.need = len(part.ends)
-        return self.add_node(gate, part.ends)
+            return part
+        gate = Node(kind="gate", task="group", hidden=True, on_error="count", need=len(part.ends))
+        number = self.add_node(gate, part.ends)
+        return _Part(Gated(number, part.value), (number,))
 
     def _add_map(
         self, mapped: Map, value: Expression | None, after: Sequence[int], context: _Context
     ) -> _Part:
         if mapped.items is None:
             return self._add_later_map(mapped, value, after, context)
+        node = self._make_map_node(mapped, context.policy_of(_get_own_policy(mapped)))
+        number = self.add_node(node, after)
+        self._sources.append(Source(number, mapped, node.is_keyed))
+        return _Part(Ref(number), (number,))
+
+    def _make_map_node(self, mapped: Map, on_error: str) -> Node:
         task: NodeTask = mapped.task
-        node = self._make_node("map", task, context, mapped.options.on_error)
+        node = self._make_node("map", task, _Context(on_error))
+        node.on_error = on_error
         if mapped.options.need is not None:
             node.need = mapped.options.need
         node.window, node.chunk = mapped.at_once, mapped.chunk
@@ -351,10 +368,8 @@ class Compiler:
         template = _split(_encode_message(task, fields, _ITEM, b"{}", flow, ("", "")))
         if is_keyed:
             template = _widen_item(template)
-        node.template = template
-        number = self.add_node(node, after)
-        self._sources.append(Source(number, mapped, is_keyed))
-        return _Part(Ref(number), (number,))
+        node.template, node.is_keyed, node.star = template, is_keyed, mapped.star
+        return node
 
     def _add_later_map(
         self, mapped: Map, value: Expression | None, after: Sequence[int], context: _Context
@@ -362,10 +377,13 @@ class Compiler:
         """Add a map over the value of the step before: a job that reads it, and makes a map of it."""
         if value is None:
             raise Misconfigured(f"{mapped.task.name}.map() lacks its items: nothing is before it")
-        node = self._make_node("job", mapped.task, context, mapped.options.on_error)
+        node = self._make_node("job", mapped.task, context)
         node.dynamic = True
-        node.chunk, node.window, node.need = mapped.chunk, mapped.at_once, mapped.options.need
-        node.name = "starmap" if mapped.star else "map"
+        policy = context.policy_of(_get_own_policy(mapped))
+        # The map in its place continues or skips, and so does not fail.
+        inner = policy if policy in ("continue", "skip") else "fail"
+        node.on_error = "fail" if inner == policy else policy
+        node.later_map = self._make_map_node(mapped, inner)
         node.arguments = {"args": [encode_expression(value)], "kwargs": {}}
         node.template = _split(
             _encode_message(mapped.task, self._make_fields(mapped.task), b"", b"{}", EXPAND, ("", ""))
@@ -375,13 +393,11 @@ class Compiler:
 
     # the messages of nodes
 
-    def _make_node(
-        self, kind: Any, task: NodeTask, context: _Context, on_error: OnError | None = None
-    ) -> Node:
+    def _make_node(self, kind: NodeKind, task: NodeTask, context: _Context) -> Node:
         options = task.send_options
         fields = task.get_shared_fields()
         node = Node(kind=kind, task=task.name, queue=fields.queue, lane=fields.lane)
-        node.on_error = context.policy_of(on_error or options.on_error)
+        node.on_error = context.policy_of(options.on_error)
         node.ignore = frozenset(options.ignore or ())
         node.expires = _get_expiry(options)
         if options.unique_for is not None and options.key is None:
@@ -455,7 +471,7 @@ class Compiler:
             relays: list[int] = []
             for first in range(0, len(targets), MAX_FEEDS):
                 part = targets[first : first + MAX_FEEDS]
-                relay = Node(kind="gate", task="relay", hidden=True, on_error="count", feeds=list(part))
+                relay = Node(kind="relay", task="relay", hidden=True, feeds=list(part))
                 relay.needs = 0 if is_start else 1
                 relays.append(len(self.nodes))
                 self.nodes.append(relay)
@@ -475,6 +491,8 @@ class Compiler:
         """Have jobs of other queues published by the outbox."""
         if node.queue and node.queue != home and node.elsewhere is None:
             node.elsewhere = Elsewhere(queue=node.queue, lane=node.lane)
+        if node.later_map is not None:
+            self._place(node.later_map, home)
 
 
 def compile_workflow(tree: Tree, *, on_error: OnError | None = None, home: str | None = None) -> Compiled:
@@ -492,6 +510,20 @@ def compile_workflow(tree: Tree, *, on_error: OnError | None = None, home: str |
     return compiler.finish(compiler.add_tree(tree).value)
 
 
+def make_later_map(plain: Mapping[str, Any], task: NodeTask, items: Sequence[Raw], home: str) -> Compiled:
+    """Return the plan of a map over a result, from the node that the plan of its run has for it."""
+    node = msgspec.msgpack.encode({**plain, "f": [1], "n": 0})
+    end = Node(kind="end", hidden=True, needs=1, arguments={"value": encode_expression(Ref(0))})
+    plan = Plan(nodes=(node, end.encode()), home=home, roots=(0,), maps=(0,), size=0, end=1, inputs={})
+    mapped = Map(task=task, items=items, star=bool(plain.get("star")), chunk=plain.get("chunk"))
+    return Compiled(plan, (Source(0, mapped, bool(plain.get("keyed"))),))
+
+
+def _get_own_policy(mapped: Map) -> OnError | None:
+    own: OnError | None = mapped.options.on_error or mapped.task.send_options.on_error
+    return own
+
+
 def _is_placeholder(value: Any) -> bool:
     return isinstance(value, Placeholder)
 
@@ -506,7 +538,7 @@ def _is_complex(expression: Expression) -> bool:
         return any(isinstance(item, Fields) or _is_complex(item) for item in expression.items)
     if isinstance(expression, Fields):
         return any(map(_is_complex, expression.fields.values()))
-    return isinstance(expression, First)
+    return isinstance(expression, First | Gated)
 
 
 def _get_expiry(options: Options) -> float | None:
@@ -546,7 +578,7 @@ def _to_marked(expression: Expression) -> bytes:
         case Fields(fields):
             pairs = [msgspec.json.encode(name) + b":" + _to_marked(value) for name, value in fields.items()]
             return b"{" + b",".join(pairs) + b"}"
-        case First():
+        case First() | Gated():
             raise AssertionError("a choice is never put into a message")
 
 

@@ -314,5 +314,7 @@ def _list_members(members: tuple[Any, ...], what: str) -> list["Workflow[Any] | 
     return [check_composed(member) for member in members]
 
 
-def _wrap(tree: Tree) -> "ComposedWorkflow[Any] | ComposedPartial[Any, Any]":
-    return ComposedPartial(tree) if takes_input(tree) else ComposedWorkflow(tree)
+def _wrap(tree: Tree) -> Any:
+    if takes_input(tree):
+        return ComposedPartial[Any, Any](tree)
+    return ComposedWorkflow[Any](tree)

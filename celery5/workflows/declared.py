@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import (
@@ -318,7 +318,7 @@ class Flow:
         node.where = {"event": declaration, "fields": fields}
 
     @contextmanager
-    def parallel(self) -> Iterator[None]:
+    def parallel(self) -> Generator[None]:
         """Begin the steps of this block together."""
         outer_start, outer_ends = self._start, self._ends
         start = list(self._begin())
@@ -331,7 +331,7 @@ class Flow:
             self._end(ends)
 
     @contextmanager
-    def sequence(self) -> Iterator[None]:
+    def sequence(self) -> Generator[None]:
         """Inside a parallel block: begin the steps of this block one after another."""
         outer_start, outer_ends, outer_after = self._start, self._ends, self._after
         self._after, self._start = list(self._begin()), None

@@ -5,6 +5,7 @@ each the event as a signal, whose id follows from the event: so an event that co
 """
 
 from collections.abc import Mapping
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -115,7 +116,7 @@ class EventWaits:
         """Remove what a run has waited for, from Trio."""
         redis = await self._app.connections.get_async_driver()
         keys = self._app.queue(home)
-        run = await scan_all(redis, lambda cursor: calls.scan_run(keys, run_id, cursor))
+        run = await scan_all(redis, partial(calls.scan_run, keys, run_id))
         for name in run:
             if name[0] == "o" and name[1:].isdigit():
                 index = await self._read_index(redis, home, run_id, int(name[1:]))

@@ -1,10 +1,12 @@
 """The graph of a run, with the states of its nodes: as data, and as a drawing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from celery5.broker.call import Call
 from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
@@ -72,18 +74,20 @@ _CLASSES = (
 
 async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGraph:
     """Read the graph of a run; it has no nodes when the run is not known."""
-    fields = await scan_all(redis, lambda cursor: calls.scan_run(keys, run_id, cursor))
+    fields = await scan_all(redis, partial(calls.scan_run, keys, run_id))
     if "def" not in fields:
         return RunGraph(id=run_id, nodes=())
     digest = fields["def"].decode()
-    stored = await scan_all(redis, lambda cursor: calls.scan_plan(keys, digest, cursor))
+    stored = await scan_all(redis, partial(calls.scan_plan, keys, digest))
     plan = {int(name): decode_node(raw) for name, raw in stored.items() if name.isdigit()}
     visible = {number: node for number, node in plan.items() if not node.get("h")}
     nodes = tuple(_make_node(number, node, plan, fields) for number, node in sorted(visible.items()))
     return RunGraph(id=run_id, nodes=nodes)
 
 
-async def scan_all(redis: AsyncDriver, make_call: Any) -> dict[str, bytes]:
+async def scan_all(
+    redis: AsyncDriver, make_call: Callable[[str], Call[tuple[str, dict[str, bytes]]]]
+) -> dict[str, bytes]:
     """Return all fields of a hash, which is read in portions."""
     found: dict[str, bytes] = {}
     cursor = "0"

@@ -1,6 +1,7 @@
 """The workflows of an application: `app.workflows` starts runs, finds them, and moves them on."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from celery5.application import Application
@@ -284,7 +285,7 @@ class Workflows:
         redis = await self._app.connections.get_async_driver()
         keys = self._app.queue(home)
         run_id = fields["revoke"].decode()
-        run = await scan_all(redis, lambda cursor: calls.scan_run(keys, run_id, cursor))
+        run = await scan_all(redis, partial(calls.scan_run, keys, run_id))
         if "def" not in run:
             return
         first, last = int(fields.get("from", b"0")), int(fields.get("to", b"1000000000"))

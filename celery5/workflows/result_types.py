@@ -1,6 +1,6 @@
 """The types of the results of workflows, as far as the annotations of their tasks say them."""
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -38,6 +38,8 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
         if bytes(raw) == b"null" and (options.ignore or options.on_error == "skip"):
             return None
         return tree.task.result_type.decode(raw)
+    if bytes(raw) == b"null":
+        return None  # it was skipped
     if isinstance(tree, Group) and tree.options.first:
         return msgspec.json.decode(raw)  # nobody knows whose value it is
     try:
@@ -48,7 +50,7 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
         if tree.options.on_error == "continue" or tree.task.send_options.on_error == "continue":
             return msgspec.json.decode(raw)
         return [tree.task.result_type.decode(item) for item in items]
-    group: Group = cast("Group", tree)
+    group: Group = tree
     if len(items) != len(group.members) or group.options.on_error == "continue":
         return msgspec.json.decode(raw)
     values = [_decode(member, item) for member, item in zip(group.members, items, strict=True)]

@@ -138,10 +138,8 @@ def encode_items(source: Source) -> Iterator[bytes]:
 
 
 def _check_items(source: Source) -> Iterable[Any]:
-    items = source.map.items
-    if items is None or isinstance(items, str | bytes) or not isinstance(items, Iterable):
-        raise BadArguments(f"{source.map.task.name}.map takes an iterable, got {items!r}")
-    return items
+    assert source.map.items is not None, "a source has items"
+    return source.map.items
 
 
 def _encode_item(source: Source, item: Any) -> bytes:

@@ -14,6 +14,7 @@ from celery5.protocol.workflows.plan import (
     Expression,
     Fields,
     First,
+    Gated,
     Items,
     Known,
     Ref,
@@ -96,7 +97,7 @@ class RunValues:
             read = [calls.read_bucket(self._keys, run_id, node, bucket) for bucket in part]
             for results in await self._redis.perform_all(read):
                 for position in sorted(results):
-                    if not is_chunked:
+                    if not is_chunked or not results[position].startswith(b"["):
                         yield results[position]
                         continue
                     for item in _RAW_LIST.decode(results[position]):
@@ -131,11 +132,15 @@ def _assemble(expression: Expression, values: Mapping[int, bytes]) -> bytes | No
         case Ref(node, path):
             value = values.get(node)
             return value if value is None or not path else pick(value, path)
+        case Gated(gate, gated):
+            return (_assemble(gated, values) or b"null") if gate in values else None
         case First(choices):
             values_made = (_assemble(choice, values) for choice in choices)
             return next((value for value in values_made if value is not None), None)
-        case Items(items):
+        case Items(items, is_partial):
             made = [_assemble(item, values) for item in items]
+            if not is_partial and None in made:
+                return None
             return b"[" + b",".join(item for item in made if item is not None) + b"]"
         case Fields(fields):
             pairs = [

@@ -25,10 +25,9 @@ from celery5.runners.outcome import get_error_outcome
 from celery5.runners.running_job import RunningJob
 from celery5.services.worker.concurrency_budget import Runner
 from celery5.tasks.task import Task
-from celery5.workflows.compiler import CHUNK, EXPAND, compile_workflow
+from celery5.workflows.compiler import CHUNK, EXPAND, Compiled, compile_workflow, make_later_map
 from celery5.workflows.compose import Composed, check_workflow
 from celery5.workflows.staging import RunTerms, stage
-from celery5.workflows.tree import GroupOptions, Map, Tree
 from celery5.workflows.values import RunValues
 
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
@@ -85,7 +84,10 @@ class MemberJobs:
         if not returned or type(outcome) is not Returned:
             return outcome
         try:
-            await self._publish(delivery, member, check_workflow(returned[0]).tree)
+            home = member.home or delivery.queue
+            await self._publish(
+                delivery, member, compile_workflow(check_workflow(returned[0]).tree, home=home)
+            )
         except Misconfigured as error:
             return PermanentFailure(
                 Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error))
@@ -141,23 +143,13 @@ class MemberJobs:
             raise BadArguments(
                 f"{task.name}.map() takes a list from the step before it, got {shown}"
             ) from None
-        tree = Map(
-            task=task,
-            items=listed,
-            star=node.get("name") == "starmap",
-            chunk=node.get("chunk"),
-            at_once=node.get("w"),
-            options=GroupOptions(
-                need=node.get("q"), on_error=None if node.get("o") in (None, "count", "apart") else node["o"]
-            ),
-        )
-        await self._publish(delivery, member, tree)
+        keys = self._keys(delivery, member)
+        await self._publish(delivery, member, make_later_map(node["m"], task, listed, keys.queue))
         return Returned(b"null")
 
-    async def _publish(self, delivery: Delivery, member: MemberId, tree: Tree) -> None:
+    async def _publish(self, delivery: Delivery, member: MemberId, compiled: Compiled) -> None:
         """Publish a workflow beside the run. The settlement of this delivery makes it live, and nothing else does."""
         keys = self._keys(delivery, member)
-        compiled = compile_workflow(tree, home=keys.queue)
         run_id = derive_job_id(member.frame, delivery.queue, delivery.entry.decode())
         terms = RunTerms(run_id=run_id, name=f"{member.frame}", life=DEFAULT_LIFE)
         record = await stage(await self._app.connections.get_async_driver(), keys, compiled, terms)

@@ -27,6 +27,7 @@ SCRIPTED = {
     "scheduling",
     "scripts",
     "streams",
+    "workflows",
 }
 """The folders whose tests call nearly every script."""
 

@@ -1,7 +1,7 @@
 """Build the calls that keep plans, start runs of workflows, and move them on."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -218,16 +218,18 @@ def _advanced(raw: Any) -> Advance:
 
 def _scanned(raw: Any) -> tuple[str, dict[str, bytes]]:
     cursor, flat = raw
-    if isinstance(flat, dict):  # RESP3 has maps
-        return decode_text(cursor), {decode_text(name): value for name, value in flat.items()}
-    return decode_text(cursor), {
-        decode_text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)
-    }
+    return decode_text(cursor), {decode_text(name): value for name, value in _pairs(flat)}
+
+
+def _pairs(raw: Any) -> Iterable[tuple[bytes, bytes]]:
+    """Return the pairs of a reply: a map in RESP3, a flat list in RESP2."""
+    if hasattr(raw, "items"):
+        return cast("Iterable[tuple[bytes, bytes]]", raw.items())
+    return zip(raw[::2], raw[1::2], strict=True)
 
 
 def _bucket(raw: Any) -> dict[int, bytes]:
-    pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
-    return {int(name): value for name, value in pairs}
+    return {int(name): value for name, value in _pairs(raw)}
 
 
 def _outbox(entries: Any) -> list[OutboxEntry]:

@@ -6,7 +6,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -19,8 +19,9 @@ OnError = Literal["fail", "continue", "skip", "hold"]
 fail: the run fails. continue: what depends on the node gets an `Outcome`. skip: what depends on it is skipped, and a
 join goes on without it. hold: the run waits until the dead letter is replayed.
 """
-NodeKind = Literal["job", "map", "gate", "sleep", "wait", "input", "end"]
-"""job: one job. map: a job for each item. gate: no job; it ends when those before it have. sleep, wait: no job either.
+NodeKind = Literal["job", "map", "relay", "gate", "sleep", "wait", "input", "end"]
+"""job: one job. map: a job for each item. relay, gate: no job; they end when those before them have; a relay is skipped with
+them, a gate counts which of them succeeded. sleep, wait: no job either.
 input: an argument of the run. end: the run ends with it."""
 MAX_FEEDS = 100
 """The most nodes that one node feeds, and roots of a plan: a script that ends it looks at all of them."""
@@ -47,9 +48,11 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list of values. Those of skipped nodes are left out."""
+    """A list of values."""
 
     items: tuple["Expression", ...]
+    # Leave out what has no value; else the list has none either when one of its items has none.
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,15 @@ class First:
     choices: tuple["Expression", ...]
 
 
-Expression: TypeAlias = Known | Ref | Items | Fields | First
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """A value that there is only when a gate has let it through."""
+
+    gate: int
+    value: "Expression"
+
+
+Expression: TypeAlias = Known | Ref | Items | Fields | First | Gated
 """How a value is made of the values of nodes."""
 
 
@@ -81,6 +92,8 @@ def find_refs(expression: Expression) -> Iterator[Ref]:
             stack += reversed(current.items)
         elif isinstance(current, First):
             stack += reversed(current.choices)
+        elif isinstance(current, Gated):
+            stack += (current.value, Ref(current.gate))
         elif isinstance(current, Fields):
             stack += current.fields.values()
 
@@ -92,10 +105,12 @@ def encode_expression(expression: Expression) -> Any:
             return raw.decode()
         case Ref(node, path):
             return [node, *path]
+        case Gated(gate, value):
+            return {"gate": gate, "value": encode_expression(value)}
         case First(choices):
             return {"first": [encode_expression(choice) for choice in choices]}
-        case Items(items):
-            return {"items": [encode_expression(item) for item in items]}
+        case Items(items, is_partial):
+            return {"some" if is_partial else "items": [encode_expression(item) for item in items]}
         case Fields(fields):
             return {"fields": {name: encode_expression(value) for name, value in fields.items()}}
 
@@ -105,12 +120,15 @@ def decode_expression(plain: Any) -> Expression:
     if isinstance(plain, bytes | str):
         return Known(plain if isinstance(plain, bytes) else plain.encode())
     if isinstance(plain, list):
-        node, *path = plain
-        return Ref(int(node), tuple(path))
+        steps: list[Any] = list(cast("list[Any]", plain))
+        return Ref(int(steps[0]), tuple(steps[1:]))
+    if "gate" in plain:
+        return Gated(int(plain["gate"]), decode_expression(plain["value"]))
     if "first" in plain:
         return First(tuple(map(decode_expression, plain["first"])))
-    if "items" in plain:
-        return Items(tuple(map(decode_expression, plain["items"])))
+    for name in ("items", "some"):
+        if name in plain:
+            return Items(tuple(map(decode_expression, plain[name])), is_partial=name == "some")
     return Fields({name: decode_expression(value) for name, value in plain["fields"].items()})
 
 
@@ -171,6 +189,8 @@ class Node:
     # A gate that ends with the first success; then the nodes `scope` are ended.
     first: bool = False
     scope: tuple[int, int] = (0, 0)
+    # The relay before the members of a gate: when that is skipped, the gate is, too.
+    entry: int | None = None
     undo: int | None = None
     # Seconds of a sleep, or until a wait gives up.
     seconds: float | None = None
@@ -184,9 +204,18 @@ class Node:
     dynamic: bool = False
     # Items of a map in one job.
     chunk: int | None = None
+    # Of a job that makes a map of its argument: the node of that map.
+    later_map: "Node | None" = None
+    # Of such a map: each item has all arguments of a job; the items bring the keys of a limit.
+    star: bool = False
+    is_keyed: bool = False
 
     def encode(self) -> bytes:
         """Return the node as the script reads it."""
+        return msgspec.msgpack.encode(self.to_plain())
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the node as plain values, by short names, without those that have their default."""
         values: dict[str, Any] = {
             "k": self.kind,
             "task": self.task,
@@ -203,6 +232,7 @@ class Node:
             "w": self.window,
             "q": self.need,
             "first": self.first,
+            "entry": self.entry,
             "u": self.undo,
             "d": None if self.seconds is None else int(self.seconds * 1000),
             "name": self.name,
@@ -210,10 +240,13 @@ class Node:
             "h": self.hidden,
             "dynamic": self.dynamic,
             "chunk": self.chunk,
+            "m": self.later_map and self.later_map.to_plain(),
+            "star": self.star,
+            "keyed": self.is_keyed,
         }
         if self.first:
             values["from"], values["to"] = self.scope
-        return msgspec.msgpack.encode({name: value for name, value in values.items() if _is_set(value)})
+        return {name: value for name, value in values.items() if _is_set(value)}
 
 
 def _is_set(value: object) -> bool:

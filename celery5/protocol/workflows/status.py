@@ -127,7 +127,7 @@ def _describe_error(raw: bytes) -> str:
         return ""
     try:
         document: Any = msgspec.json.decode(raw)
-        failure = document.get("failure") or {}
+        failure: Any = document.get("failure") or {}
         return f"{failure.get('type', document.get('state', ''))}: {failure.get('message', document.get('reason', ''))}"
     except (msgspec.DecodeError, AttributeError):
         return raw[:200].decode(errors="replace")

@@ -392,6 +392,10 @@ function begin(run, n, node)
     wake_at(run, n, now + node.d)
   elseif node.k == 'wait' then
     begin_wait(run, n, node)
+  elseif node.k == 'relay' then
+    succeed(run, n, node, 0, 'null')
+  elseif node.entry and state_of(run, node.entry) ~= 'D' then
+    skip(run, n, node)
   elseif node.k == 'end' then
     if get(run, 'error') then fail_run(run, 'F') else end_run(run, SUCCESS) end
   else
@@ -553,7 +557,8 @@ local function fail_member(run, n, generation, member, state, document)
   if is_live and (is_ignored or node.o == 'continue') then
     if not is_ignored then add(run, 'bad', 1) end
     redis.call('SETBIT', key .. ':done', member, 1)
-    redis.call('HSET', key .. ':r' .. math.floor(member / BUCKET), member % BUCKET, is_ignored and 'null' or outcome_of(state, document))
+    redis.call('HSET', key .. ':r' .. math.floor(member / BUCKET), member % BUCKET,
+      not is_ignored and outcome_of(state, document) or node.o == 'continue' and '{"state":"SUCCESS","value":null}' or 'null')
     add(run, 'd' .. n, 1)
     if is_ignored then add(run, 'done', 1) end
     add(run, 'active', -1)

@@ -1,0 +1,199 @@
+"""Random workflows over four queues come to what a reference interpreter says."""
+
+import json
+import os
+import random
+from typing import Any
+from zlib import crc32
+
+import pytest
+import redis
+import trio
+
+from celery5 import App, RetryPolicy, chain, first, fork, group
+from celery5.errors import WorkflowFailed
+from celery5.tasks import Task
+from celery5.workflows.compose import Workflow
+from celery5.workflows.tree import describe
+from tests.redis.worker.workers import working
+from tests.redis.workflows.reference import Reference, RunFails
+
+SEEDS = range(*map(int, os.environ.get("CELERY5_WORKFLOW_SEEDS", "0:300").split(":")))
+AT_ONCE = 40
+QUEUES = ("one", "two", "three", "four")
+POLICIES = (None, None, None, "skip", "continue")
+
+
+def plain(value: Any) -> Any:
+    """Return a value without what differs from run to run: errors."""
+    if isinstance(value, dict):
+        kept = {"state": value["state"]}
+        return kept | {"value": plain(value["value"])} if value.get("state") == "SUCCESS" else kept
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def digest(*args: Any) -> int:
+    """Return a number that depends on all arguments, and on their order."""
+    return crc32(json.dumps(plain(list(args)), sort_keys=True).encode()) % 997
+
+
+def mix(value: Any = 0, other: int = 0) -> int:
+    """Return a number that depends on both arguments."""
+    return digest(value, other)
+
+
+def risk(value: Any = 0, other: int = 0) -> int:
+    """Return a number like `mix`; fail for some arguments."""
+    number = digest(value, other)
+    if number % 4 == 0:
+        raise ValueError(number)
+    return number
+
+
+def spread(value: Any = 0, other: int = 0) -> list[int]:
+    """Return a list of up to four numbers."""
+    number = digest(value, other)
+    return [number + n for n in range(number % 5)]
+
+
+class Graphs:
+    """Makes random workflows of three tasks."""
+
+    def __init__(self, app: App) -> None:
+        self.functions: dict[str, Any] = {}
+        self.tasks = {function.__name__: self._declare(app, function) for function in (mix, risk, spread)}
+        self.dynamic = self._declare_dynamic(app)
+
+    def _declare(self, app: App, function: Any) -> Task[Any, Any]:
+        async def run(value: Any = 0, other: int = 0) -> Any:
+            return function(value, other)
+
+        self.functions[function.__name__] = function
+        return app.task(name=function.__name__, max_retries=0)(run)
+
+    def _declare_dynamic(self, app: App) -> Task[Any, Any]:
+        mixed = self.tasks["mix"].options(queue="one")
+
+        def grow(value: Any = 0, other: int = 0) -> Any:
+            number = digest(value, other)
+            if number % 3 == 0:
+                return number
+            return group(mixed.s(number, n) for n in range(number % 4)) | mixed.partial(other)
+
+        async def run(value: Any = 0, other: int = 0) -> Any:
+            return grow(value, other)
+
+        self.functions["grow"] = grow
+        return app.task(name="grow", max_retries=0, dynamic=True)(run)
+
+    def make(self, rnd: random.Random) -> Workflow[Any]:
+        """Return a random workflow."""
+        return self._step(rnd, 4, False)
+
+    def _task(self, rnd: random.Random) -> Task[Any, Any]:
+        name = rnd.choice(("mix", "mix", "mix", "risk", "grow"))
+        task = self.dynamic if name == "grow" else self.tasks[name]
+        options: dict[str, Any] = {"queue": rnd.choice(QUEUES)}
+        if rnd.random() < 0.2:
+            options["on_error"] = rnd.choice(("skip", "continue"))
+        if rnd.random() < 0.1:
+            options["ignore"] = {"DEAD"}
+        return task.options(**options)
+
+    def _step(self, rnd: random.Random, depth: int, is_partial: bool) -> Any:
+        if depth == 0 or rnd.random() < 0.3:
+            return self._call(rnd, is_partial)
+        kind = rnd.choice(("chain", "chain", "group", "fork", "first", "map", "order"))
+        if kind == "chain":
+            steps = [self._step(rnd, depth - 1, is_partial)]
+            steps += [self._step(rnd, depth - 1, True) for _ in range(rnd.randrange(3))]
+            return chain(*steps)
+        if kind == "order":
+            before = self._step(rnd, depth - 1, is_partial)
+            return before >> self._step(rnd, depth - 1, False)
+        if kind == "map":
+            return self._map(rnd, is_partial)
+        if kind == "fork" and is_partial:
+            return fork(*(self._step(rnd, depth - 1, True) for _ in range(rnd.randrange(1, 4))))
+        if kind == "first" and not is_partial:
+            # Only one of them can succeed: which one is first would depend on the time.
+            return first(self._call(rnd, False), on_error=rnd.choice(POLICIES))
+        members = [self._step(rnd, depth - 1, is_partial) for _ in range(rnd.randrange(1, 4))]
+        need = rnd.choice((None, None, 0.5, 1.0))
+        return group(*members, on_error=rnd.choice(POLICIES), need=need)
+
+    def _call(self, rnd: random.Random, is_partial: bool) -> Any:
+        task, other = self._task(rnd), rnd.randrange(100)
+        return task.partial(other) if is_partial else task.s(rnd.randrange(100), other)
+
+    def _map(self, rnd: random.Random, is_partial: bool) -> Any:
+        task = self.tasks[rnd.choice(("mix", "risk"))].options(queue=rnd.choice(QUEUES))
+        options: dict[str, Any] = {
+            "at_once": rnd.choice((None, 1, 2)),
+            "need": rnd.choice((None, None, 0.5)),
+            "on_error": rnd.choice(POLICIES),
+        }
+        kind = rnd.choice(("map", "map", "starmap", "chunks"))
+        if is_partial:
+            spreading = self.tasks["spread"].options(queue=rnd.choice(QUEUES)).partial(rnd.randrange(9))
+            mapped = task.chunks(n=2, **options) if kind == "chunks" else task.map(**options)
+            return chain(spreading, mapped)
+        items = [rnd.randrange(100) for _ in range(rnd.randrange(6))]
+        if kind == "chunks":
+            return task.chunks(items, rnd.randrange(1, 4), **options)
+        if kind == "starmap":
+            return task.starmap([(item, 1) for item in items], **options)
+        return task.map(items, **options)
+
+
+def expect(graphs: Graphs, workflow: Workflow[Any]) -> Any:
+    """Return what a workflow must come to; RunFails when the run must fail."""
+    try:
+        return Reference(graphs.functions).run(workflow.tree)
+    except RunFails:
+        return RunFails
+
+
+@pytest.mark.timeout(1200)
+async def test_random_workflows_come_to_what_the_reference_says(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    app = App(app_name, broker=url, concurrency=200, retry_policy=RetryPolicy(max_retries=0), results_ttl=60)
+    graphs = Graphs(app)
+    limiter, wrong = trio.CapacityLimiter(AT_ONCE), list[str]()
+
+    async def check(seed: int) -> None:
+        async with limiter:
+            workflow = graphs.make(random.Random(seed))
+            wanted = expect(graphs, workflow)
+            run = await app.workflows.astart(workflow)
+            try:
+                found = plain(await run.aget(timeout=4))
+            except WorkflowFailed:
+                found = RunFails
+            except Exception as error:
+                if os.environ.get("DBG"):
+                    g = await run.agraph()
+                    print(await run.astatus())
+                    print(g.to_mermaid())
+                    for k in redis_client.keys("*run:*"):
+                        if redis_client.type(k) == b"hash":
+                            print(k, redis_client.hgetall(k))
+                    for k in redis_client.keys("*"):
+                        if b"ended" in k or b"to-send" in k or k.endswith(b":stream"):
+                            print(
+                                k,
+                                redis_client.type(k),
+                                redis_client.xlen(k)
+                                if redis_client.type(k) == b"stream"
+                                else redis_client.llen(k),
+                            )
+                found = f"{type(error).__name__}: {error}"
+            if found != (wanted if wanted is RunFails else plain(wanted)):
+                wrong.append(f"seed {seed}: {found!r}, not {wanted!r}: {describe(workflow.tree)}")
+
+    async with working(app, queues=QUEUES), trio.open_nursery() as nursery:
+        for seed in SEEDS:
+            nursery.start_soon(check, seed)
+    assert not wrong, f"{len(wrong)} of {len(SEEDS)} are wrong; the first:\n" + "\n".join(wrong[:10])
+    app.close()
