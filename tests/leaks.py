@@ -17,6 +17,7 @@ import redis
 from celery5.broker.calls import leases as lease_calls
 from celery5.broker.keys import EVENTS, GROUP, Keys
 from tests.gate_leaks import gate_leaks, parted
+from tests.run_leaks import check_runs
 
 PATTERN = re.compile(r"celery5:\{(?P<app>[^:{}]+)(?::(?P<queue>[^{}]*))?\}:(?P<what>.+)", re.DOTALL)
 LONGEST_LEASE = 60_000
@@ -154,6 +155,8 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
     gated, lasting = parted(lasting, PATTERN)
     unowned, lasting = _check_streams(server, lasting)
     found += unowned
+    of_runs, lasting = check_runs(server, lasting)
+    found += of_runs
     queues: dict[str, Queue] = {}
     for key in lasting:
         match = PATTERN.fullmatch(key.decode(errors="replace"))

@@ -18,7 +18,7 @@ EVENTS = "{events}"
 _OF_APP = r"queues|paused|settings|schedule-queues|limits|suspended|living:.+|record-streams"
 _OF_EVENTS = r"events:(?:stream|jobs|dead|leases|due|waiting)"
 _OF_QUEUE = (
-    r"stream|high|low|handed|jobs|due|waiting|dead|leases|unique|slots|counts|held|room:.+|"
+    r"stream|high|low|handed|jobs|jobs:(?:ended|to-send|runs)|run:.+|due|waiting|dead|leases|unique|slots|counts|held|room:.+|"
     r"documents(?:-taken|-progress)?:.+|documents|schedules|schedule-times|"
     r"map|groups|relayed|archiving|(?:log|archive|members|incarnations|plan|partition|state|outbox|dead-records):.+"
 )

@@ -215,6 +215,7 @@ local function end_run(run, letter)
   redis.call('ZREM', due, run.id)
   redis.call('ZADD', past, now, run.id)
   redis.call('ZREMRANGEBYRANK', past, 0, -KEPT - 1)
+  redis.call('PEXPIRE', past, ttl)
   record_later('keep', run.id, false, 0)
   if get(run, 'watched') then to_outbox('unwatch', run.id) end
   if run.fields.parent then

@@ -1,0 +1,33 @@
+"""Leaks of workflows: a key of a run without a time to live is a live run's, or that of a record which waits."""
+
+import re
+from typing import Any
+
+OF_RUNS = re.compile(
+    r"(?P<tag>celery5:\{[^:{}]+:[^{}]+\}):(?P<what>jobs:ended|jobs:to-send|jobs:runs|run:(?P<run>[^:]+)(?::.*)?)"
+)
+
+
+def check_runs(server: Any, keys: list[bytes]) -> tuple[list[str], list[bytes]]:
+    """Return what is wrong with the keys of runs that never expire, and the other keys."""
+    found, others = list[str](), list[bytes]()
+    for key in keys:
+        match = OF_RUNS.fullmatch(key.decode(errors="replace"))
+        if match is None:
+            others.append(key)
+        elif match["what"] == "jobs:runs":
+            orphans = [
+                run
+                for run in server.zrange(key, 0, -1)
+                if not server.exists(f"{match['tag']}:run:{run.decode()}")
+            ]
+            found += [f"{key.decode()}: run {run!r} is live and not there" for run in orphans]
+        elif match["run"] and not _is_owned(server, match["tag"], match["run"]):
+            found.append(f"{key.decode()}: of no live run, and it never expires")
+    return found, others
+
+
+def _is_owned(server: Any, tag: str, run: str) -> bool:
+    if server.zscore(f"{tag}:jobs:runs", run) is not None:
+        return True
+    return any(run.encode() in record for record in server.lrange(f"{tag}:jobs:ended", 0, -1))
