@@ -17,7 +17,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
 from celery5.events.event import get_event_declaration
 from celery5.protocol.workflows.plan import Known, Plan, decode_expression
-from celery5.protocol.workflows.status import ENDED, RUN_LETTERS
+from celery5.protocol.workflows.status import ENDED, RUN_STATES
 from celery5.runners.context import current_job
 from celery5.workflows.graph import decode_node, scan_all
 from celery5.workflows.staging import RunTerms
@@ -105,7 +105,7 @@ class EventWaits:
         """Enter what a node of a live run waits for, from Trio."""
         redis = await self._app.connections.get_async_driver()
         run = await redis.perform(calls.read_run(self._app.queue(home), run_id, ["state", "life"]))
-        if RUN_LETTERS.get(run.get("state", b"").decode()[:1]) in {None, *ENDED}:
+        if RUN_STATES.get(run.get("state", b"").decode()) in {None, *ENDED}:
             return
         index = await self._read_index(redis, home, run_id, number)
         life = int(run.get("life", b"0")) / 1000
@@ -118,9 +118,10 @@ class EventWaits:
         keys = self._app.queue(home)
         run = await scan_all(redis, partial(calls.scan_run, keys, run_id))
         for name in run:
-            if name[0] == "o" and name[1:].isdigit():
-                index = await self._read_index(redis, home, run_id, int(name[1:]))
-                waiter = f"{home} {run_id} {name[1:]}"
+            if name.startswith("watched:"):
+                number = name.partition(":")[2]
+                index = await self._read_index(redis, home, run_id, int(number))
+                waiter = f"{home} {run_id} {number}"
                 await redis.perform(calls.remove_watch(self._app.keys, index, waiter))
 
     async def _read_index(self, redis: AsyncDriver, home: str, run_id: str, number: int) -> str:

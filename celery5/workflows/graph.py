@@ -10,7 +10,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
-from celery5.protocol.workflows.status import NODE_LETTERS, NodeState
+from celery5.protocol.workflows.status import NODE_STATES, NodeState
 
 MAX_DRAWN = 500
 """Nodes of a drawing: nobody can look at more."""
@@ -105,15 +105,15 @@ def decode_node(raw: bytes) -> dict[str, Any]:
 
 def get_node_state(fields: Mapping[str, bytes], number: int) -> NodeState:
     """Return the state of a node from the fields of its run."""
-    letter = fields.get(f"n{number}", b"-")[:1].decode(errors="replace")
-    return NODE_LETTERS.get(letter, NodeState.PENDING)
+    word = fields.get(f"node:{number}", b"").decode(errors="replace").partition(" ")[0]
+    return NODE_STATES.get(word, NodeState.PENDING)
 
 
 def _make_node(
     number: int, node: Mapping[str, Any], plan: Mapping[int, Mapping[str, Any]], fields: Mapping[str, bytes]
 ) -> GraphNode:
     def count(name: str) -> int:
-        return int(fields.get(f"{name}{number}", b"0")) if node["k"] == "map" else 0
+        return int(fields.get(f"{name}:{number}", b"0")) if node["k"] == "map" else 0
 
     return GraphNode(
         id=number,
@@ -121,10 +121,10 @@ def _make_node(
         name=node.get("task") or node.get("name") or node["k"],
         state=get_node_state(fields, number),
         feeds=tuple(sorted(set(_find_visible(node, plan)))),
-        total=count("t"),
-        done=count("d"),
-        failed=count("y"),
-        run=fields.get(f"c{number}", b"").decode(),
+        total=count("total"),
+        done=count("done"),
+        failed=count("failed"),
+        run=fields.get(f"run:{number}", b"").decode(),
     )
 
 

@@ -290,16 +290,15 @@ class Workflows:
             return
         first, last = int(fields.get("from", b"0")), int(fields.get("to", b"1000000000"))
         numbers = [
-            int(name[1:])
+            int(name[5:])
             for name, state in run.items()
-            if name[0] == "n"
-            and name[1:].isdigit()
-            and state[:1] in (b"A", b"K")
-            and first <= int(name[1:]) < last
+            if name.startswith("node:")
+            and state.split(b" ")[0] in (b"active", b"ending")
+            and first <= int(name[5:]) < last
         ]
         by_queue: dict[str, list[str]] = {}
         for number in numbers:
-            if child := run.get(f"c{number}"):
+            if child := run.get(f"run:{number}"):
                 await self.apply(home, [["cancel", child.decode()]])
                 continue
             node = await redis.perform(calls.read_plan(keys, run["def"].decode(), [str(number)]))
@@ -326,7 +325,7 @@ class Workflows:
         node: Mapping[str, Any],
     ) -> tuple[str, list[str]]:
         """Return the queue of the jobs of a node that have not ended, and their ids."""
-        generation = int(run[f"n{number}"][1:] or b"0")
+        generation = int(run[f"node:{number}"].partition(b" ")[2] or b"0")
         queue = str(node.get("p", {}).get("queue", home))
         elsewhere = "" if queue == home else home
         if node["k"] != "map":
@@ -336,7 +335,7 @@ class Workflows:
             [calls.read_bits(keys, run_id, number, name) for name in ("done", "bad", "held", "again")]
         )
         ended = _merge_bits(bitmaps)
-        sent = int(run.get(f"m{number}", b"0"))
+        sent = int(run.get(f"sent:{number}", b"0"))
         ids = [
             str(MemberId(run_id, number, generation, member, elsewhere))
             for member in range(sent)

@@ -171,7 +171,10 @@ class WorkflowRun(Generic[R_co]):
         before = (await self._status(connections)).state
         if before not in (RunState.RUNNING, RunState.HELD):
             return False
-        return (await self._apply(connections, ["cancel", self.id]))[0] in (b"C", b"Uc")
+        return (await self._apply(connections, ["cancel", self.id]))[0] in (
+            b"cancelled",
+            b"undoing cancelled",
+        )
 
     def retry(self) -> None:
         """Start the nodes that have failed again, and what depends on them; what has succeeded stays. For plain Python.

@@ -80,7 +80,7 @@ def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> list[Any]:
     if terms.trace:
         fields["tail"] = f',"trace":{msgspec.json.encode(terms.trace).decode()}'
     for name, raw in (terms.inputs or {}).items():
-        fields[f"v{plan.inputs[name]}"] = raw.decode()
+        fields[f"value:{plan.inputs[name]}"] = raw.decode()
     return ["start", terms.run_id, fields, list(plan.roots), list(plan.maps), list(plan.waits)]
 
 

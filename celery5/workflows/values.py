@@ -88,8 +88,8 @@ class RunValues:
 
     async def iterate_map(self, run_id: str, node: int) -> AsyncIterator[bytes]:
         """Yield the results of the members of a map, in order, without those that were left out."""
-        run = await self._redis.perform(calls.read_run(self._keys, run_id, [f"t{node}"]))
-        total = int(run.get(f"t{node}", b"0"))
+        run = await self._redis.perform(calls.read_run(self._keys, run_id, [f"total:{node}"]))
+        total = int(run.get(f"total:{node}", b"0"))
         is_chunked = bool((await self.read_node(run_id, node)).get("chunk"))
         buckets = range(-(-total // BUCKET))
         for first in range(0, len(buckets), BUCKETS_PER_TRIP):
@@ -106,9 +106,9 @@ class RunValues:
     async def _read_values(self, run_id: str, nodes: Sequence[int], depth: int) -> dict[int, bytes]:
         values: dict[int, bytes] = {}
         for first in range(0, len(nodes), 500):
-            names = [f"v{node}" for node in nodes[first : first + 500]]
+            names = [f"value:{node}" for node in nodes[first : first + 500]]
             found = await self._redis.perform(calls.read_run(self._keys, run_id, names))
-            values.update({int(name[1:]): value for name, value in found.items()})
+            values.update({int(name[6:]): value for name, value in found.items()})
         for node, value in values.items():
             if value.startswith((b'{"$map":', b'{"$run":')):
                 values[node] = await self._follow(run_id, value, depth)

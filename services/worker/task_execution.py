@@ -312,7 +312,9 @@ class TaskExecution:
             self._deadlines.start(running_job, limits)
         try:
             if member is not None:
-                return await self._member_jobs.run(delivery, command, member, task, runner, running_job)
+                return await self._member_jobs.run_member(
+                    delivery, command, member, task, runner, running_job
+                )
             if task.deduplicate is not None:
                 duplicate = get_rejection(await runner.execute(task.deduplicate, *decoded, running_job))
                 if duplicate is not None:

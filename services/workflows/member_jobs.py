@@ -39,7 +39,7 @@ class MemberJobs:
     def __init__(self, *, app: App) -> None:
         self._app = app
 
-    async def run(
+    async def run_member(
         self,
         delivery: Delivery,
         command: Command,

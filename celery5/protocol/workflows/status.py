@@ -1,4 +1,4 @@
-"""The states of runs and of their nodes, and the letters that stand for them in Redis."""
+"""The states of runs and of their nodes, and the words that stand for them in Redis."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -32,29 +32,31 @@ class NodeState(StrEnum):
     SKIPPED = "SKIPPED"
 
 
-RUN_LETTERS: Mapping[str, RunState] = {
-    "R": RunState.RUNNING,
-    "S": RunState.SUCCESS,
-    "F": RunState.FAILED,
-    "C": RunState.CANCELLED,
-    "E": RunState.EXPIRED,
-    "U": RunState.UNDOING,
+RUN_STATES: Mapping[str, RunState] = {
+    "live": RunState.RUNNING,
+    "success": RunState.SUCCESS,
+    "failed": RunState.FAILED,
+    "cancelled": RunState.CANCELLED,
+    "expired": RunState.EXPIRED,
+    "undoing failed": RunState.UNDOING,
+    "undoing cancelled": RunState.UNDOING,
+    "undoing expired": RunState.UNDOING,
 }
-"""The first letter of the field `state` of a run."""
-NODE_LETTERS: Mapping[str, NodeState] = {
-    "A": NodeState.ACTIVE,
-    "W": NodeState.WAITING,
-    "H": NodeState.HELD,
-    "D": NodeState.SUCCESS,
-    "L": NodeState.SUCCESS,  # too late: the run had failed
-    "F": NodeState.FAILED,
-    "B": NodeState.FAILED,  # counted at those that depend on it
-    "S": NodeState.SKIPPED,
-    "C": NodeState.SKIPPED,  # another one was first
-    "K": NodeState.ACTIVE,  # another one was first, and its job is revoked
-    "-": NodeState.PENDING,  # it was reset by a retry
+"""What the field `state` of a run says."""
+NODE_STATES: Mapping[str, NodeState] = {
+    "active": NodeState.ACTIVE,
+    "waiting": NodeState.WAITING,
+    "held": NodeState.HELD,
+    "done": NodeState.SUCCESS,
+    "late": NodeState.SUCCESS,  # after the run had failed: a retry counts it
+    "failed": NodeState.FAILED,
+    "counted": NodeState.FAILED,  # and those that depend on it know
+    "skipped": NodeState.SKIPPED,
+    "cut": NodeState.SKIPPED,  # another one was first
+    "ending": NodeState.ACTIVE,  # another one was first, and its job is revoked
+    "again": NodeState.PENDING,  # a retry has reset it
 }
-"""The first letter of the field `n<number>` of a run."""
+"""What the field `node:<number>` of a run says, before its generation."""
 ENDED = frozenset({RunState.SUCCESS, RunState.FAILED, RunState.CANCELLED, RunState.EXPIRED})
 """The states in which a run does not change any more, unless it is retried."""
 
@@ -97,7 +99,7 @@ def make_status(run_id: str, home: str, fields: Mapping[str, bytes]) -> RunStatu
     def text(name: str) -> str:
         return fields.get(name, b"").decode(errors="replace")
 
-    state = RUN_LETTERS.get(text("state")[:1], RunState.UNKNOWN)
+    state = RUN_STATES.get(text("state"), RunState.UNKNOWN)
     held = number("held")
     if state is RunState.RUNNING and held:
         state = RunState.HELD

@@ -27,7 +27,7 @@ local budget, wake, home, ttl = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local WINDOW = 8192 -- jobs of one map on the stream
 local BUCKET = 128 -- results in one hash
 local KEPT = 1000 -- runs that have ended lately
-local LIVE, SUCCESS = 'R', 'S'
+local LIVE, SUCCESS, FAILED, CANCELLED, EXPIRED, UNDOING = 'live', 'success', 'failed', 'cancelled', 'expired', 'undoing'
 local now = now_ms()
 local runs, order, nodes, places, earliest = {}, {}, {}, {}, nil
 local PAGE = 200 -- keys or nodes that one step looks at, where they are many
@@ -99,14 +99,15 @@ local function to_outbox(...)
   redis.call('XADD', outbox, '*', ...)
 end
 local function record_later(...) redis.call('RPUSH', ended, cmsgpack.pack({...})) end
--- Return the letter of a node's state, and its generation: how often it was started again.
+-- Return the node_state of a node's state, and its generation: how often it was started again.
 local function state_of(run, n)
-  local state = get(run, 'n' .. n)
+  local state = get(run, 'node:' .. n)
   if not state then return nil, 0 end
-  return string.sub(state, 1, 1), tonumber(string.sub(state, 2)) or 0
+  local word, generation = string.match(state, '^(%a+) ?(%d*)$')
+  return word, tonumber(generation) or 0
 end
-local function set_state(run, n, letter, generation)
-  put(run, 'n' .. n, generation and generation > 0 and letter .. generation or letter)
+local function set_state(run, n, state, generation)
+  put(run, 'node:' .. n, generation and generation > 0 and state .. ' ' .. generation or state)
 end
 local function member_id(run, n, generation, member, is_elsewhere)
   local id = run.id .. '~' .. n
@@ -123,12 +124,12 @@ local function render(run, template, parts, item)
     elseif part == true then
       parts[#parts + 1] = item
     elseif type(part) == 'number' then
-      parts[#parts + 1] = get(run, 'v' .. part) or 'null'
+      parts[#parts + 1] = get(run, 'value:' .. part) or 'null'
     else
       parts[#parts + 1] = '['
       local is_first = true
       for _, element in ipairs(part) do -- bound: as above
-        if type(element) ~= 'number' or get(run, 'v' .. element) then
+        if type(element) ~= 'number' or get(run, 'value:' .. element) then
           if not is_first then parts[#parts + 1] = ',' end
           is_first = false
           render(run, {element}, parts, item)
@@ -186,12 +187,12 @@ local function wake_no_more(run, n)
   end
   put(run, 'wakes', left[1] and cmsgpack.pack(left) or false)
 end
-local STATES = {S = 'SUCCESS', F = 'DEAD', C = 'REVOKED', E = 'EXPIRED'}
+local STATES = {[SUCCESS] = 'SUCCESS', [FAILED] = 'DEAD', [CANCELLED] = 'REVOKED', [EXPIRED] = 'EXPIRED'}
 -- End a run: store and announce its document, let its keys expire, and tell the run that it is a part of.
-local function end_run(run, letter)
-  local document = {'{"v":1,"id":', cjson.encode(run.id), ',"task":', cjson.encode(get(run, 'name') or ''), ',"state":"', STATES[letter], '"'}
+local function end_run(run, state)
+  local document = {'{"v":1,"id":', cjson.encode(run.id), ',"task":', cjson.encode(get(run, 'name') or ''), ',"state":"', STATES[state], '"'}
   local value = 'null'
-  if letter == SUCCESS then
+  if state == SUCCESS then
     local node = node_of(run, number(run, 'end'))
     if node and node.t then
       local parts = {}
@@ -205,11 +206,11 @@ local function end_run(run, letter)
   end
   document[#document + 1] = string.format(',"value":%s,"home":%s,"sent":%.3f,"finished":%.3f}', value, cjson.encode(home), number(run, 'created') / 1000, now / 1000)
   local text = table.concat(document)
-  put(run, 'state', letter)
+  put(run, 'state', state)
   put(run, 'ended', now)
   put(run, 'wakes', false)
   run.expires = true
-  if letter == SUCCESS then run.work = {} end
+  if state == SUCCESS then run.work = {} end
   redis.call('SET', result_prefix .. run.id, text, 'PX', ttl)
   redis.call('PUBLISH', result_prefix .. run.id, text)
   redis.call('ZREM', due, run.id)
@@ -219,43 +220,44 @@ local function end_run(run, letter)
   record_later('keep', run.id, false, 0)
   if get(run, 'watched') then to_outbox('unwatch', run.id) end
   if run.fields.parent then
-    local stored = letter == SUCCESS and not string.find(text, '"reason":"stored"', 1, true)
-    local outcome = letter == SUCCESS and (stored and value or '{"$run":' .. cjson.encode(run.id) .. '}') or text
-    record_later('sub', run.fields.parent, STATES[letter], outcome)
+    local stored = state == SUCCESS and not string.find(text, '"reason":"stored"', 1, true)
+    local outcome = state == SUCCESS and (stored and value or '{"$run":' .. cjson.encode(run.id) .. '}') or text
+    record_later('sub', run.fields.parent, STATES[state], outcome)
   end
 end
 -- Compensate: send the undo task of the node that has ended last, or end the run when there is none left.
 local function undo_next(run)
-  local target = string.upper(string.sub(get(run, 'state'), 2, 2))
+  local target = string.sub(get(run, 'state'), #UNDOING + 2)
   while budget > 0 do -- bound: ARGV 1
     local n = redis.call('RPOP', run.key .. ':undo')
     if not n then return end_run(run, target) end
     local node = node_of(run, tonumber(n))
-    if node and node.u and not get(run, 'n' .. node.u) then
+    if node and node.u and not get(run, 'node:' .. node.u) then
       put(run, 'undone', 1)
-      set_state(run, node.u, 'A')
+      set_state(run, node.u, 'active')
       add(run, 'active', 1)
       return send_job(run, node.u, node_of(run, node.u), 0)
     end
   end
   record_later('move', run.id)
 end
+-- A run that is being undone has the state `undoing`, and that in which it will end.
+local function is_undoing(run) return string.find(get(run, 'state'), UNDOING, 1, true) == 1 end
 -- Go on with a run that fails, when all its jobs have ended.
 local function go_on_failing(run)
-  local state = get(run, 'state')
-  if #state == 2 and number(run, 'active') <= 0 then undo_next(run) end
+  if is_undoing(run) and number(run, 'active') <= 0 then undo_next(run) end
 end
 -- Let a run fail: nothing more of it begins, what runs is revoked, and what has ended is undone.
-local function fail_run(run, letter, error)
+local function fail_run(run, state, error)
   if get(run, 'state') ~= LIVE then return end
   if error and not get(run, 'error') then put(run, 'error', error) end
   put(run, 'wakes', false)
   if number(run, 'active') > 0 then to_outbox('revoke', run.id) end
   if redis.call('EXISTS', run.key .. ':undo') == 1 then
-    put(run, 'state', 'U' .. string.lower(letter))
+    put(run, 'state', UNDOING .. ' ' .. state)
     go_on_failing(run)
   else
-    end_run(run, letter)
+    end_run(run, state)
   end
 end
 local function later(run, what, n, is_bad) run.work[#run.work + 1] = {what, n, is_bad} end
@@ -266,15 +268,15 @@ end
 -- Return whether people count a node: of a map they count the members.
 local function is_counted(node) return not node.h and node.k ~= 'map' end
 local function succeed(run, n, node, generation, value)
-  set_state(run, n, 'D', generation)
+  set_state(run, n, 'done', generation)
   if node.o == 'continue' and node.k ~= 'map' then value = '{"state":"SUCCESS","value":' .. value .. '}' end
-  put(run, 'v' .. n, value)
+  put(run, 'value:' .. n, value)
   if is_counted(node) then add(run, 'done', 1) end
   if node.u then redis.call('RPUSH', run.key .. ':undo', n) end
   feed_all(run, node, false)
 end
 local function skip(run, n, node)
-  set_state(run, n, 'S', select(2, state_of(run, n)))
+  set_state(run, n, 'skipped', select(2, state_of(run, n)))
   if is_counted(node) then add(run, 'skipped', 1) end
   feed_all(run, node, true)
 end
@@ -289,31 +291,31 @@ local function fail_node(run, n, node, generation, state, document)
   local policy = node.o or 'fail'
   if policy == 'hold' and state == 'DEAD' then
     add(run, 'held', 1)
-    return set_state(run, n, 'H', generation)
+    return set_state(run, n, 'held', generation)
   end
   if is_counted(node) then add(run, 'bad', 1) end
   if policy == 'continue' then
-    set_state(run, n, 'D', generation)
-    put(run, 'v' .. n, outcome_of(state, document))
+    set_state(run, n, 'done', generation)
+    put(run, 'value:' .. n, outcome_of(state, document))
     return feed_all(run, node, false)
   end
-  set_state(run, n, 'F', generation)
+  set_state(run, n, 'failed', generation)
   if policy == 'skip' or policy == 'count' then
-    set_state(run, n, 'B', generation)
+    set_state(run, n, 'counted', generation)
     feed_all(run, node, true)
   elseif policy == 'apart' then
-    set_state(run, n, 'B', generation)
+    set_state(run, n, 'counted', generation)
     if not get(run, 'error') then put(run, 'error', document ~= '' and document or outcome_of(state, '')) end
     feed_all(run, node, true)
   else
-    fail_run(run, 'F', document ~= '' and document or outcome_of(state, ''))
+    fail_run(run, FAILED, document ~= '' and document or outcome_of(state, ''))
   end
 end
 -- Send members of a map, as far as its window and the budget allow: first those that a retry sends again.
 local function refill(run, n, node, generation)
   local items = run.key .. ':' .. n .. ':items'
-  local sent, total, again = number(run, 'm' .. n), number(run, 't' .. n), number(run, 'g' .. n)
-  local out = sent - number(run, 'd' .. n) - number(run, 'y' .. n) - number(run, 'h' .. n) - again
+  local sent, total, again = number(run, 'sent:' .. n), number(run, 'total:' .. n), number(run, 'again:' .. n)
+  local out = sent - number(run, 'done:' .. n) - number(run, 'failed:' .. n) - number(run, 'held:' .. n) - again
   local count = math.floor(math.min((node.w or WINDOW) - out, total - sent + again, budget))
   if count <= 0 then return end
   add(run, 'active', count)
@@ -323,29 +325,29 @@ local function refill(run, n, node, generation)
     redis.call('SETBIT', run.key .. ':' .. n .. ':again', member, 0)
     send_job(run, n, node, generation, member, redis.call('LINDEX', items, member))
   end
-  add(run, 'g' .. n, -resent)
+  add(run, 'again:' .. n, -resent)
   count = count - resent
   if count == 0 then return end
   for at, item in ipairs(redis.call('LRANGE', items, sent, sent + count - 1)) do -- bound: ARGV 1
     send_job(run, n, node, generation, sent + at - 1, item)
   end
-  put(run, 'm' .. n, sent + count)
-  if budget <= 0 and not get(run, 'f' .. n) then
-    put(run, 'f' .. n, 1)
+  put(run, 'sent:' .. n, sent + count)
+  if budget <= 0 and not get(run, 'filling:' .. n) then
+    put(run, 'filling:' .. n, 1)
     record_later('fill', run.id, n)
   end
 end
 local function need_of(node, total) return node.q and math.ceil(node.q * total - 1e-9) or total end
 -- End a map when all members have ended.
 local function end_map(run, n, node, generation)
-  local total, bad = number(run, 't' .. n), number(run, 'y' .. n)
-  if number(run, 'd' .. n) + bad < total then return end
+  local total, bad = number(run, 'total:' .. n), number(run, 'failed:' .. n)
+  if number(run, 'done:' .. n) + bad < total then return end
   local state = state_of(run, n)
-  if state ~= 'A' then return end
+  if state ~= 'active' then return end
   if total - bad >= need_of(node, total) or (bad > 0 and node.o == 'skip') then
     return succeed(run, n, node, generation, '{"$map":' .. n .. '}')
   end
-  local document = get(run, 'x' .. n) or ''
+  local document = get(run, 'error:' .. n) or ''
   if node.q then
     document = cjson.encode({v = 1, id = member_id(run, n, generation), task = node.task or '', state = 'DEAD', failure = {type = 'TooFewSucceeded',
       message = (total - bad) .. ' of ' .. total .. ' succeeded, needed were ' .. need_of(node, total)}})
@@ -355,52 +357,52 @@ end
 local begin
 -- Take a signal that was kept for a node that waits.
 local function take_signal(run, name)
-  local kept = get(run, 'q:' .. name)
+  local kept = get(run, 'kept:' .. name)
   kept = kept and cmsgpack.unpack(kept) or {}
   local value = table.remove(kept, 1)
-  if value then put(run, 'q:' .. name, kept[1] and cmsgpack.pack(kept) or false) end
+  if value then put(run, 'kept:' .. name, kept[1] and cmsgpack.pack(kept) or false) end
   return value
 end
 -- Have a worker enter in the index of an event what a node waits for.
 local function watch(run, n)
-  put(run, 'o' .. n, 1)
+  put(run, 'watched:' .. n, 1)
   put(run, 'watched', 1)
   to_outbox('watch', run.id, 'node', n)
 end
 local function begin_wait(run, n, node)
   local value = take_signal(run, node.name)
   if value then return succeed(run, n, node, 0, value) end
-  set_state(run, n, 'W')
-  local waiting = get(run, 'p:' .. node.name)
+  set_state(run, n, 'waiting')
+  local waiting = get(run, 'waiting:' .. node.name)
   waiting = waiting and cmsgpack.unpack(waiting) or {}
   waiting[#waiting + 1] = n
-  put(run, 'p:' .. node.name, cmsgpack.pack(waiting))
-  if node.where and not get(run, 'o' .. n) then watch(run, n) end
+  put(run, 'waiting:' .. node.name, cmsgpack.pack(waiting))
+  if node.where and not get(run, 'watched:' .. n) then watch(run, n) end
   if node.d then wake_at(run, n, now + node.d) end
 end
 function begin(run, n, node)
   local _, generation = state_of(run, n)
   if node.k == 'job' then
-    set_state(run, n, 'A', generation)
+    set_state(run, n, 'active', generation)
     add(run, 'active', 1)
     send_job(run, n, node, generation)
   elseif node.k == 'map' then
-    set_state(run, n, 'A', generation)
+    set_state(run, n, 'active', generation)
     refill(run, n, node, generation)
     end_map(run, n, node, generation)
   elseif node.k == 'sleep' then
-    set_state(run, n, 'W')
+    set_state(run, n, 'waiting')
     wake_at(run, n, now + node.d)
   elseif node.k == 'wait' then
     begin_wait(run, n, node)
   elseif node.k == 'relay' then
     succeed(run, n, node, 0, 'null')
-  elseif node.entry and state_of(run, node.entry) ~= 'D' then
+  elseif node.entry and state_of(run, node.entry) ~= 'done' then
     skip(run, n, node)
   elseif node.k == 'end' then
-    if get(run, 'error') then fail_run(run, 'F') else end_run(run, SUCCESS) end
+    if get(run, 'error') then fail_run(run, FAILED) else end_run(run, SUCCESS) end
   else
-    local bad = number(run, 'x' .. n)
+    local bad = number(run, 'bad:' .. n)
     if node.n - bad >= (node.q or node.n) then
       succeed(run, n, node, 0, 'null')
     else
@@ -412,22 +414,22 @@ end
 -- Count for a node that one of those that it depends on has ended.
 local function feed(run, n, is_bad)
   local node = node_of(run, n)
-  if not node then return fail_run(run, 'F', outcome_of('DEAD', '')) end
+  if not node then return fail_run(run, FAILED, outcome_of('DEAD', '')) end
   local state = state_of(run, n)
-  if state and state ~= '-' then return end
-  local left = tonumber(get(run, 'w' .. n) or node.n) - 1
+  if state and state ~= 'again' then return end
+  local left = tonumber(get(run, 'left:' .. n) or node.n) - 1
   local is_gate = node.k == 'gate' or node.k == 'end'
-  put(run, 'w' .. n, left)
+  put(run, 'left:' .. n, left)
   if is_bad then
     if not is_gate then return skip(run, n, node) end
-    add(run, 'x' .. n, 1)
+    add(run, 'bad:' .. n, 1)
   elseif node.first then
-    set_state(run, n, 'D')
-    put(run, 'v' .. n, 'null')
+    set_state(run, n, 'done')
+    put(run, 'value:' .. n, 'null')
     to_outbox('revoke', run.id, 'from', node.from, 'to', node.to)
     for other = node.from, node.to - 1 do -- bound: the nodes of a `first`, 1000 at most
       local its_state, generation = state_of(run, other)
-      if not its_state or its_state == 'W' then set_state(run, other, 'C') elseif its_state == 'A' then set_state(run, other, 'K', generation) end
+      if not its_state or its_state == 'waiting' then set_state(run, other, 'cut') elseif its_state == 'active' then set_state(run, other, 'ending', generation) end
     end
     return feed_all(run, node, false)
   end
@@ -442,7 +444,7 @@ local function work_on(run)
       feed(run, n, is_bad)
     else
       local node = node_of(run, n)
-      if not node then fail_run(run, 'F', outcome_of('DEAD', '')) else begin(run, n, node) end
+      if not node then fail_run(run, FAILED, outcome_of('DEAD', '')) else begin(run, n, node) end
     end
   end
   if run.work[1] and get(run, 'state') == LIVE then record_later('move', run.id) end
@@ -454,14 +456,14 @@ local function parse(id)
 end
 -- Count an end that comes when the run is not live any more: what has ended then is known to a retry.
 local function end_late(run, n, node, generation, state, value)
-  local letter, current = state_of(run, n)
-  if current ~= generation or not (letter == 'A' or letter == 'F' or letter == 'H' or letter == 'K') then return end
-  if letter == 'A' or letter == 'K' then add(run, 'active', -1) end
+  local node_state, current = state_of(run, n)
+  if current ~= generation or not (node_state == 'active' or node_state == 'failed' or node_state == 'held' or node_state == 'ending') then return end
+  if node_state == 'active' or node_state == 'ending' then add(run, 'active', -1) end
   local is_success = state == 'SUCCESS'
-  set_state(run, n, is_success and 'L' or 'F', generation)
+  set_state(run, n, is_success and 'late' or 'failed', generation)
   if is_success then
-    put(run, 'v' .. n, node.o == 'continue' and '{"state":"SUCCESS","value":' .. value .. '}' or value)
-    if node.u and #get(run, 'state') == 2 then redis.call('RPUSH', run.key .. ':undo', n) end
+    put(run, 'value:' .. n, node.o == 'continue' and '{"state":"SUCCESS","value":' .. value .. '}' or value)
+    if node.u and is_undoing(run) then redis.call('RPUSH', run.key .. ':undo', n) end
   end
   go_on_failing(run)
 end
@@ -469,26 +471,26 @@ local function end_single(run, n, generation, state, value)
   local node = node_of(run, n)
   if not node then return end
   if get(run, 'state') ~= LIVE then return end_late(run, n, node, generation, state, value) end
-  local letter, current = state_of(run, n)
+  local node_state, current = state_of(run, n)
   if current ~= generation then return end
-  if letter == 'K' then
+  if node_state == 'ending' then
     add(run, 'active', -1)
-    return set_state(run, n, 'C', generation)
+    return set_state(run, n, 'cut', generation)
   end
-  if letter == 'H' then
+  if node_state == 'held' then
     if state ~= 'SUCCESS' and state ~= 'PURGED' then return end
     add(run, 'held', -1)
-  elseif letter == 'A' and state ~= 'PURGED' then
+  elseif node_state == 'active' and state ~= 'PURGED' then
     add(run, 'active', -1)
   else
     return
   end
   if state == 'SUCCESS' then
     succeed(run, n, node, generation, value)
-  elseif letter == 'H' then
+  elseif node_state == 'held' then
     add(run, 'bad', 1)
-    set_state(run, n, 'F', generation)
-    fail_run(run, 'F', outcome_of(state, ''))
+    set_state(run, n, 'failed', generation)
+    fail_run(run, FAILED, outcome_of(state, ''))
   else
     fail_node(run, n, node, generation, state, value)
   end
@@ -496,7 +498,7 @@ end
 -- Count members of a map that have succeeded: each once, by its bit.
 local function end_members(run, n, generation, members, values)
   local node = node_of(run, n)
-  local letter, current = state_of(run, n)
+  local node_state, current = state_of(run, n)
   if not node or current ~= generation then return end
   local bits, key = {}, run.key .. ':' .. n
   for at, member in ipairs(members) do -- bound: the outcomes of one batch, 256 at most
@@ -510,9 +512,9 @@ local function end_members(run, n, generation, members, values)
       local words = buckets[bucket] or {}
       buckets[bucket] = words
       words[#words + 1], words[#words + 2] = member % BUCKET, node.o == 'continue' and '{"state":"SUCCESS","value":' .. values[at] .. '}' or values[at]
-      if number(run, 'h' .. n) > 0 and redis.call('SETBIT', key .. ':held', member, 0) == 1 then held = held + 1 end
-      if number(run, 'y' .. n) > 0 and redis.call('SETBIT', key .. ':bad', member, 0) == 1 then
-        add(run, 'y' .. n, -1)
+      if number(run, 'held:' .. n) > 0 and redis.call('SETBIT', key .. ':held', member, 0) == 1 then held = held + 1 end
+      if number(run, 'failed:' .. n) > 0 and redis.call('SETBIT', key .. ':bad', member, 0) == 1 then
+        add(run, 'failed:' .. n, -1)
         add(run, 'bad', -1)
         add(run, 'active', 1)
       end
@@ -521,13 +523,13 @@ local function end_members(run, n, generation, members, values)
   if new == 0 then return end
   for bucket, words in pairs(buckets) do redis.call('HSET', key .. ':r' .. bucket, unpack(words)) end -- bound: as above
   budget = budget - new / 8
-  add(run, 'd' .. n, new)
-  add(run, 'h' .. n, -held)
+  add(run, 'done:' .. n, new)
+  add(run, 'held:' .. n, -held)
   add(run, 'held', -held)
   add(run, 'done', new)
   add(run, 'active', held - new)
   if get(run, 'state') ~= LIVE then return go_on_failing(run) end
-  if letter ~= 'A' then return end
+  if node_state ~= 'active' then return end
   refill(run, n, node, generation)
   end_map(run, n, node, generation)
 end
@@ -535,14 +537,14 @@ end
 local function fail_member(run, n, generation, member, state, document)
   if state == 'SUCCESS' then return end_members(run, n, generation, {member}, {document}) end
   local node = node_of(run, n)
-  local letter, current = state_of(run, n)
+  local node_state, current = state_of(run, n)
   if not node or current ~= generation then return end
   local key = run.key .. ':' .. n
-  local is_live, is_ignored = get(run, 'state') == LIVE and letter == 'A', node.i and node.i[state]
+  local is_live, is_ignored = get(run, 'state') == LIVE and node_state == 'active', node.i and node.i[state]
   if redis.call('GETBIT', key .. ':done', member) == 1 then return end
   if state == 'PURGED' then
     if redis.call('SETBIT', key .. ':held', member, 0) == 0 then return end
-    add(run, 'h' .. n, -1)
+    add(run, 'held:' .. n, -1)
     add(run, 'held', -1)
     add(run, 'active', 1)
   elseif redis.call('GETBIT', key .. ':held', member) == 1 then
@@ -550,7 +552,7 @@ local function fail_member(run, n, generation, member, state, document)
   end
   if is_live and not is_ignored and node.o == 'hold' and state == 'DEAD' then
     redis.call('SETBIT', key .. ':held', member, 1)
-    add(run, 'h' .. n, 1)
+    add(run, 'held:' .. n, 1)
     add(run, 'held', 1)
     add(run, 'active', -1)
     return refill(run, n, node, generation)
@@ -560,19 +562,19 @@ local function fail_member(run, n, generation, member, state, document)
     redis.call('SETBIT', key .. ':done', member, 1)
     redis.call('HSET', key .. ':r' .. math.floor(member / BUCKET), member % BUCKET,
       not is_ignored and outcome_of(state, document) or node.o == 'continue' and '{"state":"SUCCESS","value":null}' or 'null')
-    add(run, 'd' .. n, 1)
+    add(run, 'done:' .. n, 1)
     if is_ignored then add(run, 'done', 1) end
     add(run, 'active', -1)
   else
     if redis.call('SETBIT', key .. ':bad', member, 1) == 1 then return end
-    add(run, 'y' .. n, 1)
+    add(run, 'failed:' .. n, 1)
     add(run, 'bad', 1)
     add(run, 'active', -1)
-    if not get(run, 'x' .. n) then put(run, 'x' .. n, document ~= '' and document or outcome_of(state, '')) end
+    if not get(run, 'error:' .. n) then put(run, 'error:' .. n, document ~= '' and document or outcome_of(state, '')) end
     if not is_live then return go_on_failing(run) end
-    local total = number(run, 't' .. n)
-    local too_many = total - number(run, 'y' .. n) < need_of(node, total) and node.o ~= 'skip'
-    if too_many and (node.o or 'fail') == 'fail' and not node.q then return fail_run(run, 'F', get(run, 'x' .. n)) end
+    local total = number(run, 'total:' .. n)
+    local too_many = total - number(run, 'failed:' .. n) < need_of(node, total) and node.o ~= 'skip'
+    if too_many and (node.o or 'fail') == 'fail' and not node.q then return fail_run(run, FAILED, get(run, 'error:' .. n)) end
   end
   if get(run, 'state') ~= LIVE then return end
   refill(run, n, node, generation)
@@ -593,9 +595,9 @@ function handlers.start(id, fields, roots, totals, waits)
   if redis.call('PTTL', definitions .. fields.def) < life then redis.call('PEXPIRE', definitions .. fields.def, string.format('%.0f', life)) end
   for _, n in ipairs(totals) do -- bound: the maps of a plan, 500 at most
     local items = run.key .. ':' .. n .. ':items'
-    put(run, 't' .. n, redis.call('LLEN', items))
+    put(run, 'total:' .. n, redis.call('LLEN', items))
     redis.call('PERSIST', items)
-    add(run, 'all', run.fields['t' .. n])
+    add(run, 'all', run.fields['total:' .. n])
   end
   for _, n in ipairs(waits or {}) do watch(run, n) end -- bound: the waits of a plan, 100 at most
   look_at(run)
@@ -633,24 +635,24 @@ end
 function handlers.fill(id, n)
   local run = run_of(id)
   if not run then return end
-  put(run, 'f' .. n, false)
-  local letter, generation = state_of(run, n)
-  if get(run, 'state') == LIVE and letter == 'A' then refill(run, n, node_of(run, n), generation) end
+  put(run, 'filling:' .. n, false)
+  local node_state, generation = state_of(run, n)
+  if get(run, 'state') == LIVE and node_state == 'active' then refill(run, n, node_of(run, n), generation) end
 end
 function handlers.move(id)
   local run = run_of(id)
   if not run then return end
-  if #get(run, 'state') == 2 then return go_on_failing(run) end
+  if is_undoing(run) then return go_on_failing(run) end
   if get(run, 'state') == LIVE then work_on(run) end
 end
 function handlers.due(id)
   local run = run_of(id)
   if not run then return redis.call('ZREM', due, id) end
   if get(run, 'state') ~= LIVE then return end
-  if now >= number(run, 'until') then return fail_run(run, 'E') end
+  if now >= number(run, 'until') then return fail_run(run, EXPIRED) end
   for _, one in ipairs(get(run, 'wakes') and cmsgpack.unpack(run.fields.wakes) or {}) do -- bound: the nodes that wait at once, 1000 at most
     local n = one[2]
-    if one[1] <= now and state_of(run, n) == 'W' then
+    if one[1] <= now and state_of(run, n) == 'waiting' then
       wake_no_more(run, n)
       local node = node_of(run, n)
       if node and node.k == 'sleep' then
@@ -664,31 +666,31 @@ function handlers.due(id)
   if get(run, 'state') == LIVE then look_at(run) end
   work_on(run)
 end
--- Cancel a run. Returns the letter of its state.
+-- Cancel a run. Returns its state.
 function handlers.cancel(id)
   local run = run_of(id)
   if not run then return '' end
-  fail_run(run, 'C')
+  fail_run(run, CANCELLED)
   return get(run, 'state')
 end
 -- Give a value to a node that waits for it, or keep it. Returns whether the run takes it.
 function handlers.signal(id, name, value, signal_id)
   local run = run_of(id)
   if not run or get(run, 'state') ~= LIVE then return 0 end
-  local known = get(run, 'i:' .. name)
+  local known = get(run, 'seen:' .. name)
   known = known and cmsgpack.unpack(known) or {}
   for _, one in ipairs(known) do -- bound: 100
     if one == signal_id then return 1 end
   end
   known[#known + 1] = signal_id
   if #known > 100 then table.remove(known, 1) end
-  put(run, 'i:' .. name, cmsgpack.pack(known))
-  local waiting = get(run, 'p:' .. name)
+  put(run, 'seen:' .. name, cmsgpack.pack(known))
+  local waiting = get(run, 'waiting:' .. name)
   waiting = waiting and cmsgpack.unpack(waiting) or {}
   while waiting[1] do -- bound: the nodes that wait for one name
     local n = table.remove(waiting, 1)
-    put(run, 'p:' .. name, waiting[1] and cmsgpack.pack(waiting) or false)
-    if state_of(run, n) == 'W' then
+    put(run, 'waiting:' .. name, waiting[1] and cmsgpack.pack(waiting) or false)
+    if state_of(run, n) == 'waiting' then
       wake_no_more(run, n)
       succeed(run, n, node_of(run, n), 0, value)
       work_on(run)
@@ -696,11 +698,11 @@ function handlers.signal(id, name, value, signal_id)
       return 1
     end
   end
-  local kept = get(run, 'q:' .. name)
+  local kept = get(run, 'kept:' .. name)
   kept = kept and cmsgpack.unpack(kept) or {}
   if #kept >= 100 then return -1 end
   kept[#kept + 1] = value
-  put(run, 'q:' .. name, cmsgpack.pack(kept))
+  put(run, 'kept:' .. name, cmsgpack.pack(kept))
   return 1
 end
 -- Put a workflow that a job has returned in the place of its node: the job is settled now, so it is live now.
@@ -708,12 +710,12 @@ function handlers.graft(frame, packed)
   local id, n, generation = parse(frame)
   local run = id and run_of(id)
   local node = run and node_of(run, n)
-  local letter, current = nil, 0
-  if node then letter, current = state_of(run, n) end
-  if letter ~= 'A' or current ~= generation or get(run, 'c' .. n) then return end
+  local node_state, current = nil, 0
+  if node then node_state, current = state_of(run, n) end
+  if node_state ~= 'active' or current ~= generation or get(run, 'run:' .. n) then return end
   if get(run, 'state') ~= LIVE then return end_single(run, n, generation, 'REVOKED', '') end
   local record = cmsgpack.unpack(packed)
-  put(run, 'c' .. n, record[2])
+  put(run, 'run:' .. n, record[2])
   record[3].parent = frame
   if handlers.start(unpack(record, 2)) == -1 then
     end_single(run, n, generation, 'DEAD', cjson.encode({v = 1, id = frame, task = node.task or '', state = 'DEAD',
@@ -735,7 +737,7 @@ function handlers.keep(id, stays, from)
   visit(':undo')
   for _, n in ipairs(maps and cmsgpack.unpack(maps) or {}) do -- bound: the maps of a plan, 500 at most
     for _, name in ipairs({':items', ':done', ':bad', ':held', ':again'}) do visit(':' .. n .. name) end -- bound: five
-    local buckets, base = math.ceil(tonumber(redis.call('HGET', key, 't' .. n) or 0) / BUCKET), position
+    local buckets, base = math.ceil(tonumber(redis.call('HGET', key, 'total:' .. n) or 0) / BUCKET), position
     for bucket = math.max(0, from - base), math.min(buckets, last - base) - 1 do -- bound: PAGE
       position = base + bucket
       visit(':' .. n .. ':r' .. bucket)
@@ -748,39 +750,39 @@ function handlers.keep(id, stays, from)
 end
 -- Reset a node for a retry: what failed, was skipped or waited begins again. What succeeded too late is counted now.
 local function reset(run, n, node)
-  local letter, generation = state_of(run, n)
-  if not letter or letter == 'D' or letter == '-' or letter == 'C' then return end
-  if letter == 'L' then
-    set_state(run, n, 'D', generation)
+  local node_state, generation = state_of(run, n)
+  if not node_state or node_state == 'done' or node_state == 'again' or node_state == 'cut' then return end
+  if node_state == 'late' then
+    set_state(run, n, 'done', generation)
     if is_counted(node) then add(run, 'done', 1) end
     return feed_all(run, node, false)
   end
-  if letter == 'B' or letter == 'S' then
+  if node_state == 'counted' or node_state == 'skipped' then
     for _, after in ipairs(node.f or {}) do -- bound: the feeds of a node, 100 at most
       local other = node_of(run, after)
-      add(run, 'w' .. after, get(run, 'w' .. after) and 1 or 0)
-      if other and (other.k == 'gate' or other.k == 'end') then add(run, 'x' .. after, -1) end
+      add(run, 'left:' .. after, get(run, 'left:' .. after) and 1 or 0)
+      if other and (other.k == 'gate' or other.k == 'end') then add(run, 'bad:' .. after, -1) end
     end
   end
   if is_counted(node) then
-    if letter == 'S' then add(run, 'skipped', -1) elseif letter == 'B' or letter == 'F' then add(run, 'bad', -1) end
+    if node_state == 'skipped' then add(run, 'skipped', -1) elseif node_state == 'counted' or node_state == 'failed' then add(run, 'bad', -1) end
   end
-  if letter == 'H' then add(run, 'held', -1) end
-  put(run, 'c' .. n, false)
-  set_state(run, n, '-', generation + 1)
-  if node.k == 'map' and letter ~= 'S' then
+  if node_state == 'held' then add(run, 'held', -1) end
+  put(run, 'run:' .. n, false)
+  set_state(run, n, 'again', generation + 1)
+  if node.k == 'map' and node_state ~= 'skipped' then
     local key = run.key .. ':' .. n
     for _, name in ipairs({'bad', 'held'}) do redis.call('BITOP', 'OR', key .. ':again', key .. ':again', key .. ':' .. name) end -- bound: two
     redis.call('DEL', key .. ':bad', key .. ':held')
-    local again = number(run, 'y' .. n) + number(run, 'h' .. n)
-    add(run, 'g' .. n, again)
-    add(run, 'bad', -number(run, 'y' .. n))
-    add(run, 'held', -number(run, 'h' .. n))
-    put(run, 'y' .. n, 0)
-    put(run, 'h' .. n, 0)
-    put(run, 'x' .. n, false)
+    local again = number(run, 'failed:' .. n) + number(run, 'held:' .. n)
+    add(run, 'again:' .. n, again)
+    add(run, 'bad', -number(run, 'failed:' .. n))
+    add(run, 'held', -number(run, 'held:' .. n))
+    put(run, 'failed:' .. n, 0)
+    put(run, 'held:' .. n, 0)
+    put(run, 'error:' .. n, false)
   end
-  if letter ~= 'S' and node.k ~= 'end' and not (node.k == 'gate' and number(run, 'w' .. n) > 0) then later(run, 'begin', n) end
+  if node_state ~= 'skipped' and node.k ~= 'end' and not (node.k == 'gate' and number(run, 'left:' .. n) > 0) then later(run, 'begin', n) end
 end
 -- Start what has failed in a run again, PAGE nodes from `from` on. Returns the node to go on from, 0 when the run is live again,
 -- -1 when it has not failed, -2 when its jobs have not all ended, -3 when it was undone, -4 when it is not known.
@@ -789,7 +791,7 @@ function handlers.again(id, from)
   if not run then return -4 end
   local state = get(run, 'state')
   if state == LIVE or state == SUCCESS then return -1 end
-  if #state == 2 or number(run, 'active') > 0 then return -2 end
+  if is_undoing(run) or number(run, 'active') > 0 then return -2 end
   if get(run, 'undone') then return -3 end
   local size = redis.call('HLEN', definitions .. run.fields.def) - 1
   if size < 1 then return -4 end
@@ -822,7 +824,7 @@ local function apply(record)
   local run = run_of(string.match(tostring(record[2]), '^[^~]*'))
   if run and get(run, 'state') == LIVE then
     put(run, 'error', cjson.encode({v = 1, id = run.id, task = get(run, 'name') or '', state = 'DEAD', failure = {type = 'ScriptError', message = problem}}))
-    end_run(run, 'F')
+    end_run(run, FAILED)
   end
   return 0
 end
