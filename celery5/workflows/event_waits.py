@@ -74,7 +74,7 @@ class EventWaits:
             index = make_index(event, {name: encoded.get(name, b"null") for name in names})
             for waiter in await redis.perform(calls.list_watches(self._app.keys, index)):
                 home, run_id, node = waiter.rsplit(" ", 2)
-                record = ["signal", run_id, f"event {node}", value, f"{signal_id} {node}"]
+                record = calls.pack_record("signal", run_id, f"event {node}", value, f"{signal_id} {node}")
                 keys = self._app.queue(home)
                 ttl = self._app.settings.results_ttl
                 reply = await redis.perform(calls.advance(keys, [record], ttl=ttl))

@@ -8,7 +8,6 @@ from celery5.application import Application
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import workflows as calls
-from celery5.broker.calls.workflows import Record
 from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
@@ -258,7 +257,7 @@ class Workflows:
 
     # what workers call
 
-    async def apply(self, home: str, records: Sequence[Record]) -> None:
+    async def apply(self, home: str, records: Sequence[bytes]) -> None:
         """Apply records at another queue, from Trio."""
         redis = await self._app.connections.get_async_driver()
         keys = self._app.queue(home)
@@ -299,7 +298,7 @@ class Workflows:
         by_queue: dict[str, list[str]] = {}
         for number in numbers:
             if child := run.get(f"run:{number}"):
-                await self.apply(home, [["cancel", child.decode()]])
+                await self.apply(home, [calls.pack_record("cancel", child.decode())])
                 continue
             node = await redis.perform(calls.read_plan(keys, run["def"].decode(), [str(number)]))
             if not node:

@@ -32,12 +32,7 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
     while isinstance(tree, Chain):
         tree = tree.steps[-1]
     if isinstance(tree, Call):
-        options = tree.task.send_options
-        if options.dynamic or options.on_error == "continue":
-            return msgspec.json.decode(raw)
-        if bytes(raw) == b"null" and (options.ignore or options.on_error == "skip"):
-            return None
-        return tree.task.result_type.decode(raw)
+        return _decode_call(tree, raw)
     if bytes(raw) == b"null":
         return None  # it was skipped
     if isinstance(tree, Group) and tree.options.first:
@@ -55,3 +50,12 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
         return msgspec.json.decode(raw)
     values = [_decode(member, item) for member, item in zip(group.members, items, strict=True)]
     return tuple(values) if group.options.independent else values
+
+
+def _decode_call(call: Call, raw: bytes | Raw) -> Any:
+    options = call.task.send_options
+    if options.dynamic or options.on_error == "continue":
+        return msgspec.json.decode(raw)
+    if bytes(raw) == b"null" and (options.ignore or options.on_error == "skip"):
+        return None
+    return call.task.result_type.decode(raw)

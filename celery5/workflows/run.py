@@ -1,6 +1,6 @@
 """The handle of one run of a workflow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -171,7 +171,7 @@ class WorkflowRun(Generic[R_co]):
         before = (await self._status(connections)).state
         if before not in (RunState.RUNNING, RunState.HELD):
             return False
-        return (await self._apply(connections, ["cancel", self.id]))[0] in (
+        return (await self._apply(connections, "cancel"))[0] in (
             b"cancelled",
             b"undoing cancelled",
         )
@@ -191,7 +191,7 @@ class WorkflowRun(Generic[R_co]):
     async def _retry(self, connections: AwaitableConnections) -> None:
         first = 0
         while True:
-            reply = int((await self._apply(connections, ["again", self.id, first]))[0])
+            reply = int((await self._apply(connections, "again", first))[0])
             if reply == 0:
                 self._value = _MISSING
                 return
@@ -223,9 +223,7 @@ class WorkflowRun(Generic[R_co]):
         self, connections: AwaitableConnections, name: str, value: object, signal_id: str | None
     ) -> bool:
         text = encode_value(value).decode()
-        reply = int(
-            (await self._apply(connections, ["signal", self.id, name, text, signal_id or new_id()]))[0]
-        )
+        reply = int((await self._apply(connections, "signal", name, text, signal_id or new_id()))[0])
         return reply == 1
 
     def graph(self) -> RunGraph:
@@ -239,10 +237,14 @@ class WorkflowRun(Generic[R_co]):
     async def _graph(self, connections: AwaitableConnections) -> RunGraph:
         return await read_graph(await connections.get_async_driver(), self.app.queue(self.queue), self.id)
 
-    async def _apply(self, connections: AwaitableConnections, record: Sequence[Any]) -> list[Any]:
+    async def _apply(self, connections: AwaitableConnections, handler: str, *arguments: object) -> list[Any]:
         """Apply a record at the home of the run. Returns the replies."""
         redis = await connections.get_async_driver()
-        advance = calls.advance(self.app.queue(self.queue), [record], ttl=self.app.settings.results_ttl)
+        advance = calls.advance(
+            self.app.queue(self.queue),
+            [calls.pack_record(handler, self.id, *arguments)],
+            ttl=self.app.settings.results_ttl,
+        )
         return (await redis.perform(advance)).replies
 
 

@@ -45,7 +45,7 @@ class RunTerms:
     inputs: Mapping[str, bytes] | None = None
 
 
-async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: RunTerms) -> list[Any] | None:
+async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: RunTerms) -> bytes | None:
     """Publish what a run needs. Returns the record that starts it; None when a run of the id is there already.
 
     Raises:
@@ -66,7 +66,7 @@ async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: 
     return make_start(compiled, terms, digest)
 
 
-def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> list[Any]:
+def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> bytes:
     """Return the record that starts a run."""
     plan = compiled.plan
     fields: dict[str, Any] = {
@@ -81,7 +81,7 @@ def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> list[Any]:
         fields["tail"] = f',"trace":{msgspec.json.encode(terms.trace).decode()}'
     for name, raw in (terms.inputs or {}).items():
         fields[f"value:{plan.inputs[name]}"] = raw.decode()
-    return ["start", terms.run_id, fields, list(plan.roots), list(plan.maps), list(plan.waits)]
+    return calls.pack_record("start", terms.run_id, fields, plan.roots, plan.maps, plan.waits)
 
 
 async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: Source, run_id: str) -> bool:

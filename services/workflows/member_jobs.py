@@ -155,7 +155,7 @@ class MemberJobs:
         record = await stage(await self._app.connections.get_async_driver(), keys, compiled, terms)
         if record is None:
             raise CeleryError(f"run {run_id} is live already")
-        delivery.set_workflow(msgspec.msgpack.encode(record))
+        delivery.set_workflow(record)
 
 
 def _catch_workflow(function: Callable[..., Any], returned: list[Composed]) -> Callable[..., Any]:

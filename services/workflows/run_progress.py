@@ -250,7 +250,7 @@ class RunRelay:
         """Publish jobs of other queues, and of keys. One whose key another job has is rejected."""
         results = await self._app.asend_jobs(jobs)
         rejected = [
-            ["end", job.id, "REJECTED", _make_rejection(job)]
+            calls.pack_record("end", job.id, "REJECTED", _make_rejection(job))
             for job, result in zip(jobs, results, strict=True)
             if result.duplicate
         ]

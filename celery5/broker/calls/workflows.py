@@ -1,6 +1,7 @@
 """Build the calls that keep plans, start runs of workflows, and move them on."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -16,9 +17,6 @@ STEPS = 200
 """Jobs that one call sends at most: a script blocks the server while it runs."""
 STAGED_LIFE = 120.0
 """Seconds after which what was published of a run is gone, unless the run is started."""
-
-Record = Sequence[Any] | bytes
-"""What has happened in a run, for `advance.lua`: the name of its handler, and its arguments; or packed already."""
 
 
 class Advance(NamedTuple):
@@ -42,9 +40,14 @@ class OutboxEntry(NamedTuple):
     fields: Mapping[str, bytes]
 
 
+def pack_record(handler: str, *arguments: object) -> bytes:
+    """Return what has happened in a run, for `advance`: the name of a handler there, and its arguments."""
+    return msgspec.msgpack.encode([handler, *arguments])
+
+
 def advance(
     keys: QueueKeys,
-    records: Sequence[Record] = (),
+    records: Sequence[bytes] = (),
     *,
     ttl: float,
     steps: int = STEPS,
@@ -70,11 +73,10 @@ def advance(
         keys.high,
         keys.low,
     )
-    packed = [record if isinstance(record, bytes) else msgspec.msgpack.encode(record) for record in records]
     return script_call(
         ADVANCE,
         named,
-        (steps, keys.wake, keys.queue, to_ms(ttl), "1" if is_worker else "", *packed),
+        (steps, keys.wake, keys.queue, to_ms(ttl), "1" if is_worker else "", *records),
         _advanced,
         repeatable=True,
     )
@@ -112,11 +114,7 @@ def stage_items(keys: QueueKeys, run_id: str, node: int, before: int, items: Seq
 
 def read_run(keys: QueueKeys, run_id: str, names: Sequence[str]) -> Call[dict[str, bytes]]:
     """Return fields of a run, those that it has."""
-
-    def decode(raw: Any) -> dict[str, bytes]:
-        return {name: value for name, value in zip(names, raw, strict=True) if value is not None}
-
-    return Call(("HMGET", keys.run(run_id), *names), decode, repeatable=True)
+    return Call(("HMGET", keys.run(run_id), *names), partial(_found, names), repeatable=True)
 
 
 def scan_run(keys: QueueKeys, run_id: str, cursor: str) -> Call[tuple[str, dict[str, bytes]]]:
@@ -126,11 +124,7 @@ def scan_run(keys: QueueKeys, run_id: str, cursor: str) -> Call[tuple[str, dict[
 
 def read_plan(keys: QueueKeys, digest: str, names: Sequence[str]) -> Call[dict[str, bytes]]:
     """Return nodes of a plan, by their numbers, those that it has."""
-
-    def decode(raw: Any) -> dict[str, bytes]:
-        return {name: value for name, value in zip(names, raw, strict=True) if value is not None}
-
-    return Call(("HMGET", keys.plan(digest), *names), decode, repeatable=True)
+    return Call(("HMGET", keys.plan(digest), *names), partial(_found, names), repeatable=True)
 
 
 def scan_plan(keys: QueueKeys, digest: str, cursor: str) -> Call[tuple[str, dict[str, bytes]]]:
@@ -145,7 +139,7 @@ def read_bucket(keys: QueueKeys, run_id: str, node: int, bucket: int) -> Call[di
 
 def read_bits(keys: QueueKeys, run_id: str, node: int, name: str) -> Call[bytes]:
     """Return a bitmap of a map: `done`, `bad` or `held` members."""
-    return Call(("GET", f"{keys.run(run_id)}:{node}:{name}"), lambda raw: raw or b"", repeatable=True)
+    return Call(("GET", f"{keys.run(run_id)}:{node}:{name}"), _bytes, repeatable=True)
 
 
 def add_watch(keys: Keys, index: str, waiter: str, *, life: float) -> list[Call[int]]:
@@ -221,6 +215,11 @@ def _scanned(raw: Any) -> tuple[str, dict[str, bytes]]:
     return decode_text(cursor), {decode_text(name): value for name, value in _pairs(flat)}
 
 
+def _found(names: Sequence[str], raw: Any) -> dict[str, bytes]:
+    values = msgspec.convert(raw, list[bytes | None])
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+
+
 def _pairs(raw: Any) -> Iterable[tuple[bytes, bytes]]:
     """Return the pairs of a reply: a map in RESP3, a flat list in RESP2."""
     if hasattr(raw, "items"):
@@ -228,8 +227,12 @@ def _pairs(raw: Any) -> Iterable[tuple[bytes, bytes]]:
     return zip(raw[::2], raw[1::2], strict=True)
 
 
+def _bytes(raw: Any) -> bytes:
+    return msgspec.convert(raw, bytes | None) or b""
+
+
 def _bucket(raw: Any) -> dict[int, bytes]:
-    return {int(name): value for name, value in _pairs(raw)}
+    return {int(name): msgspec.convert(value, bytes) for name, value in _pairs(raw)}
 
 
 def _outbox(entries: Any) -> list[OutboxEntry]:

@@ -20,8 +20,8 @@ fail: the run fails. continue: what depends on the node gets an `Outcome`. skip:
 join goes on without it. hold: the run waits until the dead letter is replayed.
 """
 NodeKind = Literal["job", "map", "relay", "gate", "sleep", "wait", "input", "end"]
-"""job: one job. map: a job for each item. relay, gate: no job; they end when those before them have; a relay is skipped with
-them, a gate counts which of them succeeded. sleep, wait: no job either.
+"""job: one job. map: a job for each item. relay, gate: no job; they end when those before them have. A relay is skipped
+with them, a gate counts which of them succeeded. sleep, wait: no job either.
 input: an argument of the run. end: the run ends with it."""
 MAX_FEEDS = 100
 """The most nodes that one node feeds, and roots of a plan: a script that ends it looks at all of them."""

@@ -154,6 +154,17 @@ def expect(graphs: Graphs, workflow: Workflow[Any]) -> Any:
         return RunFails
 
 
+async def come_to(app: App, workflow: Workflow[Any]) -> Any:
+    """Return what a workflow comes to."""
+    run = await app.workflows.astart(workflow)
+    try:
+        return plain(await run.aget(timeout=30))
+    except WorkflowFailed:
+        return RunFails
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 @pytest.mark.timeout(1200)
 async def test_random_workflows_come_to_what_the_reference_says(
     url: str, app_name: str, redis_client: "redis.Redis"
@@ -166,29 +177,7 @@ async def test_random_workflows_come_to_what_the_reference_says(
         async with limiter:
             workflow = graphs.make(random.Random(seed))
             wanted = expect(graphs, workflow)
-            run = await app.workflows.astart(workflow)
-            try:
-                found = plain(await run.aget(timeout=4))
-            except WorkflowFailed:
-                found = RunFails
-            except Exception as error:
-                if os.environ.get("DBG"):
-                    g = await run.agraph()
-                    print(await run.astatus())
-                    print(g.to_mermaid())
-                    for k in redis_client.keys("*run:*"):
-                        if redis_client.type(k) == b"hash":
-                            print(k, redis_client.hgetall(k))
-                    for k in redis_client.keys("*"):
-                        if b"ended" in k or b"to-send" in k or k.endswith(b":stream"):
-                            print(
-                                k,
-                                redis_client.type(k),
-                                redis_client.xlen(k)
-                                if redis_client.type(k) == b"stream"
-                                else redis_client.llen(k),
-                            )
-                found = f"{type(error).__name__}: {error}"
+            found = await come_to(app, workflow)
             if found != (wanted if wanted is RunFails else plain(wanted)):
                 wrong.append(f"seed {seed}: {found!r}, not {wanted!r}: {describe(workflow.tree)}")
 

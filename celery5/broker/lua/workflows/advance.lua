@@ -99,7 +99,7 @@ local function to_outbox(...)
   redis.call('XADD', outbox, '*', ...)
 end
 local function record_later(...) redis.call('RPUSH', ended, cmsgpack.pack({...})) end
--- Return the node_state of a node's state, and its generation: how often it was started again.
+-- Return the state of a node, and its generation: how often it was started again.
 local function state_of(run, n)
   local state = get(run, 'node:' .. n)
   if not state then return nil, 0 end
