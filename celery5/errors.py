@@ -238,6 +238,10 @@ class ResultLost(CeleryError):
     """A result that was stored is not there any more: it has expired, or Redis has lost data."""
 
 
+class StagingLost(CeleryError):
+    """What was published of a run was lost before it was started: Redis lost data, or it took too long."""
+
+
 class RunNotRetried(CeleryError):
     """A run of a workflow cannot be retried now: the text says why."""
 

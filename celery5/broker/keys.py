@@ -18,7 +18,7 @@ EVENTS = "{events}"
 _OF_APP = r"queues|paused|settings|schedule-queues|limits|suspended|living:.+|record-streams"
 _OF_EVENTS = r"events:(?:stream|jobs|dead|leases|due|waiting)"
 _OF_QUEUE = (
-    r"stream|high|low|handed|jobs|jobs:(?:ended|to-send|runs)|run:.+|due|waiting|dead|leases|unique|slots|counts|held|room:.+|"
+    r"stream|high|low|handed|jobs|jobs:(?:ended|to-send|runs)|run:.+|workflow:.+|due|waiting|dead|leases|unique|slots|counts|held|room:.+|"
     r"documents(?:-taken|-progress)?:.+|documents|schedules|schedule-times|"
     r"map|groups|relayed|archiving|(?:log|archive|members|incarnations|plan|partition|state|outbox|dead-records):.+"
 )
@@ -421,7 +421,7 @@ class Keys:
             window_prefix=f"{tag}:unique:",
             run_records=f"{tag}:jobs:ended",  # LIST    what has ended in runs of workflows and is not counted yet
             run_prefix=f"{tag}:run:",
-            plan_prefix=f"{tag}:plan:",
+            plan_prefix=f"{tag}:workflow:",
             run_outbox=f"{tag}:jobs:to-send",  # STREAM  what runs send to other queues, and to runs of other queues
             live_runs=f"{tag}:jobs:runs",  # ZSET    live runs, by when to look at them, in ms
             past_runs=f"{tag}:past-runs",  # ZSET    runs that have ended lately, by when, in ms

@@ -110,7 +110,11 @@ from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
 from celery5.services.worker.lease import Heartbeat, Lease, WorkerIdentity
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, QueueReads, ReadingState, ReadOrder
 from celery5.services.worker.recovery import Recoverer
-from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
+from celery5.services.worker.result_publisher import (
+    ResultPublisher,
+    SettlementFollowers,
+    UnpublishableRetries,
+)
 from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import JobSafeguards, StopPolicy, TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
@@ -581,6 +585,7 @@ class WorkerParts(ProcessParts):
     # workflows
     run_progress = RunProgress
     run_relay = RunRelay
+    followers = SettlementFollowers
     member_jobs = MemberJobs
     # streams
     stream_processors = made_by(make_stream_processors)

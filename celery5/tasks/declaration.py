@@ -31,6 +31,7 @@ from celery5.protocol.job.job import CALL_ONLY_OPTIONS, Options
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.job.states import Priority
 from celery5.protocol.limits import Limit, Range, Rate
+from celery5.protocol.workflows.plan import OnError
 from celery5.results.sinks import RedisResults, Sink
 from celery5.runners.context import CurrentJob
 from celery5.scheduling.declaration import Periodic
@@ -102,6 +103,10 @@ class TaskOptions(TypedDict, total=False):
     soft_time_limit: float | timedelta | None
     unique_for: float | timedelta | None
     priority: Priority | None
+    on_error: OnError | None
+    ignore: Collection[str] | None
+    undo: Any
+    dynamic: bool | None
     deduplicate: DeduplicationPolicy | None
     abandon_on_cancel: bool
     continue_without_lease: bool

@@ -46,7 +46,7 @@ from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.scheduling.declaration import Periodic, parse_schedule
 from celery5.tasks.deduplication import DeduplicationPolicy, prepare_policy
 from celery5.workflows.compose import ComposedPartial, ComposedWorkflow, Partial, Workflow, check_need
-from celery5.workflows.tree import Call, GroupOptions, Map
+from celery5.workflows.tree import GroupOptions, Map, TaskCall
 
 
 def bind_running_job(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -500,9 +500,9 @@ class Signature(Workflow[R_co]):
         self._kwargs = kwargs
 
     @property
-    def tree(self) -> Call:
+    def tree(self) -> TaskCall:
         """The call."""
-        return Call(self.task, self._args, self._kwargs)
+        return TaskCall(self.task, self._args, self._kwargs)
 
     def job(self) -> Job:
         """Return the job, with a new id each time, unless the options have one."""
@@ -528,9 +528,9 @@ class PartialSignature(Partial[A_contra, R_co]):
         self._kwargs = kwargs
 
     @property
-    def tree(self) -> Call:
+    def tree(self) -> TaskCall:
         """The call."""
-        return Call(self.task, self._args, self._kwargs, is_partial=True)
+        return TaskCall(self.task, self._args, self._kwargs, is_partial=True)
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 

@@ -1,1 +1,48 @@
-"""Workflows: compose calls of tasks, start runs of them, and look after these runs."""
+"""Workflows: compose calls of tasks or declare them as functions, start runs of them, and look after these runs."""
+
+from typing import TYPE_CHECKING
+
+from celery5.lazy import exports
+
+if TYPE_CHECKING:
+    from celery5.protocol.workflows.status import NodeState, RunState, RunStatus
+    from celery5.workflows.compose import Partial
+    from celery5.workflows.declared import DeclaredWorkflow, Flow, WorkflowOptions
+    from celery5.workflows.graph import GraphNode, RunGraph
+    from celery5.workflows.registry import Workflows
+    from celery5.workflows.run import WorkflowRun
+    from celery5.workflows.values import Outcome
+
+__all__ = [
+    "DeclaredWorkflow",
+    "Flow",
+    "GraphNode",
+    "NodeState",
+    "Outcome",
+    "Partial",
+    "RunGraph",
+    "RunState",
+    "RunStatus",
+    "WorkflowOptions",
+    "WorkflowRun",
+    "Workflows",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = exports(
+        __name__,
+        {
+            "DeclaredWorkflow": "celery5.workflows.declared",
+            "Flow": "celery5.workflows.declared",
+            "GraphNode": "celery5.workflows.graph",
+            "NodeState": "celery5.protocol.workflows.status",
+            "Outcome": "celery5.workflows.values",
+            "Partial": "celery5.workflows.compose",
+            "RunGraph": "celery5.workflows.graph",
+            "RunState": "celery5.protocol.workflows.status",
+            "RunStatus": "celery5.protocol.workflows.status",
+            "WorkflowOptions": "celery5.workflows.declared",
+            "WorkflowRun": "celery5.workflows.run",
+            "Workflows": "celery5.workflows.registry",
+        },
+    )

@@ -35,7 +35,7 @@ from celery5.protocol.workflows.plan import (
     encode_expression,
     find_refs,
 )
-from celery5.workflows.tree import Call, Chain, Group, Map, Tree
+from celery5.workflows.tree import Chain, Map, StepGroup, TaskCall, Tree
 
 _ITEM = b"\x01item\x01"
 """Stands for the item of a map in a message that is made to a template."""
@@ -74,7 +74,7 @@ class Placeholder:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MapSource:
     """The items of a map, and how they become texts."""
 
     node: int
@@ -88,7 +88,7 @@ class Compiled:
     """A plan and the items that its runs begin with."""
 
     plan: Plan
-    sources: tuple[Source, ...]
+    sources: tuple[MapSource, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Compiler:
     ) -> None:
         self._check_event = check_event
         self.nodes: list[Node] = []
-        self._sources: list[Source] = []
+        self._sources: list[MapSource] = []
         self._inputs: dict[str, int] = {}
         self._context = _Context(on_error)
         self._home = home
@@ -167,11 +167,11 @@ class Compiler:
         """Add a tree. `value` is what the step before it passes, `after` the nodes that must have ended."""
         context = context or self._context
         match tree:
-            case Call():
+            case TaskCall():
                 return self._add_call(tree, value, after, context)
             case Chain():
                 return self._add_chain(tree, value, after, context)
-            case Group():
+            case StepGroup():
                 return self._add_group(tree, value, after, context)
             case Map():
                 return self._add_map(tree, value, after, context)
@@ -245,7 +245,7 @@ class Compiler:
     # the parts of a tree
 
     def _add_call(
-        self, call: Call, value: Expression | None, after: Sequence[int], context: _Context
+        self, call: TaskCall, value: Expression | None, after: Sequence[int], context: _Context
     ) -> _Part:
         args = call.args
         if call.is_partial:
@@ -301,7 +301,7 @@ class Compiler:
         return part
 
     def _add_group(
-        self, group: Group, value: Expression | None, after: Sequence[int], context: _Context
+        self, group: StepGroup, value: Expression | None, after: Sequence[int], context: _Context
     ) -> _Part:
         options = group.options
         is_counted = options.need is not None or options.first
@@ -351,7 +351,7 @@ class Compiler:
             return self._add_later_map(mapped, value, after, context)
         node = self._make_map_node(mapped, context.policy_of(_get_own_policy(mapped)))
         number = self.add_node(node, after)
-        self._sources.append(Source(number, mapped, node.is_keyed))
+        self._sources.append(MapSource(number, mapped, node.is_keyed))
         return _Part(Ref(number), (number,))
 
     def _make_map_node(self, mapped: Map, on_error: str) -> Node:
@@ -516,7 +516,7 @@ def make_later_map(plain: Mapping[str, Any], task: NodeTask, items: Sequence[Raw
     end = Node(kind="end", hidden=True, needs=1, arguments={"value": encode_expression(Ref(0))})
     plan = Plan(nodes=(node, end.encode()), home=home, roots=(0,), maps=(0,), size=0, end=1, inputs={})
     mapped = Map(task=task, items=items, star=bool(plain.get("star")), chunk=plain.get("chunk"))
-    return Compiled(plan, (Source(0, mapped, bool(plain.get("keyed"))),))
+    return Compiled(plan, (MapSource(0, mapped, bool(plain.get("keyed"))),))
 
 
 def _get_own_policy(mapped: Map) -> OnError | None:

@@ -10,8 +10,8 @@ from celery5.errors import Misconfigured
 from celery5.hints import make_attribute_error
 from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.workflows.tree import (
-    Group,
     GroupOptions,
+    StepGroup,
     Tree,
     describe,
     get_first_call,
@@ -247,7 +247,7 @@ def group(*members: Any, on_error: OnError | None = None, need: float | None = N
     """
     trees = tuple(step.tree for step in _list_members(members, "group"))
     return _wrap(
-        Group(trees, GroupOptions(on_error=_checked(on_error, "group"), need=check_need(need, "group")))
+        StepGroup(trees, GroupOptions(on_error=_checked(on_error, "group"), need=check_need(need, "group")))
     )
 
 
@@ -261,7 +261,7 @@ def first(*members: Workflow[R], on_error: OnError | None = None) -> Workflow[R]
     trees = tuple(check_workflow(step).tree for step in members)
     if not trees:
         raise Misconfigured("first needs a member: first(a.s(1), b.s(2))")
-    return ComposedWorkflow(Group(trees, GroupOptions(on_error=_checked(on_error, "first"), first=True)))
+    return ComposedWorkflow(StepGroup(trees, GroupOptions(on_error=_checked(on_error, "first"), first=True)))
 
 
 @overload
@@ -282,7 +282,7 @@ def fork(*branches: Any) -> Any:
     trees = tuple(check_partial(branch).tree for branch in branches)
     if not trees:
         raise Misconfigured("fork needs a branch: a.s(1) | fork(b.s(), c.s())")
-    return ComposedPartial(Group(trees, GroupOptions(independent=True)))
+    return ComposedPartial(StepGroup(trees, GroupOptions(independent=True)))
 
 
 def check_composed(step: object) -> "Workflow[Any] | Partial[Any, Any]":

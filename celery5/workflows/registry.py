@@ -10,7 +10,7 @@ from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import workflows as calls
 from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.broker.driver import AsyncDriver
-from celery5.errors import Misconfigured
+from celery5.errors import Misconfigured, StagingLost
 from celery5.logs.trace import get_current_trace
 from celery5.protocol.job.job import new_id
 from celery5.protocol.workflows.member_ids import MemberId, check_run_id
@@ -24,7 +24,7 @@ from celery5.workflows.graph import decode_node, scan_all
 from celery5.workflows.launching import make_launcher
 from celery5.workflows.result_types import RunResultType
 from celery5.workflows.run import STATUS_FIELDS, WorkflowRun
-from celery5.workflows.staging import RunTerms, StagingLost, stage
+from celery5.workflows.staging import RunTerms, stage
 from celery5.workflows.tree import get_first_call
 
 R = TypeVar("R")

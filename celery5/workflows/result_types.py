@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from celery5.errors import BadResult
-from celery5.workflows.tree import Call, Chain, Group, Map, Tree
+from celery5.workflows.tree import Chain, Map, StepGroup, TaskCall, Tree
 
 _LIST = msgspec.json.Decoder(list[Raw])
 
@@ -31,11 +31,11 @@ class RunResultType:
 def _decode(tree: Tree, raw: bytes | Raw) -> Any:
     while isinstance(tree, Chain):
         tree = tree.steps[-1]
-    if isinstance(tree, Call):
+    if isinstance(tree, TaskCall):
         return _decode_call(tree, raw)
     if bytes(raw) == b"null":
         return None  # it was skipped
-    if isinstance(tree, Group) and tree.options.first:
+    if isinstance(tree, StepGroup) and tree.options.first:
         return msgspec.json.decode(raw)  # nobody knows whose value it is
     try:
         items = _LIST.decode(raw)
@@ -45,14 +45,14 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
         if tree.options.on_error == "continue" or tree.task.send_options.on_error == "continue":
             return msgspec.json.decode(raw)
         return [tree.task.result_type.decode(item) for item in items]
-    group: Group = tree
+    group: StepGroup = tree
     if len(items) != len(group.members) or group.options.on_error == "continue":
         return msgspec.json.decode(raw)
     values = [_decode(member, item) for member, item in zip(group.members, items, strict=True)]
     return tuple(values) if group.options.independent else values
 
 
-def _decode_call(call: Call, raw: bytes | Raw) -> Any:
+def _decode_call(call: TaskCall, raw: bytes | Raw) -> Any:
     options = call.task.send_options
     if options.dynamic or options.on_error == "continue":
         return msgspec.json.decode(raw)

@@ -13,8 +13,8 @@ from msgspec import Raw
 from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BadArguments, CeleryError
-from celery5.workflows.compiler import Compiled, Source
+from celery5.errors import BadArguments, StagingLost
+from celery5.workflows.compiler import Compiled, MapSource
 
 ITEMS_PER_TRIP = 1000
 """Items in one portion."""
@@ -24,10 +24,6 @@ BYTES_PER_TRIP = 1024 * 1024
 """Bytes of items in one portion, unless one item alone has more."""
 NODES_PER_TRIP = 200
 """Nodes of a plan in one portion."""
-
-
-class StagingLost(CeleryError):
-    """What was published of a run was lost before it was started: Redis lost data, or it took too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +80,7 @@ def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> bytes:
     return calls.pack_record("start", terms.run_id, fields, plan.roots, plan.maps, plan.waits)
 
 
-async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: Source, run_id: str) -> bool:
+async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: MapSource, run_id: str) -> bool:
     """Publish the items of one map. Returns False when the run is live already."""
     before = 0
     pending: list[Any] = []
@@ -121,7 +117,7 @@ def split_items(items: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield portion
 
 
-def encode_items(source: Source) -> Iterator[bytes]:
+def encode_items(source: MapSource) -> Iterator[bytes]:
     """Yield the texts that stand for the item of a map in its messages. Raises BadArguments."""
     if source.map.chunk is None:
         for item in _check_items(source):
@@ -137,12 +133,12 @@ def encode_items(source: Source) -> Iterator[bytes]:
         yield b",".join(chunk)
 
 
-def _check_items(source: Source) -> Iterable[Any]:
+def _check_items(source: MapSource) -> Iterable[Any]:
     assert source.map.items is not None, "a source has items"
     return source.map.items
 
 
-def _encode_item(source: Source, item: Any) -> bytes:
+def _encode_item(source: MapSource, item: Any) -> bytes:
     task: Any = source.map.task
     if isinstance(item, Raw):  # the result of a job: its worker has encoded it, the members decode it
         raw = bytes(item)

@@ -14,7 +14,7 @@ Link = Literal["pass", "order"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TaskCall:
     """One call of a task."""
 
     task: Any
@@ -46,7 +46,7 @@ class GroupOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StepGroup:
     """Steps beside each other; the value is the list of their values."""
 
     members: tuple["Tree", ...]
@@ -71,7 +71,7 @@ class Map:
     options: GroupOptions = field(default_factory=GroupOptions)
 
 
-Tree: TypeAlias = Call | Chain | Group | Map
+Tree: TypeAlias = TaskCall | Chain | StepGroup | Map
 
 
 def link(before: Tree, after: Tree, how: Link) -> Chain:
@@ -106,7 +106,7 @@ def _describe(tree: Tree, depth: int) -> str:
     if depth > 5:
         return "..."
     match tree:
-        case Call(task, args, kwargs):
+        case TaskCall(task, args, kwargs):
             named = [f"{name}={value!r}" for name, value in kwargs.items()]
             return f"{task.name}({', '.join([*map(repr, args), *named])})"
         case Chain(steps, links):
@@ -114,19 +114,19 @@ def _describe(tree: Tree, depth: int) -> str:
             for how, step in zip(links[:20], steps[1:21], strict=True):
                 words += ["|" if how == "pass" else ">>", _describe(step, depth + 1)]
             return " ".join(words)
-        case Group(members, options):
+        case StepGroup(members, options):
             name = "first" if options.first else "fork" if options.independent else "group"
             return f"{name}({', '.join(_describe(member, depth + 1) for member in members[:20])})"
         case Map():
             return f"{tree.task.name}.{'starmap' if tree.star else 'map'}(...)"
 
 
-def get_first_call(tree: Tree) -> Call | Map | None:
+def get_first_call(tree: Tree) -> TaskCall | Map | None:
     """Return the call or map with which a tree begins; None for an empty group."""
     stack: list[Tree] = [tree]
     while stack:
         current = stack.pop()
-        if isinstance(current, (Call, Map)):
+        if isinstance(current, (TaskCall, Map)):
             return current
         inner = current.steps if isinstance(current, Chain) else current.members
         stack += reversed(inner)
@@ -138,7 +138,7 @@ def takes_input(tree: Tree) -> bool:
     stack: list[Tree] = [tree]
     while stack:
         current = stack.pop()
-        if isinstance(current, Call):
+        if isinstance(current, TaskCall):
             if current.is_partial:
                 return True
         elif isinstance(current, Map):

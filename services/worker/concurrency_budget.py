@@ -16,6 +16,8 @@ from celery5.errors import CommandRefused
 from celery5.health.machine import MachineReading, read_machine
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import BudgetParameters, ConcurrencyParameters
+from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.job.messages import Command
 from celery5.protocol.job.verdict import Outcome
 from celery5.protocol.scaling.budget import (
     CPU_ADVICE,
@@ -35,6 +37,7 @@ from celery5.protocol.scaling.budget import (
     scale_budget,
 )
 from celery5.protocol.scaling.prefetch import DurationEstimate
+from celery5.protocol.workflows.member_ids import MemberId
 from celery5.runners.running_job import RunningJob
 from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
@@ -397,6 +400,20 @@ class Runner(Protocol):
     ) -> Outcome: ...
 
 
+class MemberRunner(Protocol):
+    """Runs a member of a workflow whose message does not have all that it needs."""
+
+    async def run_member(
+        self,
+        delivery: Delivery,
+        command: Command,
+        member: MemberId,
+        task: Task[..., Any],
+        runner: Runner,
+        running_job: RunningJob,
+    ) -> Outcome: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResources:
     """The tasks of a worker, and what it has to run their jobs, by kind of task."""
@@ -410,3 +427,4 @@ class TaskResources:
     duration_estimates: Mapping[str, DurationEstimate]
     # How many jobs may run at once.
     budget: MaximalConcurrencyBudget
+    member_jobs: MemberRunner

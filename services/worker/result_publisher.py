@@ -7,6 +7,7 @@ load it is hundreds. An outcome is kept until Redis has it, however long that ta
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast, get_args
 
@@ -206,6 +207,15 @@ T = TypeVar("T")
 SettlementBatch = Sequence[DeliverySettlement]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementFollowers:
+    """What goes on when jobs are settled: jobs that wait for their slots, and runs of workflows that they belong to."""
+
+    admission: AdmissionState
+    admission_control: AdmissionControl
+    run_progress: RunProgress
+
+
 class ResultPublisher:
     """Settles the outcomes in the results queue."""
 
@@ -217,15 +227,11 @@ class ResultPublisher:
         results: InternalResultsQueue,
         held: HeldJobs,
         unpublishable_retries: UnpublishableRetries,
-        admission: AdmissionState,
-        admission_control: AdmissionControl,
-        run_progress: RunProgress,
-        results_ttl: float,
+        followers: SettlementFollowers,
         log: Log,
     ) -> None:
         self._redis = redis
-        self._run_progress = run_progress
-        self._results_ttl = results_ttl
+        self._run_progress = followers.run_progress
         self._queues = {keys.queue: keys for keys in identity.consumed}
         self._results = results
         self._begun: tuple[Call[int], PendingRequest] | None = None
@@ -233,8 +239,8 @@ class ResultPublisher:
         self._isolated_jobs = held.isolated_jobs
         self._recent = held.recent
         self._unpublishable_retries = unpublishable_retries
-        self._admission = admission
-        self._admission_control = admission_control
+        self._admission = followers.admission
+        self._admission_control = followers.admission_control
         self._receive_admitted: Callable[[], None] | None = None
         self._lease = identity.lease
         self._log = log
@@ -366,7 +372,7 @@ class ResultPublisher:
         """Perform the call that settles; when members of runs are among its jobs, move the runs on in the same trip."""
         if not is_of_runs:
             return await self._redis.perform(settle)
-        advance = workflows.advance(keys, ttl=self._results_ttl, is_worker=True)
+        advance = self._run_progress.make_advance(keys)
         reply, advanced = await self._redis.perform_all(
             [cast("Call[Any]", settle), cast("Call[Any]", advance)]
         )

@@ -40,7 +40,7 @@ from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import MARGIN_FRACTION, WorkerIdentity, now
 from celery5.services.worker.time_limits import Deadlines
-from celery5.services.workflows.member_jobs import MemberJobs, needs_preparing
+from celery5.services.workflows.member_jobs import needs_preparing
 from celery5.tasks.deduplication import get_rejection
 from celery5.tasks.task import Task
 
@@ -86,7 +86,6 @@ class TaskExecution:
         held: HeldJobs,
         safeguards: JobSafeguards,
         outcome_handler: OutcomeHandler,
-        member_jobs: MemberJobs,
         stop_policy: StopPolicy,
         log: Log,
     ) -> None:
@@ -96,7 +95,7 @@ class TaskExecution:
         self._redis = redis
         self._duration_estimates = resources.duration_estimates
         self._outcome_handler = outcome_handler
-        self._member_jobs = member_jobs
+        self._member_jobs = resources.member_jobs
         self._budget = resources.budget
         self._lease = identity.lease
         self._deadlines = safeguards.deadlines

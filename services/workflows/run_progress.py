@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
+from celery5.broker.call import Call
 from celery5.broker.calls import workflows as calls
 from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.calls.workflows import Advance, OutboxEntry
@@ -51,11 +52,16 @@ class RunApplication(Protocol):
 class RunProgress:
     """What waits to be done for the runs of each queue of this worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, results_ttl: float) -> None:
+        self._ttl = results_ttl
         self._records: set[str] = set()
         self._outboxes: set[str] = set()
         self._stale: set[str] = set()
         self._changed = trio.Event()
+
+    def make_advance(self, keys: QueueKeys, records: Sequence[bytes] = ()) -> Call[Advance]:
+        """Return the call that moves the runs of a queue on."""
+        return calls.advance(keys, records, ttl=self._ttl, is_worker=True)
 
     def note_records(self, queue: str) -> None:
         """Note that records wait to be applied."""
@@ -108,7 +114,6 @@ class RunRelay:
         consumed: Sequence[QueueKeys],
         run_progress: RunProgress,
         worker: str,
-        results_ttl: float,
         log: Log,
     ) -> None:
         self._app = app
@@ -117,7 +122,6 @@ class RunRelay:
         self._by_channel = {keys.wake.encode(): keys.queue for keys in consumed}
         self._progress = run_progress
         self._worker = worker
-        self._ttl = results_ttl
         self._log = log
         self._is_failing = False
 
@@ -174,7 +178,7 @@ class RunRelay:
     async def _advance(self, keys: QueueKeys) -> None:
         """Apply all records of a queue."""
         while True:
-            advance = await self._redis.perform(calls.advance(keys, ttl=self._ttl, is_worker=True))
+            advance = await self._redis.perform(self._progress.make_advance(keys))
             if advance.problem:
                 self._log.event("workflow:record-failed", "error", queue=keys.queue, why=advance.problem)
             if advance.outbox:
@@ -257,7 +261,7 @@ class RunRelay:
         if rejected:
             self._progress.note_advance(
                 keys.queue,
-                await self._redis.perform(calls.advance(keys, rejected, ttl=self._ttl, is_worker=True)),
+                await self._redis.perform(self._progress.make_advance(keys, rejected)),
             )
 
 

@@ -90,7 +90,7 @@ COMMANDS = """
     --beat --scheduler --logfile --pidfile --uid --gid --umask --executable --workdir
 """
 NOT_YET = """
-    chain chord links update_state Flower task_prerun
+    update_state Flower task_prerun
     task_postrun task_success task_failure task_retry before_start on_success on_failure on_retry after_return
     on_replace before_task_publish after_task_publish worker_init worker_process_init worker_ready worker_shutdown
     setup_logging after_setup_logger

@@ -241,7 +241,7 @@ async def mistaken() -> None:
     charge.delay(ORDER, "1")  # type: ignore[arg-type]
     charge.delay(ORDER, AMOUNT, "x")  # type: ignore[call-arg]
     charge.delay(ORDER, AMOUNT, nota="x")  # type: ignore[call-arg]
-    charge.s(5, AMOUNT)  # type: ignore[arg-type]
+    charge.s(5, AMOUNT)  # type: ignore[call-overload]
     charge.job("a", AMOUNT)  # type: ignore[arg-type]
     charge.options(queue="a").delay("a", AMOUNT)  # type: ignore[arg-type]
     charge("a", AMOUNT)  # type: ignore[arg-type, unused-coroutine]

@@ -46,10 +46,15 @@ def made() -> dict[str, str]:
     """Every key and channel that the code makes, by its name in the code."""
     own = {field.name: getattr(MAIL, field.name) for field in fields(QueueKeys)}
     assert own.pop("normal") == own["stream"]
-    for name in ("queue", "result_prefix", "window_prefix", "lane", "_lanes"):
+    for name in ("queue", "result_prefix", "window_prefix", "run_prefix", "plan_prefix", "lane", "_lanes"):
         del own[name]
     return {
         **made_for_streams(),
+        "run": MAIL.run("<id>"),
+        "run_items": MAIL.run_items("<id>", "<node>"),  # type: ignore[arg-type]
+        "workflow_plan": MAIL.plan("<hash>"),
+        "run_home": SHOP.run_home("<id>"),
+        "event_waits": SHOP.event_waits("<event>:<hash>"),
         "queues": SHOP.queues,
         "settings": SHOP.settings,
         "check": SHOP.check("<name>"),
@@ -111,7 +116,7 @@ def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
         "slots_freed",
         "limits",
     }
-    assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string"}
+    assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string", "list"}
 
 
 def slot_tag(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any, cast
 
 import pytest
 
@@ -50,6 +51,7 @@ class Asking(AdmissionState):
             runners={},
             duration_estimates={"trio": DurationEstimate()},
             budget=budget,
+            member_jobs=cast("Any", None),  # no job is a member of a workflow
         )
         super().__init__(resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={})
         self.running: Counter[str] = Counter()

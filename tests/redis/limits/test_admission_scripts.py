@@ -393,7 +393,7 @@ def test_what_waits_comes_out_when_it_expires(gate: Gated) -> None:
     assert gate.size().due == 0
     assert gate(jobs_calls.promote_due_jobs(gate.keys, limit=9))[0] == 0
     gate.fall_due("b")
-    assert gate(jobs_calls.promote_due_jobs(gate.keys, limit=9)) == (1, None)
+    assert gate(jobs_calls.promote_due_jobs(gate.keys, limit=9)) == (1, None, 0)
     assert gate.ids(gate.read("w")) == "b"
     assert gate.held() == {}
     assert gate.room() == []
@@ -404,7 +404,7 @@ def test_one_that_is_handed_over_in_time_does_not_expire_any_more(gate: Gated) -
     gate.send("b", expires=time.time() + 60)
     gate.ask("w", gate.read("w"))
     gate.done("w", a)
-    assert gate(jobs_calls.promote_due_jobs(gate.keys, limit=9)) == (0, None)
+    assert gate(jobs_calls.promote_due_jobs(gate.keys, limit=9)) == (0, None, 0)
     assert gate.held() == {}
 
 

@@ -47,9 +47,9 @@ def test_a_scheduled_job_waits_for_its_time_and_then_is_moved_once(queue: Queue)
     assert queue.schedule("late", "+0") == queue.publish("late") == 0
     assert [queue.schedule(each, "+0") for each in "abc"] == [1, 1, 1]
     assert queue.size() == queues.QueueSize(stream=0, in_workers=0, due=4, dead=0)
-    moved, due_in = queue(jobs.promote_due_jobs(queue.keys, limit=2))
+    moved, due_in, _ = queue(jobs.promote_due_jobs(queue.keys, limit=2))
     assert (moved, due_in) == (2, 0)
-    moved, due_in = queue(jobs.promote_due_jobs(queue.keys, limit=2))
+    moved, due_in, _ = queue(jobs.promote_due_jobs(queue.keys, limit=2))
     assert moved == 1
     assert 30 < due_in <= 60
     assert queue(jobs.promote_due_jobs(queue.keys, limit=2))[0] == 0
@@ -58,7 +58,7 @@ def test_a_scheduled_job_waits_for_its_time_and_then_is_moved_once(queue: Queue)
 
 
 def test_nothing_scheduled_is_nothing_to_wait_for(queue: Queue) -> None:
-    assert queue(jobs.promote_due_jobs(queue.keys, limit=10)) == (0, None)
+    assert queue(jobs.promote_due_jobs(queue.keys, limit=10)) == (0, None, 0)
 
 
 def test_a_scheduled_job_whose_command_is_gone_is_forgotten(queue: Queue) -> None:

@@ -29,7 +29,12 @@ from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJo
 from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.lease import Lease, WorkerIdentity
 from celery5.services.worker.reading import ReadingState
-from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
+from celery5.services.worker.result_publisher import (
+    ResultPublisher,
+    SettlementFollowers,
+    UnpublishableRetries,
+)
+from celery5.services.workflows.run_progress import RunProgress
 from tests.redis.worker.workers import until
 
 WORKER = "me"
@@ -87,17 +92,22 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
         running_jobs=RunningJobs(),
     )
     no_budget = cast("Any", None)  # no task has a rule
-    resources = TaskResources(tasks={}, queues={}, runners={}, duration_estimates={}, budget=no_budget)
+    resources = TaskResources(
+        tasks={}, queues={}, runners={}, duration_estimates={}, budget=no_budget, member_jobs=no_budget
+    )
     publisher = ResultPublisher(
         identity=WorkerIdentity(worker=WORKER, lease=Lease(seconds=60), consumed=[keys]),
         redis=link,
         results=results,
         held=held,
         unpublishable_retries=unpublishable,
-        admission=AdmissionState(
-            resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={}
+        followers=SettlementFollowers(
+            admission=AdmissionState(
+                resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={}
+            ),
+            admission_control=cast("Any", SimpleNamespace(on_capacity=lambda: None)),  # no task has a rule
+            run_progress=RunProgress(results_ttl=60.0),
         ),
-        admission_control=cast("Any", SimpleNamespace(on_capacity=lambda: None)),  # no task has a rule
         log=log,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery5.workflows.compose import Composed
-from celery5.workflows.tree import Call, Chain, Group, Map, Tree
+from celery5.workflows.tree import Chain, Map, StepGroup, TaskCall, Tree
 
 
 class RunFails(Exception):
@@ -57,7 +57,7 @@ class Reference:
             return current
         if is_left:
             return LEFT
-        if isinstance(tree, Call):
+        if isinstance(tree, TaskCall):
             args = (value, *tree.args) if tree.is_partial else tree.args
             return self._call(tree.task, args, None, context)
         if isinstance(tree, Map):
@@ -122,7 +122,7 @@ class Reference:
             return results
         return self._fail(policy)
 
-    def _group(self, tree: Group, value: Any, context: Context) -> Any:
+    def _group(self, tree: StepGroup, value: Any, context: Context) -> Any:
         options = tree.options
         is_counted = options.need is not None or options.first
         if is_counted:
@@ -151,7 +151,7 @@ class Reference:
 
     def _may_skip(self, tree: Tree, context: Context) -> bool:
         """Return whether a part of the tree skips what fails: then a group goes on without it."""
-        if isinstance(tree, Call):
+        if isinstance(tree, TaskCall):
             return self._policy(tree.task.send_options.on_error, context) == "skip"
         if isinstance(tree, Map):
             own = tree.options.on_error or tree.task.send_options.on_error

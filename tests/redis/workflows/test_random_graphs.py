@@ -12,7 +12,7 @@ import trio
 
 from celery5 import App, RetryPolicy, chain, first, fork, group
 from celery5.errors import WorkflowFailed
-from celery5.tasks import Task
+from celery5.protocol.workflows.plan import OnError
 from celery5.workflows.compose import Workflow
 from celery5.workflows.tree import describe
 from tests.redis.worker.workers import working
@@ -21,7 +21,7 @@ from tests.redis.workflows.reference import Reference, RunFails
 SEEDS = range(*map(int, os.environ.get("CELERY5_WORKFLOW_SEEDS", "0:300").split(":")))
 AT_ONCE = 40
 QUEUES = ("one", "two", "three", "four")
-POLICIES = (None, None, None, "skip", "continue")
+POLICIES: tuple[OnError | None, ...] = (None, None, None, "skip", "continue")
 
 
 def plain(value: Any) -> Any:
@@ -64,15 +64,15 @@ class Graphs:
         self.tasks = {function.__name__: self._declare(app, function) for function in (mix, risk, spread)}
         self.dynamic = self._declare_dynamic(app)
 
-    def _declare(self, app: App, function: Any) -> Task[Any, Any]:
+    def _declare(self, app: App, function: Any) -> Any:
         async def run(value: Any = 0, other: int = 0) -> Any:
             return function(value, other)
 
         self.functions[function.__name__] = function
         return app.task(name=function.__name__, max_retries=0)(run)
 
-    def _declare_dynamic(self, app: App) -> Task[Any, Any]:
-        mixed = self.tasks["mix"].options(queue="one")
+    def _declare_dynamic(self, app: App) -> Any:
+        mixed: Any = self.tasks["mix"].options(queue="one")
 
         def grow(value: Any = 0, other: int = 0) -> Any:
             number = digest(value, other)
@@ -88,9 +88,10 @@ class Graphs:
 
     def make(self, rnd: random.Random) -> Workflow[Any]:
         """Return a random workflow."""
-        return self._step(rnd, 4, False)
+        workflow: Workflow[Any] = self._step(rnd, 4, False)
+        return workflow
 
-    def _task(self, rnd: random.Random) -> Task[Any, Any]:
+    def _task(self, rnd: random.Random) -> Any:
         name = rnd.choice(("mix", "mix", "mix", "risk", "grow"))
         task = self.dynamic if name == "grow" else self.tasks[name]
         options: dict[str, Any] = {"queue": rnd.choice(QUEUES)}
@@ -127,7 +128,7 @@ class Graphs:
         return task.partial(other) if is_partial else task.s(rnd.randrange(100), other)
 
     def _map(self, rnd: random.Random, is_partial: bool) -> Any:
-        task = self.tasks[rnd.choice(("mix", "risk"))].options(queue=rnd.choice(QUEUES))
+        task: Any = self.tasks[rnd.choice(("mix", "risk"))].options(queue=rnd.choice(QUEUES))
         options: dict[str, Any] = {
             "at_once": rnd.choice((None, 1, 2)),
             "need": rnd.choice((None, None, 0.5)),
@@ -135,7 +136,7 @@ class Graphs:
         }
         kind = rnd.choice(("map", "map", "starmap", "chunks"))
         if is_partial:
-            spreading = self.tasks["spread"].options(queue=rnd.choice(QUEUES)).partial(rnd.randrange(9))
+            spreading: Any = self.tasks["spread"].options(queue=rnd.choice(QUEUES)).partial(rnd.randrange(9))
             mapped = task.chunks(n=2, **options) if kind == "chunks" else task.map(**options)
             return chain(spreading, mapped)
         items = [rnd.randrange(100) for _ in range(rnd.randrange(6))]

@@ -8,11 +8,13 @@ import trio
 from trio.testing import MockClock
 
 from celery5.broker.call import Call
+from celery5.broker.calls.jobs import PromotedJobs
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.services.process.broker_outages import OutageLog
 from celery5.services.worker.due_jobs import Mover
+from celery5.services.workflows.run_progress import RunProgress
 from tests.redis.worker.workers import Lines
 
 
@@ -62,7 +64,7 @@ class Away:
         if self.left >= 0:
             raise BrokerUnavailable("it is away")
         self.back.set()
-        return 0, None
+        return PromotedJobs(0, None, 0)
 
     async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]:
         return [await self.perform(call) for call in calls]
@@ -77,6 +79,7 @@ async def test_who_looks_for_due_jobs_of_many_queues_says_so_once(
         mover = Mover(
             redis=redis,
             consumed=[Keys("shop").for_queue(each) for each in queues],
+            run_progress=RunProgress(results_ttl=60.0),
             log=Log(worker="one", app="shop"),
         )
         async with trio.open_nursery() as nursery:

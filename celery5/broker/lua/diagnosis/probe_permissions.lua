@@ -17,7 +17,7 @@ local function try(...)
 end
 try('SET', key, '', 'PX', 10000)
 if #refused == 0 then
-  for _, name in ipairs({ 'GET', 'EXISTS', 'PTTL', 'HGETALL', 'HKEYS', 'HLEN', 'HVALS', 'SMEMBERS', 'XLEN', 'ZCARD', 'MGET' }) do -- bound: eleven commands
+  for _, name in ipairs({ 'GET', 'EXISTS', 'PTTL', 'HGETALL', 'HKEYS', 'HLEN', 'HVALS', 'SMEMBERS', 'XLEN', 'ZCARD', 'MGET', 'LLEN', 'LPOP', 'RPOP', 'PERSIST' }) do -- bound: fifteen commands
     try(name, key)
   end
   try('TIME')
@@ -37,6 +37,12 @@ if #refused == 0 then
   try('RPUSH', key, 'a')
   try('LINDEX', key, 0)
   try('LTRIM', key, 0, 0)
+  try('LRANGE', key, 0, 0)
+  try('GETBIT', key, 0)
+  try('SETBIT', key, 'a', 0)
+  try('BITPOS', key, 2)
+  try('BITFIELD', key, 'GET', 'a', 0)
+  try('BITOP', 'AND', key)
   try('ZADD', key, 1, 'a')
   try('ZREM', key, 'a')
   try('ZSCORE', key, 'a')
@@ -48,6 +54,7 @@ if #refused == 0 then
   try('ZREVRANGE', key, 0, 0)
   try('ZRANGEBYSCORE', key, 0, 1)
   try('ZREMRANGEBYSCORE', key, 0, 1)
+  try('ZREMRANGEBYRANK', key, 0, 0)
   try('XADD', key, '*', 'a', 'b')
   try('XDEL', key, '1-1')
   try('XTRIM', key, 'MAXLEN', 1)
@@ -58,6 +65,7 @@ if #refused == 0 then
   try('XREADGROUP', 'GROUP', 'a', 'b', 'STREAMS', key, '>')
   try('XPENDING', key, 'a')
   try('XACK', key, 'a', '1-1')
+  try('XAUTOCLAIM', key, 'a', 'b', 1000, '0')
   try('UNLINK', key)
   try('DEL', key)
 end
