@@ -532,15 +532,9 @@ class PartialSignature(Partial[A_contra, R_co]):
         """The call."""
         return TaskCall(self.task, self._args, self._kwargs, is_partial=True)
 
-    if not TYPE_CHECKING:  # a type checker knows the attributes
-
-        def __getattr__(self, name: str) -> Any:
-            if name in ("delay", "adelay", "job", "start", "astart"):
-                missing = self.task.parameters.describe_missing(len(self._args), self._kwargs)
-                raise Misconfigured(
-                    f"{self!r} lacks {missing}: give it, or put this behind another step: other.s(...) | {self!r}"
-                )
-            return super().__getattr__(name)
+    def describe_missing(self) -> str:
+        """Return what it lacks, for an error."""
+        return self.task.parameters.describe_missing(len(self._args), self._kwargs)
 
 
 class TaskApplication(Application, Protocol):

@@ -133,6 +133,20 @@ class Partial(Composed, Generic[A_contra, R_co]):
         """Return a partial in which `after` begins when this one has ended, without its value."""
         return ComposedPartial(link(self.tree, check_workflow(after).tree, "order"))
 
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("delay", "adelay", "job", "start", "astart"):
+                raise Misconfigured(
+                    f"{self!r} lacks {self.describe_missing()}: give it, or put this behind another step: "
+                    f"other.s(...) | {self!r}"
+                )
+            raise make_attribute_error("signature", self, name)
+
+    def describe_missing(self) -> str:
+        """Return what it lacks, for an error."""
+        return "an argument"
+
 
 class ComposedWorkflow(Workflow[R_co]):
     """A workflow of more than one call."""

@@ -3,9 +3,7 @@
 import inspect
 from typing import Any
 
-from celery5.errors import Misconfigured
 from celery5.protocol.job.job import derive_job_id
-from celery5.protocol.workflows.member_ids import check_run_id
 from celery5.runners.context import CurrentJob
 from celery5.workflows.declared import DeclaredWorkflow
 
@@ -18,7 +16,7 @@ def make_launcher(declared: DeclaredWorkflow[..., Any], app: Any, options: dict[
     """
 
     async def launch(job: CurrentJob, *args: Any, **kwargs: Any) -> str:
-        run = await declared.options(id=get_run_id(job.id)).astart(*args, **kwargs)
+        run = await declared.options(id=derive_job_id("run", job.id)).astart(*args, **kwargs)
         return str(run.id)
 
     own = inspect.Parameter("job", inspect.Parameter.POSITIONAL_ONLY, annotation=CurrentJob)
@@ -34,11 +32,3 @@ def make_launcher(declared: DeclaredWorkflow[..., Any], app: Any, options: dict[
     launch.__module__, launch.__qualname__ = declared.function.__module__, declared.function.__qualname__
     launch.__name__ = declared.function.__name__
     return app.task(bind=True, name=declared.name, **options)(launch)
-
-
-def get_run_id(job_id: str) -> str:
-    """Return the id of the run that a job starts: its own, or one that follows from it."""
-    try:
-        return check_run_id(job_id)
-    except Misconfigured:
-        return derive_job_id(job_id)

@@ -352,7 +352,8 @@ local function end_map(run, n, node, generation)
     document = cjson.encode({v = 1, id = member_id(run, n, generation), task = node.task or '', state = 'DEAD', failure = {type = 'TooFewSucceeded',
       message = (total - bad) .. ' of ' .. total .. ' succeeded, needed were ' .. need_of(node, total)}})
   end
-  fail_node(run, n, node, generation, 'DEAD', document)
+  -- A map that holds its failures ends with those whose dead letters were purged: it is not held again.
+  fail_node(run, n, node, generation, node.o == 'hold' and 'PURGED' or 'DEAD', document)
 end
 local begin
 -- Take a signal that was kept for a node that waits.
@@ -495,6 +496,12 @@ local function end_single(run, n, generation, state, value)
     fail_node(run, n, node, generation, state, value)
   end
 end
+-- Let the keys expire that members write which end after their run.
+local function expire_late(run, n, members)
+  if is_undoing(run) or get(run, 'state') == LIVE then return end
+  for _, name in ipairs({':done', ':bad', ':held'}) do redis.call('PEXPIRE', run.key .. ':' .. n .. name, ttl) end -- bound: three
+  for _, member in ipairs(members) do redis.call('PEXPIRE', run.key .. ':' .. n .. ':r' .. math.floor(member / BUCKET), ttl) end -- bound: one batch, 256 at most
+end
 -- Count members of a map that have succeeded: each once, by its bit.
 local function end_members(run, n, generation, members, values)
   local node = node_of(run, n)
@@ -528,7 +535,10 @@ local function end_members(run, n, generation, members, values)
   add(run, 'held', -held)
   add(run, 'done', new)
   add(run, 'active', held - new)
-  if get(run, 'state') ~= LIVE then return go_on_failing(run) end
+  if get(run, 'state') ~= LIVE then
+    expire_late(run, n, members)
+    return go_on_failing(run)
+  end
   if node_state ~= 'active' then return end
   refill(run, n, node, generation)
   end_map(run, n, node, generation)
@@ -571,7 +581,10 @@ local function fail_member(run, n, generation, member, state, document)
     add(run, 'bad', 1)
     add(run, 'active', -1)
     if not get(run, 'error:' .. n) then put(run, 'error:' .. n, document ~= '' and document or outcome_of(state, '')) end
-    if not is_live then return go_on_failing(run) end
+    if not is_live then
+      expire_late(run, n, {member})
+      return go_on_failing(run)
+    end
     local total = number(run, 'total:' .. n)
     local too_many = total - number(run, 'failed:' .. n) < need_of(node, total) and node.o ~= 'skip'
     if too_many and (node.o or 'fail') == 'fail' and not node.q then return fail_run(run, FAILED, get(run, 'error:' .. n)) end

@@ -1,0 +1,266 @@
+"""Failing: what becomes of a run when a job fails, how it is healed, retried, cancelled and undone."""
+
+from typing import Any
+
+import pytest
+import redis
+
+from celery5 import App, first, group
+from celery5.errors import RunNotRetried, WorkflowCancelled, WorkflowExpired, WorkflowFailed
+from celery5.protocol.workflows.member_ids import parse_member_id
+from celery5.workflows import RunState, WorkflowRun
+from tests.redis.worker.workers import until_async, working
+from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
+
+
+@pytest.fixture
+def tasks(app: App) -> SampleTasks:
+    """The tasks of the application."""
+    return SampleTasks(app)
+
+
+async def result_of(workflow: Any, **options: Any) -> Any:
+    """What a workflow comes to."""
+    return await (await workflow.astart(**options)).aget(timeout=20)
+
+
+async def failure_of(run: WorkflowRun[Any]) -> WorkflowFailed:
+    """How a run failed."""
+    with pytest.raises(WorkflowFailed) as caught:
+        await run.aget(timeout=20)
+    return caught.value
+
+
+async def until_state(run: WorkflowRun[Any], state: RunState) -> None:
+    """Wait until a run is in a state."""
+
+    async def is_there() -> bool:
+        return (await run.astatus()).state is state
+
+    await until_async(is_there)
+
+
+async def test_a_failure_ends_the_run_and_the_error_names_what_failed_once(
+    app: App, tasks: SampleTasks
+) -> None:
+    nested = group(tasks.add.s(1, 2), group(tasks.fail.s(7) | tasks.double.s())) | tasks.total.s()
+    async with working(app, queues=QUEUES, name="w1"):
+        run = await nested.astart()
+        error = await failure_of(run)
+    member = parse_member_id(error.job_id)
+    assert member is not None
+    assert (error.task, error.type, error.message, error.attempt) == ("fail", "ValueError", "no 7", 1)
+    assert (error.run, error.node, member.run) == (run.id, member.node, run.id)
+    assert error.worker
+    assert 'raise ValueError(f"no {number}")' in error.traceback
+    assert str(error).count("no 7") == 1
+    assert (await run.astatus()).state is RunState.FAILED
+
+
+async def test_a_failure_inside_a_dynamic_workflow_is_told_as_it_is(app: App, tasks: SampleTasks) -> None:
+    fail = tasks.fail
+
+    @app.task(dynamic=True)
+    async def outer() -> object:
+        return fail.s(3) | fail.s()
+
+    async with working(app, queues=QUEUES):
+        error = await failure_of(await outer.s().astart())
+    assert (error.task, error.message) == ("fail", "no 3")
+
+
+async def test_what_runs_is_revoked_and_what_has_not_begun_does_not_begin(
+    app: App, tasks: SampleTasks
+) -> None:
+    async with working(app, queues=QUEUES):
+        run = await group(tasks.block.s(1), tasks.fail.s(1) | tasks.add.s(1)).astart()
+        await failure_of(run)
+
+        async def nothing_runs() -> bool:
+            return (await run.astatus()).active == 0
+
+        await until_async(nothing_runs)
+    assert tasks.count("add") == 0
+
+
+async def test_continue_gives_an_outcome_to_what_depends_on_the_node(app: App, tasks: SampleTasks) -> None:
+    fail = tasks.fail.options(on_error="continue")
+    async with working(app, queues=QUEUES):
+        assert await result_of(fail.s(1) | tasks.tell.s()) == "DEAD None True"
+        tasks.is_broken = False
+        assert await result_of(fail.s(1) | tasks.tell.s()) == "SUCCESS 1 False"
+
+
+async def test_skip_leaves_out_the_node_and_what_depends_on_it(app: App, tasks: SampleTasks) -> None:
+    async with working(app, queues=QUEUES):
+        members = group(tasks.fail.s(1) | tasks.double.s(), tasks.double.s(4), on_error="skip")
+        run = await (members | tasks.total.s()).astart()
+        assert await run.aget() == 8
+        status = await run.astatus()
+    assert (status.failed, status.skipped, status.done) == (1, 1, 2)
+
+
+async def test_ignored_end_states_count_as_success(app: App, tasks: SampleTasks) -> None:
+    async with working(app, queues=QUEUES):
+        assert await result_of(tasks.fail.options(ignore={"DEAD"}).s(1) >> tasks.add.s(1, 2)) == 3
+
+
+@pytest.mark.parametrize(("need", "is_enough"), [(0.5, True), (0.75, True), (0.9, False)])
+async def test_a_group_and_a_map_need_a_fraction_of_their_members(
+    app: App, tasks: SampleTasks, need: float, is_enough: bool
+) -> None:
+    one_fails = [tasks.fail.s(1), *(tasks.double.s(number) for number in range(3))]
+
+    @app.task(max_retries=0)
+    async def odd(number: int) -> int:
+        if number == 2:
+            raise ValueError(number)
+        return number
+
+    async with working(app, queues=QUEUES):
+        for workflow, value in ((group(one_fails, need=need), 6), (odd.map(range(4), need=need), 4)):
+            run = await (workflow | tasks.total.s()).astart()
+            if is_enough:
+                assert await run.aget() == value
+            else:
+                assert (await failure_of(run)).message == f"3 of 4 succeeded, needed were {int(need * 4) + 1}"
+
+
+async def test_the_first_to_succeed_decides_and_the_others_are_stopped(app: App, tasks: SampleTasks) -> None:
+    async with working(app, queues=QUEUES):
+        run = await first(tasks.fail.s(1), tasks.block.s(1) | tasks.add.s(1), tasks.double.s(3)).astart()
+        assert await run.aget() == 6
+        with pytest.raises(WorkflowFailed):
+            await result_of(first(tasks.fail.s(1), tasks.fail.s(2)))
+    assert tasks.count("add") == 0
+
+
+async def test_a_held_run_is_healed_by_the_replay_of_the_dead_letter(app: App, tasks: SampleTasks) -> None:
+    hold = tasks.fail.options(on_error="hold")
+    async with working(app, queues=QUEUES):
+        for workflow in (hold.s(1) | tasks.add.s(1), hold.map([1, 2]) | tasks.total.s()):
+            tasks.is_broken = True
+            run = await workflow.astart()
+            await until_state(run, RunState.HELD)
+            tasks.is_broken = False
+            await app.dlq.areplay()
+            assert await run.aget(timeout=20) in (2, 3)
+
+
+async def test_a_held_run_fails_when_the_dead_letter_is_purged(app: App, tasks: SampleTasks) -> None:
+    hold = tasks.fail.options(on_error="hold")
+    async with working(app, queues=QUEUES):
+        for workflow in (hold.s(1) | tasks.add.s(1), hold.map([1]) | tasks.total.s()):
+            run = await workflow.astart()
+            await until_state(run, RunState.HELD)
+            await app.dlq.apurge()
+            await failure_of(run)
+
+
+async def test_a_retry_runs_what_failed_and_what_depends_on_it(app: App, tasks: SampleTasks) -> None:
+    workflow = group(tasks.double.s(1), tasks.fail.s(5), tasks.fail.map([1, 2])) >> tasks.add.s(1, 2)
+    async with working(app, queues=QUEUES):
+        run = await workflow.astart()
+        await failure_of(run)
+
+        async def is_stopped() -> bool:
+            return (await run.astatus()).active == 0
+
+        await until_async(is_stopped)
+        tasks.is_broken = False
+        await run.aretry()
+        assert await run.aget(timeout=20) == 3
+        with pytest.raises(RunNotRetried, match="has not failed"):
+            await run.aretry()
+        status = await run.astatus()
+    assert (status.done, status.failed, status.state) == (5, 0, RunState.SUCCESS)
+    assert (tasks.count("double"), tasks.count("add")) == (1, 1)
+
+
+async def test_a_retry_after_many_failures_of_a_map_sends_those_members_again(
+    app: App, tasks: SampleTasks
+) -> None:
+    async with working(app, queues=QUEUES):
+        run = await (tasks.fail.map(range(400), need=1.0) | tasks.total.s()).astart()
+        await failure_of(run)
+        tasks.is_broken = False
+        await run.aretry()
+        assert await run.aget(timeout=20) == sum(range(400))
+
+
+async def test_a_cancelled_run_stops_and_can_be_retried(app: App, tasks: SampleTasks) -> None:
+    async with working(app, queues=QUEUES):
+        run = await (tasks.block.s(1) | tasks.add.s(1)).astart()
+        await tasks.begun.wait()
+        assert await run.acancel()
+        with pytest.raises(WorkflowCancelled):
+            await run.aget()
+        assert not await run.acancel()
+
+        async def is_stopped() -> bool:
+            return (await run.astatus()).active == 0
+
+        await until_async(is_stopped)
+        tasks.gate.set()
+        await run.aretry()
+        assert await run.aget() == 2
+
+
+async def test_nothing_of_a_cancelled_run_begins_when_a_worker_comes_later(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis"
+) -> None:
+    run = await tasks.add.starmap([(1, 2)] * 500).astart()
+    assert await run.acancel()
+    async with working(app, queues=QUEUES):
+        assert await (await tasks.double.s(1).astart()).aget() == 2
+    assert tasks.count("add") == 0
+    assert redis_client.hlen(app.queue("default").jobs) == 0
+
+
+async def test_what_has_succeeded_is_undone_in_reverse_order_each_once(app: App, tasks: SampleTasks) -> None:
+    add = tasks.add.options(undo=tasks.undo)
+    async with working(app, queues=QUEUES):
+        run = await (add.s(1, 2) | add.s(10) | tasks.fail.s()).astart()
+        await failure_of(run)
+        with pytest.raises(RunNotRetried, match="was undone"):
+            await run.aretry()
+    assert [each for each in tasks.done if each[0] == "undo"] == [("undo", 13), ("undo", 3)]
+
+
+async def test_a_cancelled_run_is_undone_when_what_runs_has_stopped(app: App, tasks: SampleTasks) -> None:
+    add = tasks.add.options(undo=tasks.undo)
+    async with working(app, queues=QUEUES):
+        run = await (add.s(1, 2) | tasks.block.s()).astart()
+        await tasks.begun.wait()
+        assert await run.acancel()
+        with pytest.raises(WorkflowCancelled):
+            await run.aget(timeout=20)
+    assert tasks.done[-1] == ("undo", 3)
+
+
+async def test_the_deadline_takes_the_path_of_a_failure(app: App, tasks: SampleTasks) -> None:
+    add = tasks.add.options(undo=tasks.undo)
+    async with working(app, queues=QUEUES):
+        run = await (add.s(1, 2) | tasks.block.s()).astart(deadline=0.3)
+        with pytest.raises(WorkflowExpired):
+            await run.aget(timeout=20)
+    assert tasks.done[-1] == ("undo", 3)
+    assert (await run.astatus()).state is RunState.EXPIRED
+
+
+async def test_the_graph_shows_each_node_and_its_state(app: App, tasks: SampleTasks) -> None:
+    async with working(app, queues=QUEUES):
+        run = await (
+            tasks.double.map(range(3)) | tasks.total.s() | tasks.fail.s() | tasks.double.s()
+        ).astart()
+        await failure_of(run)
+        graph = await run.agraph()
+    assert [(node.name, node.state.value) for node in graph.nodes] == [
+        ("double", "SUCCESS"),
+        ("total", "SUCCESS"),
+        ("fail", "FAILED"),
+        ("double", "PENDING"),
+    ]
+    assert (graph.nodes[0].total, graph.nodes[0].done) == (3, 3)
+    assert '    n0["double<br/>3 of 3"]:::success' in graph.to_mermaid()
+    assert "    n0 --> n1" in graph.to_mermaid()
