@@ -40,6 +40,7 @@ from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import format_expiry
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.workflows.plan import OnError, check_on_error
+from celery5.protocol.workflows.status import Outcome
 from celery5.results.async_result import AsyncResult
 from celery5.results.sinks import RedisResults, Sink, SinkOptions, parse_sinks
 from celery5.runners.context import CURRENT_JOB, CurrentJob
@@ -314,124 +315,38 @@ class Task(Generic[P, R_co]):
         )
         return terms
 
-    @overload
-    def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]": ...
-    @overload
-    def s(
-        self: "Task[Concatenate[A, Q], R]", *args: Q.args, **kwargs: Q.kwargs
-    ) -> "PartialSignature[A, R]": ...
-    def s(self, *args: Any, **kwargs: Any) -> Any:
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
         """Return a signature: this call, to be sent later, in bulk, or in a workflow. Sending it raises like `job`.
 
         Without its first argument it is a `Partial`: in a workflow that is the value of the step before it.
         """
         if self.parameters.has_missing(len(args), kwargs):
-            return PartialSignature[Any, Any](self, args, kwargs)
+            return cast("Signature[R_co]", PartialSignature[Any, Any](self, args, kwargs))
         return Signature(self, args, kwargs)
 
-    def partial(
-        self: "Task[Concatenate[A, Q], R]", *args: Q.args, **kwargs: Q.kwargs
-    ) -> "PartialSignature[A, R]":
+    def partial(self, *args: Any, **kwargs: Any) -> Any:
         """Return a signature without its first argument, also for a task whose parameters all have defaults."""
-        return PartialSignature[A, R](self, args, kwargs)
+        return PartialSignature[Any, Any](self, args, kwargs)
 
-    @overload
-    def map(
-        self: "Task[[A], R]",
-        items: Iterable[A],
-        /,
-        *,
-        at_once: int | None = None,
-        need: float | None = None,
-        on_error: OnError | None = None,
-    ) -> Workflow[list[R]]: ...
-    @overload
-    def map(
-        self: "Task[[A], R]",
-        /,
-        *,
-        at_once: int | None = None,
-        need: float | None = None,
-        on_error: OnError | None = None,
-    ) -> Partial[Iterable[A], list[R]]: ...
-    @overload
-    def map(
-        self: "Task[Concatenate[A, ...], R]",
-        items: Iterable[A],
-        /,
-        *,
-        at_once: int | None = None,
-        need: float | None = None,
-        on_error: OnError | None = None,
-    ) -> Workflow[list[R]]: ...
-    @overload
-    def map(
-        self: "Task[Concatenate[A, ...], R]",
-        /,
-        *,
-        at_once: int | None = None,
-        need: float | None = None,
-        on_error: OnError | None = None,
-    ) -> Partial[Iterable[A], list[R]]: ...
     def map(self, items: Any = None, /, **options: Any) -> Any:
         """Return a workflow with a job for each item. Its value is the list of their results, in order.
 
         Args:
             items: The first argument of each job; without them they are the value of the step before it. Read once,
                 when the run is started: a generator is not kept in memory.
-            at_once: So many of its jobs are on their queue at once. Default: as many as keep workers busy.
-            need: The fraction of jobs that must succeed, such as 0.95; the results of the others are left out.
-            on_error: What becomes of the run when a job fails.
+            options: `at_once`: so many of its jobs are on their queue at once; default: as many as keep workers busy.
+                `need`: the fraction of jobs that must succeed, such as 0.95; the results of the others are left out.
+                `on_error`: what becomes of the run when a job fails.
 
         Raises:
             Misconfigured: An option makes no sense.
         """
         return self._make_map(items, False, None, options)
 
-    @overload
-    def starmap(
-        self,
-        items: Iterable[Iterable[Any]],
-        /,
-        *,
-        at_once: int | None = None,
-        need: float | None = None,
-        on_error: OnError | None = None,
-    ) -> Workflow[list[R_co]]: ...
-    @overload
-    def starmap(
-        self,
-        /,
-        *,
-        at_once: int | None = None,
-        need: float | None = None,
-        on_error: OnError | None = None,
-    ) -> Partial[Iterable[Iterable[Any]], list[R_co]]: ...
     def starmap(self, items: Any = None, /, **options: Any) -> Any:
         """Return a workflow like `map`, in which each item has all the arguments of a job, in order."""
         return self._make_map(items, True, None, options)
 
-    @overload
-    def chunks(
-        self: "Task[Concatenate[A, ...], R]",
-        items: Iterable[A],
-        n: int,
-        /,
-        *,
-        at_once: int | None = None,
-        need: float | None = None,
-        on_error: OnError | None = None,
-    ) -> Workflow[list[R]]: ...
-    @overload
-    def chunks(
-        self: "Task[Concatenate[A, ...], R]",
-        /,
-        *,
-        n: int,
-        at_once: int | None = None,
-        need: float | None = None,
-        on_error: OnError | None = None,
-    ) -> Partial[Iterable[A], list[R]]: ...
     def chunks(self, items: Any = None, n: int = 0, /, **options: Any) -> Any:
         """Return a workflow like `map`, in which a job runs the function for `n` items, one after another.
 
@@ -480,6 +395,86 @@ class CoroutineTask(Task[P, R_co]):
         """Return a coroutine that runs the function in this process, without a queue."""
         return cast("Coroutine[Any, Any, R_co]", self.function(*args, **kwargs))
 
+    # Type checkers find the first parameter of the function by `__call__`, not by the parameters of the class.
+    if TYPE_CHECKING:
+
+        @overload
+        def s(  # type: ignore[overload-overlap]  # the first one that fits is meant
+            self, *args: P.args, **kwargs: P.kwargs
+        ) -> "Signature[R_co]": ...
+        @overload
+        def s(
+            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]], *args: Q.args, **kwargs: Q.kwargs
+        ) -> "PartialSignature[A, R]": ...
+        def s(self, *args: Any, **kwargs: Any) -> Any: ...
+        def partial(
+            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],  # pyright: ignore[reportGeneralTypeIssues]
+            *args: Q.args,
+            **kwargs: Q.kwargs,
+        ) -> "PartialSignature[A, R]": ...
+        @overload  # type: ignore[override]
+        def map(
+            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],
+            items: Iterable[A],
+            /,
+            *,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Workflow[list[R]]: ...
+        @overload
+        def map(
+            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],
+            /,
+            *,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Partial[Iterable[A], list[R]]: ...
+        def map(self, *args: Any, **options: Any) -> Any: ...
+        @overload  # type: ignore[override]
+        def starmap(
+            self,
+            items: Iterable[Iterable[Any]],
+            /,
+            *,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Workflow[list[R_co]]: ...
+        @overload
+        def starmap(
+            self,
+            /,
+            *,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Partial[Iterable[Iterable[Any]], list[R_co]]: ...
+        def starmap(self, *args: Any, **options: Any) -> Any: ...
+        @overload  # type: ignore[override]
+        def chunks(
+            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],
+            items: Iterable[A],
+            n: int,
+            /,
+            *,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Workflow[list[R]]: ...
+        @overload
+        def chunks(
+            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],
+            /,
+            *,
+            n: int,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Partial[Iterable[A], list[R]]: ...
+        def chunks(self, *args: Any, **options: Any) -> Any: ...
+
 
 class FunctionTask(Task[P, R_co]):
     """A task declared with `def`."""
@@ -487,6 +482,86 @@ class FunctionTask(Task[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function in this process, without a queue."""
         return cast("R_co", self.function(*args, **kwargs))
+
+    # Type checkers find the first parameter of the function by `__call__`, not by the parameters of the class.
+    if TYPE_CHECKING:
+
+        @overload
+        def s(  # type: ignore[overload-overlap]  # the first one that fits is meant
+            self, *args: P.args, **kwargs: P.kwargs
+        ) -> "Signature[R_co]": ...
+        @overload
+        def s(
+            self: Callable[Concatenate[A, Q], R], *args: Q.args, **kwargs: Q.kwargs
+        ) -> "PartialSignature[A, R]": ...
+        def s(self, *args: Any, **kwargs: Any) -> Any: ...
+        def partial(
+            self: Callable[Concatenate[A, Q], R],  # pyright: ignore[reportGeneralTypeIssues]
+            *args: Q.args,
+            **kwargs: Q.kwargs,
+        ) -> "PartialSignature[A, R]": ...
+        @overload  # type: ignore[override]
+        def map(
+            self: Callable[Concatenate[A, Q], R],
+            items: Iterable[A],
+            /,
+            *,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Workflow[list[R]]: ...
+        @overload
+        def map(
+            self: Callable[Concatenate[A, Q], R],
+            /,
+            *,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Partial[Iterable[A], list[R]]: ...
+        def map(self, *args: Any, **options: Any) -> Any: ...
+        @overload  # type: ignore[override]
+        def starmap(
+            self,
+            items: Iterable[Iterable[Any]],
+            /,
+            *,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Workflow[list[R_co]]: ...
+        @overload
+        def starmap(
+            self,
+            /,
+            *,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Partial[Iterable[Iterable[Any]], list[R_co]]: ...
+        def starmap(self, *args: Any, **options: Any) -> Any: ...
+        @overload  # type: ignore[override]
+        def chunks(
+            self: Callable[Concatenate[A, Q], R],
+            items: Iterable[A],
+            n: int,
+            /,
+            *,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Workflow[list[R]]: ...
+        @overload
+        def chunks(
+            self: Callable[Concatenate[A, Q], R],
+            /,
+            *,
+            n: int,
+            at_once: int | None = None,
+            need: float | None = None,
+            on_error: OnError | None = None,
+        ) -> Partial[Iterable[A], list[R]]: ...
+        def chunks(self, *args: Any, **options: Any) -> Any: ...
 
 
 class Signature(Workflow[R_co]):
@@ -503,6 +578,13 @@ class Signature(Workflow[R_co]):
     def tree(self) -> TaskCall:
         """The call."""
         return TaskCall(self.task, self._args, self._kwargs)
+
+    def outcome(self) -> "Signature[Outcome[R_co]]":
+        """Return the same call for a workflow: what depends on it gets an `Outcome`, and so it may fail.
+
+        The same as the option `on_error="continue"`, for type checkers.
+        """
+        return Signature(cast("Any", self.task.options(on_error="continue")), self._args, self._kwargs)
 
     def job(self) -> Job:
         """Return the job, with a new id each time, unless the options have one."""
@@ -531,6 +613,11 @@ class PartialSignature(Partial[A_contra, R_co]):
     def tree(self) -> TaskCall:
         """The call."""
         return TaskCall(self.task, self._args, self._kwargs, is_partial=True)
+
+    def outcome(self) -> "PartialSignature[A_contra, Outcome[R_co]]":
+        """Return the same call; what depends on it gets an `Outcome`: see `Signature.outcome`."""
+        task: Any = self.task.options(on_error="continue")
+        return PartialSignature(task, self._args, self._kwargs)
 
     def describe_missing(self) -> str:
         """Return what it lacks, for an error."""

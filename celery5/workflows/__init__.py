@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 from celery5.lazy import exports
 
 if TYPE_CHECKING:
-    from celery5.protocol.workflows.status import NodeState, RunState, RunStatus
+    from celery5.protocol.workflows.status import NodeState, Outcome, RunState, RunStatus
     from celery5.workflows.compose import Partial
     from celery5.workflows.declared import DeclaredWorkflow, Flow, WorkflowOptions
     from celery5.workflows.graph import GraphNode, RunGraph
     from celery5.workflows.registry import Workflows
     from celery5.workflows.run import WorkflowRun
-    from celery5.workflows.values import Outcome
 
 __all__ = [
     "DeclaredWorkflow",
@@ -36,7 +35,7 @@ if not TYPE_CHECKING:
             "Flow": "celery5.workflows.declared",
             "GraphNode": "celery5.workflows.graph",
             "NodeState": "celery5.protocol.workflows.status",
-            "Outcome": "celery5.workflows.values",
+            "Outcome": "celery5.protocol.workflows.status",
             "Partial": "celery5.workflows.compose",
             "RunGraph": "celery5.workflows.graph",
             "RunState": "celery5.protocol.workflows.status",

@@ -240,11 +240,21 @@ def group(
 ) -> Workflow[list[R]]: ...
 @overload
 def group(
-    *members: Workflow[R], on_error: OnError | None = None, need: float | None = None
+    members: Iterable[Partial[A, R]], /, *, on_error: OnError | None = None, need: float | None = None
+) -> Partial[A, list[R]]: ...
+@overload
+def group(  # type: ignore[overload-overlap]  # the first one that fits is meant
+    *members: Workflow[R],  # pyright: ignore[reportOverlappingOverload]
+    on_error: OnError | None = None,
+    need: float | None = None,
 ) -> Workflow[list[R]]: ...
 @overload
 def group(
     *members: Partial[A, R], on_error: OnError | None = None, need: float | None = None
+) -> Partial[A, list[R]]: ...
+@overload
+def group(
+    *members: Workflow[R] | Partial[A, R], on_error: OnError | None = None, need: float | None = None
 ) -> Partial[A, list[R]]: ...
 def group(*members: Any, on_error: OnError | None = None, need: float | None = None) -> Any:
     """Return a workflow of steps beside each other. Its value is the list of their values, in order.
@@ -296,7 +306,7 @@ def fork(*branches: Any) -> Any:
     trees = tuple(check_partial(branch).tree for branch in branches)
     if not trees:
         raise Misconfigured("fork needs a branch: a.s(1) | fork(b.s(), c.s())")
-    return ComposedPartial(StepGroup(trees, GroupOptions(independent=True)))
+    return ComposedPartial[Any, Any](StepGroup(trees, GroupOptions(independent=True)))
 
 
 def check_composed(step: object) -> "Workflow[Any] | Partial[Any, Any]":

@@ -1,7 +1,7 @@
 """Read the values of a run: results of nodes, of the members of maps, and what is made of them."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -22,8 +22,6 @@ from celery5.protocol.workflows.plan import (
     find_refs,
 )
 
-T = TypeVar("T")
-
 BUCKET = 128
 """Results of a map in one hash, as `advance.lua` keeps them."""
 BUCKETS_PER_TRIP = 64
@@ -33,22 +31,6 @@ MAX_DEPTH = 200
 
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, Raw])
-
-
-class Outcome(msgspec.Struct, Generic[T], frozen=True):
-    """How a node with `on_error="continue"` has ended: what depends on it gets this in place of the value."""
-
-    # SUCCESS, or the state in which it ended otherwise.
-    state: str
-    # The value of a success.
-    value: T | None = None
-    # The document of the job that failed: `failure` has type, message and traceback.
-    error: dict[str, Any] | None = None
-
-    @property
-    def is_success(self) -> bool:
-        """Whether the node has succeeded."""
-        return self.state == "SUCCESS"
 
 
 class RunValues:

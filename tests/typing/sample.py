@@ -11,9 +11,15 @@ from celery5 import (
     Event,
     JobState,
     RetryPolicy,
+    Workflow,
     agather,
+    chain,
+    chord,
     cron,
+    first,
+    fork,
     gather,
+    group,
     optional,
     poisonous,
     retry,
@@ -35,6 +41,7 @@ from celery5.streams import (
 from celery5.tasks import CurrentJob, Signature, Task
 from celery5.tasks.task import CoroutineTask, FunctionTask
 from celery5.testing.streams import ProcessorDriver
+from celery5.workflows import Flow, Outcome, Partial, WorkflowRun
 
 app = App("shop", concurrency=3, brokers={"mails": "redis://mails"}, priorities="4:2:1")
 
@@ -265,3 +272,56 @@ async def mistaken() -> None:
     optional(KeyboardInterrupt)  # type: ignore[arg-type]
     app.task(retry_backoff="shop.backoff")  # type: ignore[call-overload]
     app.task(bind=True)(free)  # type: ignore[arg-type]
+
+
+@app.task
+async def double(number: int) -> int:
+    return 2 * number
+
+
+@app.task
+def label(number: int, name: str = "") -> str:
+    return f"{name}{number}"
+
+
+@app.task
+async def total(numbers: list[int]) -> float:
+    return sum(numbers)
+
+
+@app.workflow(deadline=60)
+def double_all(flow: Flow, number: int) -> str:
+    one = flow.call(double, number)
+    assert_type(one, int)
+    assert_type(flow.map(double, [one]), list[int])
+    flow.call(double, "x")  # type: ignore[arg-type]
+    return flow.call(label, one)
+
+
+def composed_workflows() -> None:
+    needing: Partial[int, int] = double.s()
+    assert_type(needing | label.s(), Partial[int, str])
+    assert_type(double.s(1).outcome(), Signature[Outcome[int]])
+    assert_type(double.map([1]), Workflow[list[int]])
+    assert_type(label.map(range(3)), Workflow[list[str]])
+    assert_type(label.starmap([(1, "a")]), Workflow[list[str]])
+    assert_type(label.chunks([1, 2], 2), Workflow[list[str]])
+    assert_type(double.s(1) | double.s() | label.s(), Workflow[str])
+    assert_type(double.s(1) | label.partial("a"), Workflow[str])
+    assert_type(chain(double.s(1), double.s(), label.s()), Workflow[str])
+    assert_type(double.map([1]) | total.s(), Workflow[float])
+    assert_type(total.s([1]) >> label.s(1), Workflow[str])
+    assert_type(group(double.s(1), double.s(2)), Workflow[list[int]])
+    assert_type(chord([double.s(1)], total.s()), Workflow[float])
+    assert_type(first(double.s(1), double.s(2)), Workflow[int])
+    assert_type(double.s(1) | fork(double.s(), label.s()), Workflow[tuple[int, str]])
+    assert_type((double.s(1) | label.s()).start(id="a").get(), str)
+    assert_type(double_all.start(3), WorkflowRun[str])
+    total.s() | double.s()  # type: ignore[operator]
+    label.s(1) | double.s()  # type: ignore[operator]
+    double.map([1]) | double.s()  # type: ignore[operator]
+    double.map(["x"])  # type: ignore[list-item]
+    double.s(1) >> label.s()  # type: ignore[operator]
+    double.s().delay()  # type: ignore[attr-defined]
+    group(label.s(1)) | total.s()  # type: ignore[operator]
+    double_all.start("x")  # type: ignore[arg-type]

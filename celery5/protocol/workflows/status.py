@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 
 class RunState(StrEnum):
@@ -59,6 +61,22 @@ NODE_STATES: Mapping[str, NodeState] = {
 """What the field `node:<number>` of a run says, before its generation."""
 ENDED = frozenset({RunState.SUCCESS, RunState.FAILED, RunState.CANCELLED, RunState.EXPIRED})
 """The states in which a run does not change any more, unless it is retried."""
+
+
+class Outcome(msgspec.Struct, Generic[T], frozen=True):
+    """How a node with `on_error="continue"` has ended: what depends on it gets this in place of the value."""
+
+    # SUCCESS, or the state in which it ended otherwise.
+    state: str
+    # The value of a success.
+    value: T | None = None
+    # The document of the job that failed: `failure` has type, message and traceback.
+    error: dict[str, Any] | None = None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the node has succeeded."""
+        return self.state == "SUCCESS"
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):

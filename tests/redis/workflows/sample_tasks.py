@@ -57,7 +57,7 @@ class SampleTasks:
             return f"{outcome.state} {outcome.value} {bool(outcome.error)}"
 
         @app.task(name="grow", dynamic=True)
-        async def grow(number: int) -> object:
+        async def grow(number: int) -> Any:
             self.done.append(("grow", number))
             if number == 0:
                 return 0

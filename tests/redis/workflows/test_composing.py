@@ -8,6 +8,7 @@ import redis
 
 from celery5 import App, chain, chord, first, fork, group
 from celery5.errors import BadArguments, Misconfigured
+from celery5.workflows import WorkflowRun
 from tests.redis.worker.workers import leftovers, until, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
@@ -48,7 +49,7 @@ async def test_primitives_are_nested_in_each_other(app: App, tasks: SampleTasks)
 
 async def test_empty_and_single_groups_and_maps_end(app: App, tasks: SampleTasks) -> None:
     async with working(app, queues=QUEUES):
-        run = await app.workflows.astart(group([]))
+        run: WorkflowRun[list[int]] = await app.workflows.astart(group([]))
         assert await run.aget() == []
         assert await result_of(tasks.double.map([]) | tasks.total.s()) == 0
         assert await result_of(group(tasks.add.s(1, 2)) | tasks.total.s()) == 3
@@ -120,9 +121,9 @@ async def test_what_does_not_fit_is_refused_before_anything_is_sent(
     with pytest.raises(BadArguments, match="add: parameter 'one' takes int, got str"):
         await tasks.add.s("x", 1).astart()  # type: ignore[call-overload]
     with pytest.raises(BadArguments, match="double: parameter 'number' takes int"):
-        await tasks.double.map(["x"]).astart()  # type: ignore[type-var]
+        await tasks.double.map(["x"]).astart()  # type: ignore[list-item]
     with pytest.raises(Misconfigured, match="lacks an argument"):
-        await group(tasks.add.s(1)).astart()  # type: ignore[call-arg]
+        await group(tasks.add.s(1)).astart()  # type: ignore[attr-defined]
     with pytest.raises(Misconfigured, match="has all its arguments"):
         tasks.add.s(1, 2) | tasks.add.s(1, 2)  # type: ignore[operator]
     assert [key for key in leftovers(redis_client, app) if ":run:" in key] == []

@@ -43,7 +43,10 @@ async def until_state(run: WorkflowRun[Any], state: RunState) -> None:
 async def test_a_failure_ends_the_run_and_the_error_names_what_failed_once(
     app: App, tasks: SampleTasks
 ) -> None:
-    nested = group(tasks.add.s(1, 2), group(tasks.fail.s(7) | tasks.double.s())) | tasks.total.s()
+    nested = (
+        group(tasks.add.s(1, 2), group(tasks.fail.s(7) | tasks.double.s()) | tasks.total.s())
+        | tasks.total.s()
+    )
     async with working(app, queues=QUEUES, name="w1"):
         run = await nested.astart()
         error = await failure_of(run)
@@ -84,11 +87,10 @@ async def test_what_runs_is_revoked_and_what_has_not_begun_does_not_begin(
 
 
 async def test_continue_gives_an_outcome_to_what_depends_on_the_node(app: App, tasks: SampleTasks) -> None:
-    fail = tasks.fail.options(on_error="continue")
     async with working(app, queues=QUEUES):
-        assert await result_of(fail.s(1) | tasks.tell.s()) == "DEAD None True"
+        assert await result_of(tasks.fail.s(1).outcome() | tasks.tell.s()) == "DEAD None True"
         tasks.is_broken = False
-        assert await result_of(fail.s(1) | tasks.tell.s()) == "SUCCESS 1 False"
+        assert await result_of(tasks.fail.s(1).outcome() | tasks.tell.s()) == "SUCCESS 1 False"
 
 
 async def test_skip_leaves_out_the_node_and_what_depends_on_it(app: App, tasks: SampleTasks) -> None:
