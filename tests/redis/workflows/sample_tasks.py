@@ -15,7 +15,6 @@ class SampleTasks:
     """Tasks of one application. `done` has what each call has done, in order."""
 
     def __init__(self, app: App) -> None:  # noqa: C901  one task after another
-        self.app = app
         self.done: list[tuple[str, Any]] = []
         self.is_broken = True
         self.begun = trio.Event()
