@@ -38,6 +38,7 @@ COMMANDS = (
     "stream",
     "task",
     "worker",
+    "workflow",
 )
 """The names of commands and of groups of commands in `celery5.cli.commands`."""
 COMMAND_MODULES = {

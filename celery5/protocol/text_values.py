@@ -187,6 +187,11 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+def parse_json(text: str, name: str) -> object:
+    """Return the value of JSON of any kind. Raises Misconfigured, which names what it was given for."""
+    return _parse_json(text, name, "value")
+
+
 def _parse_json(text: str, name: str, expected: str) -> object:
     try:
         return json.loads(text)

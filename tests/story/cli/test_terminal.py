@@ -99,6 +99,12 @@ COMMANDS = {
     "worker shutdown": ["--to ghost --timeout 2"],
     "worker stats": ["--to ghost --timeout 2"],
     "worker tell": ["anything --to ghost --timeout 2"],
+    "workflow cancel": ["POISON"],
+    "workflow graph": ["POISON"],
+    "workflow list": [""],
+    "workflow retry": ["POISON"],
+    "workflow show": ["POISON"],
+    "workflow signal": ["POISON POISON"],
 }
 """Each command that prints what is from outside, with its arguments."""
 NOT_TRIED = {

@@ -1,0 +1,55 @@
+"""Workflow commands: what the terminal shows of runs, and what it does with them."""
+
+import json
+import re
+import sys
+
+from tests.story.cli.commands import Serving, celery5, until
+from tests.story.conftest import Desk
+
+
+def refused(desk: Desk, *words: str) -> str:
+    """What a command prints that exits with 1."""
+    done = celery5("-A", "shop", *words, cwd=desk.folder)
+    assert (done.code, done.out) == (1, "")
+    return done.error
+
+
+def test_runs_are_shown_cancelled_and_retried(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    assert "nothing is known of run 'none'" in refused(desk, "workflow", "show", "none")
+    with Serving("-A", "shop", "worker", "start", cwd=desk.folder).ready():
+        ended = (shop.add.s(1, 2) | shop.add.s(3)).start()
+        assert ended.get() == 6
+        running = (shop.add.s(1, 2) >> shop.stuck.s()).start(id="night-1")
+        until(lambda: running.status().done == 1)
+        rows = {row["id"]: row for row in json.loads(desk("workflow", "list", "--json"))}
+        assert (rows[ended.id]["state"], rows["night-1"]["state"]) == ("SUCCESS", "RUNNING")
+        assert re.search(r"(?m)^night-1 +shop.add +RUNNING +1 of 2", desk("workflow", "list", "--live"))
+        assert ended.id not in desk("workflow", "list", "--live")
+        shown = desk("workflow", "show", "night-1")
+        assert re.search(r"(?m)^state +RUNNING$", shown)
+        assert 'n1["shop.stuck"]:::active' in desk("workflow", "graph", "night-1")
+        nodes = json.loads(desk("workflow", "graph", "night-1", "--format", "json"))["nodes"]
+        assert [(node["name"], node["state"]) for node in nodes] == [
+            ("shop.add", "SUCCESS"),
+            ("shop.stuck", "ACTIVE"),
+        ]
+        assert desk("workflow", "cancel", "night-1") == "night-1: cancelled\n"
+        assert "it is CANCELLED" in refused(desk, "workflow", "cancel", "night-1")
+        assert "has not failed" in refused(desk, "workflow", "retry", ended.id)
+        until(lambda: running.status().active == 0)
+        assert desk("workflow", "retry", "night-1") == "night-1: running again\n"
+        until(lambda: running.status().active == 1)
+        assert desk("workflow", "signal", "night-1", "go", "--value", "7") == "night-1: signal go is given\n"
+        assert desk("workflow", "cancel", "night-1") == "night-1: cancelled\n"
+        assert "takes no signal: it is CANCELLED" in refused(desk, "workflow", "signal", "night-1", "go")
+
+
+def test_a_value_that_is_no_json_is_refused(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    run = shop.add.s(1, 2).start()
+    done = celery5("-A", "shop", "workflow", "signal", run.id, "go", "--value", "{", cwd=desk.folder)
+    assert done.code == 2
+    assert "--value is not JSON" in done.error
+    run.cancel()
