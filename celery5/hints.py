@@ -178,7 +178,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "list": "celery5 queue list and celery5 worker list",
         "report": "celery5 doctor and celery5 config show",
         "logtool": "nothing: the log is JSON lines, which jq reads",
-        "graph": "nothing: there are no boot graphs to draw",
+        "graph": "celery5 workflow graph ID; boot graphs are not drawn",
         "amqp": "nothing: there is no AMQP",
         "migrate": "nothing: there are no other brokers to move messages between",
         "upgrade": "nothing: an old name of a setting is refused with the new one",
