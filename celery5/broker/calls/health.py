@@ -198,6 +198,10 @@ def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[st
         queue.leases,
         queue.unique,
         queue.replication_mark,
+        queue.run_records,
+        queue.run_outbox,
+        queue.live_runs,
+        queue.past_runs,
     )
     yield from (queue.slots, queue.slot_counts, queue.limited_counts, queue.documents)
     if queue.queue != EVENTS:  # events have no schedules

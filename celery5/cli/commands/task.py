@@ -22,6 +22,7 @@ from celery5.cli.terminal.output import (
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError
 from celery5.protocol.text_values import parse_json_array, parse_json_object
+from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -56,6 +57,9 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
     """Show all that is known of the job ID. Exits with 1 when nothing is known of it."""
     app = target.load()
     details = app.find(job_id, queue=queue)
+    if details is None and (member := parse_member_id(job_id)):
+        _show_member(app, member, wants_json=wants_json)
+        return
     if details is None:
         where = f"on queue {queue!r}" if queue else "on any queue"
         raise UnknownJob(
@@ -68,6 +72,24 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
     with app.brokers.reachable():
         suspension = format_suspension(app.limits.list().get(details.task), time.time()) if is_waiting else ""
     echo("\n".join(format_job_details(details, time.time(), suspension)))
+
+
+def _show_member(app: "App", member: MemberId, *, wants_json: bool) -> None:
+    """Show a job of a workflow that has no document of its own: the run keeps its result."""
+    run = app.workflows.find(member.run)
+    node = next((each for each in run.graph().nodes if each.id == member.node), None) if run else None
+    if run is None or node is None:
+        raise UnknownJob(f"nothing is known of job {str(member)!r}, nor of its run {member.run}")
+    fields = {
+        "id": str(member),
+        "task": node.name,
+        "run": member.run,
+        "node": member.node,
+        "state": "" if node.kind == "map" else node.state.value,
+        "state of the run": run.status().state.value,
+    }
+    shown = {name: value for name, value in fields.items() if value != ""}
+    echo(to_json(shown) if wants_json else format_fields(shown))
 
 
 @task.command()
@@ -167,6 +189,7 @@ def format_job_details(details: "JobDetails", now: float, suspension: str = "") 
 
 def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "id", details.id
+    yield "run", member.run if (member := parse_member_id(details.id)) else ""
     yield "queue", details.queue
     yield "state", details.state.value + (", revoked" if details.revoked and not details.has_ended else "")
     yield "task", details.task

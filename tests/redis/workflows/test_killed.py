@@ -3,11 +3,16 @@
 import signal
 from collections import Counter
 
-from celery5 import group
+from celery5 import Workflow, group
 from celery5.workflows import RunState
 from tests.redis.commands.staff import Staff, wait_until
 
 FLAGS = ("--queues", "default,far")
+
+
+def until_ended(staff: Staff, count: int) -> None:
+    """Wait until so many jobs have ended."""
+    wait_until(lambda: len(staff.notes("end")) >= count)
 
 
 def test_a_map_is_joined_once_when_a_worker_is_killed_again_and_again(staff: Staff) -> None:
@@ -15,7 +20,7 @@ def test_a_map_is_joined_once_when_a_worker_is_killed_again_and_again(staff: Sta
     workers = [staff.start(*FLAGS) for _ in range(2)]
     run = (nap.map([0.005] * 900) >> nap.s(0.0)).start()
     for count in (150, 400, 650):
-        wait_until(lambda least=count: len(staff.notes("end")) >= least)
+        until_ended(staff, count)
         workers.pop(0).signal(signal.SIGKILL)
         workers.append(staff.start(*FLAGS))
     run.get(timeout=60)
@@ -33,13 +38,13 @@ def test_chains_across_two_queues_come_to_their_end_when_workers_are_killed(staf
     workers = [staff.start(*FLAGS) for _ in range(2)]
     chains = []
     for _ in range(20):
-        chain = near.s(0.01)
+        chain: Workflow[int] = near.s(0.01)
         for hop in range(12):
             chain = chain >> (far if hop % 2 else near).s(0.01)
         chains.append(chain)
     run = (group(chains) >> near.s(0.0)).start()
     for count in (60, 150):
-        wait_until(lambda least=count: len(staff.notes("end")) >= least)
+        until_ended(staff, count)
         workers.pop(0).signal(signal.SIGKILL)
         workers.append(staff.start(*FLAGS))
     run.get(timeout=60)

@@ -27,6 +27,15 @@ def test_runs_are_shown_cancelled_and_retried(desk: Desk) -> None:
         assert (rows[ended.id]["state"], rows["night-1"]["state"]) == ("SUCCESS", "RUNNING")
         assert re.search(r"(?m)^night-1 +shop.add +RUNNING +1 of 2", desk("workflow", "list", "--live"))
         assert ended.id not in desk("workflow", "list", "--live")
+        assert re.search(r"(?m)^run +night-1$", desk("task", "show", "night-1~1"))
+        assert json.loads(desk("task", "show", f"{ended.id}~0", "--json")) == {
+            "id": f"{ended.id}~0",
+            "task": "shop.add",
+            "run": ended.id,
+            "node": 0,
+            "state": "SUCCESS",
+            "state of the run": "SUCCESS",
+        }
         shown = desk("workflow", "show", "night-1")
         assert re.search(r"(?m)^state +RUNNING$", shown)
         assert 'n1["shop.stuck"]:::active' in desk("workflow", "graph", "night-1")
