@@ -156,7 +156,14 @@ def erase_app(
     for queue in (*queues, keys.for_queue(EVENTS)):
         yield script_call(
             ERASE,
-            (queue.jobs, queue.waiting_list_prefix, *_all_of(keys, queue, sinks)),
+            (
+                queue.jobs,
+                queue.waiting_list_prefix,
+                queue.run_prefix,
+                queue.live_runs,
+                queue.past_runs,
+                *_all_of(keys, queue, sinks),
+            ),
             (),
             int,
             repeatable=True,
@@ -200,8 +207,6 @@ def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[st
         queue.replication_mark,
         queue.run_records,
         queue.run_outbox,
-        queue.live_runs,
-        queue.past_runs,
     )
     yield from (queue.slots, queue.slot_counts, queue.limited_counts, queue.documents)
     if queue.queue != EVENTS:  # events have no schedules

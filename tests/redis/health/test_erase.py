@@ -63,3 +63,18 @@ def test_waiting_rooms_go_whatever_their_lines_are_called(
     for call in erase_app(app.keys, [queue.keys]):
         queue(call)
     assert leftovers(redis_client, app) == {}
+
+
+def test_runs_of_workflows_go_with_their_maps(queue: Queue, app: App, redis_client: "redis.Redis") -> None:
+    @app.task(name="one", queue="mail")
+    async def one(number: int) -> int:
+        return number
+
+    run = one.map(range(300)).start()
+    ended = one.map(range(3)).start()
+    ended.cancel()
+    assert redis_client.exists(queue.keys.run_items(run.id, 0))
+    for call in erase_app(app.keys, [queue.keys]):
+        queue(call)
+    left = [key for key in leftovers(redis_client, app) if ":workflow:" not in key and ":result:" not in key]
+    assert left == []

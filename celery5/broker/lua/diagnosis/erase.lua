@@ -1,7 +1,11 @@
--- Delete everything that a queue has, also the waiting lists of its limits, which only the places of its jobs name.
+-- Delete everything that a queue has, also the waiting lists of its limits, which only the places of its jobs name, and the
+-- runs of workflows that live there.
 -- KEYS  1 where its jobs are
 --       2 prefix of the waiting lists
---       3.. its other keys
+--       3 prefix of the keys of runs
+--       4 live runs
+--       5 runs that have ended lately
+--       6.. its other keys
 -- Returns how many keys were deleted. Safe to repeat.
 local gone = 0
 for _, place in ipairs(redis.call('HVALS', KEYS[1])) do -- bound: the jobs of the queue: only for a demonstration or a test
@@ -13,6 +17,22 @@ for _, place in ipairs(redis.call('HVALS', KEYS[1])) do -- bound: the jobs of th
       prefix .. 'turns ' .. task, prefix .. 'starts ' .. task, prefix .. 'full ' .. task, prefix .. 'parked ' .. task .. ' ' .. token)
   end
 end
-gone = gone + redis.call('DEL', KEYS[1])
-for n = 3, #KEYS do gone = gone + redis.call('DEL', KEYS[n]) end -- bound: the kinds of keys of a queue
+local function erase_map(key, total)
+  for _, name in ipairs({':items', ':done', ':bad', ':held', ':again'}) do gone = gone + redis.call('DEL', key .. name) end -- bound: five
+  for bucket = 0, math.ceil(total / 128) do gone = gone + redis.call('DEL', key .. ':r' .. bucket) end -- bound: the members of a map, as above
+end
+for _, list in ipairs({KEYS[4], KEYS[5]}) do -- bound: two
+  local runs = redis.pcall('ZRANGE', list, 0, -1)
+  for _, id in ipairs(runs.err and {} or runs) do -- bound: the runs of the queue, as above
+    local key = KEYS[3] .. id
+    local fields = redis.call('HGETALL', key)
+    for n = 1, #fields, 2 do -- bound: the nodes of a run, as above
+      local node = string.match(fields[n], '^total:(%d+)$')
+      if node then erase_map(key .. ':' .. node, tonumber(fields[n + 1])) end
+    end
+    gone = gone + redis.call('DEL', key, key .. ':undo')
+  end
+end
+gone = gone + redis.call('DEL', KEYS[1], KEYS[4], KEYS[5])
+for n = 6, #KEYS do gone = gone + redis.call('DEL', KEYS[n]) end -- bound: the kinds of keys of a queue
 return gone
