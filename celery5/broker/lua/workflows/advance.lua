@@ -18,7 +18,7 @@
 --       6.. records that are applied first, packed
 -- Returns how many records are left, how many entries the outbox has, a reply for each record of ARGV, and the error of a
 -- record that could not be applied ('' for none).
--- A run lives in the slot of one queue, its home, and only this script changes it. Fields of a run: protocol/workflows/runs.py.
+-- A run lives in the slot of one queue, its home, and only this script changes it. States: protocol/workflows/status.py.
 -- A record may come twice: a node ends once, by its state; a member of a map once, by its bit.
 local ended, prefix, definitions, outbox, due, past = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local jobs, result_prefix = KEYS[7], KEYS[8]
@@ -316,8 +316,14 @@ local function refill(run, n, node, generation)
   local items = run.key .. ':' .. n .. ':items'
   local sent, total, again = number(run, 'sent:' .. n), number(run, 'total:' .. n), number(run, 'again:' .. n)
   local out = sent - number(run, 'done:' .. n) - number(run, 'failed:' .. n) - number(run, 'held:' .. n) - again
-  local count = math.floor(math.min((node.w or WINDOW) - out, total - sent + again, budget))
-  if count <= 0 then return end
+  local wanted = math.min((node.w or WINDOW) - out, total - sent + again)
+  if wanted <= 0 then return end
+  local count = math.floor(math.min(wanted, math.max(budget, 1))) -- one at least, so that each call gets on
+  if count < wanted and not get(run, 'filling:' .. n) then
+    put(run, 'filling:' .. n, 1)
+    record_later('fill', run.id, n)
+  end
+  if count == 0 then return end
   add(run, 'active', count)
   local resent = math.min(again, count)
   for _ = 1, resent do -- bound: ARGV 1
@@ -332,10 +338,6 @@ local function refill(run, n, node, generation)
     send_job(run, n, node, generation, sent + at - 1, item)
   end
   put(run, 'sent:' .. n, sent + count)
-  if budget <= 0 and not get(run, 'filling:' .. n) then
-    put(run, 'filling:' .. n, 1)
-    record_later('fill', run.id, n)
-  end
 end
 local function need_of(node, total) return node.q and math.ceil(node.q * total - 1e-9) or total end
 -- End a map when all members have ended.
@@ -665,8 +667,8 @@ function handlers.due(id)
   if now >= number(run, 'until') then return fail_run(run, EXPIRED) end
   for _, one in ipairs(get(run, 'wakes') and cmsgpack.unpack(run.fields.wakes) or {}) do -- bound: the nodes that wait at once, 1000 at most
     local n = one[2]
+    if one[1] <= now then wake_no_more(run, n) end
     if one[1] <= now and state_of(run, n) == 'waiting' then
-      wake_no_more(run, n)
       local node = node_of(run, n)
       if node and node.k == 'sleep' then
         succeed(run, n, node, 0, 'null')
