@@ -225,6 +225,7 @@ class RunRelay:
             return
         by_home: dict[str, list[bytes]] = {}
         jobs: list[Job] = []
+        others: list[Mapping[str, bytes]] = []
         for entry in entries:
             fields = entry.fields
             if "record" in fields:
@@ -232,11 +233,14 @@ class RunRelay:
             elif "job" in fields:
                 jobs.append(_make_job(fields))
             else:
-                await self._perform_one(keys.queue, fields)
+                others.append(fields)
         for home, records in by_home.items():
             await self._app.workflows.apply(home, records)
         if jobs:
             await self._publish(keys, jobs)
+        # Jobs that are to be revoked may be among those that have just been published.
+        for fields in others:
+            await self._perform_one(keys.queue, fields)
         for call in calls.remove_from_outbox(keys, [entry.id for entry in entries]):
             await self._redis.perform(call)
 

@@ -323,7 +323,6 @@ local function refill(run, n, node, generation)
     put(run, 'filling:' .. n, 1)
     record_later('fill', run.id, n)
   end
-  if count == 0 then return end
   add(run, 'active', count)
   local resent = math.min(again, count)
   for _ = 1, resent do -- bound: ARGV 1
