@@ -224,3 +224,16 @@ def test_a_loop_says_what_bounds_it(path: Path) -> None:
     without = [line for line in loops if not BOUND.search(line)]
     assert not without
     assert len(loops) == len(re.findall(r"\b(?:for|while|repeat)\b", body(path)))
+
+
+NO_MEMBERS = {"finish_events"}
+"""Scripts that end what is no job of a task: events."""
+
+
+@pytest.mark.parametrize("path", files("celery5/broker/lua", suffix=".lua"), ids=lambda path: path.stem)
+def test_a_script_that_ends_jobs_counts_those_of_workflows(path: Path) -> None:
+    """A job has ended when its place is gone, or is that of a dead letter: its run must hear of it."""
+    text = body(path)
+    ends = re.search(r"HDEL', jobs\b", text) or re.search(r"XADD', dead, '\*', 'job'", text)
+    if ends and path.stem not in NO_MEMBERS:
+        assert "note_end(jobs" in text
