@@ -208,10 +208,7 @@ class WorkflowRun(Generic[R_co]):
             id: What makes it the same signal when it is sent again.
 
         Returns:
-            False when the run has ended, or is not known.
-
-        Raises:
-            RunNotRetried: Too many signals of that name are kept.
+            False when the run has ended, is not known, or keeps a hundred signals of that name already.
         """
         return run_blocking(self._signal(self._blocking, name, value, id))
 
