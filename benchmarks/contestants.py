@@ -44,7 +44,13 @@ SAQ = (
     "uvloop==0.23.0",
 )  # saq does not declare the second
 STREAQ = ("streaq==7.2.0", "hiredis==3.5.0", "uvloop==0.23.0")
-TASKIQ = ("taskiq==0.13.0", "taskiq-redis==1.2.4", "hiredis==3.5.0", "uvloop==0.23.0")
+TASKIQ = (
+    "taskiq==0.13.0",
+    "taskiq-redis==1.2.4",
+    "taskiq-pipelines==0.1.4",
+    "hiredis==3.5.0",
+    "uvloop==0.23.0",
+)
 NO_CONCURRENCY = "one job at a time in each process"
 CHECKOUT = "."
 """Stands for this checkout among the packages of an environment."""

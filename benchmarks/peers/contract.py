@@ -29,6 +29,11 @@ class Clock:
         self.seconds = 0.0
         self.cpu = 0.0
         self.laps: list[float] = []
+        self.began = 0
+
+    def start(self) -> None:
+        """Keep the time, in nanoseconds of the clock that stamps are of."""
+        self.began = time.monotonic_ns()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -57,6 +62,19 @@ class Peer:
     bulk: Callable[[int], object]
     sleep: Callable[[int], object]
     latency: Callable[[int], object]
+    worker: Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Workflows:
+    """What a peer's module can do with workflows. What opens connections comes before what is timed."""
+
+    # A lap for each: so many members and a body, from the start to the body's result.
+    fan_in: Callable[[int, int], object]
+    # A lap for each: a chain of so many jobs, from the start to the last one's result.
+    chain: Callable[[int, int], object]
+    # Start so many chains of so many jobs; the jobs stamp when they run.
+    chains: Callable[[int, int], object]
     worker: Callable[[int, int], object]
 
 
