@@ -79,7 +79,7 @@ GOALS: dict[str, tuple[str, float]] = {
 
 
 class Scripts:
-    """Finds the longest script by the slow log, whose times are of the wall clock: what else the machine does counts."""
+    """Finds the longest script by the slow log. Its times are of the wall clock: what else the machine does counts."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
