@@ -139,29 +139,60 @@ local function render(run, template, parts, item)
     end
   end
 end
-local function message_of(run, node, id, item)
-  local parts = {'{"v":1,"id":', cjson.encode(id)}
+-- Return the parts of the message of a job. The second one is for its id, as JSON.
+local function message_parts(run, node, item)
+  local parts = {'{"v":1,"id":', ''}
   render(run, node.t, parts, item)
   parts[#parts + 1] = string.format(',"sent":%.3f', now / 1000)
   if node.x then parts[#parts + 1] = string.format(',"expires":%.3f', (now + node.x) / 1000) end
   parts[#parts + 1] = (get(run, 'tail') or '') .. '}'
-  return table.concat(parts)
+  return parts
+end
+-- Put a job on a stream of this queue.
+local function send_here(node, id, message)
+  local lane = node.l or ''
+  places[#places + 1] = id
+  places[#places + 1] = 'S' .. redis.call('XADD', streams[lane], '*', 'job', message) .. lane
+  budget = budget - 1
+end
+local function wake_lane(node)
+  local lane = node.l or ''
+  if lane ~= '' and redis.call('EXISTS', streams[lane]) == 0 then redis.call('PUBLISH', wake, 'lane') end
 end
 -- Send one job: to a stream of this queue, or by the outbox when it goes elsewhere, has a key or a time.
 local function send_job(run, n, node, generation, member, item)
   local other = node.p
   local id = member_id(run, n, generation, member, other and other.queue ~= home)
-  local message = message_of(run, node, id, item)
-  if other then
-    to_outbox('job', id, 'message', message, 'queue', other.queue, 'task', node.task or '', 'lane', other.lane or '',
-      'lock', other.lock or '', 'unique_for', other.unique_for or '', 'at', other.delay and string.format('%.0f', now + other.delay) or '')
-  else
-    local lane = node.l or ''
-    if lane ~= '' and redis.call('EXISTS', streams[lane]) == 0 then redis.call('PUBLISH', wake, 'lane') end
-    places[#places + 1] = id
-    places[#places + 1] = 'S' .. redis.call('XADD', streams[lane], '*', 'job', message) .. lane
+  local parts = message_parts(run, node, item)
+  parts[2] = cjson.encode(id)
+  if not other then
+    wake_lane(node)
+    return send_here(node, id, table.concat(parts))
   end
+  to_outbox('job', id, 'message', table.concat(parts), 'queue', other.queue, 'task', node.task or '', 'lane', other.lane or '',
+    'lock', other.lock or '', 'unique_for', other.unique_for or '', 'at', other.delay and string.format('%.0f', now + other.delay) or '')
   budget = budget - 1
+end
+-- Send members of a map, from the one with the number `first` on. Their messages differ in id and item only, so the rest is
+-- rendered once.
+local function send_members(run, n, node, generation, first, items)
+  if node.p then
+    for at, item in ipairs(items) do send_job(run, n, node, generation, first + at - 1, item) end -- bound: ARGV 1
+    return
+  end
+  if not items[1] then return end
+  wake_lane(node)
+  local gap, gaps = {}, {}
+  local parts, frame = message_parts(run, node, gap), member_id(run, n, generation) .. '~'
+  for at, part in ipairs(parts) do -- bound: the parts of a message, 100 at most
+    if part == gap then gaps[#gaps + 1] = at end
+  end
+  for at, item in ipairs(items) do -- bound: ARGV 1
+    local id = frame .. first + at - 1
+    parts[2] = '"' .. id .. '"' -- the id of a run has no character that JSON escapes
+    for _, place in ipairs(gaps) do parts[place] = item end -- bound: as above
+    send_here(node, id, table.concat(parts))
+  end
 end
 -- Ask for a run to be looked at again, at the earliest of its deadline and what it waits for.
 local function look_at(run)
@@ -333,9 +364,7 @@ local function refill(run, n, node, generation)
   add(run, 'again:' .. n, -resent)
   count = count - resent
   if count == 0 then return end
-  for at, item in ipairs(redis.call('LRANGE', items, sent, sent + count - 1)) do -- bound: ARGV 1
-    send_job(run, n, node, generation, sent + at - 1, item)
-  end
+  send_members(run, n, node, generation, sent, redis.call('LRANGE', items, sent, sent + count - 1))
   put(run, 'sent:' .. n, sent + count)
 end
 local function need_of(node, total) return node.q and math.ceil(node.q * total - 1e-9) or total end
@@ -513,15 +542,16 @@ local function end_members(run, n, generation, members, values)
     bits[4 * at - 3], bits[4 * at - 2], bits[4 * at - 1], bits[4 * at] = 'SET', 'u1', '#' .. member, 1
   end
   local old, buckets, new, held = redis.call('BITFIELD', key .. ':done', unpack(bits)), {}, 0, 0
+  local any_held, any_failed, is_outcome = number(run, 'held:' .. n) > 0, number(run, 'failed:' .. n) > 0, node.o == 'continue'
   for at, member in ipairs(members) do -- bound: as above
     if old[at] == 0 then
       new = new + 1
       local bucket = math.floor(member / BUCKET)
       local words = buckets[bucket] or {}
       buckets[bucket] = words
-      words[#words + 1], words[#words + 2] = member % BUCKET, node.o == 'continue' and '{"state":"SUCCESS","value":' .. values[at] .. '}' or values[at]
-      if number(run, 'held:' .. n) > 0 and redis.call('SETBIT', key .. ':held', member, 0) == 1 then held = held + 1 end
-      if number(run, 'failed:' .. n) > 0 and redis.call('SETBIT', key .. ':bad', member, 0) == 1 then
+      words[#words + 1], words[#words + 2] = member % BUCKET, is_outcome and '{"state":"SUCCESS","value":' .. values[at] .. '}' or values[at]
+      if any_held and redis.call('SETBIT', key .. ':held', member, 0) == 1 then held = held + 1 end
+      if any_failed and redis.call('SETBIT', key .. ':bad', member, 0) == 1 then
         add(run, 'failed:' .. n, -1)
         add(run, 'bad', -1)
         add(run, 'active', 1)
