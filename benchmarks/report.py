@@ -10,6 +10,7 @@ from contestants import BARE, CONTESTANTS, OURS, PEERLESS, SILENT
 
 Samples = dict[str, dict[str, list[float]]]
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
+WORKFLOWS = "<!-- workflows:start -->", "<!-- workflows:end -->"
 
 SPEED = {
     "enqueue": "enqueue/s, one by one",
@@ -220,8 +221,8 @@ def described(facts: dict[str, str]) -> str:
     return "; ".join(f"{key}: {value}" for key, value in facts.items())
 
 
-def page(facts: dict[str, str], figures: Samples, failures: dict[str, dict[str, str]]) -> str:
-    """Return the whole text of results.md."""
+def page(facts: dict[str, str], figures: Samples, failures: dict[str, dict[str, str]], workflows: str) -> str:
+    """Return the whole text of results.md. `workflows` is its part that is measured apart."""
     medians_by_name = medians(figures)
     versions = ", ".join(
         dict.fromkeys(contestant.packages[0] for contestant in CONTESTANTS if "==" in contestant.packages[0])
@@ -236,6 +237,10 @@ def page(facts: dict[str, str], figures: Samples, failures: dict[str, dict[str, 
         budgets(medians_by_name),
         "## Notes",
         NOTES.strip(),
+        "## Workflows",
+        f"{WORKFLOWS[0]}\n{workflows}\n{WORKFLOWS[1]}",
+        "## Ordered streams",
+        "They are on [a page of their own](streams.md).",
         "## Empty cells",
         missing(failures),
         "## Spread: lowest to highest sample",
@@ -253,12 +258,17 @@ def excerpt(facts: dict[str, str], figures: Samples) -> str:
     return f"{table(medians_by_name, columns)}\n\n{setup}. {method}. How it was measured: `benchmarks/results.md`."
 
 
-def fill(readme: Path, text: str) -> None:
-    """Write `text` between the marks of the README, if it has them."""
-    if not readme.exists():
+def read(document: Path, marks: tuple[str, str] = (START, END)) -> str:
+    """Return the text between the marks of a document; "" when it has none."""
+    text = document.read_text() if document.exists() else ""
+    return text.partition(marks[0])[2].partition(marks[1])[0].strip()
+
+
+def fill(document: Path, text: str, marks: tuple[str, str] = (START, END)) -> None:
+    """Write `text` between the marks of a document, if it has them."""
+    if not document.exists():
         return
-    old = readme.read_text()
-    if START in old and END in old:
-        head, _, rest = old.partition(START)
-        tail = rest.partition(END)[2]
-        readme.write_text(f"{head}{START}\n{text}\n{END}{tail}")
+    old, (start, end) = document.read_text(), marks
+    if start in old and end in old:
+        head, _, rest = old.partition(start)
+        document.write_text(f"{head}{start}\n{text}\n{end}{rest.partition(end)[2]}")

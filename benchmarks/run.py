@@ -172,7 +172,8 @@ def main() -> int:
             children.end_all()
     complete = not (arguments.quick or arguments.only or arguments.measures or arguments.jobs)
     target = HERE if complete or arguments.publish else cache()
-    text = report.page(machine, record.figures, record.failures)
+    workflows = report.read(HERE / "results.md", report.WORKFLOWS)
+    text = report.page(machine, record.figures, record.failures, workflows)
     (target / "results.md").write_text(text)
     raw = {"machine": machine, "figures": record.figures, "failures": record.failures}
     (target / "results.json").write_text(json.dumps(raw, indent=1) + "\n")

@@ -5,8 +5,8 @@
     python benchmarks/workflows.py --measures pair,large
 
 celery5 must be importable: run it in its environment. Peers get environments of their own. Each round measures all of
-them in turn on one server, and medians count: the machine's own speed changes between rounds. It prints the tables of
-`workflows.md`.
+them in turn on one server, and medians count: the machine's own speed changes between rounds. With `--publish` the
+tables go to `results.md`.
 """
 
 import argparse
@@ -83,6 +83,14 @@ CONTEST: dict[str, Callable[[WorkflowStand], Figures]] = {
     "chains": chains,
 }
 
+NOTES = """\
+Each contestant has one worker on one Redis without persistence. The body gets the results of its members with Celery,
+taskiq and celery5; with Dramatiq and streaQ it does not. taskiq's map polls every 10 ms here; its default is 500 ms.
+*celery5* maps a task over a range; *group of calls* has each call made by itself, as streaQ and Dramatiq do."""
+OWN_NOTES = """\
+One worker process. Times of scripts are by the slow log, of the wall clock, on two cores that worker, producer and
+Redis share; the first script of each measure is compiled in it."""
+
 
 def options() -> argparse.Namespace:
     """Parse the command line."""
@@ -90,6 +98,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="contestants, separated by semicolons")
     parser.add_argument("--measures", default="", help=f"of {','.join([*CONTEST, *LIMITS])}")
+    parser.add_argument("--publish", action="store_true", help="write results.md")
     return parser.parse_args()
 
 
@@ -185,6 +194,20 @@ def goals(samples: report.Samples) -> str:
     return "\n".join(lines)
 
 
+def page(facts: dict[str, str], samples: report.Samples) -> str:
+    """Return the part of results.md."""
+    parts = [
+        f"Made by `nox -s bench -- workflows --rounds {facts['rounds']} --publish`; do not edit. "
+        f"{report.described(facts)}. Medians.",
+        NOTES,
+        table(samples),
+        "### Against our goals",
+        OWN_NOTES,
+        goals(samples),
+    ]
+    return "\n\n".join(parts)
+
+
 def main() -> None:
     """Measure, and print the tables."""
     asked, start, load = options(), time.time(), os.getloadavg()[0]
@@ -200,8 +223,10 @@ def main() -> None:
             children.end_all()
     machine["took"] = f"{(time.time() - start) / 60:.1f} minutes"
     machine["load after"] = f"{os.getloadavg()[0]:.2f}"
-    print("; ".join(f"{key}: {value}" for key, value in machine.items()) + "\n")
-    print(table(samples) + "\n\n" + goals(samples))
+    text = page(machine, samples)
+    print(text)
+    if asked.publish:
+        report.fill(Path(__file__).parent / "results.md", text, report.WORKFLOWS)
     print("\n" + json.dumps(samples), file=sys.stderr)
 
 

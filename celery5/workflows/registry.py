@@ -32,6 +32,11 @@ R = TypeVar("R")
 MAX_PUSHES = 40
 """Calls with which a producer fills the queue after the start; workers do the rest."""
 
+REVOKED_AT_ONCE = 100
+"""Jobs of a run that are revoked in one call: each leaves a document, so more would block Redis for milliseconds."""
+PARTS = 4
+"""Runs that are read for each that is listed: some are parts of others."""
+
 
 class Workflows:
     """Starts runs of workflows, and finds them again."""
@@ -227,7 +232,14 @@ class Workflows:
         return None
 
     def list_runs(self, *, count: int = 100, live_only: bool = False) -> "list[RunStatus]":
-        """Return the status of live runs, and of those that have ended lately. For plain Python."""
+        """Return the status of live runs, and of those that have ended lately, the newest first. For plain Python.
+
+        Runs that are a part of another one, in the place of a job, are not among them.
+
+        Args:
+            count: Runs at most. Of more live ones, those that are due next.
+            live_only: Leave out those that have ended.
+        """
         return run_blocking(self._list(BlockingConnections(self._app.connections), count, live_only))
 
     async def alist_runs(self, *, count: int = 100, live_only: bool = False) -> "list[RunStatus]":
@@ -241,17 +253,17 @@ class Workflows:
         found: dict[tuple[str, str], None] = {}
         for queue in await redis.perform(queue_calls.list_queues(self._app.keys)):
             keys = self._app.queue(queue)
-            ids = await redis.perform(calls.list_live_runs(keys, count=count))
+            ids = await redis.perform(calls.list_live_runs(keys, count=PARTS * count))
             if not live_only:
-                ids += await redis.perform(calls.list_past_runs(keys, count=count))
+                ids += await redis.perform(calls.list_past_runs(keys, count=PARTS * count))
             found |= {(queue, run_id): None for run_id in ids}
-        chosen = sorted(found)[: 10 * count]
+        chosen = sorted(found)[: 10 * PARTS * count]
         read = [calls.read_run(self._app.queue(queue), run_id, STATUS_FIELDS) for queue, run_id in chosen]
         replies = await redis.perform_all(read) if read else []
         statuses = [
             make_status(run_id, queue, fields)
             for (queue, run_id), fields in zip(chosen, replies, strict=True)
-            if fields
+            if fields and "parent" not in fields
         ]
         return sorted(statuses, key=lambda status: status.created, reverse=True)[:count]
 
@@ -308,8 +320,8 @@ class Workflows:
             )
             by_queue.setdefault(queue, []).extend(ids)
         for queue, ids in by_queue.items():
-            for start in range(0, len(ids), jobs_calls.REVOCATION_BATCH):
-                part = ids[start : start + jobs_calls.REVOCATION_BATCH]
+            for start in range(0, len(ids), REVOKED_AT_ONCE):
+                part = ids[start : start + REVOKED_AT_ONCE]
                 ttl = self._app.settings.results_ttl
                 await redis.perform(jobs_calls.revoke(self._app.queue(queue), part, ttl=ttl))
         await self.apply(home, [])
