@@ -38,6 +38,7 @@ class JobLine(msgspec.Struct, gc=False, omit_defaults=True):
     task_uuid: str
     task_level: tuple[int, ...]
     trace: str = ""
+    run: str = ""
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
@@ -138,8 +139,9 @@ def to_message(line: Message | JobLine) -> Message:
         return line
     message = msgspec.structs.asdict(line)
     message["task_level"] = list(line.task_level)
-    if not line.trace:
-        del message["trace"]
+    for name in ("trace", "run"):
+        if not message[name]:
+            del message[name]
     return message
 
 

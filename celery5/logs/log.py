@@ -17,6 +17,7 @@ import msgspec
 
 from celery5.logs.lines import JobLine, LineWriter, Message, make_dropped_message, to_message
 from celery5.protocol.masking import escape_text
+from celery5.protocol.workflows.member_ids import get_run_id
 from celery5.runners.context import get_log_fields
 
 Format = Literal["auto", "json", "console", "journal"]
@@ -321,7 +322,7 @@ class Log:
 
         It costs a third of `log_job` when there is no `extra`, and eliot has no other destinations than the writer.
         """
-        writer = self.writer
+        writer, run = self.writer, get_run_id(job)
         if extra is not None or writer is None or not writer.is_only_destination:
             fields: dict[str, Any] = {
                 "job": job,
@@ -332,6 +333,7 @@ class Log:
                 "seconds": seconds,
             }
             fields |= {"trace": trace} if trace else {}
+            fields |= {"run": run} if run else {}
             self.log_job(level, **fields, **(extra or {}))
         elif writer.accepts(level):
             self._jobs += 1
@@ -351,6 +353,7 @@ class Log:
                     self._uuid,
                     place,
                     trace,
+                    run,
                 )
             )
 

@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from celery5.broker.call import Call
-from celery5.broker.calls import cluster, commands, jobs
+from celery5.broker.calls import cluster, commands, jobs, workflows
 from celery5.broker.calls import dead_letters as graveyard
 from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import queues as queue_calls
@@ -69,6 +69,11 @@ class AppState(msgspec.Struct, frozen=True):
         return sum(queue.dead for queue in self.queues.values())
 
     @property
+    def runs(self) -> int:
+        """The number of live runs of workflows."""
+        return sum(queue.runs for queue in self.queues.values())
+
+    @property
     def workers(self) -> tuple[str, ...]:
         """The live workers, by name."""
         names = {worker.name for queue in self.queues.values() for worker in queue.workers if worker.alive}
@@ -93,12 +98,20 @@ async def _state_of_app(app: "Application", redis: AsyncDriver, queue: str | Non
         await _refuse_unknown(app, redis, queue, known_queues)
     names = known_queues if queue is None else [queue]
     calls: list[Call[Any]] = [queue_calls.get_queue_state(app.queue(name)) for name in names]
-    states: list[QueueState] = await redis.perform_all(calls) if calls else []
+    calls += [workflows.count_live_runs(app.queue(name)) for name in names]
+    replies: list[Any] = await redis.perform_all(calls) if calls else []
+    states: list[QueueState] = replies[: len(names)]
+    runs = dict(zip(names, replies[len(names) :], strict=True))
     events, schedulers, controllers, publishers, record, scaled = await _beside(app, redis)
     leader = record.leader if record.leader in controllers else ""  # the record outlives its Controller
     documents = await _documents(app, redis, names)
     queues = {
-        state.queue: replace(state, paused=state.queue in paused, documents=documents.get(state.queue, {}))
+        state.queue: replace(
+            state,
+            paused=state.queue in paused,
+            documents=documents.get(state.queue, {}),
+            runs=runs[state.queue],
+        )
         for state in states
     }
     return AppState(app.name, queues, scaled, events, schedulers, controllers, publishers, leader)

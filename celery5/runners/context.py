@@ -11,6 +11,7 @@ import msgspec
 
 from celery5.errors import Misconfigured, Retry
 from celery5.protocol.job.retry_policy import RetryPolicy
+from celery5.protocol.workflows.member_ids import get_run_id
 
 
 class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,6 +53,11 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
         if not isinstance(cast("object", exc), BaseException):
             raise Misconfigured(f"exc is {exc!r}: give the error itself")
         raise retry from exc
+
+    @property
+    def run(self) -> str:
+        """The id of the run of a workflow that the job belongs to; empty for none."""
+        return get_run_id(self.id)
 
     if not TYPE_CHECKING:  # type checkers know the attributes
 
@@ -101,6 +107,8 @@ def get_log_fields() -> dict[str, object]:
     fields: dict[str, object] = {"job": job.id, "task": job.task, "worker": job.worker}
     if job.trace:
         fields["trace"] = job.trace
+    if job.run:
+        fields["run"] = job.run
     return fields
 
 

@@ -35,6 +35,7 @@ from celery5.protocol.workflows.plan import (
     encode_expression,
     find_refs,
 )
+from celery5.workflows.nesting import walk_deeply
 from celery5.workflows.tree import Chain, Map, StepGroup, TaskCall, Tree
 
 _ITEM = b"\x01item\x01"
@@ -506,8 +507,12 @@ def compile_workflow(tree: Tree, *, on_error: OnError | None = None, home: str |
         Misconfigured: It cannot be a workflow.
         BadArguments: An argument does not fit its task.
     """
-    compiler = Compiler(on_error=on_error, home=home)
-    return compiler.finish(compiler.add_tree(tree).value)
+
+    def compile_tree() -> Compiled:
+        compiler = Compiler(on_error=on_error, home=home)
+        return compiler.finish(compiler.add_tree(tree).value)
+
+    return walk_deeply(compile_tree)
 
 
 def make_later_map(plain: Mapping[str, Any], task: NodeTask, items: Sequence[Raw], home: str) -> Compiled:

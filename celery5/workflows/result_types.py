@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from celery5.errors import BadResult
+from celery5.workflows.nesting import walk_deeply
 from celery5.workflows.tree import Chain, Map, StepGroup, TaskCall, Tree
 
 _LIST = msgspec.json.Decoder(list[Raw])
@@ -21,6 +22,9 @@ class RunResultType:
 
     def decode(self, raw: bytes) -> Any:
         """Return a result. Raises BadResult when it does not fit the annotations."""
+        return walk_deeply(lambda: self._decode(raw))
+
+    def _decode(self, raw: bytes) -> Any:
         if self._task is not None:
             return self._task.result_type.decode(raw)
         if self._tree is None:

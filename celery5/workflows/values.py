@@ -21,6 +21,7 @@ from celery5.protocol.workflows.plan import (
     decode_expression,
     find_refs,
 )
+from celery5.workflows.nesting import walk_deeply
 
 BUCKET = 128
 """Results of a map in one hash, as `advance.lua` keeps them."""
@@ -58,7 +59,7 @@ class RunValues:
         """Return the values of expressions as JSON. Raises ResultLost."""
         nodes = sorted({ref.node for expression in expressions for ref in find_refs(expression)})
         values = await self._read_values(run_id, nodes, depth)
-        return [_assemble(expression, values) or b"null" for expression in expressions]
+        return walk_deeply(lambda: [_assemble(expression, values) or b"null" for expression in expressions])
 
     async def make_result(self, run_id: str, depth: int = 0) -> bytes:
         """Return the result of a run that has succeeded, as JSON. Raises ResultLost."""
@@ -66,24 +67,30 @@ class RunValues:
         if "end" not in run:
             raise ResultLost(f"run {run_id}: it is not known any more")
         node = await self.read_node(run_id, int(run["end"]))
-        return await self.make(run_id, decode_expression(node["a"]["value"]), depth)
+        return await self.make(run_id, read_expression(node["a"]["value"]), depth)
 
     async def iterate_map(self, run_id: str, node: int) -> AsyncIterator[bytes]:
         """Yield the results of the members of a map, in order, without those that were left out."""
-        run = await self._redis.perform(calls.read_run(self._keys, run_id, [f"total:{node}"]))
-        total = int(run.get(f"total:{node}", b"0"))
+        run = await self._redis.perform(calls.read_run(self._keys, run_id, [f"total:{node}", f"done:{node}"]))
+        total, expected = (int(run.get(f"{name}:{node}", b"0")) for name in ("total", "done"))
+        found = 0
         is_chunked = bool((await self.read_node(run_id, node)).get("chunk"))
         buckets = range(-(-total // BUCKET))
         for first in range(0, len(buckets), BUCKETS_PER_TRIP):
             part = buckets[first : first + BUCKETS_PER_TRIP]
             read = [calls.read_bucket(self._keys, run_id, node, bucket) for bucket in part]
             for results in await self._redis.perform_all(read):
+                found += len(results)
                 for position in sorted(results):
                     if not is_chunked or not results[position].startswith(b"["):
                         yield results[position]
                         continue
                     for item in _RAW_LIST.decode(results[position]):
                         yield bytes(item)
+        if found < expected:
+            raise ResultLost(
+                f"run {run_id}: {expected - found} of the {expected} results of its map are lost"
+            )
 
     async def _read_values(self, run_id: str, nodes: Sequence[int], depth: int) -> dict[int, bytes]:
         values: dict[int, bytes] = {}
@@ -104,6 +111,11 @@ class RunValues:
         if "$run" in kept:
             return await self.make_result(kept["$run"], depth + 1)
         return b"[" + b",".join([item async for item in self.iterate_map(run_id, kept["$map"])]) + b"]"
+
+
+def read_expression(plain: Any) -> Expression:
+    """Return the expression that a node of a plan has, however deeply it is nested."""
+    return walk_deeply(lambda: decode_expression(plain))
 
 
 def _assemble(expression: Expression, values: Mapping[int, bytes]) -> bytes | None:

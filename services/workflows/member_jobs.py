@@ -20,7 +20,7 @@ from celery5.protocol.job.job import derive_job_id
 from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import Outcome, PermanentFailure, Reason, Returned
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
-from celery5.protocol.workflows.plan import DEFAULT_LIFE, decode_expression
+from celery5.protocol.workflows.plan import DEFAULT_LIFE
 from celery5.runners.outcome import get_error_outcome
 from celery5.runners.running_job import RunningJob
 from celery5.services.worker.concurrency_budget import Runner
@@ -28,7 +28,7 @@ from celery5.tasks.task import Task
 from celery5.workflows.compiler import CHUNK, EXPAND, Compiled, compile_workflow, make_later_map
 from celery5.workflows.compose import Composed, check_workflow
 from celery5.workflows.staging import RunTerms, stage
-from celery5.workflows.values import RunValues
+from celery5.workflows.values import RunValues, read_expression
 
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 
@@ -51,7 +51,7 @@ class MemberJobs:
         """Run one member of a workflow whose message says how, or that may return a workflow."""
         try:
             if command.flow == EXPAND:
-                return await self._expand(delivery, member, task)
+                return await self._expand(delivery, command, member, task)
             raw_args, raw_kwargs = await self._read_arguments(delivery, command, member)
             if command.flow == CHUNK:
                 return await self._run_chunk(raw_args, task, runner, running_job)
@@ -66,11 +66,12 @@ class MemberJobs:
             )
         except (BrokerError, CeleryError) as error:
             return get_error_outcome(error)
-        return await self._run_function(delivery, member, task, runner, running_job, args, kwargs)
+        return await self._run_function(delivery, command, member, task, runner, running_job, args, kwargs)
 
     async def _run_function(
         self,
         delivery: Delivery,
+        command: Command,
         member: MemberId,
         task: Task[..., Any],
         runner: Runner,
@@ -85,9 +86,8 @@ class MemberJobs:
             return outcome
         try:
             home = member.home or delivery.queue
-            await self._publish(
-                delivery, member, compile_workflow(check_workflow(returned[0]).tree, home=home)
-            )
+            compiled = compile_workflow(check_workflow(returned[0]).tree, home=home)
+            await self._publish(delivery, command, member, compiled)
         except Misconfigured as error:
             return PermanentFailure(
                 Reason.UNENCODABLE_RESULT, Failure(type="Misconfigured", message=str(error))
@@ -109,8 +109,8 @@ class MemberJobs:
         values = RunValues(redis, self._keys(delivery, member))
         arguments = (await values.read_node(member.run, member.node))["a"]
         names = list(arguments.get("kwargs", {}))
-        expressions = [decode_expression(plain) for plain in arguments["args"]]
-        expressions += [decode_expression(arguments["kwargs"][name]) for name in names]
+        expressions = [read_expression(plain) for plain in arguments["args"]]
+        expressions += [read_expression(arguments["kwargs"][name]) for name in names]
         made = await values.make_all(member.run, expressions)
         count = len(arguments["args"])
         pairs = zip(names, made[count:], strict=True)
@@ -130,12 +130,14 @@ class MemberJobs:
             results.append(outcome.value)
         return Returned(b"[" + b",".join(results) + b"]")
 
-    async def _expand(self, delivery: Delivery, member: MemberId, task: Task[..., Any]) -> Outcome:
+    async def _expand(
+        self, delivery: Delivery, command: Command, member: MemberId, task: Task[..., Any]
+    ) -> Outcome:
         """Make a map of the result of the step before."""
         redis = await self._app.connections.get_async_driver()
         values = RunValues(redis, self._keys(delivery, member))
         node = await values.read_node(member.run, member.node)
-        (items,) = await values.make_all(member.run, [decode_expression(node["a"]["args"][0])])
+        (items,) = await values.make_all(member.run, [read_expression(node["a"]["args"][0])])
         try:
             listed = _RAW_LIST.decode(items)
         except msgspec.DecodeError:
@@ -144,14 +146,18 @@ class MemberJobs:
                 f"{task.name}.map() takes a list from the step before it, got {shown}"
             ) from None
         keys = self._keys(delivery, member)
-        await self._publish(delivery, member, make_later_map(node["m"], task, listed, keys.queue))
+        compiled = make_later_map(node["m"], task, listed, keys.queue)
+        await self._publish(delivery, command, member, compiled)
         return Returned(b"null")
 
-    async def _publish(self, delivery: Delivery, member: MemberId, compiled: Compiled) -> None:
+    async def _publish(
+        self, delivery: Delivery, command: Command, member: MemberId, compiled: Compiled
+    ) -> None:
         """Publish a workflow beside the run. The settlement of this delivery makes it live, and nothing else does."""
         keys = self._keys(delivery, member)
         run_id = derive_job_id(member.frame, delivery.queue, delivery.entry.decode())
-        terms = RunTerms(run_id=run_id, name=f"{member.frame}", life=DEFAULT_LIFE)
+        # Its deadline is that of the run that it is a part of: `advance.lua` sees to that.
+        terms = RunTerms(run_id=run_id, name=command.task, life=DEFAULT_LIFE, trace=command.trace)
         record = await stage(await self._app.connections.get_async_driver(), keys, compiled, terms)
         if record is None:
             raise CeleryError(f"run {run_id} is live already")

@@ -119,6 +119,8 @@ class QueueState(msgspec.Struct, frozen=True):
     # Documents that each Data Sink has not got yet, by its name.
     documents: dict[str, int] = {}
     oldest_waiting: float | None = None
+    # Runs of workflows that live here.
+    runs: int = 0
 
     @property
     def unread(self) -> int:

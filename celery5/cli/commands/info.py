@@ -73,6 +73,10 @@ def _show(app: "App", state: "AppState") -> None:
     if undelivered := _documents(state):
         echo("\n" + format_table(undelivered, empty=""))
     fields = _format_processes(state, events=app.events.has_own_events)
+    if state.runs:
+        fields["workflows"] = (
+            f"{state.runs} live {'run' if state.runs == 1 else 'runs'}: celery5 workflow list"
+        )
     if text := format_suspensions(app):
         fields["suspended"] = text
     if text := format_rule_limits(app):

@@ -52,6 +52,11 @@ def parse_member_id(job_id: str) -> MemberId | None:
     return MemberId(run, int(node), int(generation or 0), None if member is None else int(member), home or "")
 
 
+def get_run_id(job_id: str) -> str:
+    """Return the id of the run that a job belongs to; "" for none. It costs nearly nothing."""
+    return job_id.partition("~")[0] if "~" in job_id else ""
+
+
 def check_run_id(run_id: object) -> str:
     """Return the id of a run. Raises Misconfigured when it cannot be one."""
     if not isinstance(run_id, str) or not _RUN.fullmatch(run_id):

@@ -760,7 +760,7 @@ function handlers.graft(frame, packed)
   if get(run, 'state') ~= LIVE then return end_single(run, n, generation, 'REVOKED', '') end
   local record = cmsgpack.unpack(packed)
   put(run, 'run:' .. n, record[2])
-  record[3].parent = frame
+  record[3].parent, record[3].life = frame, math.max(1, number(run, 'until') - now)
   if handlers.start(unpack(record, 2)) == -1 then
     end_single(run, n, generation, 'DEAD', cjson.encode({v = 1, id = frame, task = node.task or '', state = 'DEAD',
       failure = {type = 'ResultLost', message = 'the workflow that the job returned was lost before it began'}}))
