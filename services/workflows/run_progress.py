@@ -241,8 +241,7 @@ class RunRelay:
         # Jobs that are to be revoked may be among those that have just been published.
         for fields in others:
             await self._perform_one(keys.queue, fields)
-        for call in calls.remove_from_outbox(keys, [entry.id for entry in entries]):
-            await self._redis.perform(call)
+        await self._redis.perform(calls.remove_from_outbox(keys, [entry.id for entry in entries]))
 
     async def _perform_one(self, home: str, fields: Mapping[str, bytes]) -> None:
         """Perform an entry that is neither a job nor a record."""

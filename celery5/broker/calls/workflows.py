@@ -12,6 +12,7 @@ from celery5.broker.keys import GROUP, Keys, QueueKeys
 ADVANCE = Script.load("workflows/advance", "clock")
 STAGE = Script.load("workflows/stage")
 DEFINE = Script.load("workflows/define")
+FINISH = Script.load("workflows/finish")
 
 STEPS = 200
 """Jobs that one call sends at most: a script blocks the server while it runs."""
@@ -183,12 +184,9 @@ def claim_outbox(keys: QueueKeys, worker: str, *, idle: float, count: int) -> Ca
     return Call(words, lambda raw: _outbox(raw[1]), repeatable=True)
 
 
-def remove_from_outbox(keys: QueueKeys, entries: Sequence[str]) -> list[Call[int]]:
-    """Remove entries that were performed."""
-    return [
-        Call(("XACK", keys.run_outbox, GROUP, *entries), int, repeatable=True),
-        Call(("XDEL", keys.run_outbox, *entries), int, repeatable=True),
-    ]
+def remove_from_outbox(keys: QueueKeys, entries: Sequence[str]) -> Call[int]:
+    """Remove entries that were performed. Safe to repeat."""
+    return script_call(FINISH, (keys.run_outbox,), (GROUP, *entries), int, repeatable=True)
 
 
 def list_live_runs(keys: QueueKeys, *, count: int) -> Call[list[str]]:

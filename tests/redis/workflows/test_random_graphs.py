@@ -11,6 +11,7 @@ import redis
 import trio
 
 from celery5 import App, RetryPolicy, chain, first, fork, group
+from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import WorkflowFailed
 from celery5.protocol.workflows.plan import OnError
 from celery5.workflows.compose import Workflow
@@ -20,6 +21,11 @@ from tests.redis.workflows.reference import Reference, RunFails
 
 SEEDS = range(*map(int, os.environ.get("CELERY5_WORKFLOW_SEEDS", "0:300").split(":")))
 AT_ONCE = 40
+SETTINGS: dict[str, Any] = {
+    "concurrency": 200,
+    "retry_policy": RetryPolicy(max_retries=0),
+    "results_ttl": 60,
+}
 QUEUES = ("one", "two", "three", "four")
 POLICIES: tuple[OnError | None, ...] = (None, None, None, "skip", "continue")
 
@@ -166,11 +172,8 @@ async def come_to(app: App, workflow: Workflow[Any]) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.timeout(1200)
-async def test_random_workflows_come_to_what_the_reference_says(
-    url: str, app_name: str, redis_client: "redis.Redis"
-) -> None:
-    app = App(app_name, broker=url, concurrency=200, retry_policy=RetryPolicy(max_retries=0), results_ttl=60)
+async def check_all(app: App, seeds: range) -> None:
+    """Run random workflows, and compare what they come to with what the reference says."""
     graphs = Graphs(app)
     limiter, wrong = trio.CapacityLimiter(AT_ONCE), list[str]()
 
@@ -183,7 +186,24 @@ async def test_random_workflows_come_to_what_the_reference_says(
                 wrong.append(f"seed {seed}: {found!r}, not {wanted!r}: {describe(workflow.tree)}")
 
     async with working(app, queues=QUEUES), trio.open_nursery() as nursery:
-        for seed in SEEDS:
+        for seed in seeds:
             nursery.start_soon(check, seed)
-    assert not wrong, f"{len(wrong)} of {len(SEEDS)} are wrong; the first:\n" + "\n".join(wrong[:10])
+    assert not wrong, f"{len(wrong)} of {len(seeds)} are wrong; the first:\n" + "\n".join(wrong[:10])
     app.close()
+
+
+@pytest.mark.timeout(1200)
+async def test_random_workflows_come_to_what_the_reference_says(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    await check_all(App(app_name, broker=url, **SETTINGS), SEEDS)
+
+
+@pytest.mark.timeout(600)
+async def test_random_workflows_over_three_servers_come_to_what_the_reference_says(
+    url: str, app_name: str, server_binary: str | None
+) -> None:
+    with EmbeddedServer.start(server_binary) as second, EmbeddedServer.start(server_binary) as third:
+        brokers = {"second": second.url, "third": third.url}
+        routes = {"two": "second", "three": "third"}
+        await check_all(App(app_name, broker=url, brokers=brokers, routes=routes, **SETTINGS), SEEDS[:150])
