@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from celery5.workflows.declared import DeclaredWorkflow, Flow, WorkflowOptions
     from celery5.workflows.graph import GraphNode, RunGraph
     from celery5.workflows.registry import Workflows
+    from celery5.workflows.results import Results
     from celery5.workflows.run import WorkflowRun
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "NodeState",
     "Outcome",
     "Partial",
+    "Results",
     "RunGraph",
     "RunState",
     "RunStatus",
@@ -37,6 +39,7 @@ if not TYPE_CHECKING:
             "NodeState": "celery5.protocol.workflows.status",
             "Outcome": "celery5.protocol.workflows.status",
             "Partial": "celery5.workflows.compose",
+            "Results": "celery5.workflows.results",
             "RunGraph": "celery5.workflows.graph",
             "RunState": "celery5.protocol.workflows.status",
             "RunStatus": "celery5.protocol.workflows.status",

@@ -21,6 +21,7 @@ from celery5.workflows.tree import (
 )
 
 if TYPE_CHECKING:
+    from celery5.workflows.results import Results
     from celery5.workflows.run import WorkflowRun
 
 A = TypeVar("A")
@@ -67,7 +68,11 @@ class Workflow(Composed, Generic[R_co]):
 
     __slots__ = ()
 
-    def __or__(self, after: "Partial[R_co, S]") -> "Workflow[S]":
+    @overload
+    def __or__(self: "Workflow[list[A]]", after: "Partial[Results[A], S]") -> "Workflow[S]": ...
+    @overload
+    def __or__(self, after: "Partial[R_co, S]") -> "Workflow[S]": ...
+    def __or__(self, after: "Partial[Any, S]") -> "Workflow[S]":
         """Return a workflow in which `after` gets the value of this one."""
         return ComposedWorkflow(link(self.tree, check_partial(after).tree, "pass"))
 
@@ -125,7 +130,13 @@ class Partial(Composed, Generic[A_contra, R_co]):
 
     __slots__ = ()
 
-    def __or__(self, after: "Partial[R_co, S]") -> "Partial[A_contra, S]":
+    @overload
+    def __or__(
+        self: "Partial[A_contra, list[A]]", after: "Partial[Results[A], S]"
+    ) -> "Partial[A_contra, S]": ...
+    @overload
+    def __or__(self, after: "Partial[R_co, S]") -> "Partial[A_contra, S]": ...
+    def __or__(self, after: "Partial[Any, S]") -> "Partial[A_contra, S]":
         """Return a partial in which `after` gets the value of this one."""
         return ComposedPartial(link(self.tree, check_partial(after).tree, "pass"))
 
@@ -275,7 +286,13 @@ def group(*members: Any, on_error: OnError | None = None, need: float | None = N
     )
 
 
-def chord(header: "Workflow[list[R]] | Iterable[Workflow[R]]", body: Partial[list[R], S]) -> Workflow[S]:
+@overload
+def chord(header: "Workflow[list[R]] | Iterable[Workflow[R]]", body: Partial[list[R], S]) -> Workflow[S]: ...
+@overload
+def chord(
+    header: "Workflow[list[R]] | Iterable[Workflow[R]]", body: "Partial[Results[R], S]"
+) -> Workflow[S]: ...
+def chord(header: Workflow[list[R]] | Iterable[Workflow[R]], body: Partial[Any, S]) -> Workflow[S]:
     """Return a workflow in which `body` gets the list of the values of `header`: `group(...) | body`."""
     return (header if isinstance(header, Workflow) else group(header)) | body
 

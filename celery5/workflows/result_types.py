@@ -24,6 +24,15 @@ class RunResultType:
         """Return a result. Raises BadResult when it does not fit the annotations."""
         return walk_deeply(lambda: self._decode(raw))
 
+    def decode_item(self, raw: bytes) -> Any:
+        """Return one result of a map with which the workflow ends. Raises BadResult."""
+        tree = self._tree
+        while isinstance(tree, Chain):
+            tree = tree.steps[-1]
+        if not isinstance(tree, Map) or _gives_outcomes(tree):
+            return msgspec.json.decode(raw)
+        return tree.task.result_type.decode(raw)
+
     def _decode(self, raw: bytes) -> Any:
         if self._task is not None:
             return self._task.result_type.decode(raw)
@@ -46,7 +55,7 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
     except msgspec.DecodeError as error:
         raise BadResult(f"its result is no list: {error}") from None
     if isinstance(tree, Map):
-        if tree.options.on_error == "continue" or tree.task.send_options.on_error == "continue":
+        if _gives_outcomes(tree):
             return msgspec.json.decode(raw)
         return [tree.task.result_type.decode(item) for item in items]
     group: StepGroup = tree
@@ -54,6 +63,10 @@ def _decode(tree: Tree, raw: bytes | Raw) -> Any:
         return msgspec.json.decode(raw)
     values = [_decode(member, item) for member, item in zip(group.members, items, strict=True)]
     return tuple(values) if group.options.independent else values
+
+
+def _gives_outcomes(tree: Map) -> bool:
+    return tree.options.on_error == "continue" or tree.task.send_options.on_error == "continue"
 
 
 def _decode_call(call: TaskCall, raw: bytes | Raw) -> Any:

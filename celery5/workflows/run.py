@@ -26,6 +26,7 @@ from celery5.protocol.workflows.status import RunState, RunStatus, make_status
 from celery5.results.job_location import wait_for_documents
 from celery5.workflows.graph import RunGraph, read_graph
 from celery5.workflows.result_types import RunResultType
+from celery5.workflows.results import Results, make_stored_results
 from celery5.workflows.values import RunValues
 
 R_co = TypeVar("R_co", covariant=True)
@@ -125,13 +126,7 @@ class WorkflowRun(Generic[R_co]):
 
     async def _get(self, connections: AwaitableConnections, timeout: float | None) -> R_co:
         if self._value is _MISSING:
-            documents = await wait_for_documents(self.app, connections, [self], timeout=timeout)
-            if self.key not in documents:
-                state = (await self._status(connections)).state.value
-                raise ResultTimeout(f"run {self.id}: no result after {timeout} s; it is {state}")
-            document = _DOCUMENT.decode(documents[self.key])
-            if document.state != "SUCCESS":
-                raise make_run_error(document)
+            document = await self._wait(connections, timeout)
             value = bytes(document.value)
             if document.reason == "stored":
                 values = RunValues(await connections.get_async_driver(), self.app.queue(self.queue))
@@ -141,6 +136,38 @@ class WorkflowRun(Generic[R_co]):
             except BadResult as error:
                 raise BadResult(f"run {self.id} succeeded, but {error}") from None
         return cast("R_co", self._value)
+
+    def results(self, timeout: float | None = 10.0) -> Results[Any]:
+        """Wait for the run to end and return its results, to be read a thousand at a time. For plain Python.
+
+        For a run whose result is that of a map; that of any other is its only item. Raises as `get`.
+        """
+        return run_blocking(self._results(self._blocking, timeout))
+
+    async def aresults(self, timeout: float | None = 10.0) -> Results[Any]:
+        """`results`, from Trio or asyncio."""
+        return await self._results(self.app.connections, timeout)
+
+    async def _wait(self, connections: AwaitableConnections, timeout: float | None) -> _RunDocument:
+        """Return the document of the end. Raises as `get`."""
+        documents = await wait_for_documents(self.app, connections, [self], timeout=timeout)
+        if self.key not in documents:
+            state = (await self._status(connections)).state.value
+            raise ResultTimeout(f"run {self.id}: no result after {timeout} s; it is {state}")
+        document = _DOCUMENT.decode(documents[self.key])
+        if document.state != "SUCCESS":
+            raise make_run_error(document)
+        return document
+
+    async def _results(self, connections: AwaitableConnections, timeout: float | None) -> Results[Any]:
+        document = await self._wait(connections, timeout)
+        if document.reason == "stored":
+            values = RunValues(await connections.get_async_driver(), self.app.queue(self.queue))
+            location = await values.locate_result(self.id)
+            if location is not None:
+                return make_stored_results(self.app, location, self._type.decode_item)
+        value = await self._get(connections, timeout)
+        return Results[Any](cast("list[Any]", value) if isinstance(value, list) else [value])
 
     def status(self) -> RunStatus:
         """Return the state of the run and how many of its nodes are in which state. For plain Python."""

@@ -1,7 +1,7 @@
 """Read the values of a run: results of nodes, of the members of maps, and what is made of them."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -34,6 +34,67 @@ _RAW_LIST = msgspec.json.Decoder(list[Raw])
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, Raw])
 
 
+class MapLocation(NamedTuple):
+    """Where the results of a map are."""
+
+    # The queue where the run lives.
+    queue: str
+    run: str
+    node: int
+
+
+class MapPages:
+    """Reads the results of the members of a map page by page, in order, without those that were left out.
+
+    Args:
+        buckets: Hashes of BUCKET results that make a page.
+    """
+
+    def __init__(
+        self, redis: AsyncDriver, keys: QueueKeys, run_id: str, node: int, *, buckets: int = BUCKETS_PER_TRIP
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._run = run_id
+        self._node = node
+        self._buckets = buckets
+        self._next = 0
+        self._found = 0
+        # Known from the first page on.
+        self._total = self._expected = -1
+        self._is_chunked = False
+
+    async def read_next(self) -> list[bytes] | None:
+        """Return the next results, as JSON; None when there are no more. Raises ResultLost."""
+        if self._total < 0:
+            await self._read_totals()
+        part = range(self._next, min(self._next + self._buckets, -(-self._total // BUCKET)))
+        if not part:
+            if self._found < self._expected:
+                lost = f"{self._expected - self._found} of the {self._expected}"
+                raise ResultLost(f"run {self._run}: {lost} results of its map are lost")
+            return None
+        self._next = part.stop
+        read = [calls.read_bucket(self._keys, self._run, self._node, bucket) for bucket in part]
+        page: list[bytes] = []
+        for results in await self._redis.perform_all(read):
+            self._found += len(results)
+            for position in sorted(results):
+                raw = results[position]
+                if self._is_chunked and raw.startswith(b"["):
+                    page += map(bytes, _RAW_LIST.decode(raw))
+                else:
+                    page.append(raw)
+        return page
+
+    async def _read_totals(self) -> None:
+        names = (f"total:{self._node}", f"done:{self._node}")
+        run = await self._redis.perform(calls.read_run(self._keys, self._run, names))
+        self._total, self._expected = (int(run.get(name, b"0")) for name in names)
+        values = RunValues(self._redis, self._keys)
+        self._is_chunked = bool((await values.read_node(self._run, self._node)).get("chunk"))
+
+
 class RunValues:
     """Reads values of runs that live at one queue."""
 
@@ -63,34 +124,32 @@ class RunValues:
 
     async def make_result(self, run_id: str, depth: int = 0) -> bytes:
         """Return the result of a run that has succeeded, as JSON. Raises ResultLost."""
+        node = await self._read_end(run_id)
+        return await self.make(run_id, read_expression(node["a"]["value"]), depth)
+
+    async def locate_map(self, run_id: str, node: int, depth: int = 0) -> MapLocation | None:
+        """Return where the results of a node are when its value is that of a map; None for any other value."""
+        value = (await self._redis.perform(calls.read_run(self._keys, run_id, [f"value:{node}"]))).get(
+            f"value:{node}", b""
+        )
+        if value.startswith(b'{"$map":'):
+            return MapLocation(self._keys.queue, run_id, int(msgspec.json.decode(value)["$map"]))
+        if value.startswith(b'{"$run":') and depth < MAX_DEPTH:
+            return await self.locate_result(msgspec.json.decode(value)["$run"], depth + 1)
+        return None
+
+    async def locate_result(self, run_id: str, depth: int = 0) -> MapLocation | None:
+        """Return where the results of a run are when its result is that of a map; None for any other result."""
+        expression = read_expression((await self._read_end(run_id))["a"]["value"])
+        if isinstance(expression, Ref) and not expression.path:
+            return await self.locate_map(run_id, expression.node, depth)
+        return None
+
+    async def _read_end(self, run_id: str) -> dict[str, Any]:
         run = await self._redis.perform(calls.read_run(self._keys, run_id, ["end"]))
         if "end" not in run:
             raise ResultLost(f"run {run_id}: it is not known any more")
-        node = await self.read_node(run_id, int(run["end"]))
-        return await self.make(run_id, read_expression(node["a"]["value"]), depth)
-
-    async def iterate_map(self, run_id: str, node: int) -> AsyncIterator[bytes]:
-        """Yield the results of the members of a map, in order, without those that were left out."""
-        run = await self._redis.perform(calls.read_run(self._keys, run_id, [f"total:{node}", f"done:{node}"]))
-        total, expected = (int(run.get(f"{name}:{node}", b"0")) for name in ("total", "done"))
-        found = 0
-        is_chunked = bool((await self.read_node(run_id, node)).get("chunk"))
-        buckets = range(-(-total // BUCKET))
-        for first in range(0, len(buckets), BUCKETS_PER_TRIP):
-            part = buckets[first : first + BUCKETS_PER_TRIP]
-            read = [calls.read_bucket(self._keys, run_id, node, bucket) for bucket in part]
-            for results in await self._redis.perform_all(read):
-                found += len(results)
-                for position in sorted(results):
-                    if not is_chunked or not results[position].startswith(b"["):
-                        yield results[position]
-                        continue
-                    for item in _RAW_LIST.decode(results[position]):
-                        yield bytes(item)
-        if found < expected:
-            raise ResultLost(
-                f"run {run_id}: {expected - found} of the {expected} results of its map are lost"
-            )
+        return await self.read_node(run_id, int(run["end"]))
 
     async def _read_values(self, run_id: str, nodes: Sequence[int], depth: int) -> dict[int, bytes]:
         values: dict[int, bytes] = {}
@@ -110,7 +169,10 @@ class RunValues:
         kept = msgspec.json.decode(value)
         if "$run" in kept:
             return await self.make_result(kept["$run"], depth + 1)
-        return b"[" + b",".join([item async for item in self.iterate_map(run_id, kept["$map"])]) + b"]"
+        pages, items = MapPages(self._redis, self._keys, run_id, int(kept["$map"])), list[bytes]()
+        while (page := await pages.read_next()) is not None:
+            items += page
+        return b"[" + b",".join(items) + b"]"
 
 
 def read_expression(plain: Any) -> Expression:

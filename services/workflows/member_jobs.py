@@ -7,7 +7,7 @@ workflow that a dynamic job returns.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 from msgspec import Raw
@@ -20,13 +20,14 @@ from celery5.protocol.job.job import derive_job_id
 from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import Outcome, PermanentFailure, Reason, Returned
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
-from celery5.protocol.workflows.plan import DEFAULT_LIFE
+from celery5.protocol.workflows.plan import DEFAULT_LIFE, Expression, Known, Ref
 from celery5.runners.outcome import get_error_outcome
 from celery5.runners.running_job import RunningJob
 from celery5.services.worker.concurrency_budget import Runner
 from celery5.tasks.task import Task
 from celery5.workflows.compiler import CHUNK, EXPAND, Compiled, compile_workflow, make_later_map
 from celery5.workflows.compose import Composed, check_workflow
+from celery5.workflows.results import REFERENCE, Results, set_app
 from celery5.workflows.staging import RunTerms, stage
 from celery5.workflows.values import RunValues, read_expression
 
@@ -52,10 +53,11 @@ class MemberJobs:
         try:
             if command.flow == EXPAND:
                 return await self._expand(delivery, command, member, task)
-            raw_args, raw_kwargs = await self._read_arguments(delivery, command, member)
+            raw_args, raw_kwargs = await self._read_arguments(delivery, command, member, task)
             if command.flow == CHUNK:
                 return await self._run_chunk(raw_args, task, runner, running_job)
             args, kwargs = task.parameters.decode(raw_args, raw_kwargs)
+            set_app((*args, *kwargs.values()), self._app)
         except BadArguments as error:
             return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
         except ResultLost as error:
@@ -100,7 +102,7 @@ class MemberJobs:
         return self._app.queue(member.home or delivery.queue)
 
     async def _read_arguments(
-        self, delivery: Delivery, command: Command, member: MemberId
+        self, delivery: Delivery, command: Command, member: MemberId, task: Task[..., Any]
     ) -> tuple[Raw, Raw]:
         """Return the arguments of a job: those of its message, or those that its plan names."""
         if command.flow in ("", CHUNK):
@@ -111,6 +113,8 @@ class MemberJobs:
         names = list(arguments.get("kwargs", {}))
         expressions = [read_expression(plain) for plain in arguments["args"]]
         expressions += [read_expression(arguments["kwargs"][name]) for name in names]
+        for at, parameter in enumerate((*range(len(arguments["args"])), *names)):
+            expressions[at] = await _make_paged(values, member.run, expressions[at], task, parameter)
         made = await values.make_all(member.run, expressions)
         count = len(arguments["args"])
         pairs = zip(names, made[count:], strict=True)
@@ -162,6 +166,18 @@ class MemberJobs:
         if record is None:
             raise CeleryError(f"run {run_id} is live already")
         delivery.set_workflow(record)
+
+
+async def _make_paged(
+    values: RunValues, run_id: str, expression: Expression, task: Task[..., Any], parameter: int | str
+) -> Expression:
+    """Return where the results of a map are, for a parameter that reads them in pages; else the expression itself."""
+    kind = task.parameters.get_type(parameter)
+    is_paged = (get_origin(kind) or kind) is Results and task.box is None
+    if not is_paged or not isinstance(expression, Ref) or expression.path:
+        return expression
+    location = await values.locate_map(run_id, expression.node)
+    return expression if location is None else Known(msgspec.json.encode({REFERENCE: location}))
 
 
 def _catch_workflow(function: Callable[..., Any], returned: list[Composed]) -> Callable[..., Any]:

@@ -41,7 +41,7 @@ from celery5.streams import (
 from celery5.tasks import CurrentJob, Signature, Task
 from celery5.tasks.task import CoroutineTask, FunctionTask
 from celery5.testing.streams import ProcessorDriver
-from celery5.workflows import Flow, Outcome, Partial, WorkflowRun
+from celery5.workflows import Flow, Outcome, Partial, Results, WorkflowRun
 
 app = App("shop", concurrency=3, brokers={"mails": "redis://mails"}, priorities="4:2:1")
 
@@ -289,6 +289,11 @@ async def total(numbers: list[int]) -> float:
     return sum(numbers)
 
 
+@app.task
+async def paged_total(numbers: Results[int]) -> float:
+    return sum([number async for number in numbers])
+
+
 @app.workflow(deadline=60)
 def double_all(flow: Flow, number: int) -> str:
     one = flow.call(double, number)
@@ -310,6 +315,8 @@ def composed_workflows() -> None:
     assert_type(double.s(1) | label.partial("a"), Workflow[str])
     assert_type(chain(double.s(1), double.s(), label.s()), Workflow[str])
     assert_type(double.map([1]) | total.s(), Workflow[float])
+    assert_type(double.map([1]) | paged_total.s(), Workflow[float])
+    assert_type(chord([double.s(1)], paged_total.s()), Workflow[float])
     assert_type(total.s([1]) >> label.s(1), Workflow[str])
     assert_type(group(double.s(1), double.s(2)), Workflow[list[int]])
     assert_type(chord([double.s(1)], total.s()), Workflow[float])
@@ -324,4 +331,6 @@ def composed_workflows() -> None:
     double.s(1) >> label.s()  # type: ignore[operator]
     double.s().delay()  # type: ignore[attr-defined]
     group(label.s(1)) | total.s()  # type: ignore[operator]
+    label.map([1]) | paged_total.s()  # type: ignore[operator]
+    double.s(1) | paged_total.s()  # type: ignore[operator]
     double_all.start("x")  # type: ignore[arg-type]

@@ -79,10 +79,18 @@ def _to_json(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)  # pydantic, when the application uses it
     if callable(dump) and not isinstance(value, type):
         return dump(mode="json", by_alias=True, round_trip=True)
+    convert = getattr(value, "convert_to_json", None)  # a class of celery5
+    if callable(convert) and not isinstance(value, type):
+        return convert()
     raise NotImplementedError(f"{type(value).__name__} has no JSON form")
 
 
 def _from_json(kind: type[Any], value: Any) -> Any:
+    convert = getattr(
+        kind, "convert_from_json", None
+    )  # a class of celery5, which needs the type of its items
+    if callable(convert) and not isinstance(value, get_origin(kind) or kind):
+        return convert(kind, value, _from_json)
     kind = get_origin(kind) or kind  # Iterable, of Iterable[int]
     if isinstance(value, kind):  # not from JSON at all: the producer checks its arguments
         return value
@@ -230,6 +238,12 @@ class Parameters:
     def positional_names(self) -> tuple[str, ...]:
         """Return the names of the positional parameters, in order."""
         return self._names
+
+    def get_type(self, parameter: int | str) -> Any:
+        """Return the annotated type of a parameter, by position or by name; Any where there is none."""
+        if isinstance(parameter, int):
+            parameter = self._names[parameter] if parameter < len(self._names) else self._rest or ""
+        return self._types.get(parameter, Any)
 
     def has_missing(self, positional: int, named: Collection[str]) -> bool:
         """Return whether a call lacks positional parameters. `positional` is how many are given by position."""
@@ -511,7 +525,11 @@ def _has_json_form(kind: Any) -> bool:
     if not isinstance(kind, type) or issubclass(kind, PurePath):
         return True
     metaclass: type[Any] = cast("Any", kind).__class__
-    if callable(getattr(cast("Any", kind), "model_validate_json", None)) or metaclass not in _ORDINARY:
+    is_convertible = any(
+        callable(getattr(cast("Any", kind), name, None))
+        for name in ("model_validate_json", "convert_from_json")
+    )
+    if is_convertible or metaclass not in _ORDINARY:
         return True  # other metaclasses may decide by the value
     try:
         return any(isinstance(sample, kind) for sample in _SAMPLES)
