@@ -23,7 +23,7 @@ def _read_libs(libs: Sequence[str]) -> str:
     return "".join(_lua(f"lib/{lib}") for lib in libs)
 
 
-_ON_DEMAND = "  -- libs\n"
+_ON_DEMAND = "-- libs\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Script:
         Args:
             path: The file below `lua/`, without its suffix: `job/publish`.
             libs: Files below `lua/lib/` whose functions the script uses. They are put in front of it.
-            on_demand: Such files too, put in place of the script's line `-- libs`. To make functions takes time, so
-                a script may do it only when it needs them.
+            on_demand: Such files too, put in place of the script's line `-- libs`: they know its variables. To make
+                functions takes time, so a script may do it only when it needs them.
             inner: Another script that this one calls as a function, named like its file, with other tables in place
                 of KEYS and ARGV. All libraries of both are `libs`.
         """

@@ -55,7 +55,7 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
         raise retry from exc
 
     @property
-    def run(self) -> str:
+    def run_id(self) -> str:
         """The id of the run of a workflow that the job belongs to; empty for none."""
         return get_run_id(self.id)
 
@@ -107,8 +107,8 @@ def get_log_fields() -> dict[str, object]:
     fields: dict[str, object] = {"job": job.id, "task": job.task, "worker": job.worker}
     if job.trace:
         fields["trace"] = job.trace
-    if job.run:
-        fields["run"] = job.run
+    if job.run_id:
+        fields["run"] = job.run_id
     return fields
 
 

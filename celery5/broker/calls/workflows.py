@@ -9,7 +9,11 @@ import msgspec
 from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 
-ADVANCE = Script.load("workflows/advance", "clock")
+ADVANCE = Script.load(
+    "workflows/advance",
+    "clock",
+    on_demand=("runs", "run_messages", "run_ends", "run_nodes", "run_maps", "run_steps", "run_outcomes"),
+)
 STAGE = Script.load("workflows/stage")
 DEFINE = Script.load("workflows/define")
 FINISH = Script.load("workflows/finish")

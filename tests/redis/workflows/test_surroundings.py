@@ -95,7 +95,7 @@ async def test_all_jobs_of_a_run_have_its_trace_and_name_it_in_the_log(app: App,
     async def look(number: int) -> Any:
         job = current_job()
         assert job is not None
-        seen.append((job.trace, job.run))
+        seen.append((job.trace, job.run_id))
         return look.map([0, 0]) if number else 0
 
     with Lines() as lines:

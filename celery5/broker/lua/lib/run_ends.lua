@@ -1,0 +1,98 @@
+-- Run ends: a part of advance.lua. When a run is looked at again, and how it ends, fails and is undone.
+-- Ask for a run to be looked at again, at the earliest of its deadline and what it waits for.
+local function look_at(run)
+  local at = number(run, 'until')
+  if get(run, 'state') == LIVE and run.fields.wakes then
+    for _, one in ipairs(cmsgpack.unpack(run.fields.wakes)) do at = math.min(at, one[1]) end -- bound: the nodes that wait at once, 1000 at most
+  end
+  redis.call('ZADD', due, at, run.id)
+  if not earliest or at < earliest then earliest = at end
+end
+local function wake_at(run, n, at)
+  local wakes = get(run, 'wakes')
+  wakes = wakes and cmsgpack.unpack(wakes) or {}
+  wakes[#wakes + 1] = {at, n}
+  put(run, 'wakes', cmsgpack.pack(wakes))
+  look_at(run)
+end
+local function wake_no_more(run, n)
+  local wakes, left = get(run, 'wakes'), {}
+  if not wakes then return end
+  for _, one in ipairs(cmsgpack.unpack(wakes)) do -- bound: the nodes that wait at once, 1000 at most
+    if one[2] ~= n then left[#left + 1] = one end
+  end
+  put(run, 'wakes', left[1] and cmsgpack.pack(left) or false)
+end
+local STATES = {[SUCCESS] = 'SUCCESS', [FAILED] = 'DEAD', [CANCELLED] = 'REVOKED', [EXPIRED] = 'EXPIRED'}
+-- End a run: store and announce its document, let its keys expire, and tell the run that it is a part of.
+local function end_run(run, state)
+  local document = {'{"v":1,"id":', cjson.encode(run.id), ',"task":', cjson.encode(get(run, 'name') or ''), ',"state":"', STATES[state], '"'}
+  local value = 'null'
+  if state == SUCCESS then
+    local node = node_of(run, number(run, 'end'))
+    if node and node.t then
+      local parts = {}
+      render(run, node.t, parts)
+      value = table.concat(parts)
+    else
+      document[#document + 1] = ',"reason":"stored"'
+    end
+  elseif get(run, 'error') then
+    document[#document + 1] = ',"cause":' .. get(run, 'error')
+  end
+  document[#document + 1] = string.format(',"value":%s,"home":%s,"sent":%.3f,"finished":%.3f}', value, cjson.encode(home), number(run, 'created') / 1000, now / 1000)
+  local text = table.concat(document)
+  put(run, 'state', state)
+  put(run, 'ended', now)
+  put(run, 'wakes', false)
+  run.expires = true
+  if state == SUCCESS then run.work = {} end
+  redis.call('SET', result_prefix .. run.id, text, 'PX', ttl)
+  redis.call('PUBLISH', result_prefix .. run.id, text)
+  redis.call('ZREM', due, run.id)
+  redis.call('ZADD', past, now, run.id)
+  redis.call('ZREMRANGEBYRANK', past, 0, -KEPT - 1)
+  redis.call('PEXPIRE', past, ttl)
+  record_later('keep', run.id, false, 0)
+  if get(run, 'watched') then to_outbox('unwatch', run.id) end
+  if run.fields.parent then
+    local stored = state == SUCCESS and not string.find(text, '"reason":"stored"', 1, true)
+    local outcome = state == SUCCESS and (stored and value or '{"$run":' .. cjson.encode(run.id) .. '}') or text
+    record_later('sub', run.fields.parent, STATES[state], outcome)
+  end
+end
+-- Compensate: send the undo task of the node that has ended last, or end the run when there is none left.
+local function undo_next(run)
+  local target = string.sub(get(run, 'state'), #UNDOING + 2)
+  while budget > 0 do -- bound: ARGV 1
+    local n = redis.call('RPOP', run.key .. ':undo')
+    if not n then return end_run(run, target) end
+    local node = node_of(run, tonumber(n))
+    if node and node.u and not get(run, 'node:' .. node.u) then
+      put(run, 'undone', 1)
+      set_state(run, node.u, 'active')
+      add(run, 'active', 1)
+      return send_job(run, node.u, node_of(run, node.u), 0)
+    end
+  end
+  record_later('move', run.id)
+end
+-- A run that is being undone has the state `undoing`, and that in which it will end.
+local function is_undoing(run) return string.find(get(run, 'state'), UNDOING, 1, true) == 1 end
+-- Go on with a run that fails, when all its jobs have ended.
+local function go_on_failing(run)
+  if is_undoing(run) and number(run, 'active') <= 0 then undo_next(run) end
+end
+-- Let a run fail: nothing more of it begins, what runs is revoked, and what has ended is undone.
+local function fail_run(run, state, error)
+  if get(run, 'state') ~= LIVE then return end
+  if error and not get(run, 'error') then put(run, 'error', error) end
+  put(run, 'wakes', false)
+  if number(run, 'active') > 0 then to_outbox('revoke', run.id) end
+  if redis.call('EXISTS', run.key .. ':undo') == 1 then
+    put(run, 'state', UNDOING .. ' ' .. state)
+    go_on_failing(run)
+  else
+    end_run(run, state)
+  end
+end

@@ -1,0 +1,44 @@
+-- Run maps: a part of advance.lua. Sends the members of a map, and ends it.
+-- Send members of a map, as far as its window and the budget allow: first those that a retry sends again.
+local function refill(run, n, node, generation)
+  local items = run.key .. ':' .. n .. ':items'
+  local sent, total, again = number(run, 'sent:' .. n), number(run, 'total:' .. n), number(run, 'again:' .. n)
+  local out = sent - number(run, 'done:' .. n) - number(run, 'failed:' .. n) - number(run, 'held:' .. n) - again
+  local wanted = math.min((node.w or WINDOW) - out, total - sent + again)
+  if wanted <= 0 then return end
+  local count = math.floor(math.min(wanted, math.max(budget, 1))) -- one at least, so that each call gets on
+  if count < wanted and not get(run, 'filling:' .. n) then
+    put(run, 'filling:' .. n, 1)
+    record_later('fill', run.id, n)
+  end
+  add(run, 'active', count)
+  local resent = math.min(again, count)
+  for _ = 1, resent do -- bound: ARGV 1
+    local member = redis.call('BITPOS', run.key .. ':' .. n .. ':again', 1)
+    redis.call('SETBIT', run.key .. ':' .. n .. ':again', member, 0)
+    send_job(run, n, node, generation, member, redis.call('LINDEX', items, member))
+  end
+  add(run, 'again:' .. n, -resent)
+  count = count - resent
+  if count == 0 then return end
+  send_members(run, n, node, generation, sent, redis.call('LRANGE', items, sent, sent + count - 1))
+  put(run, 'sent:' .. n, sent + count)
+end
+local function need_of(node, total) return node.q and math.ceil(node.q * total - 1e-9) or total end
+-- End a map when all members have ended.
+local function end_map(run, n, node, generation)
+  local total, bad = number(run, 'total:' .. n), number(run, 'failed:' .. n)
+  if number(run, 'done:' .. n) + bad < total then return end
+  local state = state_of(run, n)
+  if state ~= 'active' then return end
+  if total - bad >= need_of(node, total) or (bad > 0 and node.o == 'skip') then
+    return succeed(run, n, node, generation, '{"$map":' .. n .. '}')
+  end
+  local document = get(run, 'error:' .. n) or ''
+  if node.q then
+    document = cjson.encode({v = 1, id = member_id(run, n, generation), task = node.task or '', state = 'DEAD', failure = {type = 'TooFewSucceeded',
+      message = (total - bad) .. ' of ' .. total .. ' succeeded, needed were ' .. need_of(node, total)}})
+  end
+  -- A map that holds its failures ends with those whose dead letters were purged: it is not held again.
+  fail_node(run, n, node, generation, node.o == 'hold' and 'PURGED' or 'DEAD', document)
+end

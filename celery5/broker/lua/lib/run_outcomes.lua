@@ -1,0 +1,145 @@
+-- Run outcomes: a part of advance.lua. Counts the jobs that have ended: of single nodes, and of maps.
+-- Read the parts of an id of a member: run, node, generation, and the number in a map.
+local function parse(id)
+  local run, n, generation, member = string.match(id, '^([^~]+)~(%d+)%.?(%d*)~?(%d*)')
+  return run, tonumber(n), tonumber(generation) or 0, tonumber(member)
+end
+-- Count an end that comes when the run is not live any more: what has ended then is known to a retry.
+local function end_late(run, n, node, generation, state, value)
+  local node_state, current = state_of(run, n)
+  if current ~= generation or not (node_state == 'active' or node_state == 'failed' or node_state == 'held' or node_state == 'ending') then return end
+  if node_state == 'active' or node_state == 'ending' then add(run, 'active', -1) end
+  local is_success = state == 'SUCCESS'
+  set_state(run, n, is_success and 'late' or 'failed', generation)
+  if is_success then
+    put(run, 'value:' .. n, node.o == 'continue' and '{"state":"SUCCESS","value":' .. value .. '}' or value)
+    if node.u and is_undoing(run) then redis.call('RPUSH', run.key .. ':undo', n) end
+  end
+  go_on_failing(run)
+end
+local function end_single(run, n, generation, state, value)
+  local node = node_of(run, n)
+  if not node then return end
+  if get(run, 'state') ~= LIVE then return end_late(run, n, node, generation, state, value) end
+  local node_state, current = state_of(run, n)
+  if current ~= generation then return end
+  if node_state == 'ending' then
+    add(run, 'active', -1)
+    return set_state(run, n, 'cut', generation)
+  end
+  if node_state == 'held' then
+    if state ~= 'SUCCESS' and state ~= 'PURGED' then return end
+    add(run, 'held', -1)
+  elseif node_state == 'active' and state ~= 'PURGED' then
+    add(run, 'active', -1)
+  else
+    return
+  end
+  if state == 'SUCCESS' then
+    succeed(run, n, node, generation, value)
+  elseif node_state == 'held' then
+    add(run, 'bad', 1)
+    set_state(run, n, 'failed', generation)
+    fail_run(run, FAILED, outcome_of(state, ''))
+  else
+    fail_node(run, n, node, generation, state, value)
+  end
+end
+-- Let the keys expire that members write which end after their run.
+local function expire_late(run, n, members)
+  if is_undoing(run) or get(run, 'state') == LIVE then return end
+  for _, name in ipairs({':done', ':bad', ':held'}) do redis.call('PEXPIRE', run.key .. ':' .. n .. name, ttl) end -- bound: three
+  for _, member in ipairs(members) do redis.call('PEXPIRE', run.key .. ':' .. n .. ':r' .. math.floor(member / BUCKET), ttl) end -- bound: one batch, 256 at most
+end
+-- Count members of a map that have succeeded: each once, by its bit.
+local function end_members(run, n, generation, members, values)
+  local node = node_of(run, n)
+  local node_state, current = state_of(run, n)
+  if not node or current ~= generation then return end
+  local bits, key = {}, run.key .. ':' .. n
+  for at, member in ipairs(members) do -- bound: the outcomes of one batch, 256 at most
+    bits[4 * at - 3], bits[4 * at - 2], bits[4 * at - 1], bits[4 * at] = 'SET', 'u1', '#' .. member, 1
+  end
+  local old, buckets, new, held = redis.call('BITFIELD', key .. ':done', unpack(bits)), {}, 0, 0
+  local any_held, any_failed, is_outcome = number(run, 'held:' .. n) > 0, number(run, 'failed:' .. n) > 0, node.o == 'continue'
+  for at, member in ipairs(members) do -- bound: as above
+    if old[at] == 0 then
+      new = new + 1
+      local bucket = math.floor(member / BUCKET)
+      local words = buckets[bucket] or {}
+      buckets[bucket] = words
+      words[#words + 1], words[#words + 2] = member % BUCKET, is_outcome and '{"state":"SUCCESS","value":' .. values[at] .. '}' or values[at]
+      if any_held and redis.call('SETBIT', key .. ':held', member, 0) == 1 then held = held + 1 end
+      if any_failed and redis.call('SETBIT', key .. ':bad', member, 0) == 1 then
+        add(run, 'failed:' .. n, -1)
+        add(run, 'bad', -1)
+        add(run, 'active', 1)
+      end
+    end
+  end
+  if new == 0 then return end
+  for bucket, words in pairs(buckets) do redis.call('HSET', key .. ':r' .. bucket, unpack(words)) end -- bound: as above
+  budget = budget - new / 8
+  add(run, 'done:' .. n, new)
+  add(run, 'held:' .. n, -held)
+  add(run, 'held', -held)
+  add(run, 'done', new)
+  add(run, 'active', held - new)
+  if get(run, 'state') ~= LIVE then
+    expire_late(run, n, members)
+    return go_on_failing(run)
+  end
+  if node_state ~= 'active' then return end
+  refill(run, n, node, generation)
+  end_map(run, n, node, generation)
+end
+-- Count a member of a map that did not succeed.
+local function fail_member(run, n, generation, member, state, document)
+  if state == 'SUCCESS' then return end_members(run, n, generation, {member}, {document}) end
+  local node = node_of(run, n)
+  local node_state, current = state_of(run, n)
+  if not node or current ~= generation then return end
+  local key = run.key .. ':' .. n
+  local is_live, is_ignored = get(run, 'state') == LIVE and node_state == 'active', node.i and node.i[state]
+  if redis.call('GETBIT', key .. ':done', member) == 1 then return end
+  if state == 'PURGED' then
+    if redis.call('SETBIT', key .. ':held', member, 0) == 0 then return end
+    add(run, 'held:' .. n, -1)
+    add(run, 'held', -1)
+    add(run, 'active', 1)
+  elseif redis.call('GETBIT', key .. ':held', member) == 1 then
+    return
+  end
+  if is_live and not is_ignored and node.o == 'hold' and state == 'DEAD' then
+    redis.call('SETBIT', key .. ':held', member, 1)
+    add(run, 'held:' .. n, 1)
+    add(run, 'held', 1)
+    add(run, 'active', -1)
+    return refill(run, n, node, generation)
+  end
+  if is_live and (is_ignored or node.o == 'continue') then
+    if not is_ignored then add(run, 'bad', 1) end
+    redis.call('SETBIT', key .. ':done', member, 1)
+    redis.call('HSET', key .. ':r' .. math.floor(member / BUCKET), member % BUCKET,
+      not is_ignored and outcome_of(state, document) or node.o == 'continue' and '{"state":"SUCCESS","value":null}' or 'null')
+    add(run, 'done:' .. n, 1)
+    if is_ignored then add(run, 'done', 1) end
+    add(run, 'active', -1)
+  else
+    if redis.call('SETBIT', key .. ':bad', member, 1) == 1 then return end
+    add(run, 'failed:' .. n, 1)
+    add(run, 'bad', 1)
+    add(run, 'active', -1)
+    if not get(run, 'error:' .. n) then put(run, 'error:' .. n, document ~= '' and document or outcome_of(state, '')) end
+    if not is_live then
+      expire_late(run, n, {member})
+      return go_on_failing(run)
+    end
+    local total = number(run, 'total:' .. n)
+    local too_many = total - number(run, 'failed:' .. n) < need_of(node, total) and node.o ~= 'skip'
+    if too_many and (node.o or 'fail') == 'fail' and not node.q then return fail_run(run, FAILED, get(run, 'error:' .. n)) end
+  end
+  if get(run, 'state') ~= LIVE then return end
+  refill(run, n, node, generation)
+  end_map(run, n, node, generation)
+end
