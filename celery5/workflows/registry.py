@@ -320,11 +320,15 @@ class Workflows:
             )
             by_queue.setdefault(queue, []).extend(ids)
         for queue, ids in by_queue.items():
-            for start in range(0, len(ids), REVOKED_AT_ONCE):
-                part = ids[start : start + REVOKED_AT_ONCE]
-                ttl = self._app.settings.results_ttl
-                await redis.perform(jobs_calls.revoke(self._app.queue(queue), part, ttl=ttl))
+            await self.revoke_jobs(queue, ids)
         await self.apply(home, [])
+
+    async def revoke_jobs(self, queue: str, ids: Sequence[str]) -> None:
+        """Revoke jobs of a queue, from Trio. What is not there is left alone."""
+        redis = await self._app.connections.get_async_driver()
+        keys, ttl = self._app.queue(queue), self._app.settings.results_ttl
+        for start in range(0, len(ids), REVOKED_AT_ONCE):
+            await redis.perform(jobs_calls.revoke(keys, ids[start : start + REVOKED_AT_ONCE], ttl=ttl))
 
     async def _list_members(
         self,

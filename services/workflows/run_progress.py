@@ -6,7 +6,8 @@ ended for runs of other queues, jobs to revoke. A worker takes an entry, perform
 dies, another one takes it. Each entry may be performed twice: a job is published once for its id, a node ends once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -21,6 +22,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerReplied, CeleryError
 from celery5.logs.log import Log
 from celery5.protocol.job.job import Job
+from celery5.protocol.workflows.member_ids import get_run_id
 
 OUTBOX_BATCH = 100
 """Entries of the outbox in one call."""
@@ -28,12 +30,14 @@ STALE_AFTER = 5.0
 """Seconds after which an entry that a worker has taken is taken by another one: the worker has died, or is stuck."""
 RETRY_INTERVAL = 0.5
 """Seconds until another try, while a broker is unreachable."""
-
-
 FIRST_PASS = 5.0
 """Seconds that a starting worker takes for what waits in the outboxes, before it reads jobs."""
 NEW_RUNS = b"runs"
 """The payload that notifies the workers of a queue of records or of the outbox."""
+_STOPPED = (b"failed", b"cancelled", b"expired")
+"""States of runs whose jobs are not sent any more. One that is being undone still sends jobs."""
+
+Action = Callable[[], Awaitable[Any]]
 
 
 class RunApplication(Protocol):
@@ -196,12 +200,18 @@ class RunRelay:
             if "NOGROUP" not in str(error) and "no such key" not in str(error).lower():
                 raise
             return
-        await self._perform(keys, entries)
+        await self._perform(keys, entries, is_stale=True)
 
     async def _send(self, keys: QueueKeys) -> None:
-        """Perform the entries of an outbox."""
+        """Perform the new entries of an outbox. Raises the first error at the end."""
+        error: Exception | None = None
         while entries := await self._read(keys):
-            await self._perform(keys, entries)
+            try:
+                await self._perform(keys, entries)
+            except (BrokerError, CeleryError) as failed:
+                error = error or failed
+        if error:
+            raise error
 
     async def _read(self, keys: QueueKeys) -> list[OutboxEntry]:
         read = calls.read_outbox(keys, self._worker, count=OUTBOX_BATCH)
@@ -219,29 +229,54 @@ class RunRelay:
                 raise
         return await self._redis.perform(read)
 
-    async def _perform(self, keys: QueueKeys, entries: Sequence[OutboxEntry]) -> None:
-        """Perform entries, and remove them."""
-        if not entries:
-            return
-        by_home: dict[str, list[bytes]] = {}
-        jobs: list[Job] = []
-        others: list[Mapping[str, bytes]] = []
-        for entry in entries:
-            fields = entry.fields
-            if "record" in fields:
-                by_home.setdefault(fields["home"].decode(), []).append(fields["record"])
-            elif "job" in fields:
-                jobs.append(_make_job(fields))
+    async def _perform(
+        self, keys: QueueKeys, entries: Sequence[OutboxEntry], *, is_stale: bool = False
+    ) -> None:
+        """Perform entries, and remove them. One that fails holds up only those for the same destination.
+
+        Raises:
+            BrokerError, CeleryError: The first error, when all others were tried. What failed stays in the outbox.
+        """
+        done: list[str] = []
+        errors: list[Exception] = []
+        for ids, action in self._plan(keys, entries, is_stale=is_stale):
+            try:
+                await action()
+            except (BrokerError, CeleryError) as error:
+                errors.append(error)
             else:
-                others.append(fields)
-        for home, records in by_home.items():
-            await self._app.workflows.apply(home, records)
-        if jobs:
-            await self._publish(keys, jobs)
-        # Jobs that are to be revoked may be among those that have just been published.
-        for fields in others:
-            await self._perform_one(keys.queue, fields)
-        await self._redis.perform(calls.remove_from_outbox(keys, [entry.id for entry in entries]))
+                done += ids
+        if done:
+            await self._redis.perform(calls.remove_from_outbox(keys, done))
+        if errors:
+            raise errors[0]
+
+    def _plan(
+        self, keys: QueueKeys, entries: Sequence[OutboxEntry], *, is_stale: bool
+    ) -> Iterator[tuple[list[str], Action]]:
+        """Yield what is to be done for each destination, with the ids of its entries."""
+        records: dict[str, list[OutboxEntry]] = {}
+        jobs: dict[str, list[OutboxEntry]] = {}
+        others: list[OutboxEntry] = []
+        for entry in entries:
+            if "record" in entry.fields:
+                records.setdefault(entry.fields["home"].decode(), []).append(entry)
+            elif "job" in entry.fields:
+                jobs.setdefault(entry.fields["queue"].decode(), []).append(entry)
+            else:
+                others.append(entry)
+        for home, part in records.items():
+            apply = partial(self._app.workflows.apply, home, [entry.fields["record"] for entry in part])
+            yield [entry.id for entry in part], apply
+        send = self._send_late if is_stale else self._send_jobs
+        for part in jobs.values():
+            yield (
+                [entry.id for entry in part],
+                partial(send, keys, [_make_job(entry.fields) for entry in part]),
+            )
+        # Jobs that are to be revoked may be among those that have just been sent.
+        for entry in others:
+            yield [entry.id], partial(self._perform_one, keys.queue, entry.fields)
 
     async def _perform_one(self, home: str, fields: Mapping[str, bytes]) -> None:
         """Perform an entry that is neither a job nor a record."""
@@ -253,19 +288,35 @@ class RunRelay:
         elif "unwatch" in fields:
             await workflows.unwatch(home, fields["unwatch"].decode())
 
-    async def _publish(self, keys: QueueKeys, jobs: Sequence[Job]) -> None:
-        """Publish jobs of other queues, and of keys. One whose key another job has is rejected."""
+    async def _send_jobs(self, keys: QueueKeys, jobs: Sequence[Job]) -> None:
+        """Send jobs of another queue, or with keys. One whose key another job has is rejected."""
         results = await self._app.asend_jobs(jobs)
-        rejected = [
-            calls.pack_record("end", job.id, "REJECTED", _make_rejection(job))
-            for job, result in zip(jobs, results, strict=True)
-            if result.duplicate
+        rejected = [job for job, result in zip(jobs, results, strict=True) if result.duplicate]
+        await self._end(keys, rejected, "REJECTED", "another job has its key")
+
+    async def _send_late(self, keys: QueueKeys, jobs: Sequence[Job]) -> None:
+        """Send jobs that were to be sent earlier. Those whose run has stopped meanwhile are revoked instead."""
+        runs = {get_run_id(job.id): b"" for job in jobs}
+        for run_id in runs:
+            fields = await self._redis.perform(calls.read_run(keys, run_id, ["state"]))
+            runs[run_id] = fields.get("state", b"")
+        stopped = [job for job in jobs if runs[get_run_id(job.id)] in _STOPPED]
+        if stopped:
+            # An earlier attempt may have sent them before it was cut off.
+            await self._app.workflows.revoke_jobs(stopped[0].queue, [job.id for job in stopped])
+            await self._end(keys, stopped, "REVOKED", "its run was stopped before it was sent")
+        if wanted := [job for job in jobs if job not in stopped]:
+            await self._send_jobs(keys, wanted)
+
+    async def _end(self, keys: QueueKeys, jobs: Sequence[Job], state: str, reason: str) -> None:
+        """End jobs that do not run, in their runs."""
+        if not jobs:
+            return
+        records = [
+            calls.pack_record("end", job.id, state, _make_document(job, state, reason)) for job in jobs
         ]
-        if rejected:
-            self._progress.note_advance(
-                keys.queue,
-                await self._redis.perform(self._progress.make_advance(keys, rejected)),
-            )
+        advance = await self._redis.perform(self._progress.make_advance(keys, records))
+        self._progress.note_advance(keys.queue, advance)
 
 
 def _make_job(fields: Mapping[str, bytes]) -> Job:
@@ -285,7 +336,7 @@ def _make_job(fields: Mapping[str, bytes]) -> Job:
     )
 
 
-def _make_rejection(job: Job) -> str:
+def _make_document(job: Job, state: str, reason: str) -> str:
     return msgspec.json.encode(
-        {"v": 1, "id": job.id, "task": job.task, "state": "REJECTED", "reason": "another job has its key"}
+        {"v": 1, "id": job.id, "task": job.task, "state": state, "reason": reason}
     ).decode()
