@@ -49,10 +49,10 @@ from celery5.protocol.commands.definitions import (
     RETRY_BOOT_STEP,
 )
 from celery5.protocol.events.messages import Subscription
-from celery5.protocol.health.metrics import JobTally
 from celery5.protocol.job.names import resolve_module_name
 from celery5.protocol.job.retry_policy import UnpublishableChoice, UnpublishableFallback
 from celery5.protocol.limits import Rate
+from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import KINDS, Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
@@ -107,7 +107,7 @@ from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJo
 from celery5.services.worker.intake import JobIntake, ReceivedJobs, UnstartedJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue, SharedSlots
 from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
-from celery5.services.worker.lease import Heartbeat, Lease, WorkerIdentity
+from celery5.services.worker.lease import Heartbeat, Lease, RedisClock, WorkerIdentity
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, QueueReads, ReadingState, ReadOrder
 from celery5.services.worker.recovery import Recoverer
 from celery5.services.worker.result_publisher import (
@@ -379,9 +379,11 @@ def make_heartbeat_listeners(
     admission_control: AdmissionControl,
     limit_overrides: LimitOverrides,
     run_relay: RunRelay,
+    redis_clock: RedisClock,
 ) -> tuple[Any, ...]:
     """Return what hears the replies to heartbeats."""
     return (
+        redis_clock.on_heartbeat,
         mover.on_heartbeat,
         recoverer.on_heartbeat,
         revocations.on_heartbeat,
@@ -539,6 +541,7 @@ class WorkerParts(ProcessParts):
     join = QueueMembership
     heartbeat = Heartbeat
     heartbeat_listeners = made_by(make_heartbeat_listeners)
+    redis_clock = RedisClock
     mover = Mover
     recoverer = Recoverer
     revocations = Revocations

@@ -17,8 +17,8 @@ from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
 from celery5.logs.log import Log
 from celery5.protocol.health.breaker import BreakerPolicy, BreakerState
-from celery5.protocol.health.metrics import MetricFamily, make_gauge
 from celery5.protocol.health.readings import get_worst_state, parse_states
+from celery5.protocol.observability.families import MetricFamily, make_gauge
 
 MAX_BREAKER_RESET = 30.0
 """The most seconds after which a breaker's check runs again; fewer where its period is shorter."""

@@ -28,7 +28,7 @@ from celery5.protocol.cluster.members import (
     Start,
     Stop,
 )
-from celery5.protocol.health.metrics import MetricFamily, make_gauge
+from celery5.protocol.observability.families import MetricFamily, make_gauge
 
 DECISION_PERIOD = 1.0
 """Seconds between two decisions when nothing happens."""
@@ -219,11 +219,13 @@ class Foreman:
                 (float(sum(state.phase is phase for state in states)), {"phase": phase.value})
                 for phase in Phase
             ],
+            merge="max",
         )
         yield make_gauge(
             "celery5_members_desired",
             "Members that should run.",
             sum(state.is_wanted for state in states),
+            merge="max",
         )
 
     def _members(self, scale: Mapping[str, int]) -> tuple[Member, ...]:

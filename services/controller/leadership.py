@@ -22,7 +22,7 @@ from celery5.protocol.cluster.leadership import (
     LeadershipChange,
     LeadershipState,
 )
-from celery5.protocol.health.metrics import MetricFamily, make_gauge
+from celery5.protocol.observability.families import MetricFamily, make_gauge
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.lease import now as clock
 
@@ -147,7 +147,10 @@ class Leadership:
             self.has_valid_lease,
         )
         yield make_gauge(
-            "celery5_controller_epoch", "The epoch of the leader, as far as is known.", self.record.epoch
+            "celery5_controller_epoch",
+            "The epoch of the leader, as far as is known.",
+            self.record.epoch,
+            merge="max",
         )
 
     def _apply_record(self, record: LeaderRecord, requested_at: float) -> None:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
@@ -26,7 +27,13 @@ from celery5.protocol.health.http import (
     HttpResponse,
     parse_request,
 )
-from celery5.protocol.health.metrics import CONTENT_TYPE, format_exposition
+from celery5.protocol.observability.exposition import (
+    CONTENT_TYPE,
+    OPENMETRICS_TYPE,
+    accepts_openmetrics,
+    format_exposition,
+)
+from celery5.protocol.observability.families import MetricFamily
 from celery5.services.health.vitals import ProbeReport, ProcessStatus
 from celery5.services.publisher.listener import accept_connection
 
@@ -235,8 +242,8 @@ class StatusPort:
         make_response = {
             "/livez": lambda: _reported(self._process_status.get_liveness()),
             "/readyz": lambda: _reported(self._process_status.get_readiness(blocked=blocked)),
-            "/metrics": lambda: HttpResponse(
-                200, format_exposition(self._process_status.metric_families(blocked=blocked)), CONTENT_TYPE
+            "/metrics": lambda: make_metrics_response(
+                request, self._process_status.metric_families(blocked=blocked)
             ),
         }.get(request.path)
         if make_response is None:
@@ -253,6 +260,13 @@ class StatusPort:
         while True:
             samples.append(await measure_lateness(LAG_PERIOD))
             self._process_status.set_lag(max(samples))
+
+
+def make_metrics_response(request: HttpRequest, metric_families: Iterable[MetricFamily]) -> HttpResponse:
+    """Return metrics in the format that the client asks for."""
+    openmetrics = accepts_openmetrics(request.headers.get("accept", ""))
+    text = format_exposition(metric_families, openmetrics=openmetrics)
+    return HttpResponse(200, text, OPENMETRICS_TYPE if openmetrics else CONTENT_TYPE)
 
 
 def _reported(report: ProbeReport) -> HttpResponse:

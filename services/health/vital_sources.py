@@ -13,7 +13,7 @@ from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.health.breaker import BreakerState
-from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
+from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.scheduling.timers import TimerCounts
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vitals import ProcessStatus
@@ -63,6 +63,7 @@ class ConnectionStatus:
                 (_STATES[connection.breaker], {"breaker": name})
                 for name, connection in self._connections.items()
             ],
+            merge="max",
         )
 
 
@@ -107,6 +108,7 @@ class DocumentMetrics:
             "celery5_sink_documents_waiting",
             "Documents that wait to be delivered to a Data Sink, in all Routers together.",
             *[(float(count), {"sink": name}) for name, count in self._waiting().items()],
+            merge="max",
         )
         yield make_counter(
             "celery5_source_documents_total",
@@ -135,6 +137,7 @@ class BreakerMetrics:
                 (_STATES[BreakerState(reading.state)], {"of": name, "mode": reading.mode})
                 for name, reading in readings.items()
             ],
+            merge="max",
         )
         yield make_counter(
             "celery5_breaker_trips_total",

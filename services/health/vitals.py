@@ -17,7 +17,8 @@ import trio
 from celery5.broker.calls.queues import QueueDepth
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
-from celery5.protocol.health.metrics import JobTally, MetricFamily, make_counter, make_gauge
+from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
+from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.scheduling.timers import TimerCounts
 
 MAX_BLOCKED_SECONDS = 5.0
@@ -136,6 +137,7 @@ class ProcessStatus:
                 "celery5_worker_info",
                 "Always 1; its labels name the application, the process and its pid.",
                 (1, {"app": self.app, "worker": self.worker, "pid": str(os.getpid())}),
+                merge="",
             ),
             make_gauge("celery5_process_alive", "1 if the process is alive.", float(self.get_liveness().ok)),
             make_gauge(
@@ -148,6 +150,7 @@ class ProcessStatus:
                 "celery5_loop_lag_seconds",
                 "Seconds by which the event loop woke up late, at worst within the last ten seconds.",
                 self.lag,
+                merge="max",
             ),
             *_make_loop_metrics(self.loop),
             *_make_queue_metrics(self.depths),
@@ -204,6 +207,7 @@ def _make_loop_metrics(loop: LoopBlocks) -> list[MetricFamily]:
             "celery5_loop_blocked_seconds",
             "Seconds for which the event loop has been blocked now; 0 when it is not.",
             0.0 if now is None else now.seconds,
+            merge="max",
         ),
         make_counter(
             "celery5_loop_blocked_total",
@@ -228,21 +232,25 @@ def _make_queue_metrics(depths: Mapping[str, QueueDepth]) -> list[MetricFamily]:
             "celery5_queue_depth",
             "Jobs that wait on the queue and that no worker has.",
             *[(depth.waiting, {"queue": queue}) for queue, depth in by_queue],
+            merge="max",
         ),
         make_gauge(
             "celery5_queue_oldest_seconds",
             "Age in seconds of the oldest job that waits on the queue; 0 when none waits.",
             *[(depth.oldest or 0.0, {"queue": queue}) for queue, depth in by_queue],
+            merge="max",
         ),
         make_gauge(
             "celery5_queue_dead",
             "Jobs in the queue's dead-letter queue.",
             *[(depth.dead, {"queue": queue}) for queue, depth in by_queue],
+            merge="max",
         ),
         make_gauge(
             "celery5_queue_held",
             "Jobs of the queue that wait at a limit.",
             *[(depth.held, {"queue": queue}) for queue, depth in by_queue],
+            merge="max",
         ),
     ]
 
@@ -251,7 +259,10 @@ def _make_process_metrics(started_at: float) -> list[MetricFamily]:
     """Return the metrics that Prometheus' own clients have for every process, under the same names."""
     families = [
         make_gauge(
-            "process_start_time_seconds", "When the process started, in seconds since 1970.", started_at
+            "process_start_time_seconds",
+            "When the process started, in seconds since 1970.",
+            started_at,
+            merge="",
         ),
         make_counter(
             "process_cpu_seconds_total",

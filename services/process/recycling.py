@@ -18,7 +18,7 @@ from celery5.broker.keys import Keys
 from celery5.errors import BrokerError
 from celery5.health.machine import used_memory
 from celery5.logs.log import Log
-from celery5.protocol.health.metrics import JobTally
+from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.process.recycling import RecyclingLimits, format_mib, get_recycle_reason, jitter_limits
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.in_flight import InFlightJobs

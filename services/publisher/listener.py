@@ -18,7 +18,7 @@ import trio
 
 from celery5.errors import BacklogFull, CeleryError, Corrupt
 from celery5.logs.log import Log
-from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
+from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.publisher.frames import (
     MAX_HELLO_BYTES,
     VERSION,

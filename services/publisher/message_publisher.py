@@ -25,9 +25,9 @@ from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.health.checks import BrokerPing
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Level, Log
-from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.retry_policy import full_jitter
+from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.publisher.frames import make_job
 from celery5.sending.messages_backlog import StoredMessage
 from celery5.sending.publisher import PublishPlanner

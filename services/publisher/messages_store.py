@@ -12,7 +12,7 @@ import trio
 
 from celery5.errors import BacklogFull
 from celery5.logs.log import Log
-from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
+from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.publisher.frames import JobMessage, get_due_time
 from celery5.sending.bounded_queue import BacklogCapacity, BoundedQueue
 from celery5.sending.messages_backlog import (

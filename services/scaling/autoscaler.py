@@ -17,7 +17,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
-from celery5.protocol.health.metrics import MetricFamily, make_gauge
+from celery5.protocol.observability.families import MetricFamily, make_gauge
 from celery5.protocol.scaling.autoscale import (
     Autoscale,
     AutoscaleState,
@@ -93,29 +93,38 @@ class Autoscaler:
         found = self._last_scaling
         if found is None:
             return
-        yield make_gauge("celery5_scaling_jobs", "Jobs that could use a slot.", found.jobs)
-        yield make_gauge("celery5_scaling_workers", "Live workers.", found.workers)
+        yield make_gauge("celery5_scaling_jobs", "Jobs that could use a slot.", found.jobs, merge="max")
+        yield make_gauge("celery5_scaling_workers", "Live workers.", found.workers, merge="max")
         yield make_gauge(
-            "celery5_scaling_brokers_unreachable", "Brokers that could not be read.", len(found.unseen)
+            "celery5_scaling_brokers_unreachable",
+            "Brokers that could not be read.",
+            len(found.unseen),
+            merge="max",
         )
         if found.course is not None:
             yield make_gauge(
                 "celery5_scaling_workers_needed",
                 "Workers that are needed for every job to have a slot.",
                 found.needed,
+                merge="max",
             )
             yield make_gauge(
-                "celery5_scaling_workers_desired", "Workers that should run.", found.course.workers
+                "celery5_scaling_workers_desired",
+                "Workers that should run.",
+                found.course.workers,
+                merge="max",
             )
             yield make_gauge(
                 "celery5_scaling_prefetch_factor",
                 "Factor by which workers read more jobs ahead.",
                 found.course.prefetch,
+                merge="max",
             )
             yield make_gauge(
                 "celery5_scaling_concurrency_factor",
                 "Factor by which workers run more I/O-bound jobs at once.",
                 found.course.concurrency,
+                merge="max",
             )
 
     async def run_once(self) -> None:

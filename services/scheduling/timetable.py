@@ -19,8 +19,8 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerReplied, Corrupt, Misconfigured
 from celery5.logs.log import Log
-from celery5.protocol.health.metrics import MetricFamily, make_counter
 from celery5.protocol.job.messages import read_command
+from celery5.protocol.observability.families import MetricFamily, make_counter
 from celery5.protocol.scheduling import periodic
 from celery5.protocol.scheduling.periodic import Schedule, ScheduleStep
 from celery5.scheduling.fire_times import get_next_fire_time

@@ -8,7 +8,7 @@ import trio
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
-from celery5.protocol.health.metrics import MetricFamily, make_gauge
+from celery5.protocol.observability.families import MetricFamily, make_gauge
 from celery5.streams.lags import PARTITIONS_PER_CALL, GroupLag, measure_group
 from celery5.streams.processor import Processor
 
@@ -86,16 +86,19 @@ class GroupLags:
                 "celery5_stream_lag_records",
                 "Records that the group has not done.",
                 *[(lag.lag, labels) for labels, lag in groups],
+                merge="max",
             ),
             make_gauge(
                 "celery5_stream_lag_seconds",
                 "Age in seconds of the first record that the group has not done; 0 when it has done all.",
                 *[(lag.age, labels) for labels, lag in groups],
+                merge="max",
             ),
             make_gauge(
                 "celery5_stream_members",
                 "Workers that run the group.",
                 *[(len(lag.members), labels) for labels, lag in groups],
+                merge="max",
             ),
             make_gauge(
                 "celery5_stream_partitions",
@@ -105,6 +108,7 @@ class GroupLags:
                     for labels, lag in groups
                     for state, count in _count_states(lag).items()
                 ],
+                merge="max",
             ),
             *_count_records(groups),
         ]
@@ -117,26 +121,31 @@ def _count_records(groups: Sequence[tuple[dict[str, str], GroupLag]]) -> list[Me
             "celery5_stream_lost_records",
             "Records that were dropped before the group has read them, and that it has not come to yet.",
             *[(sum(one.lost for one in lag.partitions), labels) for labels, lag in groups],
+            merge="max",
         ),
         make_gauge(
             "celery5_stream_late_records",
             "Records that came after a window of theirs had closed.",
             *[(sum(one.late for one in lag.partitions), labels) for labels, lag in groups],
+            merge="max",
         ),
         make_gauge(
             "celery5_stream_dead_records",
             "Records that the group has given up.",
             *[(lag.dead, labels) for labels, lag in groups],
+            merge="max",
         ),
         make_gauge(
             "celery5_stream_parked_keys",
             "Keys that the group has parked.",
             *[(lag.parked_keys, labels) for labels, lag in groups],
+            merge="max",
         ),
         make_gauge(
             "celery5_stream_parked_records",
             "Records of parked keys.",
             *[(lag.parked_records, labels) for labels, lag in groups],
+            merge="max",
         ),
     ]
 

@@ -17,9 +17,9 @@ from celery5.broker.calls import streams as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
-from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.streams.groups import ArchiveClaim, ArchivePortion
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.streams.archive import Archive, describe_archive, is_async_archive

@@ -1,8 +1,9 @@
 """Take every job that this worker received, by a read or from the reply to another call."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from celery5.broker.calls.jobs import Entry
 from celery5.errors import Corrupt
@@ -11,12 +12,14 @@ from celery5.protocol.job.delivery import Delivery, make_drop, make_settlement
 from celery5.protocol.job.messages import Command, Failure, read_command, read_job_id
 from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.job.verdict import Bury, Reason, Release
+from celery5.protocol.observability.job_tally import UNKNOWN_TASK, JobTally
 from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue
+from celery5.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,10 @@ class UnstartedJobs:
     worker: str
     # Seconds that the document of a job's end is kept.
     results_ttl: float
+    # Counts the jobs that have ended in this process.
+    tally: JobTally
+    # The tasks of the application, by name.
+    tasks: Mapping[str, Task[..., Any]]
 
     def settle(self, delivery: Delivery, verdict: Bury | Release) -> None:
         """Settle a job that is held."""
@@ -39,7 +46,10 @@ class UnstartedJobs:
         """Dead-letter a job that cannot run here, and log it."""
         delivery.finish(delivery.read)
         self.settle(delivery, Bury(reason, Failure(type=error, message=text)))
-        job = delivery.command.id if delivery.command else read_job_id(delivery.message)
+        command = delivery.command
+        job = command.id if command else read_job_id(delivery.message)
+        task = command.task if command else ""
+        self.tally.count_unstarted(delivery.queue, task if task in self.tasks else UNKNOWN_TASK, "DEAD")
         entry = delivery.entry.decode()
         self.log.log_job(
             "error", job=job, queue=delivery.queue, entry=entry, state="DEAD", reason=reason.value, error=text

@@ -1,14 +1,12 @@
 """Handle the outcome of a job: derive the verdict, queue its settlement, count it and log it."""
 
 import random
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from celery5.errors import BadResult
 from celery5.logs.log import Level, Log
-from celery5.protocol.health.metrics import HISTOGRAM_BUCKETS, JobTally
 from celery5.protocol.job.delivery import Delivery, make_settlement, make_sink_document
 from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import (
@@ -29,8 +27,10 @@ from celery5.protocol.job.verdict import (
     Verdict,
     judge,
 )
+from celery5.protocol.observability.job_tally import JobTally
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.worker.internal_queues import InternalResultsQueue
+from celery5.services.worker.lease import RedisClock
 from celery5.tasks.task import Task
 
 CHECKED_RESULTS = 20
@@ -64,6 +64,7 @@ class OutcomeHandler:
         log: Log,
         worker: str,
         tally: JobTally,
+        redis_clock: RedisClock,
         outcome_settings: OutcomeSettings,
     ) -> None:
         self._tasks = tasks
@@ -74,15 +75,12 @@ class OutcomeHandler:
         self._results_ttl = outcome_settings.results_ttl
         self._message_limit = outcome_settings.message_limit
         self._tally = tally
+        self._redis_clock = redis_clock
         self._without_traceback: tuple[type, ...] = (
             () if outcome_settings.retry_tracebacks else (RetryVerdict, Postpone)
         )
         self._checks_left = {
             name: CHECKED_RESULTS for name, task in tasks.items() if task.result_type.is_declared
-        }
-        self._log_rules: Mapping[type, tuple[Level, str, tuple[str, ...], dict[str, list[float]]]] = {
-            kind: (level, state, extra_fields, tally.get_tallies(state))
-            for kind, (level, state, extra_fields) in _LOG_RULES.items()
         }
 
     @property
@@ -139,12 +137,17 @@ class OutcomeHandler:
             del self._checks_left[task]
 
     def _count_and_log(self, delivery: Delivery, command: Command, verdict: Verdict) -> None:
-        level, state, extra_fields, tallies = self._log_rules[type(verdict)]
-        duration = delivery.finished - (delivery.started or delivery.finished)
-        seconds = int(duration * 1e6 + 0.5) / 1e6  # round() takes five times as long
-        tally = tallies[command.task]
-        tally[bisect_left(HISTOGRAM_BUCKETS, seconds)] += 1
-        tally[0] += seconds
+        level, state, extra_fields = _LOG_RULES[type(verdict)]
+        tally = self._tally.tallies[delivery.queue, command.task]
+        tally.counts[state] += 1
+        seconds = 0.0
+        if delivery.started:
+            duration = delivery.finished - delivery.started
+            seconds = int(duration * 1e6 + 0.5) / 1e6  # round() takes five times as long
+            tally.run_times.add(seconds)
+            tally.wait_times.add(self._redis_clock.measure_wait(delivery))
+            if command.trace:
+                tally.set_exemplar(command.trace, seconds, delivery.finished)
         self._log.log_job_end(
             level,
             job=command.id,

@@ -20,6 +20,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import LeaseLost
 from celery5.logs.log import Log
+from celery5.protocol.job.delivery import Delivery
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.process.shared_memory import SidecarMemory
 
@@ -107,6 +108,31 @@ class SidecarBeats(Protocol):
     def report_beat(self, worker: str, queues: tuple[str, ...], /) -> bool:
         """Report a renewal. Return False, once, when there is no sidecar process any more."""
         ...
+
+
+class RedisClock:
+    """The clock of Redis, as far as the replies to heartbeats tell: jobs are dated by it."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+        """Seconds by which it is ahead of the clock of this machine."""
+
+    def on_heartbeat(self, keys: QueueKeys, reply: HeartbeatReply) -> None:
+        """Take the time of the reply to a heartbeat."""
+        self._ahead = reply.at / 1000 - time.time()
+
+    def measure_wait(self, delivery: Delivery) -> float:
+        """Return the seconds between the entry of a job on its stream and its start; never less than 0.
+
+        The entry is made when the job may run: a countdown or the delay of a retry is over then, and a limit has
+        admitted it.
+        """
+        try:
+            entered = int(delivery.entry[:13])  # ms; it has 13 digits until the year 2286
+        except ValueError:  # it was put there by hand
+            return 0.0
+        wait = delivery.started + self._ahead - entered / 1000
+        return max(0.0, wait)  # max() would take longer than all the rest
 
 
 HeartbeatListener = Callable[[QueueKeys, HeartbeatReply], float | None]

@@ -97,10 +97,8 @@ def collect_metrics(root: Path) -> dict[str, tuple[str, str]]:
             name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
             if not isinstance(name, str):
                 continue
-            if node.func.id in ("make_gauge", "make_counter"):
+            if node.func.id in ("make_gauge", "make_counter", "make_histogram"):
                 metrics[name] = node.func.id.removeprefix("make_"), ast.literal_eval(node.args[1])
-            elif node.func.id == "MetricFamily":
-                metrics[name] = ast.literal_eval(node.args[1]), ast.literal_eval(node.args[2])
     return metrics
 
 

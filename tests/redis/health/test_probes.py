@@ -77,12 +77,12 @@ def test_metrics_count_jobs_by_task_and_state_and_how_long_they_took(staff: Staf
     app.tasks["fail"].options(max_retries=0).delay()
     wait_until(lambda: len(worker.lines("job")) == 22)
     found = numbers(port)
-    assert found['celery5_jobs_total{task="quiet",state="SUCCESS"}'] == 20
-    assert found['celery5_jobs_total{task="fail",state="DEAD"}'] == 1
-    assert found['celery5_job_seconds_bucket{task="nap",le="0.1"}'] == 0
-    assert found['celery5_job_seconds_bucket{task="nap",le="+Inf"}'] == 1
-    assert 0.2 <= found['celery5_job_seconds_sum{task="nap"}'] < 30
-    assert found['celery5_job_seconds_count{task="quiet"}'] == 20
+    assert found['celery5_jobs_total{queue="default",task="quiet",state="SUCCESS"}'] == 20
+    assert found['celery5_jobs_total{queue="default",task="fail",state="DEAD"}'] == 1
+    assert found['celery5_job_run_seconds_bucket{queue="default",task="nap",le="0.125"}'] == 0
+    assert found['celery5_job_run_seconds_bucket{queue="default",task="nap",le="+Inf"}'] == 1
+    assert 0.2 <= found['celery5_job_run_seconds_sum{queue="default",task="nap"}'] < 30
+    assert found['celery5_job_run_seconds_count{queue="default",task="quiet"}'] == 20
     assert found['celery5_slots{kind="trio"}'] == 7
     assert found["celery5_jobs_running"] == 0
     assert found["celery5_log_written_total"] >= 22

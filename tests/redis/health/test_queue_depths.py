@@ -16,7 +16,7 @@ from celery5.broker.calls.queues import QueueDepth
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
 from celery5.logs.log import Log, LogWriter
-from celery5.protocol.health.metrics import format_exposition
+from celery5.protocol.observability.exposition import format_exposition
 from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import ProcessStatus
 from tests.redis.commands.staff import Staff, wait_until

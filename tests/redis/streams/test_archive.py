@@ -15,7 +15,7 @@ from celery5.broker.calls import streams as calls
 from celery5.doctor.host_checks import HostChecks
 from celery5.errors import Misconfigured, StreamFull
 from celery5.logs.log import Log
-from celery5.protocol.health.metrics import format_exposition
+from celery5.protocol.observability.exposition import format_exposition
 from celery5.protocol.streams.groups import ArchivePortion
 from celery5.services.streams import stream_archives
 from celery5.services.streams.stream_archives import StreamArchives

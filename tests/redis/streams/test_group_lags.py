@@ -12,7 +12,7 @@ from celery5.broker.call import Call
 from celery5.doctor.host_checks import HostChecks
 from celery5.errors import BrokerUnavailable
 from celery5.logs.log import Log
-from celery5.protocol.health.metrics import format_exposition
+from celery5.protocol.observability.exposition import format_exposition
 from celery5.services.streams.group_lags import GroupLags
 from celery5.streams import Keep, StreamEvents
 from celery5.streams.processor import Processor

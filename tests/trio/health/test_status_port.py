@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from celery5.cli.commands.health import send_probe
 from celery5.logs.log import Log
 from celery5.protocol.health.http import MAX_HEAD_SIZE, HttpRequest
-from celery5.protocol.health.metrics import MetricFamily
+from celery5.protocol.observability.families import MetricFamily
 from celery5.services.health import status_port
 from celery5.services.health.status_port import MAX_CONNECTIONS, StatusPort
 from celery5.services.health.vitals import ProcessStatus

@@ -1,0 +1,154 @@
+"""Count durations in buckets, so that percentiles of any set of processes can be derived within 5 %."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from math import ceil, log2
+from typing import Any, Self, cast
+
+PER_OCTAVE = 8
+"""Buckets from one power of two to the next: each is 9 % wider than the one before."""
+LOWEST = -20 * PER_OCTAVE
+"""The lowest bucket: all that is shorter than a microsecond."""
+HIGHEST = 30 * PER_OCTAVE
+"""The highest bucket: all that is longer than 34 years."""
+MAX_COUNT = 2**53
+"""The largest count that is read from others."""
+BATCH = 512
+"""Values that are put into buckets at once."""
+
+
+class Sketch:
+    """How often values fell into each bucket, and their sum.
+
+    Bucket `i` holds what is greater than 2^((i-1)/8) and at most 2^(i/8). Two sketches are merged by adding their
+    counts, so it does not matter which process has counted what.
+
+    A value is only appended to a list, which is sorted now and then: then there is one search for each bucket, and not
+    a logarithm for each value. That takes a third of the time.
+
+    Source: Prometheus' native histograms (schema 3), which are OpenTelemetry's exponential histograms of scale 3.
+    """
+
+    __slots__ = ("_counts", "_new", "_total")
+
+    def __init__(self) -> None:
+        self._counts: defaultdict[int, int] = defaultdict(int)
+        self._total = 0.0
+        self._new: list[float] = []
+
+    def add(self, value: float) -> None:
+        """Count a value of at least 0."""
+        self._new.append(value)
+        if len(self._new) >= BATCH:
+            self._sort()
+
+    def _sort(self) -> None:
+        """Put the new values into their buckets."""
+        values, self._new = self._new, []
+        values.sort()
+        self._total += sum(values)
+        start = 0
+        while start < len(values):
+            bucket = _bucket_of(values[start])
+            end = max(bisect_right(values, 2.0 ** (bucket / PER_OCTAVE), start), start + 1)
+            self._counts[bucket] += end - start
+            start = end
+
+    @property
+    def counts(self) -> Mapping[int, int]:
+        """How many values each bucket has."""
+        if self._new:
+            self._sort()
+        return self._counts
+
+    @property
+    def total(self) -> float:
+        """The sum of all values."""
+        if self._new:
+            self._sort()
+        return self._total
+
+    def add_all(self, other: "Sketch") -> None:
+        """Count all that another sketch has counted."""
+        for bucket, count in list(other.counts.items()):
+            self._counts[bucket] += count
+        self._total += other.total
+
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return sum(list(self.counts.values()))
+
+    def copy(self) -> "Sketch":
+        """Return a sketch of the same values, which stays as it is."""
+        copy = Sketch()
+        copy.add_all(self)
+        return copy
+
+    def since(self, earlier: "Sketch | None") -> "Sketch":
+        """Return what was counted after `earlier`, a copy of this sketch, was made."""
+        difference = Sketch()
+        before: Mapping[int, int] = {} if earlier is None else earlier.counts
+        for bucket, count in list(self.counts.items()):
+            if new := count - before.get(bucket, 0):
+                difference._counts[bucket] = new
+        difference._total = self.total - (0.0 if earlier is None else earlier.total)
+        return difference
+
+    def quantile(self, fraction: float) -> float | None:
+        """Return the value that this fraction of all values does not exceed, within 5 %; None when there are none.
+
+        Args:
+            fraction: From 0 to 1, such as 0.95.
+        """
+        left = fraction * self.count
+        bucket = None
+        for bucket, count in sorted(self.counts.items()):  # noqa: B007  the last one counts
+            left -= count
+            if left <= 0:
+                break
+        if bucket is None:
+            return None
+        if bucket <= LOWEST:
+            return 0.0
+        upper: float = 2.0 ** (bucket / PER_OCTAVE)
+        lower: float = 2.0 ** ((bucket - 1) / PER_OCTAVE)
+        return 2 * lower * upper / (lower + upper)  # off by the same share at both ends of the bucket: 4.4 %
+
+    def count_up_to(self, exponents: range) -> Iterator[int]:
+        """Yield how many values are at most 2^n, for each n of `exponents`, which ascend."""
+        waiting = sorted(self.counts.items(), reverse=True)
+        below = 0
+        for exponent in exponents:
+            while waiting and waiting[-1][0] <= exponent * PER_OCTAVE:
+                below += waiting.pop()[1]
+            yield below
+
+    def to_wire(self) -> list[float | int]:
+        """Return the sum, then each bucket and its count."""
+        words: list[float | int] = [round(self.total, 6)]
+        for bucket, count in sorted(self.counts.items()):
+            words += (bucket, count)
+        return words
+
+    @classmethod
+    def from_wire(cls, words: Any) -> Self:
+        """Return the sketch of what `to_wire` has returned; what cannot be one is left out."""
+        sketch = cls()
+        if not isinstance(words, list | tuple) or not words:
+            return sketch
+        total, *pairs = cast("list[object]", words)
+        for bucket, count in zip(pairs[::2], pairs[1::2], strict=False):
+            if type(bucket) is int and type(count) is int and 0 < count <= MAX_COUNT:
+                sketch._counts[min(max(bucket, LOWEST), HIGHEST)] += count
+        if isinstance(total, int | float) and 0 <= total < 1e18 and sketch._counts:
+            sketch._total = float(total)
+        return sketch
+
+
+def _bucket_of(value: float) -> int:
+    """Return the bucket of a value. Rounding may take the lower one of two for a value at their border."""
+    if value <= 2.0 ** (LOWEST / PER_OCTAVE):
+        return LOWEST
+    return min(ceil(log2(value) * PER_OCTAVE), HIGHEST)

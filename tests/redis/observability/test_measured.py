@@ -1,0 +1,73 @@
+"""What a worker measures of its jobs: how they ended, how long they ran, and how long they waited by Redis' clock."""
+
+import time
+
+import redis
+
+from celery5 import App
+from celery5.protocol.observability.job_tally import UNKNOWN_TASK, JobTally
+from celery5.services.health.vitals import ProcessStatus
+from tests.redis.worker.workers import until, working
+
+
+async def tally_of(app: App, count: int) -> JobTally:
+    """Run a worker until so many attempts have ended; what it has counted."""
+    status = ProcessStatus(app=app.name)
+    async with working(app, process_status=status):
+        await until(lambda: sum(status.jobs.count_by_state().values()) >= count)
+    return status.jobs
+
+
+async def test_a_job_has_waited_since_it_was_on_its_queue(app: App) -> None:
+    @app.task(name="quick")
+    async def quick() -> None: ...
+
+    sent = time.monotonic()
+    await quick.adelay()
+    tally = await tally_of(app, 1)
+    (wait,) = [one.wait_times for queue, task, one in tally.items() if (queue, task) == ("default", "quick")]
+    assert wait.count == 1
+    assert 0 < wait.total < time.monotonic() - sent
+
+
+async def test_a_countdown_is_no_waiting(app: App) -> None:
+    @app.task(name="later")
+    async def later() -> None: ...
+
+    await later.options(countdown=2).adelay()
+    tally = await tally_of(app, 1)
+    assert 0 <= tally.tallies["default", "later"].wait_times.total < 2
+
+
+async def test_each_attempt_counts_with_its_own_wait(app: App) -> None:
+    @app.task(name="stubborn", max_retries=2, backoff=0.2)
+    async def stubborn() -> None:
+        raise ValueError("no")
+
+    await stubborn.adelay()
+    tally = await tally_of(app, 3)
+    one = tally.tallies["default", "stubborn"]
+    assert dict(one.counts) == {"RETRY": 2, "DEAD": 1}
+    assert one.wait_times.count == one.run_times.count == 3
+
+
+async def test_jobs_that_no_task_is_declared_for_count_as_one_unknown_task(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    for number in range(3):
+        message = f'{{"v":1,"id":"job-{number}","task":"made-up-{number}","args":[],"kwargs":{{}}}}'
+        redis_client.xadd(app.queue("default").stream, {"job": message})
+    redis_client.xadd(app.queue("default").stream, {"job": "{"})
+    tally = await tally_of(app, 4)
+    assert tally.count_jobs() == {(UNKNOWN_TASK, "DEAD"): 4}
+
+
+async def test_a_clock_that_is_behind_makes_no_negative_waits(app: App, redis_client: "redis.Redis") -> None:
+    @app.task(name="quick")
+    async def quick() -> None: ...
+
+    job = quick.s().job()
+    ahead = int(time.time() * 1000) + 3_600_000  # as after a failover to a server whose clock is ahead
+    redis_client.xadd(app.queue("default").stream, {"job": job.message}, id=f"{ahead}-0")
+    tally = await tally_of(app, 1)
+    assert tally.tallies["default", "quick"].wait_times.total == 0
