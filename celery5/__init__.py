@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from celery5.protocol.job.states import JobState
     from celery5.results.async_result import AsyncResult, agather, arevoke, gather, revoke, wait, wait_async
     from celery5.runners.context import current_job
+    from celery5.runners.progress import progress
     from celery5.scheduling.declaration import at, cron, every
     from celery5.tasks.sections import optional, poisonous, retry
     from celery5.workflows.compose import Workflow, chain, chord, first, fork, group
@@ -71,6 +72,7 @@ __all__ = [
     "group",
     "optional",
     "poisonous",
+    "progress",
     "retry",
     "revoke",
     "service",
@@ -115,6 +117,7 @@ _MODULES = {
     "group": "celery5.workflows.compose",
     "optional": "celery5.tasks.sections",
     "poisonous": "celery5.tasks.sections",
+    "progress": "celery5.runners.progress",
     "retry": "celery5.tasks.sections",
     "revoke": "celery5.results.async_result",
     "service": "celery5.boot_step",

@@ -65,7 +65,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "request": "current_job()",
         "signature": "task.s(...)",
         "si": "task.s(...)",
-        "update_state": "nothing: a job has no states of its own",
+        "update_state": "progress(done, total, note)",
     },
     "result": {
         "ready": "wait([result], timeout=0), or result.status()",

@@ -70,6 +70,7 @@ class QueueKeys:
     run_outbox: str
     live_runs: str
     past_runs: str
+    progress_prefix: str
     lane: str = NORMAL
     _lanes: "dict[str, QueueKeys]" = field(
         default_factory=dict["str", "QueueKeys"], compare=False, repr=False
@@ -102,6 +103,10 @@ class QueueKeys:
     def result(self, job_id: str) -> str:
         """STRING  the job's document, with a time to live; the channel of the same name announces it."""
         return self.result_prefix + job_id
+
+    def progress(self, job_id: str) -> str:
+        """HASH    what a running job has reported of its progress, with a time to live."""
+        return self.progress_prefix + job_id
 
     def run(self, run_id: str) -> str:
         """HASH    a run of a workflow: its state, and that of its nodes."""
@@ -425,4 +430,5 @@ class Keys:
             run_outbox=f"{tag}:jobs:to-send",  # STREAM  what runs send to other queues, and to runs of other queues
             live_runs=f"{tag}:jobs:runs",  # ZSET    live runs, by when to look at them, in ms
             past_runs=f"{tag}:past-runs",  # ZSET    runs that have ended lately, by when, in ms
+            progress_prefix=f"{tag}:progress:",
         )

@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, cast
@@ -26,6 +27,7 @@ from celery5.protocol.boxes.frames import (
     BoxHello,
     BoxHome,
     BoxLogLine,
+    BoxProgress,
     BoxReady,
     CancelJob,
     FromBox,
@@ -36,9 +38,11 @@ from celery5.protocol.boxes.frames import (
     to_box_reply,
 )
 from celery5.protocol.job.messages import Failure
+from celery5.protocol.job.progress import ProgressReport
 from celery5.protocol.job.verdict import Outcome, PermanentFailure, Reason
 from celery5.runners.boxes.in_box import BoxMainThread
 from celery5.runners.boxes.launcher import die_with_parent
+from celery5.runners.context import CurrentJob
 from celery5.runners.outcome import make_failure
 from celery5.tasks.task import Task
 
@@ -88,6 +92,43 @@ class BoxPipes:
             self.send(line)
 
 
+REPORT_INTERVAL = 1.0
+"""Seconds between two reports of progress that are sent to the worker."""
+
+
+class BoxReports:
+    """Sends what jobs report of their progress to the worker, in a thread that the first report starts."""
+
+    def __init__(self, pipes: BoxPipes) -> None:
+        self._pipes = pipes
+        self._latest: BoxProgress | None = None
+        self._wakeups = queue.SimpleQueue[None]()
+        self._thread: threading.Thread | None = None
+        self._is_awake = False
+
+    def receive(self, job: CurrentJob, report: ProgressReport) -> None:
+        """Keep a report until it is sent, or until there is a later one. Call it in any thread."""
+        done, total, note = report
+        # No error is raised in the middle of this: after half of it no report would be sent any more.
+        with self._pipes.defer_errors():
+            self._latest = BoxProgress(done, total, note, job.id)
+            if not self._is_awake:
+                self._is_awake = True
+                self._wakeups.put(None)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send_reports, name=NAME, daemon=True)
+                self._thread.start()
+
+    def _send_reports(self) -> None:
+        while True:
+            self._wakeups.get()
+            self._is_awake = False  # before the report is taken: a later one wakes this thread again
+            frame, self._latest = self._latest, None
+            if frame is not None:
+                self._pipes.send(frame)
+            time.sleep(REPORT_INTERVAL)
+
+
 def main() -> None:
     """Run jobs until the worker ends the box."""
     die_with_parent(int(sys.argv[1]))
@@ -98,7 +139,10 @@ def main() -> None:
     if not isinstance(hello, BoxHello) or hello.python is None:
         sys.exit("a box is started by a worker of celery5, which says hello")
     app = _load_app(hello.python)
-    main_thread, runs = BoxMainThread(pipes.send_event), queue.SimpleQueue[RunJob | None]()
+    main_thread, runs = (
+        BoxMainThread(pipes.send_event, BoxReports(pipes).receive),
+        queue.SimpleQueue[RunJob | None](),
+    )
     pipes.defer_errors = main_thread.defer_errors
     threading.Thread(target=_read_frames, args=(pipes, main_thread, runs), name=NAME, daemon=True).start()
     pipes.send(BoxReady(VERSION, ("soft-limit", "cancel")))

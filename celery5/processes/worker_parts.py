@@ -108,6 +108,7 @@ from celery5.services.worker.intake import JobIntake, ReceivedJobs, UnstartedJob
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue, SharedSlots
 from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
 from celery5.services.worker.lease import Heartbeat, Lease, RedisClock, WorkerIdentity
+from celery5.services.worker.progress_reports import ProgressReports
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, QueueReads, ReadingState, ReadOrder
 from celery5.services.worker.recovery import Recoverer
 from celery5.services.worker.result_publisher import (
@@ -483,6 +484,8 @@ class WorkerBootTable(BootTable):
     fine_timer: FineTimer = step("timer")
     revocations: Revocations = step("revocations", requires=("heartbeat", "listen"))
     health: HealthMonitor = step("health", requires=("redis",))
+    # It needs a lease to delete what jobs have reported that ended when the worker stopped.
+    progress_reports: ProgressReports = step("progress", requires=("heartbeat", "publishing"))
     result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing"))
     run_relay: RunRelay = step("runs", requires=("heartbeat", "listen", "publishing"))
     # Which tasks are suspended must be known before any job is admitted.
@@ -502,7 +505,7 @@ class WorkerBootTable(BootTable):
         # It stops before timer-runs and processors: what runs there has its grace period meanwhile.
         requires=(
             *("results", "budget", "asyncio", "boxes", "deadlines", "timer", "revocations", "health"),
-            *("timer-runs", "processors"),
+            *("progress", "timer-runs", "processors"),
         ),
         stop_limit=math.inf,  # it has limits of its own
     )
@@ -574,6 +577,7 @@ class WorkerParts(ProcessParts):
     safeguards = JobSafeguards
     stop_policy = StopPolicy
     budget = MaximalConcurrencyBudget
+    progress_reports = ProgressReports
     runners = made_by(make_runners)
     asyncio_runner = AsyncioRunner
     boxes = made_by(make_boxes)

@@ -6,6 +6,7 @@ from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.protocol.events.documents import ResultDocument
+    from celery5.protocol.job.progress import Progress
     from celery5.protocol.job.states import JobState
     from celery5.protocol.job.story import JobDetails
     from celery5.results.async_result import AsyncResult, agather, arevoke, gather, revoke, wait, wait_async
@@ -18,6 +19,7 @@ __all__ = [
     "FileSink",
     "JobDetails",
     "JobState",
+    "Progress",
     "RedisResults",
     "ResultDocument",
     "SQLSink",
@@ -38,6 +40,7 @@ if not TYPE_CHECKING:
             "FileSink": "celery5.results.file_sink",
             "JobDetails": "celery5.protocol.job.story",
             "JobState": "celery5.protocol.job.states",
+            "Progress": "celery5.protocol.job.progress",
             "RedisResults": "celery5.results.sinks",
             "ResultDocument": "celery5.protocol.events.documents",
             "SQLSink": "celery5.results.sql_sink",

@@ -26,6 +26,7 @@ from celery5.errors import (
 from celery5.hints import make_attribute_error
 from celery5.protocol.job.arguments import ResultType
 from celery5.protocol.job.messages import RESULT_IGNORED, Document, Failure, read_document
+from celery5.protocol.job.progress import Progress
 from celery5.protocol.job.states import JobState
 from celery5.results.job_location import (
     locate_jobs,
@@ -147,6 +148,24 @@ class AsyncResult(Generic[R_co]):
         redis = await connections.get_async_driver()
         await locate_unknown(connections, [self])
         await redis.perform(jobs.delete_results(self.app.queue(self.queue), [self.id]))
+
+    def progress(self) -> Progress | None:
+        """Return what the job has last reported of its progress. For plain Python.
+
+        Returns:
+            None when it has reported nothing, or has ended. What an attempt has reported whose worker died may stay
+            for up to five minutes, or until another attempt reports.
+        """
+        return run_blocking(self._progress(BlockingConnections(self.app.connections)))
+
+    async def aprogress(self) -> Progress | None:
+        """`progress`, from Trio or asyncio."""
+        return await self._progress(self.app.connections)
+
+    async def _progress(self, connections: AwaitableConnections) -> Progress | None:
+        redis = await connections.get_async_driver()
+        await locate_unknown(connections, [self])
+        return await redis.perform(jobs.get_progress(self.app.queue(self.queue), self.id))
 
     def revoke(self) -> bool:
         """Prevent the job from running, or stop it. For plain Python.

@@ -206,6 +206,7 @@ def _story(app: "Application", job_id: str, queue: str, inspection: JobInspectio
         due=inspection.due or 0.0,
         deliveries=inspection.deliveries,
         jobs_ahead=inspection.jobs_ahead,
+        progress=inspection.progress,
         limit=app.settings.message_limit,
     )
     if story.max_retries is None and inspection.message and story.task in app.tasks:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 import msgspec
 
 from celery5.errors import Misconfigured, Retry
+from celery5.protocol.job.progress import ProgressReport
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.workflows.member_ids import get_run_id
 
@@ -73,7 +74,7 @@ CELERY_EQUIVALENTS = {
     "request": "the job itself: self.id, self.queue, self.attempt, and self.attempt - 1 for its retries",
     "name": "self.task",
     "max_retries": "RetryPolicy: the worker counts",
-    "update_state": "nothing: a job has no states of its own",
+    "update_state": "progress(done, total, note)",
 }
 """Equivalents of attributes that Celery has on the `self` of a bound task."""
 
@@ -95,6 +96,14 @@ LOG_EVENT: ContextVar[LogEvent] = ContextVar("celery5_tell", default=_log_with_s
 """Writes events of code that runs for a job to the worker's log."""
 
 
+class ProgressReceiver(Protocol):
+    """Takes what jobs report of their progress, in any thread. It never waits."""
+
+    def __call__(self, job: CurrentJob, report: ProgressReport, /) -> None: ...
+
+
+PROGRESS_RECEIVER: ContextVar[ProgressReceiver | None] = ContextVar("celery5_progress_receiver", default=None)
+"""Takes what the running job reports of its progress; None outside of a worker."""
 CURRENT_PARTITION: ContextVar[Mapping[str, object] | None] = ContextVar("celery5_partition", default=None)
 """The worker, stream, processor and partition that this code runs for; None outside of a processor."""
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from celery5.protocol.job.job import Job
     from celery5.protocol.job.retry_policy import RetryPolicy
     from celery5.runners.context import CurrentJob, current_job
+    from celery5.runners.progress import progress
     from celery5.tasks.sections import optional, poisonous, retry
     from celery5.tasks.task import Signature, Task
 
@@ -22,6 +23,7 @@ __all__ = [
     "current_job",
     "optional",
     "poisonous",
+    "progress",
     "retry",
 ]
 
@@ -38,6 +40,7 @@ if not TYPE_CHECKING:
             "current_job": "celery5.runners.context",
             "optional": "celery5.tasks.sections",
             "poisonous": "celery5.tasks.sections",
+            "progress": "celery5.runners.progress",
             "retry": "celery5.tasks.sections",
         },
     )

@@ -40,6 +40,7 @@ from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.in_flight import InFlightJobs
 from celery5.services.worker.intake import JobIntake
+from celery5.services.worker.progress_reports import ProgressReports
 from celery5.services.worker.task_execution import TaskExecution
 
 MAX_SHOWN_JOBS = 1000
@@ -78,6 +79,8 @@ class CommandedJobs:
     preferences: Preferences
     # The tasks by name.
     tasks: Mapping[str, Any]
+    # What the jobs report of their progress.
+    progress_reports: ProgressReports
     # Seconds that the result of a revoked job is kept.
     results_ttl: float
 
@@ -107,6 +110,7 @@ class WorkerCommands:
         self._budget = commanded_jobs.budget
         self._preferences = commanded_jobs.preferences
         self._tasks = commanded_jobs.tasks
+        self._progress_reports = commanded_jobs.progress_reports
         self._worker = worker
         self._results_ttl = commanded_jobs.results_ttl
         self._default_queue = commanded_queues.default_queue
@@ -152,10 +156,15 @@ class WorkerCommands:
                 "started": delivery.started,
                 "seconds": round(now - delivery.started, 3),
                 "arguments": self._format_arguments(delivery.command),
+                "progress": self._get_progress(delivery.queue, delivery.command),
             }
             for delivery in self._execution.running_deliveries[:MAX_SHOWN_JOBS]
             if delivery.command is not None and delivery.started
         ]
+
+    def _get_progress(self, queue: str, command: Command) -> dict[str, object] | None:
+        report = self._progress_reports.find(queue, command.id, command.attempt)
+        return None if report is None else report._asdict()
 
     def _format_arguments(self, command: Command) -> str:
         names = self._tasks[command.task].parameters.positional_names

@@ -29,7 +29,7 @@ from celery5.protocol.job.verdict import (
     Reason,
 )
 from celery5.protocol.scaling.prefetch import DurationEstimate
-from celery5.runners.context import CURRENT_JOB, LOG_EVENT, CurrentJob
+from celery5.runners.context import CURRENT_JOB, LOG_EVENT, PROGRESS_RECEIVER, CurrentJob
 from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import RunningJob
 from celery5.services.health.circuits import CircuitBreakers
@@ -102,6 +102,7 @@ class TaskExecution:
         self._circuit_breakers = safeguards.circuit_breakers
         self._sidecar_memory = safeguards.sidecar_memory
         self._isolated_jobs = held.isolated_jobs
+        self._receive_progress = resources.progress_reports.receive
         self._queue_numbers = number_queues([keys.queue for keys in identity.consumed])
         self._log = log
         self._worker = identity.worker
@@ -162,6 +163,7 @@ class TaskExecution:
 
     async def _run_executors(self, scope: trio.CancelScope) -> None:
         LOG_EVENT.set(self._log.event)
+        PROGRESS_RECEIVER.set(self._receive_progress)
         try:
             with scope:
                 async with trio.open_nursery() as nursery:

@@ -33,7 +33,7 @@ RESULTS = """
 INSIDE = """
     retry replace add_to_chord send_event add_trail push_request hostname delivery_info called_directly eta expires
     timelimit headers group root_id parent_id origin is_eager Reject Ignore SoftTimeLimitExceeded is_aborted
-    MaxRetriesExceededError WorkerLostError get_task_logger
+    MaxRetriesExceededError WorkerLostError get_task_logger update_state
 """
 ERRORS = """
     CeleryError ImproperlyConfigured NotRegistered AlreadyRegistered TimeoutError TaskRevokedError Retry Reject Ignore
@@ -90,7 +90,7 @@ COMMANDS = """
     --beat --scheduler --logfile --pidfile --uid --gid --umask --executable --workdir
 """
 NOT_YET = """
-    update_state Flower task_prerun
+    Flower task_prerun
     task_postrun task_success task_failure task_retry before_start on_success on_failure on_retry after_return
     on_replace before_task_publish after_task_publish worker_init worker_process_init worker_ready worker_shutdown
     setup_logging after_setup_logger

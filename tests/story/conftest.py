@@ -13,7 +13,7 @@ from tests.story.cli.commands import celery5
 SHOP = """
 import os
 import trio
-from celery5 import App, current_job
+from celery5 import App, current_job, progress
 
 app = App({name!r}, broker={url!r}, grace_period=5)
 
@@ -38,6 +38,11 @@ async def hopeless() -> None:
 @app.task
 def whose() -> int:
     return os.getpid()
+
+@app.task
+async def resize() -> None:
+    progress(30, 120, "resizing")
+    await trio.sleep_forever()
 
 @app.task
 async def stuck() -> None:

@@ -10,6 +10,7 @@ import msgspec
 from celery5.broker.call import Call, Script, Word, decode_text, parse_int, parse_seconds, script_call, to_ms
 from celery5.broker.keys import GROUP, QueueKeys
 from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL, Settlement, SinkDocument
+from celery5.protocol.job.progress import Progress, ProgressReport, parse_progress
 from celery5.protocol.job.states import get_state, get_stream_id
 
 PUBLISH = Script.load("job/publish")
@@ -21,6 +22,7 @@ SETTLE = Script.load("job/settle", "lease", on_demand=("clock", "ending", "timin
 LOCATE = Script.load("job/locate")
 REVOKE = Script.load("job/revoke", "clock", "ending", "member", "admission")
 DIRECT = Script.load("job/direct")
+RECORD_PROGRESS = Script.load("job/record_progress", "clock", "lease")
 INSPECT_JOB = Script.load("job/inspect_job", "clock", "ending")
 
 PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
@@ -64,6 +66,8 @@ class JobInspection(msgspec.Struct, frozen=True):
     now: float
     # How many jobs are ahead of it in its waiting list; None when it is in none.
     jobs_ahead: int | None = None
+    # What the worker that has it has stored of it.
+    progress: Progress | None = None
 
 
 def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
@@ -300,9 +304,51 @@ def inspect_job(keys: QueueKeys, job_id: str) -> Call[JobInspection]:
         keys.waiting,
         keys.dead,
         keys.waiting_list_prefix,
+        keys.progress(job_id),
         *keys.other_streams,
     )
     return script_call(INSPECT_JOB, named, (GROUP, job_id), _inspection, repeatable=True)
+
+
+def record_progress(
+    keys: QueueKeys,
+    worker: str,
+    *,
+    ttl: float,
+    reports: Sequence[tuple[str, int, ProgressReport]],
+    kept: Sequence[str],
+    ended: Sequence[str],
+) -> Call[bool]:
+    """Store the progress of running jobs; return False when the worker has lost its lease, and nothing was done.
+
+    Args:
+        ttl: Seconds after which what is not stored again is deleted.
+        reports: Ids, attempts and reports.
+        kept: The ids of jobs whose earlier report stays.
+        ended: The ids of jobs that have ended here: theirs is deleted.
+    """
+    ids = [job_id for job_id, _, _ in reports]
+    words = list[Word]()
+    for _, attempt, (done, total, note) in reports:
+        words += (repr(done), "" if total is None else repr(total), note.encode(errors="replace"), attempt)
+    named = tuple(keys.progress(job_id) for job_id in (*ids, *kept, *ended))
+    return script_call(
+        RECORD_PROGRESS,
+        (keys.leases, *named),
+        (worker, to_ms(ttl), len(ids), len(kept), *words),
+        bool,
+        repeatable=True,
+    )
+
+
+def get_progress(keys: QueueKeys, job_id: str) -> Call[Progress | None]:
+    """Return what a running job has reported of its progress; None when nothing is stored."""
+    return Call(("HGETALL", keys.progress(job_id)), _progress, repeatable=True)
+
+
+def _progress(raw: Any) -> Progress | None:
+    fields: dict[bytes, bytes] = cast("Any", raw) if isinstance(raw, dict) else _fields(raw)  # RESP3 has maps
+    return parse_progress(fields)
 
 
 def _texts(reply: Any) -> dict[str, str]:
@@ -364,7 +410,7 @@ def _delivered(keys: QueueKeys, raw: Any) -> list[Entry] | None:
 
 
 def _inspection(raw: Any) -> JobInspection:
-    place, document, message, worker, held, due, deliveries, now, before = raw
+    place, document, message, worker, held, due, deliveries, now, before, progress = raw
     return JobInspection(
         place.decode(errors="replace"),
         document,
@@ -375,4 +421,5 @@ def _inspection(raw: Any) -> JobInspection:
         deliveries,
         now / 1000,
         None if before < 0 else before,
+        _progress(progress) if progress else None,
     )

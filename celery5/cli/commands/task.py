@@ -15,6 +15,7 @@ from celery5.cli.terminal.output import (
     format_cell,
     format_duration,
     format_fields,
+    format_progress,
     format_table,
     format_time,
     to_json,
@@ -208,6 +209,7 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "expires", _format_moment(details.expires, now)
     yield "taken", _format_moment(details.taken, now)
     yield "started", _format_moment(details.started, now)
+    yield "progress", _format_job_progress(details, now)
     yield "finished", _format_moment(details.finished, now)
     yield "took", format_duration(max(0.0, details.finished - details.started)) if details.started else None
     yield "reason", details.reason or _explain_end(details)
@@ -238,6 +240,14 @@ def _format_attempt(details: "JobDetails") -> str:
     for_sections = sum((details.sections or {}).values())
     limit = "" if details.max_retries is None else f" of {details.max_retries + 1 + for_sections}"
     return f"{details.attempt}{limit}"
+
+
+def _format_job_progress(details: "JobDetails", now: float) -> str:
+    progress = details.progress
+    if progress is None:
+        return ""
+    ago = format_duration(max(0.0, now - progress.at))
+    return f"{format_progress(progress.done, progress.total, progress.note)} ({ago} ago)"
 
 
 def _format_moment(moment: float, now: float) -> str:

@@ -10,7 +10,15 @@ import click
 
 from celery5.cli.terminal.errors import skip_unreachable
 from celery5.cli.terminal.flags import Duration, broker_flag, configure, processes_flag, serving_flags
-from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_duration, format_table, to_json
+from celery5.cli.terminal.output import (
+    clean_lines,
+    echo,
+    format_cell,
+    format_duration,
+    format_progress,
+    format_table,
+    to_json,
+)
 from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE
@@ -52,7 +60,16 @@ def active_table(worker: str, answer: Any) -> Iterator[Row]:
             "queue": job.get("queue", ""),
             "attempt": job.get("attempt", ""),
             "for": _format_seconds(job.get("seconds")),
+            "progress": _format_progress(_mapping(job.get("progress"))),
         }
+
+
+def _format_progress(report: Mapping[str, Any]) -> str:
+    """Return what a job has reported; '' for nothing, or for what no worker sends."""
+    done, total = report.get("done"), report.get("total")
+    if not isinstance(done, int | float) or not isinstance(total, int | float | None):
+        return ""
+    return format_progress(done, total, str(report.get("note", "")))
 
 
 def stats_table(worker: str, answer: Any) -> Iterator[Row]:

@@ -81,3 +81,16 @@ def format_duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min"
     return "{} d {} h".format(*divmod(hours, 24))
+
+
+def format_progress(done: float, total: float | None, note: str) -> str:
+    """Return the progress of a job for people: `30 of 120 (25 %): resizing`."""
+    from celery5.protocol.job.progress import get_fraction  # a probe uses this module, too, and needs no jobs
+
+    fraction = get_fraction(done, total)
+    text = (
+        f"{done:.12g}"
+        if total is None or fraction is None
+        else f"{done:.12g} of {total:.12g} ({int(fraction * 100)} %)"
+    )
+    return f"{text}: {note}" if note else text

@@ -149,6 +149,15 @@ class BoxLogLine(_Frame, frozen=True, tag="log"):
     fields: dict[str, Any] = {}
 
 
+class BoxProgress(_Frame, frozen=True, tag="progress"):
+    """From a box that runs a job: how far the job is."""
+
+    done: int | float
+    total: int | float | None = None
+    note: str = ""
+    id: str = ""
+
+
 class MalformedFrame(msgspec.Struct, frozen=True):
     """A line that is meant as a frame and cannot be read, or is too long."""
 
@@ -158,7 +167,7 @@ class MalformedFrame(msgspec.Struct, frozen=True):
 
 BoxReply = BoxResult | BoxError | RetryJob | RejectJob | RefuseJob
 ToBox = BoxHello | RunJob | SoftLimitReached | CancelJob
-FromBox = BoxReady | BoxResult | BoxError | RetryJob | RejectJob | RefuseJob | BoxLogLine
+FromBox = BoxReady | BoxResult | BoxError | RetryJob | RejectJob | RefuseJob | BoxLogLine | BoxProgress
 
 
 class _Typed(msgspec.Struct):
@@ -168,6 +177,7 @@ class _Typed(msgspec.Struct):
 _TO_BOX: msgspec.json.Decoder[ToBox] = msgspec.json.Decoder(ToBox)
 _FROM_BOX: msgspec.json.Decoder[FromBox] = msgspec.json.Decoder(FromBox)
 _TYPED = msgspec.json.Decoder(_Typed)
+# Not `progress`: one that cannot be read is no reason to fail the job.
 _TAGS = ("ready", "result", "error", "retry", "reject", "refuse", "log")
 _TYPE_PATTERN = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(_TAGS).encode())
 _ENCODER = msgspec.json.Encoder()

@@ -13,6 +13,7 @@ from celery5.protocol.job.messages import (
     try_read_command,
     try_read_document,
 )
+from celery5.protocol.job.progress import Progress
 from celery5.protocol.job.states import FINISHED, LANES, JobState, Place, get_state
 from celery5.protocol.limits import unescape_word
 
@@ -61,6 +62,8 @@ class JobDetails(msgspec.Struct, frozen=True):
     limit: str = ""
     # How many jobs are ahead of it in the waiting list.
     jobs_ahead: int | None = None
+    # What it has reported while it runs.
+    progress: Progress | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -80,6 +83,7 @@ def make_job_details(
     due: float = 0.0,
     deliveries: int = 0,
     jobs_ahead: int | None = None,
+    progress: Progress | None = None,
     limit: int | None = None,
 ) -> JobDetails:
     """Return the details of a job.
@@ -107,6 +111,7 @@ def make_job_details(
         dead_entry=place[1:] if letter == Place.DEAD else "",
         limit=_limit_name(place) if letter == Place.LIMITED else "",
         jobs_ahead=jobs_ahead if letter == Place.LIMITED else None,
+        progress=progress if progress and worker and progress.worker == worker else None,
     )
     story = _with_message(story, command) if command else story
     return _with_end(story, ended) if ended else story

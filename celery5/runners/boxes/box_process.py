@@ -16,6 +16,7 @@ from celery5.protocol.boxes.frames import (
     VERSION,
     BoxHello,
     BoxLogLine,
+    BoxProgress,
     BoxReady,
     CancelJob,
     LineSplitter,
@@ -28,8 +29,9 @@ from celery5.protocol.boxes.frames import (
     to_outcome,
 )
 from celery5.protocol.job.messages import Failure
+from celery5.protocol.job.progress import make_progress_report
 from celery5.protocol.job.verdict import Outcome, PermanentFailure, Raised, Reason
-from celery5.runners.context import CURRENT_JOB, CurrentJob, LogEvent
+from celery5.runners.context import CURRENT_JOB, PROGRESS_RECEIVER, CurrentJob, LogEvent, ProgressReceiver
 from celery5.runners.outcome import get_error_outcome
 from celery5.runners.process_group import KILL_TIMEOUT, ProcessGroup
 from celery5.runners.running_job import RunningJob
@@ -156,6 +158,7 @@ class BoxProcess:
         self._ready: BoxReady | None = None
         self._job = ""
         self._outcome: Outcome | None = None
+        self._reporting: tuple[CurrentJob, ProgressReceiver] | None = None
         self._nursery: trio.Nursery | None = None
         self._is_ending = self._is_broken = False
         self._group = ProcessGroup(command, box.get_variables(os.environ))
@@ -236,7 +239,9 @@ class BoxProcess:
             BoxEnded: The box was not sent the job.
         """
         self._job, self._outcome = run.id, None
-        self._output.start_job(CURRENT_JOB.get())
+        job, receive = CURRENT_JOB.get(), PROGRESS_RECEIVER.get()
+        self._reporting = None if job is None or receive is None else (job, receive)
+        self._output.start_job(job)
         self.job_count += 1
         was_sent = False
         raise_soft_limit = self._make_soft_limit_sender(run.id)
@@ -319,11 +324,25 @@ class BoxProcess:
                 self._ready = self._ready or frame
             case BoxLogLine():
                 self._output.log_line(frame)
+            case BoxProgress():
+                self._receive_progress(frame, line)
             case MalformedFrame():
                 self._set_outcome(_make_unreadable_outcome(frame), "", line)
             case _:
                 self._set_outcome(to_outcome(frame), frame.id, line)
         self._changed.set()
+
+    def _receive_progress(self, frame: BoxProgress, line: bytes) -> None:
+        """Pass on a report of the running job; log one that is of no such job, or makes no sense."""
+        try:
+            report = make_progress_report(frame.done, frame.total, frame.note)
+        except (TypeError, ValueError):
+            report = None
+        if report is None or not self._job or frame.id not in ("", self._job):
+            self._output.log_output(line, "stdout")
+        elif self._reporting is not None:
+            job, receive = self._reporting
+            receive(job, report)
 
     def _set_outcome(self, outcome: Outcome, job: str, line: bytes) -> None:
         if not self._job or self._outcome is not None or job not in ("", self._job):

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.boxes.frames import CancelJob, RunJob, SoftLimitReached
 from celery5.protocol.job.verdict import INTERRUPTED, Outcome
-from celery5.runners.context import CURRENT_JOB, LOG_EVENT, CurrentJob, LogEvent
+from celery5.runners.context import (
+    CURRENT_JOB,
+    LOG_EVENT,
+    PROGRESS_RECEIVER,
+    CurrentJob,
+    LogEvent,
+    ProgressReceiver,
+)
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 
 if TYPE_CHECKING:
@@ -33,8 +40,9 @@ class JobCancelled(BaseException):
 class BoxMainThread:
     """The main thread of a Python box. `on_message` may be called from any other thread."""
 
-    def __init__(self, log_event: LogEvent) -> None:
+    def __init__(self, log_event: LogEvent, receive_progress: ProgressReceiver | None = None) -> None:
         self._log_event = log_event
+        self._receive_progress = receive_progress
         self._job = ""
         self._pending_errors: list[BaseException] = []
         self._may_raise = self._is_deferred = False
@@ -86,6 +94,7 @@ class BoxMainThread:
     ) -> Outcome:
         CURRENT_JOB.set(job)
         LOG_EVENT.set(self._log_event)
+        PROGRESS_RECEIVER.set(self._receive_progress)
         try:
             if loop == "thread":
                 return get_result_outcome(self._call(function, args, kwargs))

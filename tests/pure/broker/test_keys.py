@@ -42,14 +42,21 @@ def made_for_streams() -> dict[str, str]:
     }
 
 
-def made() -> dict[str, str]:
-    """Every key and channel that the code makes, by its name in the code."""
+def made_for_queues() -> dict[str, str]:
+    """Every key and channel of a queue that is a field of its keys."""
     own = {field.name: getattr(MAIL, field.name) for field in fields(QueueKeys)}
     assert own.pop("normal") == own["stream"]
-    for name in ("queue", "result_prefix", "window_prefix", "run_prefix", "plan_prefix", "lane", "_lanes"):
+    prefixes = ("result_prefix", "window_prefix", "run_prefix", "plan_prefix", "progress_prefix")
+    for name in ("queue", "lane", "_lanes", *prefixes):
         del own[name]
+    return own
+
+
+def made() -> dict[str, str]:
+    """Every key and channel that the code makes, by its name in the code."""
     return {
         **made_for_streams(),
+        **made_for_queues(),
         "run": MAIL.run("<id>"),
         "run_items": MAIL.run_items("<id>", "<node>"),  # type: ignore[arg-type]
         "workflow_plan": MAIL.plan("<hash>"),
@@ -83,11 +90,11 @@ def made() -> dict[str, str]:
         "inbox": SHOP.inbox("<process>"),
         "nonce": SHOP.nonce("<id>"),
         "reply": SHOP.reply("<id>"),
-        **own,
         "documents_for": MAIL.documents_for("<sink>"),
         "claimed_documents": MAIL.claimed_documents("<sink>"),
         "document_progress": MAIL.document_progress("<sink>"),
         "source_lease": SHOP.source_lease("<name>"),
+        "progress": MAIL.progress("<id>"),
         "result": MAIL.result("<id>"),
         "unique_window": MAIL.unique_window("<task> <key>"),
     }

@@ -15,6 +15,7 @@ JOB = {
     "started": 1.0,
     "seconds": 2.4,
     "arguments": "order=7",
+    "progress": {"done": 30, "total": 120, "note": "resizing"},
 }
 STATS = {
     "kind": "worker",
@@ -40,8 +41,8 @@ def stripped(text: str) -> list[list[str]]:
 
 def test_what_runs_is_a_line_for_each_job() -> None:
     assert stripped(format_answers("active", [("w1", [JOB, JOB]), ("w2", [])])) == [
-        ["worker", "job", "task", "arguments", "queue", "attempt", "for"],
-        *[["w1", "AX", "shop.pay", "order=7", "mail", "2", "2.4 s"]] * 2,
+        ["worker", "job", "task", "arguments", "queue", "attempt", "for", "progress"],
+        *[["w1", "AX", "shop.pay", "order=7", "mail", "2", "2.4 s", "30 of 120 (25 %): resizing"]] * 2,
     ]
     assert format_answers("active", [("w1", []), ("w2", [])]) == "no job runs"
 

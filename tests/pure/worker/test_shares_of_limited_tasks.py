@@ -52,6 +52,7 @@ class Asking(AdmissionState):
             duration_estimates={"trio": DurationEstimate()},
             budget=budget,
             member_jobs=cast("Any", None),  # no job is a member of a workflow
+            progress_reports=cast("Any", None),  # no job is run
         )
         super().__init__(resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={})
         self.running: Counter[str] = Counter()

@@ -14,7 +14,17 @@ from typing import Any
 import trio
 import trio.lowlevel
 
-from celery5 import App, Reject, Retry, SoftTimeLimitExceeded, current_job, optional, poisonous, retry
+from celery5 import (
+    App,
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+    current_job,
+    optional,
+    poisonous,
+    progress,
+    retry,
+)
 from celery5.tasks import Box, CurrentJob
 
 SHELL = str(Path(__file__).with_name("shell_box.sh"))
@@ -35,7 +45,7 @@ class Seen:
 def make(name: str, url: str | None = None, **settings: Any) -> App:
     """The application, as the worker has it and as its boxes do."""
     app = App(name, broker=url, **settings)
-    for function in (add, seen, act):
+    for function in (add, seen, act, count):
         app.task(name=function.__name__, boxed=True)(function)
     for coroutine in (seen_trio, act_trio):
         app.task(name=coroutine.__name__, boxed=True)(coroutine)
@@ -68,6 +78,16 @@ async def seen_asyncio() -> Seen:
     """On asyncio."""
     await asyncio.sleep(0)
     return _seen()
+
+
+def count(path: str) -> str:
+    """Report progress until there is a file."""
+    for number in range(10_000):  # more than the worker would like to read
+        progress(number, 10_000)
+    progress(3, 4, "nearly there")
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return "counted"
 
 
 def bound(self: CurrentJob, x: int) -> tuple[str, int]:

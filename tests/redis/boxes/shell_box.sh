@@ -6,6 +6,11 @@ while IFS= read -r line; do
     case $line in
     '{"type":"hello"'*) printf '{"type":"ready","version":1}\n' ;;
     *) case $what in
+        progress)
+            printf '{"type":"progress","done":-1}\n'
+            printf '{"type":"progress","done":1,"total":2}\n'
+            sleep 2
+            printf '{"type":"result","value":"done"}\n' ;;
         double) printf '{"type":"result","value":%d}\n' $((2 * n)) ;;
         noise)
             echo 'a word in between'

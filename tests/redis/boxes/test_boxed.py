@@ -15,7 +15,7 @@ from celery5.errors import BadArguments, TaskRejected
 from celery5.tasks import Box
 from tests.redis.boxes import boxing
 from tests.redis.commands.staff import is_alive
-from tests.redis.worker.workers import Lines, until, working
+from tests.redis.worker.workers import Lines, until, until_async, working
 
 LIMIT = 60.0
 POLICY = RetryPolicy(max_retries=0, backoff=0.01, jitter=False)
@@ -332,3 +332,32 @@ def test_a_command_can_only_be_sent(app_name: str) -> None:
     with pytest.raises(TypeError, match="runs in its box only"):
         app.task(boxed=Box(["sh", boxing.SHELL]))(boxing.shell)("double")
     assert app.task(boxed=True)(boxing.add)(2) == 3, "a function can be called as ever"
+
+
+async def test_a_boxed_job_reports_its_progress_and_its_box_sends_the_last_report(
+    app: App, tmp_path: Path
+) -> None:
+    async with working(app, name="keeper"):
+        sent = await app.tasks["count"].adelay(str(tmp_path / "enough"))
+
+        async def is_near() -> bool:
+            found = await sent.aprogress()
+            return found is not None and (found.done, found.total, found.note) == (3, 4, "nearly there")
+
+        await until_async(is_near)
+        (tmp_path / "enough").touch()
+        assert await sent.aget(LIMIT) == "counted"
+
+
+async def test_a_box_in_another_language_reports_with_a_frame_and_nonsense_is_logged(app: App) -> None:
+    with Lines() as lines:
+        async with working(app, name="keeper"):
+            sent = await app.tasks["shell"].adelay("progress")
+
+            async def is_half() -> bool:
+                found = await sent.aprogress()
+                return found is not None and found.fraction == 0.5
+
+            await until_async(is_half)
+            await sent.aget(LIMIT)
+    assert [line["line"] for line in lines.of("box:printed")] == ['{"type":"progress","done":-1}']

@@ -74,6 +74,20 @@ class Desk:
         return {each: (await self.app.aperform(jobs.locate_job(self.keys, each))).document for each in ids}
 
 
+def no_resources() -> TaskResources:
+    """Those of a worker whose jobs are not run, and whose tasks have no rule."""
+    no_budget = cast("Any", None)
+    return TaskResources(
+        tasks={},
+        queues={},
+        runners={},
+        duration_estimates={},
+        budget=no_budget,
+        member_jobs=no_budget,
+        progress_reports=no_budget,
+    )
+
+
 @pytest.fixture
 async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[Desk]:
     """Three jobs were read, and the publisher waits."""
@@ -91,10 +105,7 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
         isolated_jobs=isolated,
         running_jobs=RunningJobs(),
     )
-    no_budget = cast("Any", None)  # no task has a rule
-    resources = TaskResources(
-        tasks={}, queues={}, runners={}, duration_estimates={}, budget=no_budget, member_jobs=no_budget
-    )
+    resources = no_resources()
     publisher = ResultPublisher(
         identity=WorkerIdentity(worker=WORKER, lease=Lease(seconds=60), consumed=[keys]),
         redis=link,

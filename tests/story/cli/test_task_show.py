@@ -1,5 +1,6 @@
 """Task show: what people read of a job that runs, one that went well, and one that failed again and again."""
 
+import json
 import re
 import sys
 
@@ -52,3 +53,20 @@ def test_who_did_a_job_and_when_and_what_came_of_it(desk: Desk) -> None:
     )
     assert re.fullmatch(rf"{MOMENT} \(.* ago\)", runs["taken"])
     assert not {"finished", "took", "value", "error", "reason"} & runs.keys()
+
+
+def test_how_far_a_job_is_is_shown_by_task_show_and_by_worker_active(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder).ready():
+        running = shop.resize.delay()
+        until(lambda: running.progress() is not None)
+        shown = fields(desk("task", "show", running.id))
+        assert re.fullmatch(r"30 of 120 \(25 %\): resizing \(.* ago\)", shown["progress"])
+        told = json.loads(desk("task", "show", running.id, "--json"))["progress"]
+        assert (told["done"], told["total"], told["note"], told["attempt"]) == (30, 120, "resizing", 1)
+        assert told["worker"].startswith("w1:")
+        assert "30 of 120 (25 %): resizing" in desk("worker", "active")
+        (job,) = json.loads(desk("worker", "active", "--json"))[0]["answer"]
+        assert job["progress"] == {"done": 30, "total": 120, "note": "resizing"}
+        assert running.revoke()
+        until(lambda: running.status() is JobState.REVOKED)
