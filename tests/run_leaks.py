@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 OF_RUNS = re.compile(
-    r"(?P<tag>celery5:\{[^:{}]+:[^{}]+\}):(?P<what>jobs:ended|jobs:to-send|jobs:runs|run:(?P<run>[^:]+)(?::.*)?)"
+    r"(?P<tag>celery5:\{[^:{}]+:[^{}]+\}):(?P<what>jobs:ended|jobs:to-send|jobs:runs|jobs:idle-runs|run:(?P<run>[^:]+)(?::.*)?)"
 )
 
 
@@ -20,8 +20,16 @@ def check_runs(server: Any, keys: list[bytes]) -> tuple[list[str], list[bytes]]:
                 run
                 for run in server.zrange(key, 0, -1)
                 if not server.exists(f"{match['tag']}:run:{run.decode()}")
+                and not server.hexists(f"{match['tag']}:jobs:idle-runs", run)
             ]
             found += [f"{key.decode()}: run {run!r} is live and not there" for run in orphans]
+        elif match["what"] == "jobs:idle-runs":
+            idle = [run.decode() for run in server.hkeys(key)]
+            found += [
+                f"{key.decode()}: run {run} is not live, or has a hash of its own, too"
+                for run in idle
+                if not _is_owned(server, match["tag"], run) or server.exists(f"{match['tag']}:run:{run}")
+            ]
         elif match["run"] and not _is_owned(server, match["tag"], match["run"]):
             found.append(f"{key.decode()}: of no live run, and it never expires")
     return found, others

@@ -70,6 +70,7 @@ class QueueKeys:
     run_outbox: str
     live_runs: str
     past_runs: str
+    idle_runs: str
     progress_prefix: str
     lane: str = NORMAL
     _lanes: "dict[str, QueueKeys]" = field(
@@ -109,7 +110,7 @@ class QueueKeys:
         return self.progress_prefix + job_id
 
     def run(self, run_id: str) -> str:
-        """HASH    a run of a workflow: its state, and that of its nodes."""
+        """HASH    a run of a workflow that is not idle: its state, and that of its nodes."""
         return self.run_prefix + run_id
 
     def plan(self, digest: str) -> str:
@@ -430,5 +431,6 @@ class Keys:
             run_outbox=f"{tag}:jobs:to-send",  # STREAM  what runs send to other queues, and to runs of other queues
             live_runs=f"{tag}:jobs:runs",  # ZSET    live runs, by when to look at them, in ms
             past_runs=f"{tag}:past-runs",  # ZSET    runs that have ended lately, by when, in ms
+            idle_runs=f"{tag}:jobs:idle-runs",  # HASH    live runs without a job that is on a queue or runs, packed
             progress_prefix=f"{tag}:progress:",
         )

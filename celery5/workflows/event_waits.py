@@ -101,14 +101,13 @@ class EventWaits:
             for call in calls.add_watch(self._app.keys, index, waiter, life=EARLY_LIFE):
                 await redis.perform(call)
 
-    async def watch(self, home: str, run_id: str, number: int) -> None:
-        """Enter what a node of a live run waits for, from Trio."""
+    async def watch(self, home: str, run_id: str, number: int, *, life: float) -> None:
+        """Enter for `life` seconds what a node of a live run waits for, from Trio."""
         redis = await self._app.connections.get_async_driver()
-        run = await redis.perform(calls.read_run(self._app.queue(home), run_id, ["state", "life"]))
+        run = await redis.perform(calls.read_run(self._app.queue(home), run_id, ["state"]))
         if RUN_STATES.get(run.get("state", b"").decode()) in {None, *ENDED}:
             return
         index = await self._read_index(redis, home, run_id, number)
-        life = int(run.get("life", b"0")) / 1000
         for call in calls.add_watch(self._app.keys, index, f"{home} {run_id} {number}", life=life):
             await redis.perform(call)
 

@@ -278,9 +278,9 @@ class Workflows:
         while reply.left:
             reply = await redis.perform(calls.advance(keys, ttl=ttl))
 
-    async def watch(self, home: str, run_id: str, node: int) -> None:
-        """Enter in the index of an event what a node waits for, from Trio."""
-        await self._waits.watch(home, run_id, node)
+    async def watch(self, home: str, run_id: str, node: int, *, life: float) -> None:
+        """Enter in the index of an event, for `life` seconds, what a node waits for, from Trio."""
+        await self._waits.watch(home, run_id, node, life=life)
 
     async def unwatch(self, home: str, run_id: str) -> None:
         """Remove from the indexes of events what a run has waited for, from Trio."""

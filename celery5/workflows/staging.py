@@ -49,9 +49,9 @@ async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: 
         StagingLost: Redis lost what was published before.
     """
     plan = compiled.plan
-    digest = plan.digest
+    digest = plan.make_digest(terms.name)
     fields = {str(number): node for number, node in enumerate(plan.nodes)}
-    fields["maps"] = msgspec.msgpack.encode(plan.maps)
+    fields["head"] = plan.encode_head(terms.name)
     names = list(fields)
     for first in range(0, len(names), NODES_PER_TRIP):
         portion = {name: fields[name] for name in names[first : first + NODES_PER_TRIP]}
@@ -65,19 +65,13 @@ async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: 
 def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> bytes:
     """Return the record that starts a run."""
     plan = compiled.plan
-    fields: dict[str, Any] = {
-        "def": digest,
-        "name": terms.name,
-        "life": int(terms.life * 1000),
-        "end": plan.end,
-        "size": len(plan.nodes),
-        "all": plan.size,
-    }
+    fields: dict[str, Any] = {"def": digest}
     if terms.trace:
         fields["tail"] = f',"trace":{msgspec.json.encode(terms.trace).decode()}'
     for name, raw in (terms.inputs or {}).items():
         fields[f"value:{plan.inputs[name]}"] = raw.decode()
-    return calls.pack_record("start", terms.run_id, fields, plan.roots, plan.maps, plan.waits)
+    life, size = int(terms.life * 1000), len(plan.nodes)
+    return calls.pack_record("start", terms.run_id, life, size, fields, plan.roots, plan.maps, plan.waits)
 
 
 async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: MapSource, run_id: str) -> bool:

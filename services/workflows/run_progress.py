@@ -284,7 +284,8 @@ class RunRelay:
         if "revoke" in fields:
             await workflows.revoke_members(home, fields)
         elif "watch" in fields:
-            await workflows.watch(home, fields["watch"].decode(), int(fields["node"]))
+            life = int(fields["life"]) / 1000
+            await workflows.watch(home, fields["watch"].decode(), int(fields["node"]), life=life)
         elif "unwatch" in fields:
             await workflows.unwatch(home, fields["unwatch"].decode())
 

@@ -140,7 +140,7 @@ def _scanned(raw: Any) -> tuple[int, list[str]]:
     return int(raw[0]), [word.decode(errors="replace") for word in raw[1]]
 
 
-ERASE = Script.load("diagnosis/erase")
+ERASE = Script.load("diagnosis/erase", "idle_runs")
 ERASE_BATCH = 500
 
 
@@ -162,6 +162,7 @@ def erase_app(
                 queue.run_prefix,
                 queue.live_runs,
                 queue.past_runs,
+                queue.idle_runs,
                 *_all_of(keys, queue, sinks),
             ),
             (),

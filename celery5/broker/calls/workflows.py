@@ -12,11 +12,14 @@ from celery5.broker.keys import GROUP, Keys, QueueKeys
 ADVANCE = Script.load(
     "workflows/advance",
     "clock",
+    "idle_runs",
     on_demand=("runs", "run_messages", "run_ends", "run_nodes", "run_maps", "run_steps", "run_outcomes"),
 )
 STAGE = Script.load("workflows/stage")
 DEFINE = Script.load("workflows/define")
 FINISH = Script.load("workflows/finish")
+READ_RUN = Script.load("workflows/read_run", "idle_runs")
+SCAN_RUN = Script.load("workflows/scan_run", "idle_runs")
 
 STEPS = 200
 """Jobs that one call sends at most: a script blocks the server while it runs."""
@@ -77,6 +80,7 @@ def advance(
         keys.normal,
         keys.high,
         keys.low,
+        keys.idle_runs,
     )
     return script_call(
         ADVANCE,
@@ -113,18 +117,20 @@ def define_plan(keys: QueueKeys, digest: str, fields: Mapping[str, bytes]) -> Ca
 def stage_items(keys: QueueKeys, run_id: str, node: int, before: int, items: Sequence[bytes]) -> Call[int]:
     """Put items of a map beside a run that is not live yet. Safe to repeat."""
     words: tuple[Word, ...] = tuple(items)
-    named = (keys.run(run_id), keys.run_items(run_id, node))
-    return script_call(STAGE, named, (before, to_ms(STAGED_LIFE), *words), int, repeatable=True)
+    named = (keys.run(run_id), keys.run_items(run_id, node), keys.idle_runs)
+    return script_call(STAGE, named, (before, to_ms(STAGED_LIFE), run_id, *words), int, repeatable=True)
 
 
 def read_run(keys: QueueKeys, run_id: str, names: Sequence[str]) -> Call[dict[str, bytes]]:
-    """Return fields of a run, those that it has."""
-    return Call(("HMGET", keys.run(run_id), *names), partial(_found, names), repeatable=True)
+    """Return fields of a run, those that it has, or that all runs of its plan share."""
+    named = (keys.run(run_id), keys.idle_runs, keys.plan_prefix)
+    return script_call(READ_RUN, named, (run_id, *names), partial(_found, names), repeatable=True)
 
 
 def scan_run(keys: QueueKeys, run_id: str, cursor: str) -> Call[tuple[str, dict[str, bytes]]]:
     """Return some fields of a run, and the cursor for the next ones; "0" at the end."""
-    return Call(("HSCAN", keys.run(run_id), cursor, "COUNT", 500), _scanned, repeatable=True)
+    named = (keys.run(run_id), keys.idle_runs)
+    return script_call(SCAN_RUN, named, (run_id, cursor), _scanned, repeatable=True)
 
 
 def read_plan(keys: QueueKeys, digest: str, names: Sequence[str]) -> Call[dict[str, bytes]]:

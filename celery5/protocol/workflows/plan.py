@@ -3,6 +3,7 @@
 `advance.lua` reads the short names of `Node.encode`, which stand in one table there.
 """
 
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -274,13 +275,16 @@ class Plan:
     # The waits for events whose values are known when a run begins.
     waits: tuple[int, ...] = ()
 
-    @property
-    def digest(self) -> str:
-        """The hash under which it is kept: the same for the same graph."""
+    def encode_head(self, name: str) -> bytes:
+        """Return what all runs share that have the plan under the name of a workflow, as the scripts read it."""
+        return msgspec.msgpack.encode({"name": name, "end": self.end, "all": self.size, "maps": self.maps})
+
+    def make_digest(self, name: str) -> str:
+        """Return the hash under which it is kept: the same for the same graph of a workflow of that name."""
         digest = sha256(self.home.encode())
-        for node in self.nodes:
-            digest.update(len(node).to_bytes(8, "big") + node)
-        return digest.hexdigest()[:24]
+        for part in (*self.nodes, self.encode_head(name)):
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return urlsafe_b64encode(digest.digest()[:12]).decode()
 
 
 def check_on_error(value: object, what: str) -> None:

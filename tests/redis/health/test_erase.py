@@ -9,6 +9,7 @@ from celery5 import App
 from celery5.broker.calls.health import erase_app
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.protocol.limits import AdmissionRule
+from celery5.workflows import Flow
 from tests.redis.limits.limited_jobs import TASK, Gated
 from tests.redis.worker.one_queue import Queue
 from tests.redis.worker.workers import leftovers
@@ -70,6 +71,14 @@ def test_runs_of_workflows_go_with_their_maps(queue: Queue, app: App, redis_clie
     async def one(number: int) -> int:
         return number
 
+    @app.workflow
+    def later(flow: Flow) -> list[int]:
+        flow.wait_for("go")
+        return flow.map(one, [1, 2, 3])
+
+    waits = later.start()
+    assert redis_client.hexists(queue.keys.idle_runs, waits.id)
+    assert redis_client.exists(queue.keys.run_items(waits.id, 1))
     run = one.map(range(300)).start()
     ended = one.map(range(3)).start()
     ended.cancel()

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 
 from celery5 import App, Event, current_job
+from celery5.broker.calls.workflows import read_run
 from celery5.errors import BadArguments, Misconfigured, WorkflowFailed
 from celery5.processes.router import ROUTER
 from celery5.workflows import Flow, NodeState, RunState, WorkflowRun
@@ -207,7 +208,11 @@ async def test_an_event_reaches_the_runs_that_wait_for_it_also_when_it_is_early(
         await Approved.adelay(order=1, by="Ann")
 
         def is_delivered() -> bool:
-            return bool(redis_client.hexists(app.queue("default").run(runs[0].id), "kept:event 2"))
+            call, client = (
+                read_run(app.queue("default"), runs[0].id, ["kept:event 2"]),
+                cast("Any", redis_client),
+            )
+            return bool(call.decode(client.execute_command(*call.with_script_text)))
 
         await until(is_delivered)
         for run in runs:

@@ -5,7 +5,8 @@
 --       3 prefix of the keys of runs
 --       4 live runs
 --       5 runs that have ended lately
---       6.. its other keys
+--       6 idle runs
+--       7.. its other keys
 -- Returns how many keys were deleted. Safe to repeat.
 local gone = 0
 for _, place in ipairs(redis.call('HVALS', KEYS[1])) do -- bound: the jobs of the queue: only for a demonstration or a test
@@ -24,15 +25,17 @@ end
 for _, list in ipairs({KEYS[4], KEYS[5]}) do -- bound: two
   local runs = redis.pcall('ZRANGE', list, 0, -1)
   for _, id in ipairs(runs.err and {} or runs) do -- bound: the runs of the queue, as above
-    local key = KEYS[3] .. id
-    local fields = redis.call('HGETALL', key)
-    for n = 1, #fields, 2 do -- bound: the nodes of a run, as above
-      local node = string.match(fields[n], '^total:(%d+)$')
-      if node then erase_map(key .. ':' .. node, tonumber(fields[n + 1])) end
+    local key, packed = KEYS[3] .. id, redis.pcall('HGET', KEYS[6], id)
+    local is_idle = type(packed) == 'string'
+    local fields, names = is_idle and unpack_run(packed) or {}, is_idle and {} or redis.call('HGETALL', key)
+    for n = 1, #names, 2 do fields[names[n]] = names[n + 1] end -- bound: the nodes of a run, as above
+    for name, value in pairs(fields) do -- bound: as above
+      local node = string.match(name, '^total:(%d+)$')
+      if node then erase_map(key .. ':' .. node, tonumber(value)) end
     end
     gone = gone + redis.call('DEL', key, key .. ':undo')
   end
 end
-gone = gone + redis.call('DEL', KEYS[1], KEYS[4], KEYS[5])
-for n = 6, #KEYS do gone = gone + redis.call('DEL', KEYS[n]) end -- bound: the kinds of keys of a queue
+gone = gone + redis.call('DEL', KEYS[1], KEYS[4], KEYS[5], KEYS[6])
+for n = 7, #KEYS do gone = gone + redis.call('DEL', KEYS[n]) end -- bound: the kinds of keys of a queue
 return gone

@@ -32,6 +32,7 @@ if #refused == 0 then
   try('HSET', key, 'a', 'b')
   try('HINCRBY', key, 'a', 1)
   try('HSCAN', key, 0)
+  try('HSTRLEN', key, 'a')
   try('SADD', key, 'a')
   try('SREM', key, 'a')
   try('RPUSH', key, 'a')

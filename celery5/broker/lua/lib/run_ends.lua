@@ -26,10 +26,11 @@ end
 local STATES = {[SUCCESS] = 'SUCCESS', [FAILED] = 'DEAD', [CANCELLED] = 'REVOKED', [EXPIRED] = 'EXPIRED'}
 -- End a run: store and announce its document, let its keys expire, and tell the run that it is a part of.
 local function end_run(run, state)
-  local document = {'{"v":1,"id":', cjson.encode(run.id), ',"task":', cjson.encode(get(run, 'name') or ''), ',"state":"', STATES[state], '"'}
+  local document = {'{"v":1,"id":', cjson.encode(run.id), ',"task":', cjson.encode(head_of(run).name or ''), ',"state":"', STATES[state], '"'}
   local value = 'null'
   if state == SUCCESS then
-    local node = node_of(run, number(run, 'end'))
+    local last = head_of(run)['end']
+    local node = last and node_of(run, last)
     if node and node.t then
       local parts = {}
       render(run, node.t, parts)

@@ -12,7 +12,7 @@ end
 local function watch(run, n)
   put(run, 'watched:' .. n, 1)
   put(run, 'watched', 1)
-  to_outbox('watch', run.id, 'node', n)
+  to_outbox('watch', run.id, 'node', n, 'life', string.format('%.0f', life_of(run)))
 end
 local function begin_wait(run, n, node)
   local value = take_signal(run, node.name)

@@ -1,20 +1,30 @@
 -- Runs: a part of advance.lua, which moves runs on. A run is read once in a call, and written at its end.
+-- Note a run of this call. Where it is when the call begins: `hash`, `idle`, or `new`, when it is nowhere yet. All fields of an idle or
+-- a new one are in memory.
+local function add_run(id, place, fields)
+  local run = {id = id, key = prefix .. id, place = place, fields = fields, changed = {}, work = {}}
+  runs[id], order[#order + 1] = run, run
+  return run
+end
 -- Return a run, read once; false when there is none.
 local function run_of(id)
   local run = runs[id]
   if run ~= nil then return run end
   local found = redis.call('HMGET', prefix .. id, unpack(HEADER))
-  run = found[2] and {id = id, key = prefix .. id, fields = {}, changed = {}, work = {}} or false
-  runs[id] = run
-  if not run then return false end
-  for n, name in ipairs(HEADER) do run.fields[name] = found[n] end -- bound: the fields above
-  if found[11] then run.work = cmsgpack.unpack(found[11]) end
-  order[#order + 1] = run
-  return run
+  if found[2] then
+    run = add_run(id, 'hash', {})
+    for n, name in ipairs(HEADER) do run.fields[name] = found[n] end -- bound: the fields above
+    if run.fields.work then run.work = cmsgpack.unpack(run.fields.work) end
+    return run
+  end
+  local packed = redis.call('HGET', idle, id)
+  if packed then return add_run(id, 'idle', unpack_run(packed)) end
+  runs[id] = false
+  return false
 end
 local function get(run, name)
   local value = run.fields[name]
-  if value == nil then
+  if value == nil and run.place == 'hash' then
     value = redis.call('HGET', run.key, name)
     run.fields[name] = value
   end
@@ -28,22 +38,45 @@ local function number(run, name) return tonumber(get(run, name) or 0) end
 local function add(run, name, by)
   if by ~= 0 then put(run, name, number(run, name) + by) end
 end
+-- Return all fields of a run as one value, when it is idle, and they are neither many nor long; else nothing.
+local function pack_idle(run)
+  if run.place == 'hash' then
+    if redis.call('HLEN', run.key) > MOST_FIELDS then return nil end
+    local rest, size = {}, 0
+    for _, name in ipairs(redis.call('HKEYS', run.key)) do -- bound: MOST_FIELDS
+      if run.fields[name] == nil then
+        rest[#rest + 1], size = name, size + redis.call('HSTRLEN', run.key, name)
+      end
+    end
+    if size > MOST_BYTES then return nil end
+    for _, name in ipairs(rest) do get(run, name) end -- bound: MOST_FIELDS
+  end
+  return pack_run(run.fields)
+end
+-- Write runs to where they belong now: among the idle ones, or to their own hashes.
 local function write_runs()
   for _, run in ipairs(order) do -- bound: the runs of the records of this call
-    put(run, 'work', run.work[1] and cmsgpack.pack(run.work) or false)
-    local set, gone = {}, {}
-    for name in pairs(run.changed) do -- bound: the steps of this call
-      local value = run.fields[name]
-      if value then set[#set + 1], set[#set + 2] = name, value else gone[#gone + 1] = name end
+    local is_hash, fields, work = run.place == 'hash', run.fields, run.work[1]
+    if work or fields.work then put(run, 'work', work and cmsgpack.pack(run.work) or false) end
+    local is_idle = not work and fields.state == LIVE and number(run, 'active') <= 0
+    local packed, set, gone = is_idle and next(run.changed) and pack_idle(run), {}, {}
+    if packed then
+      redis.call('HSET', idle, run.id, packed)
+      if is_hash then redis.call('DEL', run.key) end
+    elseif next(run.changed) then
+      if run.place == 'idle' then redis.call('HDEL', idle, run.id) end
+      for name in pairs(is_hash and run.changed or fields) do -- bound: the steps of this call, or MOST_FIELDS
+        local value = fields[name]
+        if value then set[#set + 1], set[#set + 2] = name, value elseif is_hash then gone[#gone + 1] = name end
+      end
+      for first = 1, #set, 500 do -- bound: as above
+        redis.call('HSET', run.key, unpack(set, first, math.min(first + 499, #set)))
+      end
+      for first = 1, #gone, 500 do -- bound: as above
+        redis.call('HDEL', run.key, unpack(gone, first, math.min(first + 499, #gone)))
+      end
+      if run.expires then redis.call('PEXPIRE', run.key, ttl) end
     end
-    for first = 1, #set, 500 do -- bound: as above
-      redis.call('HSET', run.key, unpack(set, first, math.min(first + 499, #set)))
-    end
-    for first = 1, #gone, 500 do -- bound: as above
-      redis.call('HDEL', run.key, unpack(gone, first, math.min(first + 499, #gone)))
-    end
-    run.changed = {}
-    if run.expires then redis.call('PEXPIRE', run.key, ttl) end
   end
   for first = 1, #places, 500 do -- bound: the jobs that were sent
     redis.call('HSET', jobs, unpack(places, first, math.min(first + 499, #places)))
@@ -61,6 +94,15 @@ local function node_of(run, n)
     known[n] = raw and cmsgpack.unpack(raw) or false
   end
   return known[n]
+end
+-- Return what all runs of a definition share: `name`, `end`, `all` and `maps`.
+local function head_of(run) return node_of(run, 'head') or {} end
+-- Return how many ms a run has, from its start or from a retry on.
+local function life_of(run) return tonumber(get(run, 'life')) or number(run, 'until') - number(run, 'created') end
+-- Let a definition stay for as long as a run may need it.
+local function keep_definition(run)
+  local key, life = definitions .. run.fields.def, life_of(run) + 2 * ttl
+  if redis.call('PTTL', key) < life then redis.call('PEXPIRE', key, string.format('%.0f', life)) end
 end
 local function to_outbox(...)
   redis.call('XADD', outbox, '*', ...)

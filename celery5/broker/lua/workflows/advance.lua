@@ -10,6 +10,7 @@
 --       9 stream of the normal lane
 --       10 stream of its lane `high`
 --       11 stream of its lane `low`
+--       12 idle runs: lib/idle_runs.lua
 -- ARGV  1 steps at most: a job that is sent is a step
 --       2 channel that wakes workers
 --       3 name of the queue
@@ -21,7 +22,7 @@
 -- A run lives in the slot of one queue, its home, and only this script changes it. States: protocol/workflows/status.py.
 -- A record may come twice: a node ends once, by its state; a member of a map once, by its bit.
 local ended, prefix, definitions, outbox, due, past = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local jobs, result_prefix = KEYS[7], KEYS[8]
+local jobs, result_prefix, idle = KEYS[7], KEYS[8], KEYS[12]
 local streams = {[''] = KEYS[9], h = KEYS[10], l = KEYS[11]}
 local budget, wake, home, ttl = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local WINDOW = 8192 -- jobs of one map on the stream
@@ -31,21 +32,20 @@ local LIVE, SUCCESS, FAILED, CANCELLED, EXPIRED, UNDOING = 'live', 'success', 'f
 local now = now_ms()
 local runs, order, nodes, places, earliest = {}, {}, {}, {}, nil
 local PAGE = 200 -- keys or nodes that one step looks at, where they are many
-local HEADER = {'def', 'state', 'active', 'tail', 'until', 'parent', 'done', 'bad', 'skipped', 'error', 'work', 'wakes', 'name', 'created', 'held', 'life'}
+local HEADER = {'def', 'state', 'active', 'tail', 'until', 'parent', 'done', 'bad', 'skipped', 'error', 'work', 'wakes', 'created', 'held'}
 -- libs
 local handlers = {}
--- Start a run, unless there is one of its id. Returns 1 when it is new.
-function handlers.start(id, fields, roots, totals, waits)
+-- Start a run that has `life` ms, of a plan of `size` nodes, unless there is one of its id. Returns 1 when it is new.
+function handlers.start(id, life, size, fields, roots, totals, waits)
   if run_of(id) then return 0 end
-  if redis.call('HLEN', definitions .. fields.def) ~= tonumber(fields.size) + 1 then return -1 end
-  local run = {id = id, key = prefix .. id, fields = {}, changed = {}, work = {}}
-  runs[id], order[#order + 1] = run, run
+  if redis.call('HLEN', definitions .. fields.def) ~= size + 1 then return -1 end
+  local run = add_run(id, 'new', {})
   for name, value in pairs(fields) do put(run, name, value) end -- bound: the header of a run and its arguments
   put(run, 'state', LIVE)
   put(run, 'created', now)
-  put(run, 'until', now + fields.life)
-  local life = fields.life + 2 * ttl
-  if redis.call('PTTL', definitions .. fields.def) < life then redis.call('PEXPIRE', definitions .. fields.def, string.format('%.0f', life)) end
+  put(run, 'until', now + life)
+  keep_definition(run)
+  if totals[1] then put(run, 'all', head_of(run).all) end
   for _, n in ipairs(totals) do -- bound: the maps of a plan, 500 at most
     local items = run.key .. ':' .. n .. ':items'
     put(run, 'total:' .. n, redis.call('LLEN', items))
@@ -169,7 +169,7 @@ function handlers.graft(frame, packed)
   if get(run, 'state') ~= LIVE then return end_single(run, n, generation, 'REVOKED', '') end
   local record = cmsgpack.unpack(packed)
   put(run, 'run:' .. n, record[2])
-  record[3].parent, record[3].life = frame, math.max(1, number(run, 'until') - now)
+  record[3], record[5].parent = math.max(1, number(run, 'until') - now), frame
   if handlers.start(unpack(record, 2)) == -1 then
     end_single(run, n, generation, 'DEAD', cjson.encode({v = 1, id = frame, task = node.task or '', state = 'DEAD',
       failure = {type = 'ResultLost', message = 'the workflow that the job returned was lost before it began'}}))
@@ -178,8 +178,7 @@ function handlers.graft(frame, packed)
 end
 -- Have the keys of a run expire, or stay, from a position on: there may be many.
 function handlers.keep(id, stays, from)
-  local key, position, last = prefix .. id, 0, from + PAGE
-  local maps = redis.call('HGET', definitions .. (redis.call('HGET', key, 'def') or ''), 'maps')
+  local run, key, position, last = run_of(id), prefix .. id, 0, from + PAGE
   local function visit(name)
     if position >= from and position < last then
       if stays then redis.call('PERSIST', key .. name) else redis.call('PEXPIRE', key .. name, ttl) end
@@ -188,9 +187,9 @@ function handlers.keep(id, stays, from)
   end
   visit('')
   visit(':undo')
-  for _, n in ipairs(maps and cmsgpack.unpack(maps) or {}) do -- bound: the maps of a plan, 500 at most
+  for _, n in ipairs(run and head_of(run).maps or {}) do -- bound: the maps of a plan, 500 at most
     for _, name in ipairs({':items', ':done', ':bad', ':held', ':again'}) do visit(':' .. n .. name) end -- bound: five
-    local buckets, base = math.ceil(tonumber(redis.call('HGET', key, 'total:' .. n) or 0) / BUCKET), position
+    local buckets, base = math.ceil(number(run, 'total:' .. n) / BUCKET), position
     for bucket = math.max(0, from - base), math.min(buckets, last - base) - 1 do -- bound: PAGE
       position = base + bucket
       visit(':' .. n .. ':r' .. bucket)
@@ -256,9 +255,9 @@ function handlers.again(id, from)
   if from + PAGE < size then return from + PAGE end
   put(run, 'state', LIVE)
   put(run, 'error', false)
-  put(run, 'until', now + number(run, 'life'))
-  local life = number(run, 'life') + 2 * ttl
-  if redis.call('PTTL', definitions .. run.fields.def) < life then redis.call('PEXPIRE', definitions .. run.fields.def, string.format('%.0f', life)) end
+  put(run, 'life', life_of(run))
+  put(run, 'until', now + run.fields.life)
+  keep_definition(run)
   redis.call('DEL', result_prefix .. id)
   redis.call('ZREM', past, id)
   redis.call('PERSIST', run.key)
@@ -276,7 +275,7 @@ local function apply(record)
   problem = tostring(record[1]) .. ' ' .. tostring(record[2]) .. ': ' .. tostring(type(reply) == 'table' and reply.err or reply)
   local run = run_of(string.match(tostring(record[2]), '^[^~]*'))
   if run and get(run, 'state') == LIVE then
-    put(run, 'error', cjson.encode({v = 1, id = run.id, task = get(run, 'name') or '', state = 'DEAD', failure = {type = 'ScriptError', message = problem}}))
+    put(run, 'error', cjson.encode({v = 1, id = run.id, task = head_of(run).name or '', state = 'DEAD', failure = {type = 'ScriptError', message = problem}}))
     end_run(run, FAILED)
   end
   return 0
