@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 import children
+import trio
 from measures import Failed, Figures
 from peers.stamps import Reader
 from server import Monitor
@@ -19,7 +20,7 @@ from workflow_stand import WorkflowStand
 
 sys.path.append(str(Path(__file__).parent / "peers"))
 
-from celery5_workflows import app, ending, inc, inc_there
+from celery5_workflows import AT_ONCE, app, ending, inc, inc_there, remind_later
 
 from celery5.workflows.run import WorkflowRun
 
@@ -33,6 +34,8 @@ COUNTED = 20_000
 PATIENCE = 120.0
 CANCELLED_AFTER = 10_000
 """Members that have run when the run is cancelled."""
+IDLE_AFTER, IDLE = 5.0, 30.0
+"""Seconds until a worker has started, and for which it is watched."""
 SLOW_SCRIPT = 2_000
 """Microseconds that a script may take."""
 
@@ -62,6 +65,8 @@ GOALS: dict[str, tuple[str, float]] = {
     "bytes_staged": ("bytes of Redis per small member, published", -64.0),
     "bytes_peak": ("bytes of Redis per small member, highest while it runs", -64.0),
     "bytes_ended": ("bytes of Redis per small member with its result, when the run has ended", 0),
+    "sleeping_bytes": ("bytes of Redis per run that sleeps for 30 days, of 100,000", -300.0),
+    "sleeping_requests": ("requests/s of an idle worker meanwhile", -1.0),
     "plain_requests": ("requests per plain job, of the worker", 0),
     "requests": ("requests per member, of the worker", -0.02),
     "million_s": ("a million from a generator: published, s", 0),
@@ -322,6 +327,35 @@ def memory(stand: WorkflowStand) -> Figures:
     }
 
 
+async def start_sleepers(count: int) -> None:
+    """Start runs that sleep, some at once."""
+    numbers = iter(range(count))
+
+    async def start() -> None:
+        for number in numbers:
+            await remind_later.astart(number)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(AT_ONCE):
+            nursery.start_soon(start)
+
+
+def sleeping(stand: WorkflowStand) -> Figures:
+    """Measure what 100,000 runs that sleep cost: memory of the server, and requests of a worker."""
+    app.configure(broker=stand.server.url)
+    stand.server.flush()
+    trio.run(start_sleepers, SMALL)
+    before = stand.server.memory()
+    trio.run(start_sleepers, LARGE)
+    taken = stand.server.memory() - before
+    with stand.workers(1, stand.contestant.drain_at):
+        time.sleep(IDLE_AFTER)
+        with Monitor(stand.server.port) as monitor:
+            time.sleep(IDLE)
+            requests_made = monitor.count
+    return {"sleeping_bytes": taken / LARGE, "sleeping_requests": requests_made / IDLE}
+
+
 def count_requests(stand: WorkflowStand) -> float:
     """Return the requests of a worker that drains what is published, for each job; its start-up counts."""
     app.connections.close()
@@ -401,6 +435,7 @@ LIMITS: dict[str, tuple[Callable[[WorkflowStand], Figures], bool]] = {
     "cancel": (cancel, True),
     "memory": (memory, False),
     "requests": (requests, False),
+    "sleeping": (sleeping, False),
     "million": (million, False),
 }
 """The measures, and whether each round makes them."""

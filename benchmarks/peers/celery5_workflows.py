@@ -10,6 +10,7 @@ from contract import Workflows, become, clock
 from stamps import done
 
 from celery5 import group
+from celery5.workflows import Flow
 
 LIMIT = 60.0
 AT_ONCE = 32
@@ -34,6 +35,13 @@ async def inc_there(n: int) -> int:
 async def total(numbers: list[int]) -> int:
     """Return the sum."""
     return sum(numbers)
+
+
+@app.workflow(name="benchmarks.workflows.remind_later", deadline=60 * 86400)
+def remind_later(flow: Flow, n: int) -> None:
+    """Sleep, and then run a job."""
+    flow.sleep(30 * 86400)
+    flow.call(inc, n)
 
 
 @app.task(name="ending")
