@@ -126,6 +126,7 @@ PUBLIC = (
     "events",
     "health",
     "limits",
+    "observability",
     "results",
     "scaling",
     "scheduling",

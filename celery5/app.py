@@ -36,6 +36,7 @@ from celery5.health.health_check import DeclareCheck, HealthCheck
 from celery5.hints import describe_option, make_attribute_error
 from celery5.limits.overrides import Limits
 from celery5.limits.rules import DeclareLimitRule
+from celery5.observability.middleware import Middleware, MiddlewareStack, check_middleware
 from celery5.protocol.brokers import check_broker_url
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.job import Job
@@ -104,6 +105,7 @@ class App:
         checks: Health checks.
         budgets: How many jobs of a kind run at once, where a setting does not suffice.
         when_unpublishable: The setting, or a function that decides for each retry that cannot be published.
+        middleware: What surrounds the sending and running of its jobs, the outermost first: see `Middleware`.
         settings: Any setting: see `celery5.config.settings`.
 
     Raises:
@@ -127,6 +129,7 @@ class App:
         checks: Sequence[HealthCheck] = (),
         budgets: Mapping[str, Budget] | None = None,
         when_unpublishable: UnpublishableChoice | UnpublishableFallback | None = None,
+        middleware: Sequence[Middleware] = (),
         **settings: Unpack[SettingOptions],
     ) -> None:
         self.name: str = check_app_name(name)
@@ -140,6 +143,7 @@ class App:
         self.bootsteps: tuple[BootStep, ...] = check_boot_steps(bootsteps, services)
         self.budgets: Mapping[str, Budget] = check_budgets(budgets or {})
         self.log_detectors: Sequence[Callable[[Any], Any]] = log_detectors
+        self._own_middleware = check_middleware(middleware)
         self.tasks: TaskRegistry = TaskRegistry()
         self.task: TaskDecorator = TaskDecorator(self, self.tasks.add)
         self.events: Events = Events(self)
@@ -151,7 +155,6 @@ class App:
         self.command: DeclareCommand = DeclareCommand()
         self.keys: Keys = Keys(name)
         self.brokers: Brokers = Brokers(self)
-        self._sender = Sender(self)
         self.backlog: Backlog = self._make_backlog()
         self.dlq: DeadLetters = DeadLetters(self)
         self.control: Control = Control(self)
@@ -182,6 +185,7 @@ class App:
             check_broker_url(url)
 
     def _make_backlog(self) -> Backlog:
+        self._sender = Sender(self)
         return Backlog(
             publish=self._sender.publish,
             apublish=self._sender.apublish,
@@ -206,6 +210,22 @@ class App:
     def connections(self) -> Connections:
         """The connections to the broker, or to all brokers, which are opened when they are used."""
         return self.brokers.connect(self.settings.broker)
+
+    @lazy_property
+    def middleware(self) -> MiddlewareStack:
+        """What surrounds the sending and running of its jobs."""
+        for each in self._own_middleware:
+            each.added(self)
+        return MiddlewareStack(self._own_middleware)
+
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Add middleware, inside of that which there is. Workers that run already do without it.
+
+        Raises:
+            Misconfigured: It is no middleware.
+        """
+        self._own_middleware += check_middleware([middleware])
+        self.__dict__.pop("middleware", None)
 
     @lazy_property
     def configuration(self) -> "Configuration | None":

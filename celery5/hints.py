@@ -44,7 +44,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "Ignore": 'Reject("why")',
         "schedules": "cron, every, calendar and at: from celery5 import cron",
         "beat": "celery5 scheduler start, and from celery5 import cron, every",
-        "signals": "boot steps for workers (App(bootsteps=[...])), and a decorator below @app.task for tasks",
+        "signals": "middleware (App(middleware=[...])), and boot steps for workers (App(bootsteps=[...]))",
         "exceptions": "celery5.errors; the usual ones are in celery5 itself",
         "canvas": "celery5 itself: chain, group, chord, and task.map(...)",
         "utils": "nothing; get_task_logger is logging.getLogger(__name__)",

@@ -29,6 +29,7 @@ from celery5.commands.keyring import Keyring
 from celery5.config.configuration import Configuration
 from celery5.logs.log import Level, Log
 from celery5.processes.lifecycle.incarnations import run_incarnations
+from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions
 from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP, get_inbox_name
 from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, handle
@@ -348,12 +349,13 @@ async def run_auxiliary_process(
         return make_boot(options, Incarnation(name, log, done, next_incarnation))
 
     assert options.process_status is not None
-    await run_incarnations(
-        kind,
-        make,
-        options.process_status,
-        name=options.name,
-        first_name=options.incarnation,
-        log=log,
-        task_status=task_status,
-    )
+    with noting_process(app, kind, options.name, log, task_status) as status:
+        await run_incarnations(
+            kind,
+            make,
+            options.process_status,
+            name=options.name,
+            first_name=options.incarnation,
+            log=log,
+            task_status=status,
+        )

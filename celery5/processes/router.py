@@ -53,7 +53,8 @@ from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSou
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.worker.due_jobs import Mover
-from celery5.services.worker.lease import Heartbeat, Lease
+from celery5.services.worker.job_middleware import JobMiddleware
+from celery5.services.worker.lease import Heartbeat, Lease, WorkerIdentity
 from celery5.services.worker.recovery import Recoverer
 from celery5.services.workflows.run_progress import RunProgress
 from celery5.tasks.task import Task
@@ -273,6 +274,8 @@ class RouterParts(AuxiliaryParts):
     mover = Mover
     run_progress = RunProgress
     mover_listener = MoverListener
+    identity = WorkerIdentity
+    job_middleware = JobMiddleware
     recoverer = Recoverer
     # events
     event_reading = EventReading

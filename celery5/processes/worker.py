@@ -18,6 +18,7 @@ from celery5.logs.log import Log, NullLog
 from celery5.processes.lifecycle import multi_broker
 from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.lifecycle.multi_broker import name_for_broker
+from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions, find_task_kinds, resolve_budgets
 from celery5.processes.process_parts import Incarnation, ProcessValues, make_process_values
 from celery5.processes.watch.sidecar import Sidecar
@@ -87,11 +88,12 @@ async def run(
         log.event("worker:tasks-not-found", "warning", hint=_NO_TASKS)
     multi_broker.check_worker_name(app, options.name)
     queues_by_broker = get_queues_by_broker(app, options)
-    if len(queues_by_broker) == 1:
-        (broker,) = queues_by_broker
-        await _run_on_broker(app, replace(options, broker=broker), log, done, task_status)
-        return
-    await _BrokerWorkers(app, options, log).run(queues_by_broker, done, task_status)
+    with noting_process(app, "worker", options.name, log, task_status) as status:
+        if len(queues_by_broker) == 1:
+            (broker,) = queues_by_broker
+            await _run_on_broker(app, replace(options, broker=broker), log, done, status)
+        else:
+            await _BrokerWorkers(app, options, log).run(queues_by_broker, done, status)
 
 
 def get_queues_by_broker(app: App, options: WorkerOptions) -> dict[str, tuple[str, ...]]:

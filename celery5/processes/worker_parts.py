@@ -106,6 +106,7 @@ from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.intake import JobIntake, ReceivedJobs, UnstartedJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue, SharedSlots
+from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
 from celery5.services.worker.lease import Heartbeat, Lease, RedisClock, WorkerIdentity
 from celery5.services.worker.progress_reports import ProgressReports
@@ -585,6 +586,7 @@ class WorkerParts(ProcessParts):
     fine_timer = FineTimer
     outcome_handler = OutcomeHandler
     outcome_settings = OutcomeSettings
+    job_middleware = JobMiddleware
     # from the worker into the broker
     results = InternalResultsQueue
     result_publisher = ResultPublisher

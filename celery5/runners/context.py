@@ -104,6 +104,17 @@ class ProgressReceiver(Protocol):
 
 PROGRESS_RECEIVER: ContextVar[ProgressReceiver | None] = ContextVar("celery5_progress_receiver", default=None)
 """Takes what the running job reports of its progress; None outside of a worker."""
+
+
+class ErrorObserver(Protocol):
+    """Learns what a task has raised, in whatever thread that is."""
+
+    def note_error(self, error: BaseException, /) -> None: ...
+
+
+JOB_ERRORS: ContextVar[ErrorObserver | None] = ContextVar("celery5_job_errors", default=None)
+"""Learns the errors of the job that runs, for its middleware; None where there is none."""
+
 CURRENT_PARTITION: ContextVar[Mapping[str, object] | None] = ContextVar("celery5_partition", default=None)
 """The worker, stream, processor and partition that this code runs for; None outside of a processor."""
 

@@ -193,6 +193,15 @@ def _drive(coroutine: Coroutine[Any, Any, Any], context: Context, request: Any) 
             return stop.value
 
 
+async def run_in_context(coroutine: Coroutine[Any, Any, Any], context: Context) -> Any:
+    """Run a coroutine to its end in a context that is not the task's, and return its result."""
+    try:
+        request = context.run(coroutine.send, None)
+    except StopIteration as stop:
+        return stop.value
+    return await _drive(coroutine, context, request)
+
+
 async def _run_with_soft_limit(
     coroutine: Coroutine[Any, Any, Any], context: Context, request: Any, running_job: RunningJob
 ) -> Any:

@@ -23,7 +23,7 @@ from celery5.protocol.job.verdict import (
     find_strictest,
     get_leaf_errors,
 )
-from celery5.runners.context import CURRENT_JOB
+from celery5.runners.context import CURRENT_JOB, JOB_ERRORS
 
 TRACEBACK_LIMIT = 8_000
 """Characters of a traceback that are kept with the failure: the last ones."""
@@ -53,6 +53,9 @@ def get_error_outcome(error: BaseException) -> Raised | RetryRequested | JobReje
 
     The strictest error of a group decides, see `find_strictest`. BrokerLost if a broker could not be reached.
     """
+    observer = JOB_ERRORS.get()
+    if observer is not None:
+        observer.note_error(error)
     leaves = get_leaf_errors(error, CURRENT_JOB.get())
     leaf = find_strictest(leaves)
     if isinstance(leaf.error, Retry) and leaf.ruling is None:

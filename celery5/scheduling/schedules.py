@@ -2,7 +2,8 @@
 
 import builtins
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar, cast
 
@@ -17,7 +18,8 @@ from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
 from celery5.errors import Misconfigured
-from celery5.protocol.job.job import new_id, to_seconds
+from celery5.observability.middleware import ObservedApplication
+from celery5.protocol.job.job import Job, new_id, to_seconds
 from celery5.protocol.job.messages import read_command
 from celery5.protocol.scheduling import periodic
 from celery5.protocol.scheduling.periodic import (
@@ -189,6 +191,18 @@ def make_fired_job(of: ScheduleDefinition, job_id: str, now: float) -> JobToSend
     return job_id, msgspec.json.encode(message), of.lock, of.unique_for
 
 
+@contextmanager
+def sending_fired(
+    app: ObservedApplication, of: ScheduleDefinition, fired: Sequence[JobToSend]
+) -> Generator[Sequence[JobToSend], None, None]:
+    """Surround the sending of jobs of a schedule by the middleware; yield them with its headers."""
+    if not fired or not app.middleware.sends:
+        yield fired
+        return
+    with app.middleware.sending([Job(each[0], of.task, of.queue, each[1]) for each in fired]) as jobs:
+        yield [(job.id, job.message, *each[2:]) for job, each in zip(jobs, fired, strict=True)]
+
+
 def to_schedule_state(schedule: Schedule) -> ScheduleState:
     """Return the state of a schedule for users."""
     done = schedule.next is None and schedule.waiting is None
@@ -351,11 +365,12 @@ async def trigger_schedule(app: TaskApplication, redis: AsyncDriver, name: str) 
         before, record = await find_schedule(app, redis, name)
         now = await get_broker_time(app, redis, before.of.queue)
         after, sent = periodic.record_trigger(before, job), make_fired_job(before.of, job, time.time())
-        trips = [
-            queue_calls.register_queue(app.keys, before.of.queue),
-            replace_schedule(app, before, record, after, now, [sent]),
-        ]
-        _, done = await redis.perform_all(trips)
+        with sending_fired(app, before.of, [sent]) as jobs:
+            trips = [
+                queue_calls.register_queue(app.keys, before.of.queue),
+                replace_schedule(app, before, record, after, now, jobs),
+            ]
+            _, done = await redis.perform_all(trips)
         if done:
             return AsyncResult(app, job, queue=before.of.queue)
     raise Misconfigured(f"schedule {name!r} changes too quickly: try again")

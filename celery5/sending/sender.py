@@ -14,6 +14,7 @@ from celery5.broker.colour import AwaitableConnections, BlockingConnections, run
 from celery5.broker.driver import BlockingDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable, CircuitOpen, Misconfigured, NotReplicated
+from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.job.job import Job
 from celery5.results.async_result import AsyncResult
 from celery5.sending.publisher import PublishPlanner
@@ -149,7 +150,7 @@ JobReceiver = Callable[[Jobs], None]
 """Accept jobs in place of a broker."""
 
 
-class SendingApplication(Application, Protocol):
+class SendingApplication(ObservedApplication, Protocol):
     """The application whose jobs go out."""
 
     @property
@@ -201,11 +202,17 @@ class Sender:
             Who has the key of each job that was not sent, by the ids of these jobs.
         """
         self._app.connections.get_blocking_driver()  # or raise before anything is kept
-        return run_blocking(self._dispatch(BlockingConnections(self._app.connections), jobs))
+        dispatch = self._dispatch_in_middleware if self._app.middleware.sends else self._dispatch
+        return run_blocking(dispatch(BlockingConnections(self._app.connections), jobs))
 
     async def adispatch(self, jobs: Jobs) -> KeyHolders:
         """`dispatch`, from Trio or asyncio."""
-        return await self._dispatch(self._app.connections, jobs)
+        dispatch = self._dispatch_in_middleware if self._app.middleware.sends else self._dispatch
+        return await dispatch(self._app.connections, jobs)
+
+    async def _dispatch_in_middleware(self, connections: AwaitableConnections, jobs: Jobs) -> KeyHolders:
+        with self._app.middleware.sending(jobs) as with_headers:
+            return await self._dispatch(connections, with_headers)
 
     async def _dispatch(self, connections: AwaitableConnections, jobs: Jobs) -> KeyHolders:
         if self._receiver is not None:
@@ -227,11 +234,17 @@ class Sender:
     def send(self, jobs: Jobs) -> KeyHolders:
         """Send jobs now or not at all: without the backlog."""
         self._app.connections.get_blocking_driver()
-        return run_blocking(self._send(BlockingConnections(self._app.connections), jobs))
+        send = self._send_in_middleware if self._app.middleware.sends else self._send
+        return run_blocking(send(BlockingConnections(self._app.connections), jobs))
 
     async def asend(self, jobs: Jobs) -> KeyHolders:
         """`send`, from Trio or asyncio."""
-        return await self._send(self._app.connections, jobs)
+        send = self._send_in_middleware if self._app.middleware.sends else self._send
+        return await send(self._app.connections, jobs)
+
+    async def _send_in_middleware(self, connections: AwaitableConnections, jobs: Jobs) -> KeyHolders:
+        with self._app.middleware.sending(jobs) as with_headers:
+            return await self._send(connections, with_headers)
 
     async def _send(self, connections: AwaitableConnections, jobs: Jobs) -> KeyHolders:
         if self._receiver is not None:

@@ -21,7 +21,6 @@ from typing import (
 
 from msgspec import Raw
 
-from celery5.application import Application
 from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
 from celery5.events.sources import Source, parse_sources
@@ -29,6 +28,7 @@ from celery5.health.health_check import HealthCheck, validate_checks
 from celery5.hints import find_hint, make_attribute_error
 from celery5.limits.declaration import LimitDeclaration, LimitOptions, declare_limits
 from celery5.logs.trace import get_current_trace
+from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.boxes.box import Box, parse_box
 from celery5.protocol.events.documents import group_recipients
 from celery5.protocol.health.breaker import BreakerPolicy
@@ -624,7 +624,7 @@ class PartialSignature(Partial[A_contra, R_co]):
         return self.task.parameters.describe_missing(len(self._args), self._kwargs)
 
 
-class TaskApplication(Application, Protocol):
+class TaskApplication(ObservedApplication, Protocol):
     """The application of a task."""
 
     @property

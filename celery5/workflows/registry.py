@@ -1,10 +1,10 @@
 """The workflows of an application: `app.workflows` starts runs, finds them, and moves them on."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from celery5.application import Application
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import workflows as calls
@@ -12,7 +12,9 @@ from celery5.broker.colour import AwaitableConnections, BlockingConnections, run
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured, StagingLost
 from celery5.logs.trace import get_current_trace
-from celery5.protocol.job.job import new_id
+from celery5.observability.middleware import ObservedApplication
+from celery5.protocol.job.job import Job, new_id
+from celery5.protocol.job.messages import TRACEPARENT, add_headers, read_headers
 from celery5.protocol.workflows.member_ids import MemberId, check_run_id
 from celery5.protocol.workflows.plan import DEFAULT_LIFE, OnError
 from celery5.protocol.workflows.status import RunStatus, make_status
@@ -43,7 +45,7 @@ class Workflows:
 
     REACHED_AS = "app.workflows."
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ObservedApplication) -> None:
         self._app = app
         self._known_queues: set[str] = set()
         self._declared: dict[str, DeclaredWorkflow[..., Any]] = {}
@@ -196,6 +198,16 @@ class Workflows:
         Raises:
             StagingLost: Redis lost what was published before the start.
         """
+        if not self._app.middleware.sends:
+            return await self._launch(redis, compiled, terms)
+        message = add_headers(b"{}", {TRACEPARENT: terms.trace})
+        run = Job(terms.run_id, terms.name, compiled.plan.home, message)
+        with self._app.middleware.sending([run], is_run=True) as (with_headers,):
+            headers = read_headers(with_headers.message)
+            trace = headers.pop(TRACEPARENT, "")
+            return await self._launch(redis, compiled, replace(terms, trace=trace, headers=headers))
+
+    async def _launch(self, redis: AsyncDriver, compiled: Compiled, terms: RunTerms) -> bool:
         home = compiled.plan.home
         keys = self._app.queue(home)
         if home not in self._known_queues:

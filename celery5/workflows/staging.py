@@ -37,6 +37,8 @@ class RunTerms:
     life: float
     # The trace context; '' for none.
     trace: str = ""
+    # The headers of all its messages, as middleware has added them.
+    headers: Mapping[str, str] | None = None
     # The arguments of the run, as JSON, by parameter.
     inputs: Mapping[str, bytes] | None = None
 
@@ -66,8 +68,9 @@ def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> bytes:
     """Return the record that starts a run."""
     plan = compiled.plan
     fields: dict[str, Any] = {"def": digest}
-    if terms.trace:
-        fields["tail"] = f',"trace":{msgspec.json.encode(terms.trace).decode()}'
+    added = (("trace", terms.trace), ("headers", terms.headers))
+    if tail := "".join(f',"{name}":{msgspec.json.encode(value).decode()}' for name, value in added if value):
+        fields["tail"] = tail
     for name, raw in (terms.inputs or {}).items():
         fields[f"value:{plan.inputs[name]}"] = raw.decode()
     life, size = int(terms.life * 1000), len(plan.nodes)

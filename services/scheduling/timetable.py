@@ -5,6 +5,7 @@ script do it if the schedule is unchanged: one of them succeeds. The time is tha
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from celery5.app import App
 from celery5.broker.call import Call
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scheduling as scheduling_calls
-from celery5.broker.calls.scheduling import DueSchedules
+from celery5.broker.calls.scheduling import DueSchedules, JobToSend
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerReplied, Corrupt, Misconfigured
@@ -24,7 +25,7 @@ from celery5.protocol.observability.families import MetricFamily, make_counter
 from celery5.protocol.scheduling import periodic
 from celery5.protocol.scheduling.periodic import Schedule, ScheduleStep
 from celery5.scheduling.fire_times import get_next_fire_time
-from celery5.scheduling.schedules import make_fired_job
+from celery5.scheduling.schedules import make_fired_job, sending_fired
 from celery5.services.process.broker_outages import OutageLog, is_outage, retry_until_available
 
 SCHEDULES_PER_CALL = 100
@@ -132,6 +133,11 @@ class Timetable:
 
     async def _fire(self, queue: str, due_schedules: DueSchedules) -> float:
         """Process the due schedules of one queue; return when the next one is due."""
+        with ExitStack() as sending:
+            return await self._fire_inside(queue, due_schedules, sending)
+
+    async def _fire_inside(self, queue: str, due_schedules: DueSchedules, sending: ExitStack) -> float:
+        """Process the due schedules of one queue; enter the middleware around their jobs in `sending`."""
         wait = LOOK_AGAIN
         steps: list[tuple[Schedule, ScheduleStep | None, int | None]] = []
         calls: list[Call[bool]] = []
@@ -145,7 +151,9 @@ class Timetable:
             after = schedule if step is None else step.new_state
             look = after.get_next_look(due_schedules.now)
             steps.append((schedule, step, look))
-            calls.append(self._make_call(queue, schedule, record, step, look, due_schedules.now))
+            fired = self._make_jobs(schedule, step, due_schedules.now)
+            jobs = sending.enter_context(sending_fired(self._app, schedule.of, fired))
+            calls.append(self._make_call(queue, schedule, record, step, look, jobs))
         results = await self._perform_fires(queue, calls)
         for (schedule, step, look), result in zip(steps, results, strict=True):
             if isinstance(result, str):
@@ -189,6 +197,11 @@ class Timetable:
             return str(error)
         return step
 
+    def _make_jobs(self, schedule: Schedule, step: ScheduleStep | None, now: int) -> list[JobToSend]:
+        return (
+            [] if step is None else [make_fired_job(schedule.of, fire.job, now / 1000) for fire in step.fires]
+        )
+
     def _make_call(
         self,
         queue: str,
@@ -196,12 +209,9 @@ class Timetable:
         record: bytes,
         step: ScheduleStep | None,
         look: int | None,
-        now: int,
+        jobs: Sequence[JobToSend],
     ) -> Call[bool]:
         """Return the call that fires a schedule if its record is unchanged, and stores when to read it next."""
-        jobs = (
-            [] if step is None else [make_fired_job(schedule.of, fire.job, now / 1000) for fire in step.fires]
-        )
         after = record if step is None else periodic.encode_schedule(step.new_state)
         if step is not None and schedule.origin == "runtime" and look is None:
             after = b""  # it will never fire again, and no code declares it

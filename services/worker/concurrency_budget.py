@@ -41,6 +41,7 @@ from celery5.protocol.workflows.member_ids import MemberId
 from celery5.runners.running_job import RunningJob
 from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
+from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.progress_reports import ProgressReports
 from celery5.tasks.task import Task
 
@@ -431,3 +432,5 @@ class TaskResources:
     member_jobs: MemberRunner
     # What the jobs report of their progress.
     progress_reports: ProgressReports
+    # What the application runs around the jobs.
+    job_middleware: JobMiddleware

@@ -19,6 +19,7 @@ from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue
+from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.tasks.task import Task
 
 
@@ -36,6 +37,7 @@ class UnstartedJobs:
     tally: JobTally
     # The tasks of the application, by name.
     tasks: Mapping[str, Task[..., Any]]
+    job_middleware: JobMiddleware
 
     def settle(self, delivery: Delivery, verdict: Bury | Release) -> None:
         """Settle a job that is held."""
@@ -45,7 +47,9 @@ class UnstartedJobs:
     def refuse(self, delivery: Delivery, reason: Reason, error: str, text: str) -> None:
         """Dead-letter a job that cannot run here, and log it."""
         delivery.finish(delivery.read)
-        self.settle(delivery, Bury(reason, Failure(type=error, message=text)))
+        verdict = Bury(reason, Failure(type=error, message=text))
+        self.job_middleware.note_unstarted(delivery, verdict)
+        self.settle(delivery, verdict)
         command = delivery.command
         job = command.id if command else read_job_id(delivery.message)
         task = command.task if command else ""
@@ -87,6 +91,7 @@ class JobIntake:
         self._isolated = held.isolated_jobs
         self._admission = admission
         self._preferences = preferences
+        self._job_middleware = resources.job_middleware
         self._unstarted = unstarted
         self._message_limit = message_limit
 
@@ -102,7 +107,13 @@ class JobIntake:
 
     def accept(self, entries: Sequence[Entry]) -> None:
         """Take entries that were read for this worker."""
-        now = time.time()
+        accepted = self._accept(entries)
+        if self._job_middleware.receives:
+            self._job_middleware.note_received(accepted)
+
+    def _accept(self, entries: Sequence[Entry]) -> Sequence[Delivery]:
+        """Take entries; return the jobs that may run here."""
+        now, accepted = time.time(), list[Delivery]()
         counts_by_queue: dict[str, dict[str, int]] = {}
         for entry in entries:
             delivery = Delivery(
@@ -128,6 +139,7 @@ class JobIntake:
             if self._tasks_with_budgets and command.task in self._tasks_with_budgets:
                 kind = command.task
             delivery.set_task(command, kind, task.recipients)
+            accepted.append(delivery)
             counts = counts_by_queue.setdefault(entry.queue, {})
             if entry.lane == ADMITTED or command.task in self._admission.rules:
                 self._to_admission(delivery, command.task, counts)
@@ -142,6 +154,7 @@ class JobIntake:
         if self._preferences.tasks:
             for queue_of_kind in self._queues.values():
                 self._preferences.sort_queue(queue_of_kind)
+        return accepted
 
     def _to_admission(self, delivery: Delivery, task: str, counts: dict[str, int]) -> None:
         if why := self._admission.receive(delivery, task):

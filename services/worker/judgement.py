@@ -29,9 +29,9 @@ from celery5.protocol.job.verdict import (
 )
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.lease import RedisClock
-from celery5.tasks.task import Task
 
 CHECKED_RESULTS = 20
 """The results of each task that are compared with its annotation. Decoding all of them would cost time for each job,
@@ -58,7 +58,7 @@ class OutcomeHandler:
     def __init__(
         self,
         *,
-        tasks: Mapping[str, Task[..., Any]],
+        resources: TaskResources,
         results: InternalResultsQueue,
         circuit_breakers: CircuitBreakers,
         log: Log,
@@ -67,7 +67,7 @@ class OutcomeHandler:
         redis_clock: RedisClock,
         outcome_settings: OutcomeSettings,
     ) -> None:
-        self._tasks = tasks
+        tasks = self._tasks = resources.tasks
         self._results = results
         self._circuit_breakers = circuit_breakers
         self._log = log
@@ -76,6 +76,7 @@ class OutcomeHandler:
         self._message_limit = outcome_settings.message_limit
         self._tally = tally
         self._redis_clock = redis_clock
+        self._job_middleware = resources.job_middleware
         self._without_traceback: tuple[type, ...] = (
             () if outcome_settings.retry_tracebacks else (RetryVerdict, Postpone)
         )
@@ -88,8 +89,8 @@ class OutcomeHandler:
         """The number of attempts that have ended in this process, by the resulting state."""
         return self._tally.count_by_state()
 
-    def handle_outcome(self, delivery: Delivery, outcome: Outcome) -> None:
-        """Handle the end of `delivery` with `outcome`."""
+    def decide(self, delivery: Delivery, outcome: Outcome) -> Verdict:
+        """Return the verdict on `delivery`, which has ended with `outcome`. It is decided once."""
         command = delivery.command
         assert command is not None
         if type(outcome) is Returned and len(outcome.value) > self._message_limit:
@@ -100,7 +101,7 @@ class OutcomeHandler:
         if type(outcome) is not Returned or command.task in self._circuit_breakers.needing_success:
             self._circuit_breakers.record_outcome(delivery, command.task, outcome)
         task = self._tasks[command.task]
-        verdict = judge(
+        return judge(
             outcome,
             attempt=command.attempt,
             policy=command.retry or task.policy,
@@ -108,6 +109,15 @@ class OutcomeHandler:
             sections=command.sections,
             backoff=None if type(outcome) is Returned else task.backoff,
         )
+
+    def handle_outcome(self, delivery: Delivery, outcome: Outcome) -> None:
+        """Handle the end of `delivery` with `outcome`."""
+        command, verdict = delivery.command, delivery.verdict
+        assert command is not None
+        if verdict is None:
+            verdict = self.decide(delivery, outcome)
+            if self._job_middleware.notes_unstarted:  # what has run is decided already
+                self._job_middleware.note_unstarted(delivery, verdict)
         if delivery.recipients is not None:
             delivery.set_document(make_sink_document(verdict, delivery, worker=self._worker))
         self._results.put(

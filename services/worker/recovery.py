@@ -5,8 +5,6 @@ heartbeats, and only just after one: while Redis does not reply, no worker is ta
 more, for each worker, from that heartbeat (`HeartbeatEvidence`).
 """
 
-from collections.abc import Sequence
-
 import trio
 
 from celery5.broker.calls import leases
@@ -16,7 +14,8 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.process.liveness import Heartbeats
-from celery5.services.worker.lease import Lease
+from celery5.services.worker.job_middleware import JobMiddleware
+from celery5.services.worker.lease import WorkerIdentity
 
 RECOVERY_BATCH = 16
 """Jobs in one call: Redis does nothing else in that time. One that held a slot costs about 10 commands."""
@@ -29,24 +28,26 @@ class Recoverer:
         self,
         *,
         redis: AsyncDriver,
-        consumed: Sequence[QueueKeys],
-        lease: Lease,
+        identity: WorkerIdentity,
+        job_middleware: JobMiddleware,
         log: Log,
-        worker: str,
         max_deliveries: int,
         results_ttl: float,
         message_limit: int,
     ) -> None:
         self._redis = redis
-        self._consumed = consumed
-        self._lease = lease
+        self._consumed = identity.consumed
+        self._lease = identity.lease
+        self._job_middleware = job_middleware
         self._log = log
-        self._worker = worker
+        self._worker = identity.worker
         self._max_deliveries = max_deliveries
         self._results_ttl = results_ttl
         self._message_limit = message_limit
         # For each queue: in a cluster each may be on a server of its own.
-        self._heartbeats = {keys.queue: Heartbeats(lease=lease.seconds) for keys in consumed}
+        self._heartbeats = {
+            keys.queue: Heartbeats(lease=identity.lease.seconds) for keys in identity.consumed
+        }
         self._replies: dict[str, HeartbeatReply] = {}
         self._lapsed = trio.Event()
 
@@ -97,6 +98,9 @@ class Recoverer:
                     queue=keys.queue,
                     requeued=done.requeued,
                     dead_lettered=done.dead_lettered,
+                )
+                self._job_middleware.note_recovered(
+                    done.worker, keys.queue, done.requeued + done.dead_lettered
                 )
         return total
 

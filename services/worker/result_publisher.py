@@ -43,6 +43,7 @@ from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import is_recoverable
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
+from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.lease import WorkerIdentity
 from celery5.services.workflows.run_progress import RunProgress
 
@@ -228,6 +229,7 @@ class ResultPublisher:
         held: HeldJobs,
         unpublishable_retries: UnpublishableRetries,
         followers: SettlementFollowers,
+        job_middleware: JobMiddleware,
         log: Log,
     ) -> None:
         self._redis = redis
@@ -239,6 +241,7 @@ class ResultPublisher:
         self._isolated_jobs = held.isolated_jobs
         self._recent = held.recent
         self._unpublishable_retries = unpublishable_retries
+        self._job_middleware = job_middleware
         self._admission = followers.admission
         self._admission_control = followers.admission_control
         self._receive_admitted: Callable[[], None] | None = None
@@ -290,7 +293,12 @@ class ResultPublisher:
                 self._recent.forget(delivery)
         for (queue, lane), batch in by_lane.items():
             for part in _split(batch, LIMITED_BATCH if self._admission.is_used else BATCH):
-                settled = await self._settle(self._queues[queue].on_lane(lane), part)
+                keys = self._queues[queue].on_lane(lane)
+                if self._job_middleware.settles:
+                    with self._job_middleware.settling(queue, [delivery for delivery, _ in part]):
+                        settled = await self._settle(keys, part)
+                else:
+                    settled = await self._settle(keys, part)
                 done = [delivery for delivery, _ in settled]
                 if self._admission.is_used:
                     self._admission.on_settled(done)

@@ -5,7 +5,7 @@ Executors are Trio tasks that stay and take job after job: spawning one for each
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -17,6 +17,7 @@ from celery5.broker.calls import jobs
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.errors import BadArguments, BrokerError
 from celery5.logs.log import Log
+from celery5.observability.jobs import IncomingJob
 from celery5.protocol.job.delivery import Delivery, check_start_deadline
 from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import (
@@ -29,7 +30,8 @@ from celery5.protocol.job.verdict import (
     Reason,
 )
 from celery5.protocol.scaling.prefetch import DurationEstimate
-from celery5.runners.context import CURRENT_JOB, LOG_EVENT, PROGRESS_RECEIVER, CurrentJob
+from celery5.runners.context import CURRENT_JOB, JOB_ERRORS, LOG_EVENT, PROGRESS_RECEIVER, CurrentJob
+from celery5.runners.on_trio import run_in_context
 from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import RunningJob
 from celery5.services.health.circuits import CircuitBreakers
@@ -37,6 +39,7 @@ from celery5.services.process.shared_memory import SidecarMemory, number_queues
 from celery5.services.worker.concurrency_budget import Runner, TaskResources
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
+from celery5.services.worker.job_middleware import EnteredBlock
 from celery5.services.worker.judgement import OutcomeHandler
 from celery5.services.worker.lease import MARGIN_FRACTION, WorkerIdentity, now
 from celery5.services.worker.time_limits import Deadlines
@@ -114,6 +117,8 @@ class TaskExecution:
         self._stuck = False
         self._grace = trio.CancelScope()
         self._latest: RunningJob | None = None
+        self._job_middleware = resources.job_middleware
+        self._run_job = self._run_in_middleware if self._job_middleware.runs else self._run_task
         self._executor_counts: dict[str, int] = {}
         self._slot_count = 0
         self._free_slots: list[int] = []
@@ -263,12 +268,20 @@ class TaskExecution:
                 record(delivery)
             delivery.start(time.time())
             began = clock()
-            outcome = await self._run_job(delivery, runner, running_job)
+            command = delivery.command
+            assert command is not None, "the Consumer passes on only what it could read"
+            if (
+                command.expires is not None
+                or delivery.start_before
+                or command.task in self._circuit_breakers.not_closed
+            ) and (barred := self._check_start(delivery, command)):
+                outcome = barred
+            else:
+                CURRENT_JOB.set(_make_current_job(command, delivery.queue, self._worker))
+                outcome = await self._run_job(delivery, command, runner, running_job)
             ended = clock()
-            if type(outcome) is BrokerLost and await self._is_redis_reachable():
-                outcome = outcome.raised or Raised(outcome.failure)
-            if running_job.cancel_outcome is not None:
-                outcome = running_job.get_outcome(outcome)
+            if type(outcome) is BrokerLost or running_job.cancel_outcome is not None:
+                outcome = await self._resolve(outcome, running_job)
             if estimate.mean is None:  # the Consumer may read ahead before these are settled
                 self._budget.on_first_duration()
             estimate.record(ended - began)
@@ -281,33 +294,69 @@ class TaskExecution:
                 yielded = clock()
         return True
 
-    async def _run_job(self, delivery: Delivery, runner: Runner, running_job: RunningJob) -> Outcome:
-        command = delivery.command
-        assert command is not None, "the Consumer passes on only what it could read"
-        if (command.expires is not None or delivery.start_before) and (
-            verdict := check_start_deadline(delivery, command)
-        ):
-            return verdict
-        if command.task in self._circuit_breakers.not_closed and (
-            rejection := self._circuit_breakers.try_bar(delivery, command.task)
-        ):
-            return rejection
+    def _check_start(self, delivery: Delivery, command: Command) -> Outcome | None:
+        """Return why a job may not begin; None when it may."""
+        if missed := check_start_deadline(delivery, command):
+            return missed
+        if command.task in self._circuit_breakers.not_closed:
+            return self._circuit_breakers.try_bar(delivery, command.task)
+        return None
+
+    async def _resolve(self, outcome: Outcome, running_job: RunningJob) -> Outcome:
+        """Return the outcome of a job that could not reach the broker, or that was cancelled."""
+        if type(outcome) is BrokerLost and await self._is_redis_reachable():
+            outcome = outcome.raised or Raised(outcome.failure)
+        return outcome if running_job.cancel_outcome is None else running_job.get_outcome(outcome)
+
+    def _run_in_middleware(
+        self, delivery: Delivery, command: Command, runner: Runner, running_job: RunningJob
+    ) -> Awaitable[Outcome]:
+        """Run a job inside of the middleware, in a context of its own."""
+        return run_in_context(self._run_observed(delivery, command, runner, running_job), copy_context())
+
+    async def _run_observed(
+        self, delivery: Delivery, command: Command, runner: Runner, running_job: RunningJob
+    ) -> Outcome:
+        """Run a job inside of the middleware, which learns what becomes of it before it is settled."""
+        middleware, job = self._job_middleware, IncomingJob(delivery, self._worker)
+        entered: list[EnteredBlock] = []
+        JOB_ERRORS.set(job)
+        try:
+            if (rest := middleware.enter(job, entered)) is not None:
+                await rest
+            outcome = await self._run_task(delivery, command, runner, running_job)
+            if type(outcome) is BrokerLost or running_job.cancel_outcome is not None:
+                outcome = await self._resolve(outcome, running_job)
+            if entered or middleware.notes_unstarted:
+                self._decide(delivery, job, outcome)
+                if (rest := middleware.exit(entered)) is not None:
+                    await rest
+        except BaseException:
+            if not running_job.scope.cancel_called:
+                raise
+            self._decide(delivery, job, running_job.cancel_outcome or INTERRUPTED)
+            await middleware.exit_cancelled(entered)
+            raise
+        finally:
+            if job.carried:
+                delivery.add_headers(job.carried)
+        return outcome
+
+    def _decide(self, delivery: Delivery, job: IncomingJob, outcome: Outcome) -> None:
+        """Decide what becomes of a job, unless that is decided already, and tell its middleware."""
+        if delivery.verdict is None:
+            verdict = self._outcome_handler.decide(delivery, outcome)
+            delivery.set_verdict(verdict)
+            job.finish(verdict)
+
+    async def _run_task(
+        self, delivery: Delivery, command: Command, runner: Runner, running_job: RunningJob
+    ) -> Outcome:
         task = self._tasks[command.task]
         member = needs_preparing(command, task) if "~" in command.id else None
         decoded = _NO_ARGUMENTS if member is not None else _decode_arguments(task, command)
         if isinstance(decoded, PermanentFailure):
             return decoded
-        CURRENT_JOB.set(
-            CurrentJob(
-                command.id,
-                command.task,
-                delivery.queue,
-                command.attempt,
-                self._worker,
-                command.sections,
-                command.trace,
-            )
-        )
         limits = self._deadlines.get_limits(command)
         if limits is not None:
             self._deadlines.start(running_job, limits)
@@ -440,6 +489,12 @@ _AWAITED_HINT = (
 
 _Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 _NO_ARGUMENTS: _Arguments = ((), {})
+
+
+def _make_current_job(command: Command, queue: str, worker: str) -> CurrentJob:
+    return CurrentJob(
+        command.id, command.task, queue, command.attempt, worker, command.sections, command.trace
+    )
 
 
 def _decode_arguments(task: Task[..., Any], command: Command) -> _Arguments | PermanentFailure:

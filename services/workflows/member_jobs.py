@@ -161,7 +161,13 @@ class MemberJobs:
         keys = self._keys(delivery, member)
         run_id = derive_job_id(member.frame, delivery.queue, delivery.entry.decode())
         # Its deadline is that of the run that it is a part of: `advance.lua` sees to that.
-        terms = RunTerms(run_id=run_id, name=command.task, life=DEFAULT_LIFE, trace=command.trace)
+        terms = RunTerms(
+            run_id=run_id,
+            name=command.task,
+            life=DEFAULT_LIFE,
+            trace=command.trace,
+            headers=command.headers,
+        )
         record = await stage(await self._app.connections.get_async_driver(), keys, compiled, terms)
         if record is None:
             raise CeleryError(f"run {run_id} is live already")

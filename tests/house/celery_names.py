@@ -90,10 +90,16 @@ COMMANDS = """
     --beat --scheduler --logfile --pidfile --uid --gid --umask --executable --workdir
 """
 NOT_YET = """
-    Flower task_prerun
-    task_postrun task_success task_failure task_retry before_start on_success on_failure on_retry after_return
-    on_replace before_task_publish after_task_publish worker_init worker_process_init worker_ready worker_shutdown
-    setup_logging after_setup_logger
+    Flower
+"""
+SIGNALS = """
+    task_prerun task_postrun task_success task_failure task_retry task_received task_revoked task_rejected
+    task_unknown task_internal_error before_start on_success on_failure on_retry after_return on_replace
+    before_task_publish after_task_publish
+    worker_init worker_process_init worker_process_shutdown worker_ready worker_shutting_down worker_shutdown
+    celeryd_init celeryd_after_setup worker_before_create_process heartbeat_sent beat_init beat_embedded_init
+    setup_logging after_setup_logger after_setup_task_logger import_modules user_preload_options
+    eventlet_pool_started eventlet_pool_preshutdown eventlet_pool_postshutdown eventlet_pool_apply
 """
 BY_SECTION: Mapping[str, list[str]] = {
     "Declaring": DECLARING.split(),
@@ -101,6 +107,7 @@ BY_SECTION: Mapping[str, list[str]] = {
     "Results": RESULTS.split(),
     "Inside a task": INSIDE.split(),
     "Errors": ERRORS.split(),
+    "Signals": SIGNALS.split(),
     "Settings": SETTINGS.split(),
     "Command line": COMMANDS.split(),
     "What is not there yet": NOT_YET.split(),

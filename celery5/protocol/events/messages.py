@@ -26,6 +26,7 @@ class EventMessage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     fields: dict[str, Raw] = {}
     sent: float = 0.0
     trace: str = ""
+    headers: dict[str, str] | None = None
 
     @property
     def subject(self) -> str:
@@ -112,7 +113,7 @@ def make_job_template(job: Job) -> tuple[Job, float | None]:
     """Return `job` without the fields that differ for each job, and the seconds until such jobs expire."""
     fields = _FIELDS.decode(job.message)
     sent, expires = (msgspec.json.decode(fields.pop(name, Raw(b"null"))) for name in ("sent", "expires"))
-    for name in ("id", "key", "args", "kwargs", "trace"):
+    for name in ("id", "key", "args", "kwargs", "trace", "headers"):
         fields.pop(name, None)
     message = _ENCODER.encode(fields)
     expires_in = None if expires is None else round(float(expires) - float(sent or 0.0), 3)
@@ -132,6 +133,8 @@ def make_event_job(event: EventMessage, subscription: Subscription, *, now: floa
     fields.update(id=job_id, kwargs=kwargs, sent=now, key=job_id)
     if event.trace:
         fields["trace"] = event.trace
+    if event.headers:
+        fields["headers"] = event.headers
     if subscription.expires_in is not None:
         fields["expires"] = now + subscription.expires_in
     return msgspec.structs.replace(

@@ -14,6 +14,7 @@ from celery5.protocol.job.messages import (
     Document,
     Failure,
     add_failure,
+    add_headers,
     encode,
     make_next_attempt,
     read_command,
@@ -69,6 +70,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     rule: AdmissionRule | None = None  # of the limit in which it has a slot
     start_before: float = 0.0  # not begun after this time, by its rate limit; 0: no limit
     workflow: bytes = b""  # the run that the job has returned, to be started in its place
+    verdict: Verdict | None = None  # decided before the job is handled as ended, where middleware sees it
 
     # Services change a delivery by these methods only.
 
@@ -96,6 +98,14 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         """Set the run that the job has returned, as `advance.lua` starts it."""
         self.workflow = record
 
+    def set_verdict(self, verdict: Verdict) -> None:
+        """Set what becomes of the job."""
+        self.verdict = verdict
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Add headers to the message, for the case that the job comes again."""
+        self.message = add_headers(self.message, headers)
+
     def start(self, at: float) -> None:
         """Record the start of the job."""
         self.started = at
@@ -116,7 +126,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
     def begin_attempt(self, message: bytes, at: float) -> None:
         """Begin the next attempt in this worker, with this message."""
-        self.message, self.command, self.read = message, read_command(message), at
+        self.message, self.command, self.read, self.verdict = message, read_command(message), at, None
 
 
 class Settlement(NamedTuple):

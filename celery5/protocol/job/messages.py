@@ -19,6 +19,8 @@ from celery5.protocol.job.retry_policy import RetryPolicy
 VERSION = 1
 RESULT_IGNORED = "ignored"
 """The reason in the document of a job that succeeded with `ignore_result`."""
+TRACEPARENT = "traceparent"
+"""The header that is the field `trace` of a message."""
 MAX_FAILURES = 5
 """The most failed attempts in a message; the newest stay."""
 NO_KWARGS = Raw(b"{}")
@@ -69,6 +71,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     replays: Annotated[int, Meta(ge=0)] = 0  # how often it came back from the dead-letter queue
     priority: str = ""  # high or low; anything else is normal
     flow: str = ""  # how a member of a workflow gets its arguments: `arguments`, `map` or `chunk`
+    headers: dict[str, str] | None = None  # what middleware of the producer has added
 
     @property
     def lock(self) -> str:
@@ -112,6 +115,7 @@ _ID = msgspec.json.Decoder(_Id)
 _VERSION = msgspec.json.Decoder(_Version)
 _DOCUMENT = msgspec.json.Decoder(Document)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_HEADERS: msgspec.json.Decoder[dict[str, str] | None] = msgspec.json.Decoder(dict[str, str] | None)
 _COUNTS: msgspec.json.Decoder[dict[str, int] | None] = msgspec.json.Decoder(dict[str, int] | None)
 _LIST = msgspec.json.Decoder(list[Raw])
 _FAILURE = msgspec.json.Decoder(Failure)
@@ -228,6 +232,29 @@ def read_document(raw: bytes, limit: int | None = None) -> Document:
         return _DOCUMENT.decode(raw)
     except _FAULTS as error:
         raise Corrupt(f"not a document: {error}") from None
+
+
+def add_headers(raw: bytes, headers: Mapping[str, str]) -> bytes:
+    """Return the message with these headers; they replace those of the same names.
+
+    The header `traceparent` is the field `trace`. All other fields are passed on byte for byte.
+    """
+    fields: dict[str, Any] = _FIELDS.decode(raw)
+    merged = (_HEADERS.decode(fields.get("headers", b"null")) or {}) | dict(headers)
+    trace = merged.pop(TRACEPARENT, None)
+    if trace is not None:
+        fields["trace"] = trace
+    if merged:
+        fields["headers"] = merged
+    return encode(fields)
+
+
+def read_headers(raw: bytes) -> dict[str, str]:
+    """Return the headers of a message, with `traceparent` when it has a trace context."""
+    fields = _FIELDS.decode(raw)
+    headers = _HEADERS.decode(fields.get("headers", b"null")) or {}
+    trace = msgspec.json.decode(fields.get("trace", b'""'), type=str)
+    return {TRACEPARENT: trace, **headers} if trace else headers
 
 
 def make_next_attempt(raw: bytes, failure: Failure, section: str = "") -> bytes:

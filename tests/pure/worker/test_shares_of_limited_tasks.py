@@ -15,6 +15,7 @@ from celery5.services.limits.admission_state import MAX_REQUESTED_JOBS, Admissio
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget, TaskResources
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
+from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.reading import ReadingState
 
 NAMES = ("a", "b", "c")
@@ -53,6 +54,7 @@ class Asking(AdmissionState):
             budget=budget,
             member_jobs=cast("Any", None),  # no job is a member of a workflow
             progress_reports=cast("Any", None),  # no job is run
+            job_middleware=JobMiddleware(app=app, worker="w", log=log),
         )
         super().__init__(resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={})
         self.running: Counter[str] = Counter()

@@ -3,7 +3,7 @@ nothing that comes meanwhile is taken for settled with it.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue
+from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.lease import Lease, WorkerIdentity
 from celery5.services.worker.reading import ReadingState
 from celery5.services.worker.result_publisher import (
@@ -85,6 +86,7 @@ def no_resources() -> TaskResources:
         budget=no_budget,
         member_jobs=no_budget,
         progress_reports=no_budget,
+        job_middleware=no_budget,
     )
 
 
@@ -105,7 +107,8 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
         isolated_jobs=isolated,
         running_jobs=RunningJobs(),
     )
-    resources = no_resources()
+    job_middleware = JobMiddleware(app=app, worker=WORKER, log=log)
+    resources = replace(no_resources(), job_middleware=job_middleware)
     publisher = ResultPublisher(
         identity=WorkerIdentity(worker=WORKER, lease=Lease(seconds=60), consumed=[keys]),
         redis=link,
@@ -119,6 +122,7 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
             admission_control=cast("Any", SimpleNamespace(on_capacity=lambda: None)),  # no task has a rule
             run_progress=RunProgress(results_ttl=60.0),
         ),
+        job_middleware=job_middleware,
         log=log,
     )
 

@@ -7,12 +7,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from celery5 import App
 from celery5.broker.call import Call
 from celery5.broker.calls.leases import HeartbeatEvidence, HeartbeatReply, RecoveryResult
 from celery5.broker.keys import Keys, QueueKeys
-from celery5.logs.log import Log
+from celery5.logs.log import Log, NullLog
 from celery5.protocol.process.liveness import LONGEST_WAIT
-from celery5.services.worker.lease import Lease
+from celery5.services.worker.job_middleware import JobMiddleware
+from celery5.services.worker.lease import Lease, WorkerIdentity
 from celery5.services.worker.recovery import Recoverer
 
 MAIL = Keys("shop").for_queue("mail")
@@ -61,10 +63,9 @@ async def judging(nursery: trio.Nursery, *, lease: float) -> tuple[Recoverer, Ju
     server = Judged()
     recoverer = Recoverer(
         redis=server,
-        consumed=[MAIL, NEWS],
-        lease=Lease(seconds=lease),
+        identity=WorkerIdentity(worker="w", lease=Lease(seconds=lease), consumed=[MAIL, NEWS]),
+        job_middleware=JobMiddleware(app=App("shop"), worker="w", log=NullLog()),
         log=Log(worker="w", app="shop"),
-        worker="w",
         max_deliveries=3,
         results_ttl=60.0,
         message_limit=1_000_000,

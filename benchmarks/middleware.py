@@ -1,0 +1,151 @@
+"""Measure what middleware adds to a job in a worker: `python benchmarks/middleware.py`.
+
+Each kind of middleware runs the same job that does nothing, from its decoded message to its queued settlement, in
+turns of a few thousand jobs. The least time of all turns counts: anything more is the machine.
+"""
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import trio
+
+from celery5 import App
+from celery5.logs.log import NullLog
+from celery5.observability import IncomingJob, Middleware
+from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.job.messages import read_command
+from celery5.protocol.observability.job_tally import JobTally
+from celery5.runners.on_trio import TrioRunner
+from celery5.runners.running_job import RunningJob
+from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.process.shared_memory import SidecarMemory
+from celery5.services.worker.internal_queues import InternalResultsQueue
+from celery5.services.worker.job_middleware import JobMiddleware
+from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
+from celery5.services.worker.lease import RedisClock
+from celery5.services.worker.task_execution import TaskExecution
+
+JOBS = 3000
+TURNS = 40
+
+
+class ReturnsNone(Middleware):
+    """Looks at each job, and surrounds none."""
+
+    def running(self, job: IncomingJob) -> None:
+        """Return nothing."""
+
+
+class WithBlock(Middleware):
+    """A `with` block that does nothing."""
+
+    @contextmanager
+    def running(self, job: IncomingJob) -> Iterator[None]:
+        """Do nothing around the job."""
+        yield
+
+
+class AsyncWithBlock(Middleware):
+    """An `async with` block that does nothing."""
+
+    @asynccontextmanager
+    async def running(self, job: IncomingJob) -> AsyncIterator[None]:
+        """Do nothing around the job."""
+        yield
+
+
+class _Block:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_exc: object) -> None: ...
+
+
+class ClassBlock(Middleware):
+    """A context manager that is a class, and does nothing."""
+
+    def running(self, job: IncomingJob) -> Any:
+        """Return a block that does nothing."""
+        return _Block()
+
+
+class Bench:
+    """The part of a worker that runs jobs, without its connections."""
+
+    def __init__(self, middleware: list[Middleware]) -> None:
+        app = App("bench", middleware=middleware)
+
+        @app.task
+        async def noop() -> None: ...
+
+        log, self.results = NullLog(), InternalResultsQueue()
+        circuits = CircuitBreakers(tasks=app.tasks, log=log)
+        job_middleware = JobMiddleware(app=app, worker="w", log=log)
+        resources: Any = SimpleNamespace(
+            tasks=app.tasks, queues={}, runners={}, duration_estimates={}, member_jobs=None,
+            budget=None, job_middleware=job_middleware, progress_reports=SimpleNamespace(receive=None),
+        )  # fmt: skip
+        self.handler = OutcomeHandler(
+            resources=resources,
+            results=self.results,
+            circuit_breakers=circuits,
+            log=log,
+            worker="w",
+            tally=JobTally(),
+            redis_clock=RedisClock(),
+            outcome_settings=OutcomeSettings(results_ttl=60, message_limit=10**6, retry_tracebacks=False),
+        )
+        no_limits: Any = SimpleNamespace(get_limits=lambda _command: None)
+        self.execution = TaskExecution(
+            identity=cast("Any", SimpleNamespace(lease=None, worker="w", consumed=[])),
+            redis=cast("Any", None),
+            resources=resources,
+            held=cast("Any", SimpleNamespace(isolated_jobs=None, running_jobs={})),
+            safeguards=cast(
+                "Any",
+                SimpleNamespace(
+                    deadlines=no_limits, circuit_breakers=circuits, sidecar_memory=cast("SidecarMemory", None)
+                ),
+            ),
+            outcome_handler=self.handler,
+            stop_policy=cast("Any", SimpleNamespace(grace_period=1.0, is_restarting=lambda: False)),
+            log=log,
+        )
+        self.message = noop.job().message
+        self.command = read_command(self.message)
+
+    async def measure(self) -> float:
+        """Return the microseconds that one job takes."""
+        runner, running_job, execution = TrioRunner(), RunningJob(), cast("Any", self.execution)
+        deliveries = [Delivery("default", b"1-1", self.message, command=self.command) for _ in range(JOBS)]
+        began = time.perf_counter()
+        for delivery in deliveries:
+            outcome = await execution._run_job(delivery, self.command, runner, running_job)
+            self.handler.handle_outcome(delivery, outcome)
+        took = time.perf_counter() - began
+        self.results.drain()
+        return took / JOBS * 1e6
+
+
+async def main() -> None:
+    """Measure all kinds in turns, and print what each adds."""
+    benches = {
+        "no middleware": Bench([]),
+        "running returns None": Bench([ReturnsNone()]),
+        "a class with __enter__ and __exit__": Bench([ClassBlock()]),
+        "@contextmanager": Bench([WithBlock()]),
+        "@asynccontextmanager": Bench([AsyncWithBlock()]),
+        "three of @contextmanager": Bench([WithBlock(), WithBlock(), WithBlock()]),
+    }
+    best = dict.fromkeys(benches, 1e9)
+    for _ in range(TURNS):
+        for name, bench in benches.items():
+            best[name] = min(best[name], await bench.measure())
+    base = best["no middleware"]
+    for name, took in best.items():
+        print(f"{name:40} {took:6.2f} µs a job, {took - base:+.2f} µs")
+
+
+if __name__ == "__main__":
+    trio.run(main)

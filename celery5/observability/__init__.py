@@ -1,0 +1,55 @@
+"""Observability: middleware around jobs, tracing by OpenTelemetry, and Sentry."""
+
+from typing import TYPE_CHECKING
+
+from celery5.lazy import exports
+
+if TYPE_CHECKING:
+    from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
+    from celery5.observability.middleware import Middleware
+    from celery5.observability.outcomes import (
+        Dead,
+        Expired,
+        JobOutcome,
+        Rejected,
+        Released,
+        Retrying,
+        Revoked,
+        Succeeded,
+    )
+
+__all__ = [
+    "Dead",
+    "Expired",
+    "IncomingJob",
+    "JobOutcome",
+    "Middleware",
+    "OutgoingJob",
+    "Rejected",
+    "Released",
+    "Retrying",
+    "Revoked",
+    "SendingBatch",
+    "SettlingBatch",
+    "Succeeded",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = exports(
+        __name__,
+        {
+            "Dead": "celery5.observability.outcomes",
+            "Expired": "celery5.observability.outcomes",
+            "IncomingJob": "celery5.observability.jobs",
+            "JobOutcome": "celery5.observability.outcomes",
+            "Middleware": "celery5.observability.middleware",
+            "OutgoingJob": "celery5.observability.jobs",
+            "Rejected": "celery5.observability.outcomes",
+            "Released": "celery5.observability.outcomes",
+            "Retrying": "celery5.observability.outcomes",
+            "Revoked": "celery5.observability.outcomes",
+            "SendingBatch": "celery5.observability.jobs",
+            "SettlingBatch": "celery5.observability.jobs",
+            "Succeeded": "celery5.observability.outcomes",
+        },
+    )

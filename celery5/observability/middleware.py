@@ -1,0 +1,215 @@
+"""Middleware: what an application runs around the sending, the running and the settling of its jobs."""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+
+from celery5.application import Application
+from celery5.errors import Misconfigured
+from celery5.protocol.job.job import Job
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.runners.context import LOG_EVENT
+
+if TYPE_CHECKING:
+    from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
+
+Block: TypeAlias = AbstractContextManager[Any] | None
+"""What surrounds something: a context manager, or None for nothing."""
+RunningBlock: TypeAlias = AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | None
+"""The same around a running job, where it may also be asynchronous."""
+
+
+class Middleware:
+    """Something that an application does around each of its jobs: measure, log, trace, prepare.
+
+    Override what you need; nothing else is called. The first middleware of an application is the outermost one. Blocks
+    always end normally: what happened is an attribute of the job or of the batch. What a method raises is logged once
+    for each middleware (`middleware:failed`), and changes nothing for the job.
+    """
+
+    def added(self, app: Application) -> None:
+        """Prepare for an application, before anything else is called. What this raises is raised."""
+
+    def sending(self, batch: "SendingBatch") -> Block:
+        """Return what surrounds the sending of jobs, events and workflows; in plain Python, Trio and asyncio alike.
+
+        It may change the headers of what is sent.
+        """
+
+    def running(self, job: "IncomingJob") -> RunningBlock:
+        """Return what surrounds a task that runs, in the worker. `job.outcome` is set when the block ends.
+
+        `async with` blocks run on Trio. Context variables that are set in the block are visible in the task, unless it
+        is boxed, and are gone after the job.
+        """
+
+    def settling(self, batch: "SettlingBatch") -> Block:
+        """Return what surrounds the step that stores the outcomes of jobs and acknowledges them."""
+
+    def received(self, jobs: "Sequence[IncomingJob]") -> None:
+        """Handle jobs that a worker has read."""
+
+    def unstarted(self, job: "IncomingJob") -> None:
+        """Handle a job that ended in this worker, or was released, without being run: `job.outcome` says how."""
+
+    def recovered(self, worker: str, queue: str, count: int) -> None:
+        """Handle the death of another worker, whose `count` jobs of a queue were put back or became dead letters."""
+
+    def process_started(self, kind: str, name: str) -> None:
+        """Handle the start of this process: a worker, router, scheduler, controller or publisher that is ready now."""
+
+    def process_stopped(self, kind: str, name: str) -> None:
+        """Handle the end of this process, after its last job."""
+
+
+_HOOKS = (
+    "sending",
+    "running",
+    "settling",
+    "received",
+    "unstarted",
+    "recovered",
+    "process_started",
+    "process_stopped",
+)
+FAULTS = (Exception, SystemExit)
+"""What user code may raise without harm. Cancellation and KeyboardInterrupt are not about the middleware."""
+
+Hook = tuple[Middleware, Callable[..., Any]]
+"""A method of a middleware that is overridden."""
+
+
+def check_middleware(given: Sequence[Middleware]) -> list[Middleware]:
+    """Return the middleware of an application. Raises Misconfigured for anything else."""
+    for each in cast("Sequence[object]", given):
+        if not isinstance(each, Middleware):
+            made = f": write {each.__name__}()" if isinstance(each, type) else ""
+            raise Misconfigured(
+                f"{each!r} is no object of a subclass of celery5.observability.Middleware{made}"
+            )
+    return list(given)
+
+
+class MiddlewareStack:
+    """The middleware of an application, in order. Which methods they override is looked up once, here."""
+
+    def __init__(self, middleware: Sequence[Middleware]) -> None:
+        self._middleware = tuple(middleware)
+        self._hooks: dict[str, tuple[Hook, ...]] = {
+            name: tuple((each, getattr(each, name)) for each in middleware if _overrides(each, name))
+            for name in _HOOKS
+        }
+        self._running = self._hooks["running"]
+        self._failed: set[int] = set()
+        # Whether there is any middleware of a kind: all that is looked at where there is none.
+        self.sends: bool = bool(self._hooks["sending"])
+        self.runs: bool = bool(self._running or self._hooks["unstarted"])
+        self.settles: bool = bool(self._hooks["settling"])
+        self.receives: bool = bool(self._hooks["received"])
+        self.notes_unstarted: bool = bool(self._hooks["unstarted"])
+
+    def __iter__(self) -> Any:
+        return iter(self._middleware)
+
+    def __len__(self) -> int:
+        return len(self._middleware)
+
+    # ---- blocks
+
+    @contextmanager
+    def sending(self, jobs: Sequence[Job], *, is_run: bool = False) -> Generator[list[Job], None, None]:
+        """Surround the sending of `jobs`; yield them with the headers that middleware has added."""
+        from celery5.observability.jobs import OutgoingJob, SendingBatch  # most producers need neither
+
+        batch = SendingBatch([OutgoingJob(job, is_run=is_run) for job in jobs])
+        entered = self._enter("sending", batch)
+        try:
+            yield [self._make_job(outgoing, job) for outgoing, job in zip(batch.jobs, jobs, strict=True)]
+        except BaseException as error:
+            batch.fail(error)
+            raise
+        finally:
+            self._exit(entered)
+
+    @contextmanager
+    def settling(self, batch: "SettlingBatch") -> Generator[None, None, None]:
+        """Surround one settlement."""
+        entered = self._enter("settling", batch)
+        try:
+            yield
+        except BaseException as error:
+            batch.fail(error)
+            raise
+        finally:
+            self._exit(entered)
+
+    @property
+    def running(self) -> Sequence[tuple["Middleware", "Callable[[IncomingJob], RunningBlock]"]]:
+        """The methods `running` that there are, with their middleware, from the outermost to the innermost."""
+        return self._running
+
+    # ---- notifications
+
+    def notify(self, hook: str, *words: Any) -> None:
+        """Call the method named `hook` of each middleware that has it."""
+        for middleware, function in self._hooks[hook]:
+            try:
+                function(*words)
+            except FAULTS as error:
+                self.report(middleware, hook, error)
+
+    # ---- inside
+
+    def _enter(self, name: str, batch: "SendingBatch | SettlingBatch") -> list[tuple[Middleware, Any, str]]:
+        entered: list[tuple[Middleware, Any, str]] = []
+        for middleware, hook in self._hooks[name]:
+            try:
+                block = hook(batch)
+                if block is not None:
+                    block.__enter__()
+                    entered.append((middleware, block, name))
+            except FAULTS as error:
+                self.report(middleware, name, error)
+        return entered
+
+    def _exit(self, entered: list[tuple[Middleware, Any, str]]) -> None:
+        while entered:
+            middleware, block, name = entered.pop()
+            try:
+                block.__exit__(None, None, None)
+            except FAULTS as error:
+                self.report(middleware, name, error)
+
+    def _make_job(self, outgoing: "OutgoingJob", job: Job) -> Job:
+        """Return the job with its headers; without any, and a warning, if they make no sense."""
+        try:
+            return outgoing.make_job()
+        except ValueError as error:
+            self.report(self._hooks["sending"][-1][0], "sending", error)
+            return job
+
+    def report(self, middleware: Middleware, hook: str, error: BaseException) -> None:
+        """Log that a middleware has failed, once for each."""
+        if id(middleware) in self._failed:
+            return
+        self._failed.add(id(middleware))
+        LOG_EVENT.get()(
+            "middleware:failed",
+            "warning",
+            middleware=type(middleware).__qualname__,
+            hook=hook,
+            why=describe_error(error, MAX_ERROR_LENGTH),
+        )
+
+
+class ObservedApplication(Application, Protocol):
+    """An application that has middleware."""
+
+    @property
+    def middleware(self) -> MiddlewareStack:
+        """What surrounds the sending and running of its jobs."""
+        ...
+
+
+def _overrides(middleware: Middleware, name: str) -> bool:
+    return getattr(type(middleware), name) is not getattr(Middleware, name) or name in vars(middleware)
