@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         property as lazy_property,  # a Protocol with a property does not accept a cached_property
     )
 
+    from celery5.audit.trail import Audit
     from celery5.config.configuration import Configuration
     from celery5.streams.processor import ProcessorFunction, ProcessorOptions
     from celery5.streams.registry import Streams
@@ -235,6 +236,13 @@ class App:
         from celery5.config.configuration import make_configuration
 
         return make_configuration(self.config, broker=lambda: self._settled().broker, key=self.keys.settings)
+
+    @lazy_property
+    def audit(self) -> "Audit":
+        """The audit trail: who has done what to the application."""
+        from celery5.audit.trail import Audit
+
+        return Audit(self)
 
     @lazy_property
     def streams(self) -> "Streams":

@@ -233,6 +233,11 @@ class Keys:
         return f"celery5:{{{self.app}}}:settings"
 
     @property
+    def audit(self) -> str:
+        """STREAM  the last actions of operators, with a time to live."""
+        return f"celery5:{{{self.app}}}:audit"
+
+    @property
     def paused(self) -> str:
         """SET     the queues that no worker is to read."""
         return f"celery5:{{{self.app}}}:paused"

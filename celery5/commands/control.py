@@ -7,10 +7,12 @@ that states this. A command for a worker that is down waits in its inbox until i
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import msgspec
 
+from celery5.audit.actor import get_actor, get_user
+from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import commands as command_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.colour import (
@@ -25,13 +27,16 @@ from celery5.broker.driver import AsyncDriver, AsyncResultWaiter
 from celery5.commands.keyring import Keyring, get_key_folder
 from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused, Misconfigured, UnknownQueue
 from celery5.hints import make_attribute_error
+from celery5.protocol.audit import join_names
 from celery5.protocol.commands.definitions import (
+    BUDGET,
     COMMAND_DEFINITIONS,
     MAX_COMMAND_LIFETIME,
     PAUSE_QUEUE,
     PING,
     RESUME_QUEUE,
     RUN_TASK,
+    SHUTDOWN,
     CommandReply,
     describe_unknown_worker,
     find_inbox,
@@ -49,6 +54,8 @@ if TYPE_CHECKING:
 TIMEOUT = 5.0
 """Seconds to wait for answers."""
 To = str | Sequence[str] | None
+ProcessNoun = Literal["worker", "controller"]
+"""What the command line calls processes."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,13 +125,22 @@ class Control:
         to: To = None,
         timeout: float = TIMEOUT,
         expires: float | None = None,
+        noun: ProcessNoun = "worker",
     ) -> list[Reply]:
         """Send a command to workers; return the reply of each, sorted by name. For plain Python.
 
         `COMMAND_DEFINITIONS` lists the commands. While no worker lives, `pause-queue` and `resume-queue` take effect
         for workers that start later, and the list is empty; they raise UnknownQueue for a queue that nobody uses.
+
+        Args:
+            command: Its name.
+            parameters: Its parameters.
+            to: The processes.
+            timeout: Seconds to wait for answers.
+            expires: Seconds after which the command is void.
+            noun: What the audit trail calls the processes: `worker` or `controller`.
         """
-        request = _make_request(command, parameters, to, timeout, expires)
+        request = _make_request(command, parameters, to, timeout, expires, noun)
         return run_blocking(self._send(BlockingConnections(self._app.connections), request))
 
     async def asend(
@@ -135,14 +151,29 @@ class Control:
         to: To = None,
         timeout: float = TIMEOUT,
         expires: float | None = None,
+        noun: ProcessNoun = "worker",
     ) -> list[Reply]:
         """`send`, from Trio or asyncio."""
         return await self._send(
-            self._app.connections, _make_request(command, parameters, to, timeout, expires)
+            self._app.connections, _make_request(command, parameters, to, timeout, expires, noun)
         )
 
     async def _send(self, connections: AwaitableConnections, request: "_Request") -> list[Reply]:
         redis = await connections.get_async_driver()
+        if not _changes_something(request):
+            return await self._perform(connections, redis, request)
+        target = join_names(request.to) or "all workers"
+        name, how = _get_action(request), _describe_parameters(request)
+        routine = request.command == RUN_TASK.name
+        async with AuditedAction(self._app, redis, name, target, how, is_routine=routine) as action:
+            replies = await self._perform(connections, redis, request)
+            action.set_count(sum(reply.ok for reply in replies))
+            action.set_failure("; ".join(f"{reply.worker}: {reply.why}" for reply in replies if not reply.ok))
+            return replies
+
+    async def _perform(
+        self, connections: AwaitableConnections, redis: AsyncDriver, request: "_Request"
+    ) -> list[Reply]:
         inboxes = await _find_inboxes(self._app, redis, request)
         commands = await run_in_thread(lambda: self._sign_commands(request, inboxes))
         waiter = await connections.get_async_result_waiter()
@@ -222,6 +253,34 @@ class _Request(msgspec.Struct, frozen=True):
     to: tuple[str, ...]
     timeout: float
     expires: float
+    noun: ProcessNoun = "worker"
+
+
+CONTROLLER_VERBS = {SHUTDOWN.name: "stop"}
+"""Commands to Controllers whose verb of the command line is another one."""
+
+
+def _get_action(request: _Request) -> str:
+    """Return the action of a command: its noun and verb on the command line."""
+    if request.noun == "controller":
+        return f"controller:{CONTROLLER_VERBS.get(request.command, request.command)}"
+    return f"worker:{'run' if request.command == RUN_TASK.name else request.command}"
+
+
+def _changes_something(request: _Request) -> bool:
+    """Return whether a command may change something. Those of an application may."""
+    definition = COMMAND_DEFINITIONS.get(request.command)
+    if request.command == BUDGET.name:  # without a new number it only shows the present ones
+        return not {"minimum", "maximum"}.isdisjoint(request.parameters)
+    return definition is None or definition.permission != "read"
+
+
+def _describe_parameters(request: _Request) -> dict[str, object]:
+    """Return what the audit trail shows of the parameters: no values of an application's own command, and no job."""
+    if request.command not in COMMAND_DEFINITIONS:
+        return {"parameters": sorted(request.parameters)}
+    hidden = ("job", "messages")
+    return {name: value for name, value in request.parameters.items() if name not in hidden}
 
 
 async def _list_live_workers(app: "Application", redis: AsyncDriver) -> tuple[str, ...]:
@@ -327,11 +386,15 @@ def _parse_reply(inbox: str, raw: bytes) -> Reply:
 
 
 def _make_request(
-    command: str, parameters: Mapping[str, Any] | None, to: To, timeout: float, expires: float | None
+    command: str,
+    parameters: Mapping[str, Any] | None,
+    to: To,
+    timeout: float,
+    expires: float | None,
+    noun: ProcessNoun = "worker",
 ) -> _Request:
-    return _Request(
-        command, dict(parameters or {}), _parse_recipients(to), *_check_times(command, timeout, expires)
-    )
+    times = _check_times(command, timeout, expires)
+    return _Request(command, dict(parameters or {}), _parse_recipients(to), *times, noun)
 
 
 def _parse_recipients(to: object) -> tuple[str, ...]:
@@ -359,15 +422,9 @@ def _check_times(command: str, timeout: object, expires: object) -> tuple[float,
 
 
 def _get_sender() -> str:
-    """Return the user, the host and the process that send, for the worker's log."""
-    import getpass
-    import socket
-
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}:{os.getpid()}"
+    """Return the user, the host and the process that send, for the worker's log, and who acts if that is another."""
+    sender, who = f"{get_user()}:{os.getpid()}", get_actor().who
+    return f"{who}, by {sender}" if who else sender
 
 
 _NO_ANSWER = "no answer after {:g} s: it is down, blocked, or has no inbox; "

@@ -7,10 +7,11 @@ after an interruption some jobs are done and the rest are unchanged.
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import msgspec
 
+from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import dead_letters as graveyard
 from celery5.broker.calls.dead_letters import ALIVE, DONE, GONE, KEY_TAKEN
 from celery5.broker.calls.events import redeliver_documents
@@ -25,6 +26,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader
 from celery5.errors import Corrupt, Misconfigured
+from celery5.protocol.audit import join_names
 from celery5.protocol.job.dead_letters import (
     DeadJob,
     DeadJobFilter,
@@ -196,20 +198,21 @@ async def _replay(
 ) -> DeadLetterTally:
     tally, reader, pace = DeadLetterTally(), DeadJobReader(app, redis, query), _Pace(rate)
     limit = app.settings.message_limit
-    while jobs := await reader.read_batch():
-        for part in split_into_trips(jobs, _size, pace.portion):
-            replays = [
-                (job, message)
-                for job in part
-                if not job.sink and (message := _make_replay_message(job, limit, tally)) is not None
-            ]
-            documents = [job for job in part if job.sink]
-            if not dry_run:
-                await pace.wait(len(replays) + len(documents))
-                await _put_back(redis, app.queue(part[0].queue), replays, documents, tally)
-            tally.matched += len(part)
-            if progress is not None:
-                progress(tally)
+    async with _audited(app, redis, "dlq:replay", query, dry_run, rate) as action:
+        while jobs := await reader.read_batch():
+            for part in split_into_trips(jobs, _size, pace.portion):
+                replays = [
+                    (job, message)
+                    for job in part
+                    if not job.sink and (message := _make_replay_message(job, limit, tally)) is not None
+                ]
+                documents = [job for job in part if job.sink]
+                if not dry_run:
+                    await pace.wait(len(replays) + len(documents))
+                    await _put_back(redis, app.queue(part[0].queue), replays, documents, tally)
+                _count(action, tally, len(part), dry_run)
+                if progress is not None:
+                    progress(tally)
     return tally
 
 
@@ -234,14 +237,40 @@ async def _purge(
     app: "Application", redis: AsyncDriver, query: DeadJobQuery, dry_run: bool, progress: Progress | None
 ) -> DeadLetterTally:
     tally, reader = DeadLetterTally(), DeadJobReader(app, redis, query)
-    while jobs := await reader.read_batch():
-        if not dry_run:
-            entries = [(job.entry, job.id) for job in jobs]
-            _note(tally, jobs, await redis.perform(graveyard.purge_jobs(app.queue(jobs[0].queue), entries)))
-        tally.matched += len(jobs)
-        if progress is not None:
-            progress(tally)
+    async with _audited(app, redis, "dlq:purge", query, dry_run) as action:
+        while jobs := await reader.read_batch():
+            if not dry_run:
+                keys, entries = app.queue(jobs[0].queue), [(job.entry, job.id) for job in jobs]
+                _note(tally, jobs, await redis.perform(graveyard.purge_jobs(keys, entries)))
+            _count(action, tally, len(jobs), dry_run)
+            if progress is not None:
+                progress(tally)
     return tally
+
+
+def _audited(
+    app: "Application",
+    redis: AsyncDriver,
+    name: str,
+    query: DeadJobQuery,
+    dry_run: bool,
+    rate: float | None = None,
+) -> AuditedAction:
+    selection: dict[str, Any] = {
+        **msgspec.structs.asdict(query),
+        "where": getattr(query.where, "__qualname__", query.where and "a function"),
+        "rate": rate,
+    }
+    target = join_names(selection.pop("queues")) or "all queues"
+    action = AuditedAction(app, redis, name, target, selection, dry_run=dry_run)
+    action.set_count(0)
+    return action
+
+
+def _count(action: AuditedAction, tally: DeadLetterTally, jobs: int, dry_run: bool) -> None:
+    """Count the jobs of a batch as looked at, and in the audit trail those that were changed, or would be."""
+    tally.matched += jobs
+    action.set_count(tally.matched if dry_run else tally.done)
 
 
 def _group_by_lane(replays: Sequence[tuple[DeadJob, bytes]]) -> dict[str, list[tuple[DeadJob, bytes]]]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import msgspec
 
+from celery5.audit.recording import perform_audited
 from celery5.broker.call import Call
 from celery5.broker.calls import events as trips
 from celery5.broker.calls.queues import QueueState, get_queue_state
@@ -178,11 +179,17 @@ class Events(Mapping[str, type[Event]]):
         Returns:
             Whether there was a subscription in force.
         """
-        return self._app.perform(self._set_withdrawn(event, task, app, withdrawn=True))
+        call = self._set_withdrawn(event, task, app, withdrawn=True)
+        subscriber = _describe_subscriber(task, app)
+        return run_in_plain_python(perform_audited, self._app, call, "event:unsubscribe", event, subscriber)
 
     async def aunsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """`unsubscribe`, from Trio or asyncio."""
-        return await self._app.aperform(self._set_withdrawn(event, task, app, withdrawn=True))
+        call = self._set_withdrawn(event, task, app, withdrawn=True)
+        subscriber = _describe_subscriber(task, app)
+        return await run_in_event_loop(
+            perform_audited, self._app, call, "event:unsubscribe", event, subscriber
+        )
 
     def resubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """Allow a withdrawn subscription again: its workers declare it within a minute. For plain Python.
@@ -190,11 +197,17 @@ class Events(Mapping[str, type[Event]]):
         Returns:
             Whether it was withdrawn.
         """
-        return self._app.perform(self._set_withdrawn(event, task, app, withdrawn=False))
+        call = self._set_withdrawn(event, task, app, withdrawn=False)
+        subscriber = _describe_subscriber(task, app)
+        return run_in_plain_python(perform_audited, self._app, call, "event:resubscribe", event, subscriber)
 
     async def aresubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """`resubscribe`, from Trio or asyncio."""
-        return await self._app.aperform(self._set_withdrawn(event, task, app, withdrawn=False))
+        call = self._set_withdrawn(event, task, app, withdrawn=False)
+        subscriber = _describe_subscriber(task, app)
+        return await run_in_event_loop(
+            perform_audited, self._app, call, "event:resubscribe", event, subscriber
+        )
 
     def _set_withdrawn(self, event: str, task: str, app: str, *, withdrawn: bool) -> Call[bool]:
         owner = next(
@@ -218,6 +231,11 @@ class Events(Mapping[str, type[Event]]):
                 )
             jobs.append(declaration.make_job(event, self._app))
         return jobs
+
+
+def _describe_subscriber(task: str, app: str) -> dict[str, object]:
+    """Return the subscriber, for the audit trail."""
+    return {"task": task, "app": app}
 
 
 _Declarations = Mapping[tuple[str, int], EventDeclaration]

@@ -5,18 +5,18 @@ those that start later. Workers receive it by a channel within moments, and at t
 until then they start jobs as before.
 """
 
-import getpass
-import os
-import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from celery5.audit.actor import get_actor_name
+from celery5.audit.recording import perform_audited
 from celery5.broker.call import Call
 from celery5.broker.calls import limits
 from celery5.broker.calls.limits import StoredOverrides
+from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.errors import Misconfigured
 from celery5.events.event import DeclareEvent, Event
 from celery5.health.health_check import HealthCheck
@@ -118,19 +118,20 @@ class Limits:
         `limit` is a number of running jobs (0 rejects all jobs) or a rate such as `200/m`. Returns whether that changes
         anything. Raises Misconfigured, UnknownTask and BrokerError.
         """
-        return self._app.perform(self._set_override(task, limit, by))
+        return self._act("task:limit", self._set_override(task, limit, by), task, {"limit": limit})
 
     async def aset(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
         """`set`, from Trio or asyncio."""
-        return await self._app.aperform(self._set_override(task, limit, by))
+        call = self._set_override(task, limit, by)
+        return await self._aact("task:limit", call, task, {"limit": limit})
 
     def lift(self, task: "str | Task[..., Any]") -> bool:
         """Remove what is imposed, so that the task's own limit holds again. Returns whether anything was imposed."""
-        return self._check_known(task, self._app.perform(self._lift(task)))
+        return self._check_known(task, self._act("task:limit", self._lift(task), task, _LIFTED))
 
     async def alift(self, task: "str | Task[..., Any]") -> bool:
         """`lift`, from Trio or asyncio."""
-        return self._check_known(task, await self._app.aperform(self._lift(task)))
+        return self._check_known(task, await self._aact("task:limit", self._lift(task), task, _LIFTED))
 
     def set_kind_rate(self, kind: str, rate: str, *, by: str = "") -> bool:
         """Let jobs of a kind of task (`trio`, `asyncio`, `thread`, `boxed`) begin at a rate, on all workers together.
@@ -138,19 +139,23 @@ class Limits:
         It is counted on each queue, and holds beside the limits of the tasks, in place of the setting `rate_limits`.
         Returns whether that changes anything. Raises Misconfigured and BrokerError.
         """
-        return self._app.perform(self._set_kind_rate(kind, rate, by))
+        call = self._set_kind_rate(kind, rate, by)
+        return self._act("task:limit", call, KIND_PREFIX + kind, {"limit": rate})
 
     async def aset_kind_rate(self, kind: str, rate: str, *, by: str = "") -> bool:
         """`set_kind_rate`, from Trio or asyncio."""
-        return await self._app.aperform(self._set_kind_rate(kind, rate, by))
+        call = self._set_kind_rate(kind, rate, by)
+        return await self._aact("task:limit", call, KIND_PREFIX + kind, {"limit": rate})
 
     def lift_kind_rate(self, kind: str) -> bool:
         """Remove the rate that was set for a kind: the setting holds again. Returns whether there was one."""
-        return self._app.perform(limits.set_override(self._app.keys, KIND_PREFIX + kind, None))
+        name = KIND_PREFIX + kind
+        return self._act("task:limit", self._lift(name), name, _LIFTED)
 
     async def alift_kind_rate(self, kind: str) -> bool:
         """`lift_kind_rate`, from Trio or asyncio."""
-        return await self._app.aperform(limits.set_override(self._app.keys, KIND_PREFIX + kind, None))
+        name = KIND_PREFIX + kind
+        return await self._aact("task:limit", self._lift(name), name, _LIFTED)
 
     def suspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
         """Start no job of a task on any worker until it is resumed; its jobs wait in Redis.
@@ -158,19 +163,19 @@ class Limits:
         Running jobs run to their end. Workers hear of it within moments, so some jobs may still start. Returns whether
         that changes anything.
         """
-        return self._app.perform(self._suspend(task, why, by))
+        return self._act("task:suspend", self._suspend(task, why, by), task, {"why": why})
 
     async def asuspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
         """`suspend`, from Trio or asyncio; for example in a task that an event starts."""
-        return await self._app.aperform(self._suspend(task, why, by))
+        return await self._aact("task:suspend", self._suspend(task, why, by), task, {"why": why})
 
     def resume(self, task: "str | Task[..., Any]") -> bool:
         """Start jobs of a suspended task again, in the order in which they came. Returns whether it was suspended."""
-        return self._check_known(task, self._app.perform(self._resume(task)))
+        return self._check_known(task, self._act("task:resume", self._resume(task), task))
 
     async def aresume(self, task: "str | Task[..., Any]") -> bool:
         """`resume`, from Trio or asyncio."""
-        return self._check_known(task, await self._app.aperform(self._resume(task)))
+        return self._check_known(task, await self._aact("task:resume", self._resume(task), task))
 
     def list(self) -> dict[str, TaskLimits]:
         """Return what is imposed on tasks now, by their names."""
@@ -180,25 +185,47 @@ class Limits:
         """`list`, from Trio or asyncio."""
         return _list_limits(await self._app.aperform(limits.list_overrides(self._app.keys)))
 
+    def _act(
+        self,
+        action: str,
+        call: Call[bool],
+        task: "str | Task[..., Any]",
+        how: Mapping[str, object] | None = None,
+    ) -> bool:
+        """Perform a change, and record it in the audit trail."""
+        return run_in_plain_python(perform_audited, self._app, call, action, _get_name(task), how)
+
+    async def _aact(
+        self,
+        action: str,
+        call: Call[bool],
+        task: "str | Task[..., Any]",
+        how: Mapping[str, object] | None = None,
+    ) -> bool:
+        """`_act`, from Trio or asyncio."""
+        return await run_in_event_loop(perform_audited, self._app, call, action, _get_name(task), how)
+
     def _set_override(self, task: "str | Task[..., Any]", limit: int | str, by: str) -> Call[bool]:
         name = self._name(task)
         if isinstance(limit, str):
-            override = LimitOverride(rate=limit, by=by or _get_user(), since=_now())
+            override = LimitOverride(rate=limit, by=by or get_actor_name(), since=_now())
         elif isinstance(limit, bool) or not isinstance(limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Misconfigured(f"task {name}: limit is {limit!r}: give a number, or a rate such as '200/m'")
         else:
-            override = LimitOverride(limit=limit, by=by or _get_user(), since=_now())
+            override = LimitOverride(limit=limit, by=by or get_actor_name(), since=_now())
         return limits.set_override(self._app.keys, name, override.validate(name))
 
     def _set_kind_rate(self, kind: str, rate: str, by: str) -> Call[bool]:
-        override = LimitOverride(rate=make_kind_rate(kind, rate).text, by=by or _get_user(), since=_now())
+        override = LimitOverride(
+            rate=make_kind_rate(kind, rate).text, by=by or get_actor_name(), since=_now()
+        )
         return limits.set_override(self._app.keys, KIND_PREFIX + kind, override)
 
     def _lift(self, task: "str | Task[..., Any]") -> Call[bool]:
         return limits.set_override(self._app.keys, _get_name(task), None)
 
     def _suspend(self, task: "str | Task[..., Any]", why: str, by: str) -> Call[bool]:
-        suspension = Suspension(why=why, by=by or _get_user(), since=_now())
+        suspension = Suspension(why=why, by=by or get_actor_name(), since=_now())
         return limits.suspend_task(self._app.keys, self._name(task), suspension)
 
     def _resume(self, task: "str | Task[..., Any]") -> Call[bool]:
@@ -215,6 +242,10 @@ class Limits:
             return task.name
         self._app.load()
         return self._app.tasks[task].name
+
+
+_LIFTED = {"limit": "none"}
+"""How the audit trail shows that a limit was lifted, as the command line does."""
 
 
 def _get_name(task: "str | Task[..., Any]") -> str:
@@ -253,12 +284,3 @@ def _list_limits(stored: StoredOverrides) -> dict[str, TaskLimits]:
 
 def _now() -> float:
     return round(time.time(), 3)
-
-
-def _get_user() -> str:
-    """Return the default for `by`: user and host."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"

@@ -6,6 +6,7 @@ One connection of a process waits for any number of results.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
+from celery5.audit.recording import AuditedAction
 from celery5.broker.call import Call
 from celery5.broker.calls import commands, jobs, limits, queues
 from celery5.broker.calls.jobs import LocatedJob
@@ -24,6 +25,7 @@ from celery5.errors import (
     TaskRevoked,
 )
 from celery5.hints import make_attribute_error
+from celery5.protocol.audit import join_names
 from celery5.protocol.job.arguments import ResultType
 from celery5.protocol.job.messages import RESULT_IGNORED, Document, Failure, read_document
 from celery5.protocol.job.progress import Progress
@@ -381,7 +383,15 @@ async def _revoke(connections: AwaitableConnections, listed: list[AsyncResult[An
     redis = await connections.get_async_driver()
     await locate_unknown(connections, listed)
     trips = _plan_revocations(listed)
-    return _revoked(listed, await redis.perform_all([call for call, _ in trips]), trips)
+    ids = join_names(handle.id for handle in listed)
+    queues = {"queue": sorted({handle.queue for handle in listed})}
+    routine = len(listed) == 1
+    async with AuditedAction(
+        _app_of(listed), redis, "task:revoke", ids, queues, is_routine=routine
+    ) as action:
+        revoked = _revoked(listed, await redis.perform_all([call for call, _ in trips]), trips)
+        action.set_count(sum(revoked))
+        return revoked
 
 
 def _handles(results: object, what: str) -> list[AsyncResult[Any]]:

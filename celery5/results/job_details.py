@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from celery5.audit.recording import AuditedAction
 from celery5.broker.call import Call
 from celery5.broker.calls import cluster, commands, jobs, workflows
 from celery5.broker.calls import dead_letters as graveyard
@@ -235,12 +236,15 @@ async def empty_queue(app: "Application", redis: AsyncDriver, queue: str) -> int
     if queue not in queues:
         raise UnknownQueue(queue, queues)
     keys, cursor, count = app.queue(queue), "0", 0
-    while True:
-        cursor, ids = await redis.perform(jobs.scan_jobs(keys, cursor))
-        for start in range(0, len(ids), jobs.REVOCATION_BATCH):
-            count += await _revoke_waiting(app, redis, keys, ids[start : start + jobs.REVOCATION_BATCH])
-        if cursor == "0":
-            return count
+    async with AuditedAction(app, redis, "queue:purge", queue) as action:
+        while True:
+            cursor, ids = await redis.perform(jobs.scan_jobs(keys, cursor))
+            for start in range(0, len(ids), jobs.REVOCATION_BATCH):
+                count += await _revoke_waiting(app, redis, keys, ids[start : start + jobs.REVOCATION_BATCH])
+                action.set_count(count)
+            if cursor == "0":
+                action.set_count(count)
+                return count
 
 
 async def _revoke_waiting(app: "Application", redis: AsyncDriver, keys: QueueKeys, ids: list[str]) -> int:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 
 import msgspec
 
+from celery5.audit.recording import AuditedAction
 from celery5.broker.call import Call
 from celery5.broker.calls import cluster
 from celery5.broker.calls import queues as queue_calls
@@ -329,6 +330,14 @@ async def add_schedule(
     app: TaskApplication, redis: AsyncDriver, name: str, of: ScheduleDefinition
 ) -> ScheduleState:
     """Add a schedule. Raises Misconfigured for a name that is taken, and for one that would never fire."""
+    what = {"task": of.task, "queue": of.queue, "when": describe_trigger(of.trigger)}
+    async with AuditedAction(app, redis, "schedule:add", name, what):
+        return await _add_schedule(app, redis, name, of)
+
+
+async def _add_schedule(
+    app: TaskApplication, redis: AsyncDriver, name: str, of: ScheduleDefinition
+) -> ScheduleState:
     if any(state.name == name for state in await list_states(app, redis)):
         raise Misconfigured(f"a schedule {name!r} is there already: remove it first, or give another name")
     now = await get_broker_time(app, redis, of.queue)
@@ -342,13 +351,20 @@ async def add_schedule(
 
 
 async def change_schedule(
-    app: TaskApplication, redis: AsyncDriver, name: str, change: ScheduleChange
+    app: TaskApplication, redis: AsyncDriver, name: str, action: str, change: ScheduleChange
 ) -> ScheduleState:
     """Change a schedule, with retries while others change it; return the new state, or the last one before removal.
 
     Raises:
         Misconfigured: There is no such schedule, or it changes too often.
     """
+    async with AuditedAction(app, redis, action, name):
+        return await _change_schedule(app, redis, name, change)
+
+
+async def _change_schedule(
+    app: TaskApplication, redis: AsyncDriver, name: str, change: ScheduleChange
+) -> ScheduleState:
     for _ in range(TRIES):
         before, record = await find_schedule(app, redis, name)
         now = await get_broker_time(app, redis, before.of.queue)
@@ -360,6 +376,11 @@ async def change_schedule(
 
 async def trigger_schedule(app: TaskApplication, redis: AsyncDriver, name: str) -> AsyncResult[Any]:
     """Send a job of a schedule now. Raises Misconfigured."""
+    async with AuditedAction(app, redis, "schedule:trigger", name, is_routine=True):
+        return await _trigger_schedule(app, redis, name)
+
+
+async def _trigger_schedule(app: TaskApplication, redis: AsyncDriver, name: str) -> AsyncResult[Any]:
     job = new_id()
     for _ in range(TRIES):
         before, record = await find_schedule(app, redis, name)
@@ -469,27 +490,27 @@ class Schedules:
 
     def pause(self, name: str) -> ScheduleState:
         """Pause a schedule. Fire times in the pause count neither as fired nor as missed. For plain Python."""
-        return run_in_plain_python(change_schedule, self._app, name, paused_schedule)
+        return run_in_plain_python(change_schedule, self._app, name, "schedule:pause", paused_schedule)
 
     async def apause(self, name: str) -> ScheduleState:
         """`pause`, from Trio or asyncio."""
-        return await run_in_event_loop(change_schedule, self._app, name, paused_schedule)
+        return await run_in_event_loop(change_schedule, self._app, name, "schedule:pause", paused_schedule)
 
     def resume(self, name: str) -> ScheduleState:
         """Resume a schedule, at its next fire time in the future. For plain Python."""
-        return run_in_plain_python(change_schedule, self._app, name, resumed_schedule)
+        return run_in_plain_python(change_schedule, self._app, name, "schedule:resume", resumed_schedule)
 
     async def aresume(self, name: str) -> ScheduleState:
         """`resume`, from Trio or asyncio."""
-        return await run_in_event_loop(change_schedule, self._app, name, resumed_schedule)
+        return await run_in_event_loop(change_schedule, self._app, name, "schedule:resume", resumed_schedule)
 
     def remove(self, name: str) -> ScheduleState:
         """Remove a schedule; return it as it was. Jobs that it has sent stay. For plain Python."""
-        return run_in_plain_python(change_schedule, self._app, name, removed_schedule)
+        return run_in_plain_python(change_schedule, self._app, name, "schedule:remove", removed_schedule)
 
     async def aremove(self, name: str) -> ScheduleState:
         """`remove`, from Trio or asyncio."""
-        return await run_in_event_loop(change_schedule, self._app, name, removed_schedule)
+        return await run_in_event_loop(change_schedule, self._app, name, "schedule:remove", removed_schedule)
 
     def trigger(self, name: str) -> AsyncResult[Any]:
         """Send a job of a schedule now; return its handle. For plain Python.

@@ -5,12 +5,13 @@ A record is dead when a processor has given it up. It is kept with its error unt
 
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
 import msgspec
 
 from celery5.application import Application
+from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import streams as calls
 from celery5.broker.colour import (
     BlockingDriverAdapter,
@@ -292,33 +293,52 @@ async def _replay(
     dry_run: bool,
 ) -> DeadRecordTally:
     tally, reader = DeadRecordTally(), _DeadRecordReader(app, redis, stream.name, group, query)
-    while batch := await reader.read_batch():
-        for dead in batch:
-            tally.matched += 1
-            try:
-                key = stream.codec.key(stream.codec.decode(dead.fields))
-            except Exception as error:  # the class of the user's, or a function of theirs
-                tally.left[dead.entry] = f"{type(error).__name__}: {error}"
-                continue
-            if not dry_run:
-                # Its own nonce, so that a repeated replay, or one of somebody else, does not append it again.
-                record, nonce = EncodedRecord(key, dead.fields), f"replay:{group}:{dead.entry}"
-                await stream.append(redis, [record], nonce=nonce)
-                tally.done += await redis.perform(calls.remove_dead_records(stream.keys, group, [dead.entry]))
+    async with _audited(app, redis, "dlq:replay", stream.name, group, query, dry_run) as action:
+        while batch := await reader.read_batch():
+            for dead in batch:
+                tally.matched += 1
+                try:
+                    key = stream.codec.key(stream.codec.decode(dead.fields))
+                except Exception as error:  # the class of the user's, or a function of theirs
+                    tally.left[dead.entry] = f"{type(error).__name__}: {error}"
+                    continue
+                if not dry_run:
+                    # Its own nonce, so that a repeated replay, or one of somebody else, does not append it again.
+                    record, nonce = EncodedRecord(key, dead.fields), f"replay:{group}:{dead.entry}"
+                    await stream.append(redis, [record], nonce=nonce)
+                    remove = calls.remove_dead_records(stream.keys, group, [dead.entry])
+                    tally.done += await redis.perform(remove)
+                action.set_count(tally.matched if dry_run else tally.done)
     return tally
+
+
+def _audited(
+    app: Application,
+    redis: AsyncDriver,
+    name: str,
+    stream: str,
+    group: str,
+    query: DeadRecordQuery,
+    dry_run: bool,
+) -> AuditedAction:
+    target = f"{stream} {group}"
+    action = AuditedAction(app, redis, name, target, asdict(query), dry_run=dry_run)
+    action.set_count(0)
+    return action
 
 
 async def _purge(
     app: Application, redis: AsyncDriver, stream: str, group: str, query: DeadRecordQuery, dry_run: bool
 ) -> DeadRecordTally:
     tally, reader = DeadRecordTally(), _DeadRecordReader(app, redis, stream, group, query)
-    while batch := await reader.read_batch():
-        tally.matched += len(batch)
-        if not dry_run:
-            entries = [dead.entry for dead in batch]
-            tally.done += await redis.perform(
-                calls.remove_dead_records(app.keys.for_stream(stream), group, entries)
-            )
+    async with _audited(app, redis, "dlq:purge", stream, group, query, dry_run) as action:
+        while batch := await reader.read_batch():
+            tally.matched += len(batch)
+            if not dry_run:
+                entries = [dead.entry for dead in batch]
+                remove = calls.remove_dead_records(app.keys.for_stream(stream), group, entries)
+                tally.done += await redis.perform(remove)
+            action.set_count(tally.matched if dry_run else tally.done)
     return tally
 
 

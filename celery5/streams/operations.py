@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from celery5.application import Application
+from celery5.audit.recording import AuditedAction, perform_audited
 from celery5.broker.calls import streams as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import CeleryError, Misconfigured
@@ -35,13 +36,16 @@ async def seek(
 ) -> dict[int, str]:
     """Have a group continue elsewhere: `Streams.seek` explains it."""
     first = parse_start(start, "seek")
-    reply = await redis.perform(
-        calls.seek(app.keys.for_stream(stream), group, first, partition=partition, force=force)
-    )
-    cursors = await _check_sought(app, redis, stream, group, reply)
-    if partition is not None and partition not in cursors:
-        raise Misconfigured(f"stream {stream} has no partition {partition}")
-    return cursors
+    how = {"to": start, "partition": partition, "force": force}
+    async with AuditedAction(app, redis, "stream:seek", f"{stream} {group}", how) as action:
+        reply = await redis.perform(
+            calls.seek(app.keys.for_stream(stream), group, first, partition=partition, force=force)
+        )
+        cursors = await _check_sought(app, redis, stream, group, reply)
+        if partition is not None and partition not in cursors:
+            raise Misconfigured(f"stream {stream} has no partition {partition}")
+        action.set_count(len(cursors))
+        return cursors
 
 
 async def _check_sought(
@@ -74,11 +78,21 @@ async def reset(
     call = calls.seek(
         app.keys.for_stream(stream), group, first, force=force, begins_anew=True, forgets_state=state
     )
-    return await _check_sought(app, redis, stream, group, await redis.perform(call))
+    how = {"to": start, "force": force, "state": state}
+    async with AuditedAction(app, redis, "stream:reset", f"{stream} {group}", how) as action:
+        cursors = await _check_sought(app, redis, stream, group, await redis.perform(call))
+        action.set_count(len(cursors))
+        return cursors
 
 
 async def forget(app: Application, redis: AsyncDriver, stream: str, group: str, force: bool) -> None:
     """Remove a group: `Streams.forget` explains it."""
+    how = {"forget": True, "force": force}
+    async with AuditedAction(app, redis, "stream:reset", f"{stream} {group}", how):
+        await _forget(app, redis, stream, group, force)
+
+
+async def _forget(app: Application, redis: AsyncDriver, stream: str, group: str, force: bool) -> None:
     keys, first = app.keys.for_stream(stream), 0
     while True:
         call = calls.forget_group(keys, group, first=first, count=PARTITIONS_PER_CALL, force=force)
@@ -103,7 +117,8 @@ async def set_quarantine(
     """Quarantine a partition of a group, or end that: `Streams.set_quarantine` explains it."""
     condition = "quarantined" if why else ""
     call = calls.set_condition(app.keys.for_stream(stream), group, partition, condition, why=why)
-    return await redis.perform(call)
+    how = {"partition": partition, "why": why, "end": not why}
+    return await perform_audited(app, redis, call, "stream:quarantine", f"{stream} {group}", how)
 
 
 async def reshard(
@@ -112,6 +127,14 @@ async def reshard(
     """Change the number of partitions: `Streams.reshard` explains it."""
     if not 1 <= partitions <= 4096:
         raise Misconfigured(f"reshard to {partitions!r}: give 1 to 4096 partitions")
+    how = {"partitions": partitions, "force": force}
+    async with AuditedAction(app, redis, "stream:reshard", stream, how):
+        return await _reshard(app, redis, stream, partitions, force)
+
+
+async def _reshard(
+    app: Application, redis: AsyncDriver, stream: str, partitions: int, force: bool
+) -> StreamMap:
     reply = await redis.perform(calls.reshard(app.keys.for_stream(stream), partitions, force=force))
     if isinstance(reply, StreamMap):
         return reply

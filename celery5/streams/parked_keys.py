@@ -8,10 +8,12 @@ from typing import ClassVar
 import msgspec
 
 from celery5.application import Application
+from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import streams as calls
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
+from celery5.protocol.audit import join_names
 from celery5.protocol.streams.parking import ParkedAction
 from celery5.streams.browsing import make_unknown_group_error
 
@@ -110,6 +112,21 @@ async def _list(app: Application, redis: AsyncDriver, stream: str, group: str) -
 
 
 async def _set_action(
+    app: Application,
+    redis: AsyncDriver,
+    stream: str,
+    group: str,
+    action: ParkedAction,
+    names: tuple[str, ...],
+) -> int:
+    how = {"keys": join_names(names) or "all", "discard": action == "discard"}
+    async with AuditedAction(app, redis, "stream:release", f"{stream} {group}", how) as audited:
+        count = await _find_and_set(app, redis, stream, group, action, names)
+        audited.set_count(count)
+        return count
+
+
+async def _find_and_set(
     app: Application,
     redis: AsyncDriver,
     stream: str,

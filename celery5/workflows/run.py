@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Raw
 
 from celery5.application import Application
+from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import workflows as calls
 from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.errors import (
@@ -198,10 +199,15 @@ class WorkflowRun(Generic[R_co]):
         before = (await self._status(connections)).state
         if before not in (RunState.RUNNING, RunState.HELD):
             return False
-        return (await self._apply(connections, "cancel"))[0] in (
-            b"cancelled",
-            b"undoing cancelled",
-        )
+        async with await self._audited(connections, "cancel") as action:
+            reply = (await self._apply(connections, "cancel"))[0]
+            is_cancelled = reply in (b"cancelled", b"undoing cancelled")
+            action.set_count(int(is_cancelled))
+            return is_cancelled
+
+    async def _audited(self, connections: AwaitableConnections, verb: str, name: str = "") -> AuditedAction:
+        redis, how = await connections.get_async_driver(), {"queue": self.queue, "signal": name}
+        return AuditedAction(self.app, redis, f"workflow:{verb}", self.id, how, is_routine=True)
 
     def retry(self) -> None:
         """Start the nodes that have failed again, and what depends on them; what has succeeded stays. For plain Python.
@@ -217,14 +223,15 @@ class WorkflowRun(Generic[R_co]):
 
     async def _retry(self, connections: AwaitableConnections) -> None:
         first = 0
-        while True:
-            reply = int((await self._apply(connections, "again", first))[0])
-            if reply == 0:
-                self._value = _MISSING
-                return
-            if reply < 0:
-                raise RunNotRetried(f"run {self.id} {_NOT_RETRIED[reply]}")
-            first = reply
+        async with await self._audited(connections, "retry"):
+            while True:
+                reply = int((await self._apply(connections, "again", first))[0])
+                if reply == 0:
+                    self._value = _MISSING
+                    return
+                if reply < 0:
+                    raise RunNotRetried(f"run {self.id} {_NOT_RETRIED[reply]}")
+                first = reply
 
     def signal(self, name: str, value: object = None, *, id: str | None = None) -> bool:  # noqa: A002
         """Give a value to the node that waits for a signal of that name. For plain Python.
@@ -247,8 +254,10 @@ class WorkflowRun(Generic[R_co]):
         self, connections: AwaitableConnections, name: str, value: object, signal_id: str | None
     ) -> bool:
         text = encode_value(value).decode()
-        reply = int((await self._apply(connections, "signal", name, text, signal_id or new_id()))[0])
-        return reply == 1
+        async with await self._audited(connections, "signal", name) as action:
+            reply = int((await self._apply(connections, "signal", name, text, signal_id or new_id()))[0])
+            action.set_count(int(reply == 1))
+            return reply == 1
 
     def graph(self) -> RunGraph:
         """Return the graph of the run with the states of its nodes. For plain Python."""

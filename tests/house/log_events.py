@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from celery5.protocol.audit import ACTIONS
+
 LEVELS = ("debug", "info", "warning", "error")
 VARIES = "varies"
 """The level of an event that is computed where it is logged."""
@@ -15,7 +17,17 @@ PROCESSES = ("controller", "publisher", "router", "scheduler", "worker")
 MORE = "..."
 """Stands for fields that are computed where the event is logged."""
 NOT_EVENTS = frozenset(
-    ("module:function", "module:name", "module:class", "living:controller", "living:publisher", "module:app")
+    (
+        *(
+            "module:function",
+            "module:name",
+            "module:class",
+            "living:controller",
+            "living:publisher",
+            "module:app",
+        ),
+        *ACTIONS,  # of the audit trail
+    )
 )
 """Texts in the code that look like the name of an event."""
 COMPUTED = {

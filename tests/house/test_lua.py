@@ -139,6 +139,7 @@ def test_no_script_trims_a_queue(path: Path) -> None:
                 "MINID",
             ),  # records that every group has read, in a log that is no queue
         ],
+        "record_action": ["MAXLEN"],  # the audit trail
         "settle_archived": ["XTRIM", "MINID"],  # records that are archived
         "probe_permissions": ["XTRIM", "MAXLEN"],  # of a key that is no stream
     }

@@ -297,7 +297,7 @@ def _request(app: "App", command: str, parameters: Mapping[str, Any], timeout: f
     no_answer = f"this Controller has not answered within {timeout:g} s: it is blocked, or has just ended"
     return [
         msgspec.structs.replace(reply, why=no_answer) if reply.reason == "no-answer" else reply
-        for reply in app.control.send(command, parameters, to=names, timeout=timeout)
+        for reply in app.control.send(command, parameters, to=names, timeout=timeout, noun="controller")
     ]
 
 

@@ -44,6 +44,8 @@ class Target(NamedTuple):
             if needs_code:
                 raise
             raise CannotLoad(f"{error}; {_WITHOUT_CODE}") from error
+        if not serves:
+            _record_as_command()
         if not serves and app.config is not None:
             try:
                 _ = app.settings
@@ -51,6 +53,17 @@ class Target(NamedTuple):
                 echo(f"Warning: going on without the configuration: {to_one_line(str(error))}", err=True)
                 app.use_config(None)
         return app
+
+
+def _record_as_command() -> None:
+    """Have the audit trail say that what this command does came from the command line."""
+    import click
+
+    from celery5.audit.actor import acting
+
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.with_resource(acting("", "cli"))
 
 
 _WITHOUT_CODE = "this command does not need the application's code: celery5 --app-name NAME COMMAND"

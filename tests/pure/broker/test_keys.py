@@ -66,6 +66,7 @@ def made() -> dict[str, str]:
         "settings": SHOP.settings,
         "check": SHOP.check("<name>"),
         "check_turn": SHOP.check_turn("<name>"),
+        "audit": SHOP.audit,
         "paused": SHOP.paused,
         "check_notice": SHOP.check_notice("<name>"),
         "schedule_queues": SHOP.schedule_queues,

@@ -33,6 +33,7 @@ POISON = f"x{BAD}\r\nFORGED line {BAD}"
 FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 COMMANDS = {
+    "audit list": [""],
     "autoscale status": [""],
     "config check": [""],
     "config show": ["", "--origin"],
@@ -113,7 +114,8 @@ NOT_TRIED = {
 }
 
 
-def _leaves(command: click.Command, path: str = "") -> Iterator[str]:
+def leaves(command: click.Command, path: str = "") -> Iterator[str]:
+    """Yield every command, as it is typed."""
     if not isinstance(command, click.Group):
         yield path
         return
@@ -121,11 +123,11 @@ def _leaves(command: click.Command, path: str = "") -> Iterator[str]:
     for name in command.list_commands(context):
         inner = command.get_command(context, name)
         assert inner is not None
-        yield from _leaves(inner, f"{path} {name}".strip())
+        yield from leaves(inner, f"{path} {name}".strip())
 
 
 def test_every_command_is_tried_or_prints_nothing_from_outside() -> None:
-    assert set(_leaves(cli)) == COMMANDS.keys() | NOT_TRIED
+    assert set(leaves(cli)) == COMMANDS.keys() | NOT_TRIED
 
 
 class _Forger(threading.Thread):
@@ -173,6 +175,9 @@ def poisoned(desk: Desk, redis_client: "redis.Redis") -> Iterator[_Forger]:
     client.sadd(keys.queues, POISON, "default")
     client.sadd(keys.paused, POISON, "default")
     client.zadd(queue.leases, {POISON: soon, "ghost:abc": soon})
+    client.xadd(
+        keys.audit, dict.fromkeys(("who", "source", "action", "target", "outcome", "job", POISON), POISON)
+    )
     client.hset(keys.limits, POISON, msgspec.json.encode(LimitOverride(limit=1, by=POISON)))
     client.hset(keys.limits, "shop.add", msgspec.json.encode(LimitOverride(rate="3/m", by=POISON)))
     client.hset(keys.suspended, POISON, msgspec.json.encode(Suspension(why=POISON, by=POISON)))

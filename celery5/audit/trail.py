@@ -1,0 +1,135 @@
+"""Read the audit trail of an application, and say who acts: `app.audit`."""
+
+import builtins
+import math
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from celery5.audit.actor import acting
+from celery5.broker.calls import audit
+from celery5.broker.colour import run_in_event_loop, run_in_plain_python
+from celery5.broker.driver import AsyncDriver
+from celery5.errors import Misconfigured
+from celery5.protocol.audit import (
+    ACTIONS,
+    MAX_WHO,
+    PROCESS_NOUNS,
+    SOURCES,
+    AuditEntry,
+    AuditSource,
+    is_action,
+    is_of_action,
+)
+from celery5.protocol.similar_names import did_you_mean
+
+if TYPE_CHECKING:
+    from celery5.application import Application
+
+ENTRIES_PER_CALL = 500
+"""Entries that are read in one trip."""
+
+
+class Audit:
+    """The audit trail of an application: `app.audit`.
+
+    It is on the default broker, has about the last 10,000 actions, and stays for 90 days after the last one.
+    """
+
+    REACHED_AS: ClassVar[str] = "app.audit."
+
+    def __init__(self, app: "Application") -> None:
+        self._app = app
+
+    @contextmanager
+    def acting_as(self, who: str, *, source: AuditSource = "python") -> Generator[None, None, None]:
+        """Record the actions within this block as those of somebody else than the user of this process.
+
+        Args:
+            who: A name, such as that of the user who is signed in.
+            source: What they came from: `python`, `cli` or `dashboard`.
+
+        Raises:
+            Misconfigured: `who` is empty or too long, or there is no such source.
+        """
+        if not isinstance(cast("object", who), str) or not 0 < len(who.strip()) <= MAX_WHO:
+            raise Misconfigured(f"acting_as: who is {who!r}: give a name of 1 to {MAX_WHO} characters")
+        if source not in SOURCES:
+            raise Misconfigured(f"acting_as: source is {source!r}: give one of {', '.join(SOURCES)}")
+        with acting(who, source):
+            yield
+
+    def list(
+        self,
+        *,
+        count: int = 100,
+        action: str = "",
+        who: str = "",
+        since: float | datetime | None = None,
+    ) -> list[AuditEntry]:
+        """Return actions, the newest first. For plain Python.
+
+        Args:
+            count: At most so many.
+            action: This one alone, such as `dlq:replay`; or those of a noun: `dlq`.
+            who: Those of this person alone: a whole name, or the part before the `@`.
+            since: Those since this time: a datetime with a zone, or seconds since 1970.
+
+        Raises:
+            Misconfigured: An argument makes no sense.
+            BrokerError: The default broker cannot be reached, or refuses.
+        """
+        since_ms = _check(count, action, since)
+        return run_in_plain_python(_list, self._app, count, action, who, since_ms)
+
+    async def alist(
+        self,
+        *,
+        count: int = 100,
+        action: str = "",
+        who: str = "",
+        since: float | datetime | None = None,
+    ) -> builtins.list[AuditEntry]:
+        """`list`, from Trio or asyncio."""
+        since_ms = _check(count, action, since)
+        return await run_in_event_loop(_list, self._app, count, action, who, since_ms)
+
+
+def _check(count: object, action: str, since: float | datetime | None) -> int:
+    """Return the time in ms since 1970. Raises Misconfigured."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise Misconfigured(f"count is {count!r}: give 1 or more")
+    nouns = {*(name.partition(":")[0] for name in ACTIONS), *PROCESS_NOUNS}
+    if action and action not in nouns and not is_action(action):
+        hint = did_you_mean(action, [*ACTIONS, *nouns], otherwise=f"nouns are {', '.join(sorted(nouns))}")
+        raise Misconfigured(f"no action {action!r}; {hint}")
+    if since is None:
+        return 0
+    if isinstance(since, datetime):
+        if since.tzinfo is None:
+            raise Misconfigured(f"since is {since!r}: give a datetime with a zone")
+        since = since.timestamp()
+    number = isinstance(cast("object", since), int | float) and not isinstance(since, bool)
+    if not number or not 0 <= since < math.inf:
+        raise Misconfigured(f"since is {since!r}: give a datetime, or seconds since 1970")
+    return int(since * 1000)
+
+
+async def _list(
+    app: "Application", redis: AsyncDriver, count: int, action: str, who: str, since_ms: int
+) -> list[AuditEntry]:
+    chosen, before = list[AuditEntry](), ""
+    while len(chosen) < count:
+        call = audit.read_actions(app.keys, before=before, since_ms=since_ms, count=ENTRIES_PER_CALL)
+        entries = await redis.perform(call)
+        chosen += [
+            entry
+            for entry in entries
+            if (not action or is_of_action(entry.action, action))
+            and (not who or who in (entry.who, entry.who.partition("@")[0]))
+        ]
+        if len(entries) < ENTRIES_PER_CALL:
+            break
+        before = entries[-1].id
+    return chosen[:count]
