@@ -7,6 +7,7 @@ turns of a few thousand jobs. The least time of all turns counts: anything more 
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,9 +15,9 @@ import trio
 
 from celery5 import App
 from celery5.logs.log import NullLog
-from celery5.observability import IncomingJob, Middleware
+from celery5.observability import IncomingJob, Middleware, OpenTelemetryMiddleware
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.messages import read_command
+from celery5.protocol.job.messages import add_headers, read_command
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.running_job import RunningJob
@@ -73,7 +74,7 @@ class ClassBlock(Middleware):
 class Bench:
     """The part of a worker that runs jobs, without its connections."""
 
-    def __init__(self, middleware: list[Middleware]) -> None:
+    def __init__(self, middleware: list[Middleware], trace: str = "") -> None:
         app = App("bench", middleware=middleware)
 
         @app.task
@@ -112,7 +113,7 @@ class Bench:
             stop_policy=cast("Any", SimpleNamespace(grace_period=1.0, is_restarting=lambda: False)),
             log=log,
         )
-        self.message = noop.job().message
+        self.message = add_headers(noop.job().message, {"traceparent": trace})
         self.command = read_command(self.message)
 
     async def measure(self) -> float:
@@ -128,6 +129,20 @@ class Bench:
         return took / JOBS * 1e6
 
 
+def make_traced_benches() -> dict[str, Bench]:
+    """Return those with spans of OpenTelemetry, where its SDK is installed."""
+    try:
+        provider: Any = import_module("opentelemetry.sdk.trace").TracerProvider()
+    except ImportError:
+        return {}
+    middleware = OpenTelemetryMiddleware(metrics=False, tracer_provider=provider)
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
+    return {
+        "OpenTelemetry, not sampled": Bench([middleware], trace + "00"),
+        "OpenTelemetry, a span each": Bench([middleware], trace + "01"),
+    }
+
+
 async def main() -> None:
     """Measure all kinds in turns, and print what each adds."""
     benches = {
@@ -137,6 +152,7 @@ async def main() -> None:
         "@contextmanager": Bench([WithBlock()]),
         "@asynccontextmanager": Bench([AsyncWithBlock()]),
         "three of @contextmanager": Bench([WithBlock(), WithBlock(), WithBlock()]),
+        **make_traced_benches(),
     }
     best = dict.fromkeys(benches, 1e9)
     for _ in range(TURNS):

@@ -36,6 +36,7 @@ from celery5.health.health_check import DeclareCheck, HealthCheck
 from celery5.hints import describe_option, make_attribute_error
 from celery5.limits.overrides import Limits
 from celery5.limits.rules import DeclareLimitRule
+from celery5.observability.configured import make_configured_middleware
 from celery5.observability.middleware import Middleware, MiddlewareStack, check_middleware
 from celery5.protocol.brokers import check_broker_url
 from celery5.protocol.health.breaker import BreakerPolicy
@@ -215,9 +216,10 @@ class App:
     @lazy_property
     def middleware(self) -> MiddlewareStack:
         """What surrounds the sending and running of its jobs."""
-        for each in self._own_middleware:
+        middleware = [*make_configured_middleware(self.settings), *self._own_middleware]
+        for each in middleware:
             each.added(self)
-        return MiddlewareStack(self._own_middleware)
+        return MiddlewareStack(middleware)
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Add middleware, inside of that which there is. Workers that run already do without it.
@@ -340,6 +342,7 @@ class App:
         """Change settings, with precedence over all others, as a command's flags do. Raises Misconfigured."""
         self.explicit_settings.add_flags(settings)
         self.__dict__.pop("settings", None)
+        self.__dict__.pop("middleware", None)
         self.use_broker(self.settings.broker)
 
     def use_config(self, config: "str | Configuration | None") -> None:
@@ -370,6 +373,7 @@ class App:
 
         def apply() -> None:
             self.__dict__["settings"] = settings
+            self.__dict__.pop("middleware", None)
             if settings.broker != before.broker:
                 self.use_broker(settings.broker)
 

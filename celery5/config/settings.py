@@ -270,6 +270,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra=_IN_HASH,
         ),
     ] = False
+    opentelemetry: Annotated[
+        Literal["off", "traces", "metrics", "all"],
+        Meta(description="what is given to OpenTelemetry: spans of jobs, metrics, or both", extra=_IN_HASH),
+    ] = "off"
+    trace_relation: Annotated[
+        Literal["link", "parent"],
+        Meta(
+            description="how the span of a job belongs to who sent it: by a link, or as its child",
+            extra=_IN_HASH,
+        ),
+    ] = "link"
     loop_block_warning: Annotated[
         float,
         Meta(
@@ -418,6 +429,8 @@ class SettingOptions(TypedDict, total=False):
     log_format: Literal["auto", "json", "console", "journal"] | None
     log_level: Literal["debug", "info", "warning", "error"] | None
     retry_tracebacks: bool | None
+    opentelemetry: Literal["off", "traces", "metrics", "all"] | None
+    trace_relation: Literal["link", "parent"] | None
     loop_block_warning: float | None
     own_checks: bool | None
     inbox: bool | None

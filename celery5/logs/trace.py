@@ -1,7 +1,7 @@
 """The trace context that jobs carry, so that each log line shows the trace that it belongs to.
 
 A producer sets it with `tracing`. A job passes its own to the jobs that it sends. Otherwise it is the position in
-an eliot action, if the producer is in one. celery5 makes no spans of its own.
+an eliot action, if the producer is in one. Spans are made by middleware (`celery5.observability`).
 """
 
 import re

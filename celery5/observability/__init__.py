@@ -7,6 +7,7 @@ from celery5.lazy import exports
 if TYPE_CHECKING:
     from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
     from celery5.observability.middleware import Middleware
+    from celery5.observability.opentelemetry import OpenTelemetryMiddleware
     from celery5.observability.outcomes import (
         Dead,
         Expired,
@@ -24,6 +25,7 @@ __all__ = [
     "IncomingJob",
     "JobOutcome",
     "Middleware",
+    "OpenTelemetryMiddleware",
     "OutgoingJob",
     "Rejected",
     "Released",
@@ -43,6 +45,7 @@ if not TYPE_CHECKING:
             "IncomingJob": "celery5.observability.jobs",
             "JobOutcome": "celery5.observability.outcomes",
             "Middleware": "celery5.observability.middleware",
+            "OpenTelemetryMiddleware": "celery5.observability.opentelemetry",
             "OutgoingJob": "celery5.observability.jobs",
             "Rejected": "celery5.observability.outcomes",
             "Released": "celery5.observability.outcomes",

@@ -17,6 +17,17 @@ MAX_HEADER_BYTES = 8192
 """The most bytes that middleware may add to a message."""
 
 
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raise ValueError for headers that are no texts, or too large."""
+    size = 0
+    for name, value in headers.items():
+        if not all(isinstance(text, str) for text in cast("tuple[object, ...]", (name, value))):
+            raise ValueError(f"header {name!r} is {value!r}: names and values are texts")
+        size += len(name) + len(value)
+    if size > MAX_HEADER_BYTES:
+        raise ValueError(f"the headers have {size} characters, over the limit of {MAX_HEADER_BYTES}")
+
+
 class OutgoingJob:
     """A job, an event, or a run of a workflow that is being sent."""
 
@@ -78,13 +89,7 @@ class OutgoingJob:
         """
         if self._headers is None or self._headers == self._before:
             return self._job
-        size = 0
-        for name, value in self._headers.items():
-            if not all(isinstance(text, str) for text in cast("tuple[object, ...]", (name, value))):
-                raise ValueError(f"header {name!r} is {value!r}: names and values are texts")
-            size += len(name) + len(value)
-        if size > MAX_HEADER_BYTES:
-            raise ValueError(f"the headers have {size} characters, over the limit of {MAX_HEADER_BYTES}")
+        check_headers(self._headers)
         return msgspec.structs.replace(self._job, message=add_headers(self._job.message, self._headers))
 
 
@@ -149,6 +154,16 @@ class IncomingJob(msgspec.Struct, eq=False):
         return 0.0 if command is None else command.sent
 
     @property
+    def queued(self) -> float:
+        """When it was put on its queue and might run, in seconds since 1970 by Redis' clock.
+
+        That is after a countdown, the delay of a retry, or its wait for a limit. For a job that was put there by hand
+        under an id of its own it is when it was received.
+        """
+        entered = self._delivery.entry[:13]  # ms: it has 13 digits until the year 2286
+        return int(entered) / 1000 if entered.isdigit() else self.received
+
+    @property
     def received(self) -> float:
         """When the worker has read it, in seconds since 1970."""
         return self._delivery.read
@@ -186,8 +201,14 @@ class IncomingJob(msgspec.Struct, eq=False):
         return self._exception
 
     def carry(self, headers: Mapping[str, str]) -> None:
-        """Add headers to the message, in case that the job comes again: for a retry, or from the dead-letter queue."""
-        self._carried = {**(self._carried or {}), **headers}
+        """Add headers to the message, in case that the job comes again: for a retry, or from the dead-letter queue.
+
+        Raises:
+            ValueError: They are no texts, or too large together with those that the job has.
+        """
+        carried = {**(self._carried or {}), **headers}
+        check_headers({**self.headers, **carried})
+        self._carried = carried
 
     @property
     def carried(self) -> Mapping[str, str] | None:

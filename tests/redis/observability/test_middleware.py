@@ -583,6 +583,27 @@ async def test_headers_travel_through_retries_and_more_may_be_added(app: App) ->
     ]
 
 
+async def test_headers_that_cannot_be_carried_harm_no_retry(app: App) -> None:
+    class Wrong(Middleware):
+        @contextmanager
+        def running(self, job: IncomingJob) -> Iterator[None]:
+            yield
+            job.carry({"attempt": job.attempt})  # type: ignore[dict-item]
+
+    app.add_middleware(Wrong())
+
+    @app.task
+    async def succeed_later() -> int:
+        job = current_job()
+        assert job is not None
+        if job.attempt == 1:
+            raise ValueError
+        return job.attempt
+
+    async with working(app):
+        assert await (await succeed_later.adelay()).aget() == 2
+
+
 async def test_a_traceparent_among_the_headers_is_the_trace_of_the_job(app: App) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     seen: list[Any] = []
