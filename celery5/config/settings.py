@@ -281,6 +281,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra=_IN_HASH,
         ),
     ] = "link"
+    sentry: Annotated[
+        bool,
+        Meta(description="whether jobs, and the errors of dead ones, are reported to Sentry", extra=_IN_HASH),
+    ] = False
     loop_block_warning: Annotated[
         float,
         Meta(
@@ -431,6 +435,7 @@ class SettingOptions(TypedDict, total=False):
     retry_tracebacks: bool | None
     opentelemetry: Literal["off", "traces", "metrics", "all"] | None
     trace_relation: Literal["link", "parent"] | None
+    sentry: bool | None
     loop_block_warning: float | None
     own_checks: bool | None
     inbox: bool | None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Revoked,
         Succeeded,
     )
+    from celery5.observability.sentry import SentryMiddleware
 
 __all__ = [
     "Dead",
@@ -32,6 +33,7 @@ __all__ = [
     "Retrying",
     "Revoked",
     "SendingBatch",
+    "SentryMiddleware",
     "SettlingBatch",
     "Succeeded",
 ]
@@ -52,6 +54,7 @@ if not TYPE_CHECKING:
             "Retrying": "celery5.observability.outcomes",
             "Revoked": "celery5.observability.outcomes",
             "SendingBatch": "celery5.observability.jobs",
+            "SentryMiddleware": "celery5.observability.sentry",
             "SettlingBatch": "celery5.observability.jobs",
             "Succeeded": "celery5.observability.outcomes",
         },

@@ -21,4 +21,8 @@ def make_configured_middleware(settings: Settings) -> list[Middleware]:
                 relation=settings.trace_relation,
             )
         )
+    if settings.sentry:
+        from celery5.observability.sentry import SentryMiddleware
+
+        middleware.append(SentryMiddleware())
     return middleware
