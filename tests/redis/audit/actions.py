@@ -1,0 +1,135 @@
+"""The actions of the API, each with a call of it; and the methods that are none."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import celery5
+from celery5 import App, AsyncResult
+from celery5.streams import Stream
+from celery5.workflows.run import WorkflowRun
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the API that is an action, and its name in the trail."""
+
+    action: str
+    owner: Callable[[App], Any]
+    method: str
+    args: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.method}"
+
+
+def app_itself(app: App) -> App:
+    return app
+
+
+def a_job(app: App) -> AsyncResult[Any]:
+    return app.result("nobody", queue="default")
+
+
+def a_run(app: App) -> WorkflowRun[Any]:
+    return WorkflowRun(app, "night-1", home="default")
+
+
+ORDERS = ("orders", "books")
+CALLS = [
+    Call("queue:purge", app_itself, "empty", ("default",)),
+    Call("task:revoke", a_job, "revoke"),
+    Call("dlq:replay", lambda app: app.dlq, "replay"),
+    Call("dlq:purge", lambda app: app.dlq, "purge"),
+    Call("task:limit", lambda app: app.limits, "set", ("t", 3)),
+    Call("task:limit", lambda app: app.limits, "lift", ("t",)),
+    Call("task:limit", lambda app: app.limits, "set_kind_rate", ("thread", "200/m")),
+    Call("task:limit", lambda app: app.limits, "lift_kind_rate", ("thread",)),
+    Call("task:suspend", lambda app: app.limits, "suspend", ("t",)),
+    Call("task:resume", lambda app: app.limits, "resume", ("t",)),
+    Call("schedule:pause", lambda app: app.schedule, "pause", ("nightly",)),
+    Call("schedule:resume", lambda app: app.schedule, "resume", ("nightly",)),
+    Call("schedule:trigger", lambda app: app.schedule, "trigger", ("nightly",)),
+    Call("schedule:remove", lambda app: app.schedule, "remove", ("nightly",)),
+    Call("event:unsubscribe", lambda app: app.events, "unsubscribe", ("Paid", "t")),
+    Call("event:resubscribe", lambda app: app.events, "resubscribe", ("Paid", "t")),
+    Call("stream:seek", lambda app: app.streams, "seek", (*ORDERS, "earliest")),
+    Call("stream:reset", lambda app: app.streams, "reset", ORDERS),
+    Call("stream:reset", lambda app: app.streams, "forget", ORDERS),
+    Call("stream:quarantine", lambda app: app.streams, "set_quarantine", (*ORDERS, 0, "a test")),
+    Call("stream:reshard", lambda app: app.streams, "reshard", ("orders", 3)),
+    Call("stream:release", lambda app: app.streams.parked_keys, "release", ORDERS),
+    Call("stream:release", lambda app: app.streams.parked_keys, "discard", ORDERS),
+    Call("dlq:replay", lambda app: app.streams.dead_records, "replay", ORDERS),
+    Call("dlq:purge", lambda app: app.streams.dead_records, "purge", ORDERS),
+    Call("workflow:cancel", a_run, "cancel"),
+    Call("workflow:retry", a_run, "retry"),
+    Call("workflow:signal", a_run, "signal", ("go",)),
+    Call(
+        "worker:set-log-level",
+        lambda app: app.control,
+        "send",
+        ("set-log-level",),
+        {"to": "w", "timeout": 0.01},
+    ),
+    Call("worker:run", lambda app: app.control, "run", (), {"to": "w", "timeout": 0.01}),
+    Call("schedule:add", lambda app: app.schedule, "add", (), {"name": "weekly"}),
+]
+"""The actions, each by one method in plain Python, and one of the same name with an `a` before it."""
+
+NO_ACTIONS = {
+    "App": "add_middleware find info result signature check_message_size close configure dispatch load perform "
+    "processor queue redirect read_configuration reload_configuration send_jobs send_many stream use_broker use_config workflow",
+    "AsyncResult": "forget get outcome progress status",
+    "Audit": "acting_as list",
+    "Control": "ping workers",
+    "DeadLetters": "count read",
+    "DeadRecords": "read",
+    "Events": "add group_subscriptions list_queues make_event send state versions waiting",
+    "Limits": "list rule",
+    "ParkedKeyRegistry": "read",
+    "Schedules": "list list_declared schedulers show",
+    "Stream": "append encode find_partition make_append send send_many subscribe subscribe_check",
+    "Streams": "declare declare_processor info parse_processors read subscribe subscribe_check",
+    "WorkflowRun": "get graph results status",
+    # The last line is what workers call.
+    "Workflows": "check_event declare find list_runs resolve start start_declared "
+    "apply launch revoke_jobs revoke_members unwatch watch",
+}
+"""Methods that are no actions: they read, declare, send, or change only what this process has."""
+
+
+def owners() -> list[type]:
+    """The classes of the API: those that are reached through the application, and the handles."""
+    found: set[type] = {App, AsyncResult, WorkflowRun, Stream}
+    for module in pkgutil.walk_packages(celery5.__path__, "celery5."):
+        if module.name.startswith(
+            ("celery5.services", "celery5.bootsteps", "celery5.examples", "celery5.__main__")
+        ):
+            continue
+        for value in vars(importlib.import_module(module.name)).values():
+            if inspect.isclass(value) and value.__module__ == module.name and "REACHED_AS" in vars(value):
+                found.add(value)
+    return sorted(found, key=lambda owner: owner.__name__)
+
+
+def methods(owner: type) -> set[str]:
+    """The public methods of a class, without the twins for event loops."""
+    names = {
+        name for name, value in vars(owner).items() if not name.startswith("_") and inspect.isfunction(value)
+    }
+    return {name for name in names if not (name.startswith("a") and name[1:] in names)}
+
+
+def prepare(app: App) -> App:
+    """Declare a task and a stream."""
+
+    @app.task(name="t")
+    async def task() -> None: ...
+
+    app.stream("orders", partitions=1)
+    return app
