@@ -83,7 +83,8 @@ CALLS = [
 
 NO_ACTIONS = {
     "App": "add_middleware find info result signature check_message_size close configure dispatch load perform "
-    "processor queue redirect read_configuration reload_configuration send_jobs send_many stream use_broker use_config workflow",
+    "processor queue redirect read_configuration reload_configuration send_jobs send_many stream use_broker use_config "
+    "workflow",
     "AsyncResult": "forget get outcome progress status",
     "Audit": "acting_as list",
     "Control": "ping workers",
