@@ -277,7 +277,10 @@ class TaskExecution:
             ) and (barred := self._check_start(delivery, command)):
                 outcome = barred
             else:
-                CURRENT_JOB.set(_make_current_job(command, delivery.queue, self._worker))
+                CURRENT_JOB.set(CurrentJob(
+                    command.id, command.task, delivery.queue, command.attempt, self._worker,
+                    command.sections, command.trace,
+                ))  # fmt: skip
                 outcome = await self._run_job(delivery, command, runner, running_job)
             ended = clock()
             if type(outcome) is BrokerLost or running_job.cancel_outcome is not None:
@@ -489,12 +492,6 @@ _AWAITED_HINT = (
 
 _Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 _NO_ARGUMENTS: _Arguments = ((), {})
-
-
-def _make_current_job(command: Command, queue: str, worker: str) -> CurrentJob:
-    return CurrentJob(
-        command.id, command.task, queue, command.attempt, worker, command.sections, command.trace
-    )
 
 
 def _decode_arguments(task: Task[..., Any], command: Command) -> _Arguments | PermanentFailure:
