@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
     from celery5.audit.trail import Audit
     from celery5.config.configuration import Configuration
+    from celery5.observability.metrics import Metrics
     from celery5.streams.processor import ProcessorFunction, ProcessorOptions
     from celery5.streams.registry import Streams
     from celery5.streams.stream import Keep, Stream
@@ -270,6 +271,13 @@ class App:
         if function is not None:
             return self.workflows.declare(function)
         return partial(self.workflows.declare, **options)
+
+    @lazy_property
+    def metrics(self) -> "Metrics":
+        """The metrics of the application: their history, and where else they are sent."""
+        from celery5.observability.metrics import Metrics
+
+        return Metrics(self)
 
     @lazy_property
     def workflows(self) -> "Workflows":

@@ -378,6 +378,35 @@ class Keys:
         """SET     the names of the application's streams of records."""
         return f"celery5:{{{self.app}}}:record-streams"
 
+    @property
+    def metrics_reports(self) -> str:
+        """STREAM  reports of processes on their metrics, with a time to live."""
+        return f"celery5:{{{self.app}}}:metrics:reports"
+
+    def metrics_sent(self, process: str) -> str:
+        """STRING  the number of the last report of a process, with a time to live."""
+        return f"celery5:{{{self.app}}}:metrics:sent:{process}"
+
+    @property
+    def metrics_turn(self) -> str:
+        """STRING  the process that rolls reports up, until this is gone."""
+        return f"celery5:{{{self.app}}}:metrics:turn"
+
+    @property
+    def metrics_state(self) -> str:
+        """HASH    the totals of each queue, and the minutes and hours that are not packed yet, with a time to live."""
+        return f"celery5:{{{self.app}}}:metrics:state"
+
+    @property
+    def metrics_minutes_prefix(self) -> str:
+        """STREAM  the minutes of a queue, an hour in each entry, with a time to live. What the keys begin with."""
+        return f"celery5:{{{self.app}}}:metrics:minutes:"
+
+    @property
+    def metrics_hours_prefix(self) -> str:
+        """STREAM  the hours of a queue, a day in each entry, with a time to live. What the keys begin with."""
+        return f"celery5:{{{self.app}}}:metrics:hours:"
+
     def for_stream(self, stream: str) -> StreamKeys:
         """Return the keys of one stream of records."""
         tag = f"celery5:{{{self.app}:{stream}}}"

@@ -17,6 +17,7 @@ from celery5.protocol.brokers import check_queue_routes, find_route_errors
 from celery5.protocol.job.retry_policy import LONGEST
 from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.masking import mask_passwords
+from celery5.protocol.observability.statsd import parse_optional_statsd_address
 from celery5.protocol.publisher.address import parse_connections, parse_optional_address
 from celery5.protocol.scaling.autoscale import parse_autoscale
 from celery5.protocol.scaling.budget import DEFAULT_MAXIMUM, parse_budgets
@@ -378,6 +379,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="address that the status port is opened on", min_length=1)
     ] = "127.0.0.1"
 
+    metrics_interval: Annotated[
+        float,
+        Meta(
+            description="seconds between the reports of a process on its metrics; 0 stores none",
+            ge=0,
+            le=300,
+        ),
+    ] = 15.0
+    statsd: Annotated[
+        str, Meta(description="udp://host:port of a StatsD that gets all metrics; empty: none")
+    ] = ""
+
     def __repr__(self) -> str:
         fields = ", ".join(
             f"{name}={mask_passwords(getattr(self, name))!r}" for name in self.__struct_fields__
@@ -454,6 +467,8 @@ class SettingOptions(TypedDict, total=False):
     read_block: float | None
     status_port: int | None
     status_host: str | None
+    metrics_interval: float | None
+    statsd: str | None
 
 
 _TYPES = get_type_hints(Settings, include_extras=True)
@@ -471,6 +486,7 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "publisher": parse_optional_address,
     "publisher_tcp": HOST_AND_PORT.parse_optional,
     "publisher_connections": parse_connections,
+    "statsd": parse_optional_statsd_address,
 }
 
 
@@ -479,6 +495,7 @@ _TEXT_KINDS: Mapping[str, TextKind[Any]] = {
         (
             "results_ttl",
             "box_idle",
+            "metrics_interval",
             "grace_period",
             "lease",
             "time_limit",

@@ -1,4 +1,4 @@
-"""Observability: middleware around jobs, tracing by OpenTelemetry, and Sentry."""
+"""Observability: metrics and their history, middleware around jobs, tracing by OpenTelemetry, and Sentry."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,7 @@ from celery5.lazy import exports
 
 if TYPE_CHECKING:
     from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
+    from celery5.observability.metrics import HistoryPoint, Metrics, TaskNumbers
     from celery5.observability.middleware import Middleware
     from celery5.observability.opentelemetry import OpenTelemetryMiddleware
     from celery5.observability.outcomes import (
@@ -18,13 +19,19 @@ if TYPE_CHECKING:
         Revoked,
         Succeeded,
     )
+    from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
     from celery5.observability.sentry import SentryMiddleware
+    from celery5.protocol.observability.report import MetricsReport
 
 __all__ = [
     "Dead",
     "Expired",
+    "HistoryPoint",
     "IncomingJob",
     "JobOutcome",
+    "Metrics",
+    "MetricsOutlet",
+    "MetricsReport",
     "Middleware",
     "OpenTelemetryMiddleware",
     "OutgoingJob",
@@ -35,7 +42,9 @@ __all__ = [
     "SendingBatch",
     "SentryMiddleware",
     "SettlingBatch",
+    "StatsDOutlet",
     "Succeeded",
+    "TaskNumbers",
 ]
 
 if not TYPE_CHECKING:
@@ -44,8 +53,12 @@ if not TYPE_CHECKING:
         {
             "Dead": "celery5.observability.outcomes",
             "Expired": "celery5.observability.outcomes",
+            "HistoryPoint": "celery5.observability.metrics",
             "IncomingJob": "celery5.observability.jobs",
             "JobOutcome": "celery5.observability.outcomes",
+            "Metrics": "celery5.observability.metrics",
+            "MetricsOutlet": "celery5.observability.outlets",
+            "MetricsReport": "celery5.protocol.observability.report",
             "Middleware": "celery5.observability.middleware",
             "OpenTelemetryMiddleware": "celery5.observability.opentelemetry",
             "OutgoingJob": "celery5.observability.jobs",
@@ -56,6 +69,8 @@ if not TYPE_CHECKING:
             "SendingBatch": "celery5.observability.jobs",
             "SentryMiddleware": "celery5.observability.sentry",
             "SettlingBatch": "celery5.observability.jobs",
+            "StatsDOutlet": "celery5.observability.outlets",
             "Succeeded": "celery5.observability.outcomes",
+            "TaskNumbers": "celery5.observability.metrics",
         },
     )

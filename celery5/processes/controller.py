@@ -73,6 +73,7 @@ from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.leadership import Leadership
 from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import StatusPhase, StatusSource
+from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.presence import Presence
 from celery5.services.process.systemd_notify import SystemdNotify, notify, read_notify_settings
 from celery5.wiring import BootTable, StepRow, build, made_by, step
@@ -269,6 +270,7 @@ class ControllerBootTable(BootTable):
     leadership: Leadership = step("leadership", requires=("redis",))
     foreman: Foreman = step("foreman", requires=("vitals", "log-again", "leadership"))
     queue_depths: QueueDepths = step("depths", requires=("redis",))
+    metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
     foreman_commands: ForemanCommands = step("hangup", requires=("foreman",))
     cluster_ready: ClusterReady = step("all-up", requires=("foreman",), start_limit=NO_LIMIT)
     systemd: SystemdNotify = step("systemd", requires=("all-up",))

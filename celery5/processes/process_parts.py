@@ -21,6 +21,7 @@ from celery5.broker.connection.link import (
 )
 from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.connection.push import PushRedis
+from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
@@ -28,6 +29,7 @@ from celery5.broker.timing import Timing
 from celery5.commands.keyring import Keyring
 from celery5.config.configuration import Configuration
 from celery5.logs.log import Level, Log
+from celery5.observability.outlets import MetricsOutlet
 from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions
@@ -44,6 +46,7 @@ from celery5.services.commands.log_again import LogRetry, log_handlers
 from celery5.services.commands.process_commands import ProcessCommands
 from celery5.services.health.vital_sources import CommandMetrics, ConnectionStatus, LogMetrics
 from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
+from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.presence import Presence
 from celery5.services.process.reloader import NextIncarnation, Reloader, ReloadSignal
 from celery5.services.process.step_status import StepStatus
@@ -104,6 +107,9 @@ class ProcessValues:
     # Set when the process is to end by itself.
     stop_requested: trio.Event
     process_status: ProcessStatus
+    # Seconds between reports on metrics, and who gets them besides Redis.
+    metrics_interval: float
+    outlets: Sequence[MetricsOutlet]
     # Whether another incarnation follows this one.
     is_restarting: Callable[[], bool]
     systemd: SystemdNotify
@@ -168,6 +174,8 @@ def make_process_values(
         on_stuck=options.on_stuck,
         stop_requested=incarnation.stop_requested,
         process_status=status,
+        metrics_interval=app.settings.metrics_interval,
+        outlets=app.metrics.outlets,
         is_restarting=is_restarting,
         systemd=SystemdNotify(
             **notification, status=status_line or (lambda: _format_conditions(status)), is_exiting=is_exiting
@@ -272,6 +280,7 @@ class ProcessParts:
     log_again = LogRetry
     status_phase = StatusPhase
     reloader = Reloader
+    metrics_reporter = MetricsReporter
     steps = made_by(list_steps)
 
 
@@ -321,8 +330,15 @@ def make_sources(
     )
 
 
+def make_metrics_redis(redis: TrioRedis) -> AsyncDriver:
+    """Return the connection to the default broker."""
+    return redis
+
+
 class AuxiliaryParts(ProcessParts):
     """The parts of a process that runs no jobs. Each kind adds `listeners`, `extra_sources` and its `boot_table`."""
+
+    metrics_redis = made_by(make_metrics_redis)
 
     channel_handlers = made_by(make_channel_handlers)
     reconnect_observers = made_by(make_reconnect_observers)

@@ -42,6 +42,7 @@ from celery5.sending.publishing_checks import PublishingChecks
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.vitals import StatusPhase, StatusSource
+from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.presence import Presence
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.step_status import StepStatus
@@ -140,6 +141,7 @@ class BrokerBootTable(BootTable):
     listen: ChannelSubscriptions = step("listen", requires=("push",))
     presence: Presence = step("presence", requires=("redis",))
     inbox: Inbox = step("inbox", requires=("listen",))
+    metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
     log_again: LogRetry = step("log-again", requires=("redis",))
 
 

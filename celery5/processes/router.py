@@ -22,7 +22,7 @@ from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.events.sources import Source, group_by_source
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.incarnations import ProcessKind
-from celery5.processes.lifecycle.multi_broker import RemoteRedis
+from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers
 from celery5.processes.options import ProcessOptions
 from celery5.processes.process_parts import (
     AuxiliaryParts,
@@ -50,6 +50,8 @@ from celery5.services.events.sink_delivery import SinkDelivery
 from celery5.services.events.source_ingestion import SourceIngestion
 from celery5.services.health.vital_sources import ConnectionStatus, DocumentMetrics, EventMetrics, LeaseStatus
 from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
+from celery5.services.observability.history_rollup import HistoryRollup
+from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.worker.due_jobs import Mover
@@ -253,6 +255,8 @@ class RouterBootTable(BootTable):
         "sinks", requires=("publishing", "heartbeat", "listen"), stop_limit=30.0
     )
     source_ingestion: SourceIngestion = step("sources", requires=("publishing", "heartbeat"))
+    metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
+    history_rollup: HistoryRollup = step("history", requires=("redis",))
     log_again: LogRetry = step("log-again", requires=("redis",))
     status_phase: StatusPhase = step("vitals", requires=UP)
     systemd: SystemdNotify = step("systemd", requires=("vitals",))
@@ -264,6 +268,8 @@ class RouterParts(AuxiliaryParts):
 
     boot_table = RouterBootTable
     listeners = made_by(make_listeners)
+    all_brokers = made_by(connect_all_brokers)
+    history_rollup = HistoryRollup
     extra_sources = made_by(make_extra_sources)
     reader = made_by(make_reader)
     publishing = LentConnection

@@ -24,7 +24,7 @@ from celery5.health.health_check import HealthCheck
 from celery5.limits.rules import DeclaredRules
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.incarnations import ProcessKind
-from celery5.processes.lifecycle.multi_broker import RemoteRedis
+from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers
 from celery5.processes.options import ProcessOptions
 from celery5.processes.process_parts import (
     AuxiliaryParts,
@@ -45,6 +45,8 @@ from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.health_checks import CheckExpirations
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.rule_evaluation import LimitRuleEvaluator
+from celery5.services.observability.history_rollup import HistoryRollup
+from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.presence import Presence
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.systemd_notify import SystemdNotify
@@ -197,6 +199,8 @@ class SchedulerBootTable(BootTable):
     remote_schedules: Mapping[str, RemoteBrokerSchedules] = step("schedules", requires=("presence",))
     autoscaler: Autoscaler = step("autoscaler", requires=("presence",))
     limit_rules: LimitRuleEvaluator = step("limits", requires=("presence",))
+    metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
+    history_rollup: HistoryRollup = step("history", requires=("redis",))
     log_again: LogRetry = step("log-again", requires=("redis",))
     status_phase: StatusPhase = step("vitals", requires=UP)
     systemd: SystemdNotify = step("systemd", requires=("vitals",))
@@ -209,6 +213,8 @@ class SchedulerParts(AuxiliaryParts):
     boot_table = SchedulerBootTable
     listeners = made_by(make_listeners)
     presence_listeners = made_by(make_presence_listeners)
+    all_brokers = made_by(connect_all_brokers)
+    history_rollup = HistoryRollup
     extra_sources = made_by(make_extra_sources)
     # schedules
     declarations = ScheduleDeclarations

@@ -252,6 +252,8 @@ def make_incarnation_values(
         lease=lease,
         status_line=status.format_summary,
     )
+    if options.is_secondary:  # the first one reports the jobs of all
+        process_values = replace(process_values, metrics_interval=0.0)
     queues, budgets = _queues(app, options), resolve_budgets(app)
     return process_values, WorkerValues(
         tasks=app.tasks,

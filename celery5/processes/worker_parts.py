@@ -34,7 +34,7 @@ from celery5.commands.declaration import make_own_handlers
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
-from celery5.processes.lifecycle.multi_broker import RemoteRedis
+from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers
 from celery5.processes.process_parts import ConnectionLog, ProcessParts, ReconnectObserver, make_reader
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -84,6 +84,8 @@ from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.limits.overrides import LimitOverrides
+from celery5.services.observability.history_rollup import HistoryRollup
+from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.recycling import DrainedWork, Recycling, RecyclingPolicy, RestartMode
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
@@ -433,6 +435,11 @@ def make_depth_brokers(broker: str, redis: TrioRedis) -> dict[str, AsyncDriver]:
     return {broker: redis}
 
 
+def make_metrics_redis(app: App, redis: TrioRedis, broker: str) -> AsyncDriver:
+    """Return the connection to the default broker, where the history of metrics is."""
+    return redis if broker == DEFAULT_BROKER else RemoteRedis(app, DEFAULT_BROKER)
+
+
 def make_recheck(pauses: PausedQueues) -> Callable[[], None]:
     """Return what is looked at again when a command came too late to be performed."""
     return pauses.recheck
@@ -487,7 +494,10 @@ class WorkerBootTable(BootTable):
     health: HealthMonitor = step("health", requires=("redis",))
     # It needs a lease to delete what jobs have reported that ended when the worker stopped.
     progress_reports: ProgressReports = step("progress", requires=("heartbeat", "publishing"))
-    result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing"))
+    # It stops after everything that it counts has ended.
+    metrics_reporter: MetricsReporter = step("metrics", requires=("publishing",))
+    history_rollup: HistoryRollup = step("history", requires=("publishing",))
+    result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing", "metrics"))
     run_relay: RunRelay = step("runs", requires=("heartbeat", "listen", "publishing"))
     # Which tasks are suspended must be known before any job is admitted.
     admission_control: AdmissionControl = step("admission", requires=("results", "limits"))
@@ -546,6 +556,9 @@ class WorkerParts(ProcessParts):
     heartbeat = Heartbeat
     heartbeat_listeners = made_by(make_heartbeat_listeners)
     redis_clock = RedisClock
+    metrics_redis = made_by(make_metrics_redis)
+    all_brokers = made_by(connect_all_brokers)
+    history_rollup = HistoryRollup
     mover = Mover
     recoverer = Recoverer
     revocations = Revocations

@@ -1,22 +1,24 @@
-"""Answer probes over HTTP on a local port: /livez, /readyz and /metrics.
+"""Answer probes over HTTP on a local port: /livez, /readyz, /metrics and /metrics/cluster.
 
 A small and strict subset of HTTP/1.1: one request for each connection, a bounded head, a time limit, few connections at
 once. The event loop answers; while it is blocked, the thread that watches it does, and reports that. Of several worker
 processes each opens the first free port of a range, so a new process takes over the port of the one that it replaces.
 """
 
+import math
 import os
 import select
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
 import trio
 
+from celery5.errors import CeleryError
 from celery5.health.event_loop import measure_lateness
 from celery5.logs.log import Log
 from celery5.protocol.health.http import (
@@ -90,14 +92,28 @@ LAG_SAMPLES = 10
 """The number of measurements of which the largest is reported."""
 RETRY_DELAY = 5.0
 """Seconds until a port that was taken is tried again."""
-PATHS = ("/livez", "/readyz", "/metrics")
+CLUSTER_PATH = "/metrics/cluster"
+"""The path of the metrics of the whole cluster, which are read from Redis."""
+CLUSTER_AGE = 5.0
+"""Seconds for which one reading of them serves all clients."""
+CLUSTER_TIMEOUT = 3.0
+"""Seconds that the reading may take."""
+PATHS = ("/livez", "/readyz", "/metrics", CLUSTER_PATH)
+ReadMetrics = Callable[[], Awaitable[Sequence[MetricFamily]]]
 
 
 class StatusPort:
     """Serves probes on `host`, at the first free one of `ports` ports from `port` on; does nothing without a `port`."""
 
     def __init__(
-        self, *, process_status: ProcessStatus, log: Log, port: int | None, host: str, ports: int = 1
+        self,
+        *,
+        process_status: ProcessStatus,
+        log: Log,
+        port: int | None,
+        host: str,
+        ports: int = 1,
+        read_cluster: ReadMetrics | None = None,
     ) -> None:
         self._process_status = process_status
         self._log = log
@@ -109,6 +125,7 @@ class StatusPort:
         self._listener: socket.socket | None = None
         self._polled: socket.socket | None = None
         self._guard = threading.Lock()
+        self._cluster = ClusterMetrics(read_cluster)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled. If no port is free, the worker runs without, and this is logged and tried again."""
@@ -235,7 +252,11 @@ class StatusPort:
             request = parse_request((await read_head(stream, timeout=CONNECTION_TIMEOUT / 2))[0])
         except BadRequest as bad:
             return _refused(bad.status, bad.why).to_bytes()
-        return self.respond(request).to_bytes(head_only=request.method == "HEAD")
+        if request.path == CLUSTER_PATH and request.method in ("GET", "HEAD"):
+            response = await self._cluster.respond(request)
+        else:
+            response = self.respond(request)
+        return response.to_bytes(head_only=request.method == "HEAD")
 
     def respond(self, request: HttpRequest, *, blocked: bool = False) -> HttpResponse:
         """Return the response to one request. While the event loop is `blocked`, another thread calls this."""
@@ -247,6 +268,8 @@ class StatusPort:
             ),
         }.get(request.path)
         if make_response is None:
+            if request.path == CLUSTER_PATH and request.method in ("GET", "HEAD"):
+                return _refused(503, "the event loop is blocked")
             return _refused(404, f"there are {', '.join(PATHS)}")
         if request.method not in ("GET", "HEAD"):
             return _refused(405, "GET or HEAD", ("Allow", "GET, HEAD"))
@@ -260,6 +283,30 @@ class StatusPort:
         while True:
             samples.append(await measure_lateness(LAG_PERIOD))
             self._process_status.set_lag(max(samples))
+
+
+class ClusterMetrics:
+    """Answers with the metrics of the whole cluster, however many ask."""
+
+    def __init__(self, read: ReadMetrics | None) -> None:
+        self._read = read
+        self._families: Sequence[MetricFamily] = ()
+        self._read_at = -math.inf
+        self._lock = trio.Lock()
+
+    async def respond(self, request: HttpRequest) -> HttpResponse:
+        """Return the response to one request; 503 while Redis is unreachable."""
+        if self._read is None:
+            return _refused(404, "this process reads no metrics of a cluster")
+        try:
+            with trio.fail_after(CLUSTER_TIMEOUT):
+                async with self._lock:
+                    if trio.current_time() - self._read_at >= CLUSTER_AGE:
+                        self._families = await self._read()
+                        self._read_at = trio.current_time()
+        except (CeleryError, trio.TooSlowError) as error:
+            return _refused(503, str(error) or "Redis takes too long")
+        return make_metrics_response(request, self._families)
 
 
 def make_metrics_response(request: HttpRequest, metric_families: Iterable[MetricFamily]) -> HttpResponse:

@@ -7,6 +7,8 @@ Sources are read only when a probe needs them.
 
 import math
 import os
+import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
@@ -19,6 +21,7 @@ from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.job_tally import JobTally
+from celery5.protocol.observability.report import ReportMaker
 from celery5.protocol.scheduling.timers import TimerCounts
 
 MAX_BLOCKED_SECONDS = 5.0
@@ -58,6 +61,7 @@ class ProcessStatus:
         self.worker = ""
         self.phase: Literal["starting", "up", "stopping", "ended"] = "starting"
         self.jobs = JobTally()
+        self.report_maker = ReportMaker(f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}")
         self.lag = 0.0
         self.loop = LoopBlocks()
         self.depths: dict[str, QueueDepth] = {}

@@ -15,6 +15,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.broker.timing import Timing
 from celery5.protocol.health.readings import CheckReading
+from celery5.protocol.observability.rollup import CLUSTER
 
 TURN_SHARE = 0.9
 """The share of a period for which one worker's turn lasts: it is over when the next look is due."""
@@ -172,7 +173,7 @@ def erase_app(
         ids = iter(job_ids)
         while portion := list(islice(ids, ERASE_BATCH)):
             yield Call(("DEL", *[queue.result(job_id) for job_id in portion]), int, repeatable=True)
-    yield Call(("DEL", *_beside(keys)), int, repeatable=True, merge=sum)
+    yield Call(("DEL", *_beside(keys), *_metrics(keys, queues)), int, repeatable=True, merge=sum)
 
 
 def _beside(keys: Keys) -> Iterator[str]:
@@ -195,6 +196,12 @@ def _beside(keys: Keys) -> Iterator[str]:
     )
     yield keys.recycling
     yield from (keys.subscriptions, keys.subscription_deadlines, keys.unclaimed_events)
+
+
+def _metrics(keys: Keys, queues: Sequence[QueueKeys]) -> Iterator[str]:
+    yield from (keys.metrics_reports, keys.metrics_state, keys.metrics_turn)
+    for group in (CLUSTER, *[queue.queue for queue in queues]):
+        yield from (keys.metrics_minutes_prefix + group, keys.metrics_hours_prefix + group)
 
 
 def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[str]:

@@ -144,3 +144,11 @@ class RemoteRedis:
     async def _connect(self) -> AsyncDriver:
         app = self._app
         return await (app.brokers.get(self._broker) if self._broker else app.connections).get_async_driver()
+
+
+def connect_all_brokers(app: App, metrics_redis: AsyncDriver) -> dict[str, AsyncDriver]:
+    """Return the connections to all brokers, by name; that to the default one is there already."""
+    return {
+        DEFAULT_BROKER: metrics_redis,
+        **{name: RemoteRedis(app, name) for name in app.brokers.names if name != DEFAULT_BROKER},
+    }

@@ -14,6 +14,8 @@ HIGHEST = 30 * PER_OCTAVE
 """The highest bucket: all that is longer than 34 years."""
 MAX_COUNT = 2**53
 """The largest count that is read from others."""
+FEW = 40
+"""Values of which all are kept when a sketch is reduced."""
 BATCH = 512
 """Values that are put into buckets at once."""
 
@@ -125,8 +127,54 @@ class Sketch:
                 below += waiting.pop()[1]
             yield below
 
+    def reduce(self) -> "Sketch":
+        """Return a sketch with no more buckets than those of p50, p95 and p99, which are the same in it.
+
+        The sum of its values is not known.
+        """
+        reduced, counts, total = Sketch(), sorted(self.counts.items()), self.count
+        if total < FEW:
+            return self.copy()
+        taken = 0
+        # Each bucket gets more than the share up to its percentile, so that rounding does not change which is found.
+        for fraction, upto in ((0.5, 0.7), (0.95, 0.97), (0.99, 1.0)):
+            rank, below = ceil(fraction * total), 0
+            for bucket, count in counts:
+                below += count
+                if below >= rank:
+                    reduced._counts[bucket] += ceil(upto * total) - taken
+                    break
+            taken = ceil(upto * total)
+        return reduced
+
+    def to_bytes(self) -> bytes:
+        """Return the counts in few bytes, each within 6 %, which moves no percentile by more than a bucket.
+
+        The lowest bucket (2 bytes), the power of two by which all counts are divided (1 byte), then a byte for the
+        lowest bucket and each one above it.
+        """
+        counts = {bucket: count for bucket, count in self.counts.items() if count > 0}
+        if not counts:
+            return b""
+        lowest, highest = min(counts), max(counts)
+        shift = max(max(counts.values()).bit_length() - MOST.bit_length() + 1, 0)
+        numbers = [_to_byte(counts.get(bucket, 0) >> shift) for bucket in range(lowest, highest + 1)]
+        return lowest.to_bytes(2, "big", signed=True) + bytes((shift, *numbers))
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> Self:
+        """Return the sketch of what `to_bytes` has returned; the sum of its values is not known."""
+        sketch = cls()
+        if len(packed) < 3:
+            return sketch
+        lowest, shift = int.from_bytes(packed[:2], "big", signed=True), min(packed[2], 22)
+        for offset, byte in enumerate(packed[3 : 3 + HIGHEST - LOWEST]):
+            if byte:
+                sketch._counts[min(max(lowest + offset, LOWEST), HIGHEST)] += _from_byte(byte) << shift
+        return sketch
+
     def to_wire(self) -> list[float | int]:
-        """Return the sum, then each bucket and its count."""
+        """Return the sum, then each bucket and its count. Nothing is lost."""
         words: list[float | int] = [round(self.total, 6)]
         for bucket, count in sorted(self.counts.items()):
             words += (bucket, count)
@@ -134,7 +182,9 @@ class Sketch:
 
     @classmethod
     def from_wire(cls, words: Any) -> Self:
-        """Return the sketch of what `to_wire` has returned; what cannot be one is left out."""
+        """Return the sketch of what `to_wire` or `to_bytes` has returned; what cannot be one is left out."""
+        if isinstance(words, bytes):
+            return cls.from_bytes(words)
         sketch = cls()
         if not isinstance(words, list | tuple) or not words:
             return sketch
@@ -142,8 +192,8 @@ class Sketch:
         for bucket, count in zip(pairs[::2], pairs[1::2], strict=False):
             if type(bucket) is int and type(count) is int and 0 < count <= MAX_COUNT:
                 sketch._counts[min(max(bucket, LOWEST), HIGHEST)] += count
-        if isinstance(total, int | float) and 0 <= total < 1e18 and sketch._counts:
-            sketch._total = float(total)
+        if sketch._counts:
+            sketch._total = _to_total(total)
         return sketch
 
 
@@ -152,3 +202,26 @@ def _bucket_of(value: float) -> int:
     if value <= 2.0 ** (LOWEST / PER_OCTAVE):
         return LOWEST
     return min(ceil(log2(value) * PER_OCTAVE), HIGHEST)
+
+
+MOST = 15 << 29
+"""The largest count that fits into a byte."""
+
+
+def _to_total(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e18 else 0.0
+
+
+def _to_byte(count: int) -> int:
+    """Return a count of at most MOST as a byte: exact up to 15, then with three bits, as in a small float."""
+    if count < 8:
+        return count
+    exponent = count.bit_length() - 4
+    return min(exponent * 8 + round(count / (1 << exponent)), 255)
+
+
+def _from_byte(byte: int) -> int:
+    if byte < 8:
+        return byte
+    shift = byte // 8 - 1
+    return (byte % 8 + 8) << shift

@@ -52,10 +52,23 @@ def made_for_queues() -> dict[str, str]:
     return own
 
 
+def made_for_metrics() -> dict[str, str]:
+    """Every key of the metrics of an application."""
+    return {
+        "metrics_reports": SHOP.metrics_reports,
+        "metrics_sent": SHOP.metrics_sent("<process>"),
+        "metrics_turn": SHOP.metrics_turn,
+        "metrics_state": SHOP.metrics_state,
+        "metrics_minutes_prefix": SHOP.metrics_minutes_prefix + "<queue>",
+        "metrics_hours_prefix": SHOP.metrics_hours_prefix + "<queue>",
+    }
+
+
 def made() -> dict[str, str]:
     """Every key and channel that the code makes, by its name in the code."""
     return {
         **made_for_streams(),
+        **made_for_metrics(),
         **made_for_queues(),
         "run": MAIL.run("<id>"),
         "run_items": MAIL.run_items("<id>", "<node>"),  # type: ignore[arg-type]

@@ -135,6 +135,8 @@ def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
         "inbox_signatures",
         "keys",
         "keys_usage",
+        "metrics_interval",
+        "statsd",
         "status_host",
         "status_port",
         "worker_group",

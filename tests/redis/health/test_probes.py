@@ -24,10 +24,15 @@ def probe(port: int, path: str = "/readyz") -> ProbeResponse:
     return send_probe("127.0.0.1", port, path, timeout=30)
 
 
-def numbers(port: int) -> dict[str, float]:
+def cluster_numbers(port: int) -> dict[str, float]:
+    """The metrics of the whole cluster."""
+    return numbers(port, "/metrics/cluster")
+
+
+def numbers(port: int, path: str = "/metrics") -> dict[str, float]:
     """All metrics, by name and labels. Every line must be one that Prometheus reads."""
     found: dict[str, float] = {}
-    for line in probe(port, "/metrics").body.decode().splitlines():
+    for line in probe(port, path).body.decode().splitlines():
         if not line.startswith(("# HELP ", "# TYPE ")):
             match = LINE.fullmatch(line)
             assert match, line
@@ -212,3 +217,28 @@ def test_what_health_cannot_ask_is_told_in_one_line(
     ended = celery5("health", *words, cwd=tmp_path)
     assert ended.code == 2
     assert says in ended.error
+
+
+def test_the_metrics_of_the_whole_cluster_are_the_same_on_each_worker(staff: Staff) -> None:
+    interval = {"metrics_interval": 0.2}
+    (_, first), (_, second) = start(staff, **interval), start(staff, **interval)
+    for n in range(40):
+        staff.app.tasks["quiet"].delay(n)
+    name = 'celery5_jobs_total{queue="default",state="SUCCESS",task="quiet"}'
+    wait_until(lambda: cluster_numbers(first).get(name) == cluster_numbers(second).get(name) == 40)
+    found = cluster_numbers(second)
+    assert found['celery5_job_wait_seconds_count{queue="default",task="quiet"}'] == 40
+    assert found["celery5_process_ready"] == 2
+    assert not [name for name in found if "pid=" in name or "worker=" in name]
+
+
+def test_the_metrics_of_the_cluster_are_not_there_without_redis(
+    own_staff: Staff, own_server: EmbeddedServer
+) -> None:
+    _, port = start(own_staff)
+    wait_until(lambda: probe(port, "/metrics/cluster").ok)
+    own_server.kill()
+    wait_until(lambda: probe(port, "/metrics/cluster").status == 503)
+    assert probe(port, "/metrics").ok
+    own_server.revive()
+    wait_until(lambda: probe(port, "/metrics/cluster").ok)

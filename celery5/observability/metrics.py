@@ -1,0 +1,225 @@
+"""The metrics of an application: `app.metrics` reads their history, and sends them to other systems."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from celery5.application import Application
+from celery5.broker.calls import observability as calls
+from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
+from celery5.protocol.observability.families import (
+    MetricFamily,
+    SketchSample,
+    make_counter,
+    make_gauge,
+)
+from celery5.protocol.observability.report import Measurements, Series, get_labels
+from celery5.protocol.observability.rollup import (
+    CLUSTER,
+    HOUR,
+    HOURS,
+    MINUTE,
+    MINUTES,
+    MetricsGroup,
+    Tier,
+    name_point,
+    read_index,
+    sum_points,
+    unpack_chunk,
+    unpack_point,
+)
+from celery5.protocol.observability.sketch import Sketch
+
+FINE_HISTORY = 6 * HOUR
+"""Seconds: the history of a longer time is given in hours."""
+STATE_FIELDS = 60
+"""Fields of the hour that is under way, read in one trip."""
+
+
+class TaskNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the jobs of one task on one queue, in some time."""
+
+    task: str
+    # Attempts that have ended, by their state.
+    counts: dict[str, int]
+    # Percentiles of the seconds that attempts ran, and that they waited: p50, p95 and p99; None when none has run.
+    run: dict[str, float] | None
+    wait: dict[str, float] | None
+
+
+class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of a queue in a minute or an hour."""
+
+    # When it began, in seconds since 1970, and how long it was.
+    at: int
+    seconds: int
+    tasks: list[TaskNumbers]
+    # Jobs that waited, the age of the oldest in seconds, dead letters and jobs held by limits: at the end of a minute,
+    # the largest of an hour.
+    depth: float = 0
+    oldest: float = 0
+    dead: float = 0
+    held: float = 0
+
+
+class Metrics:
+    """Reads the history of the application's metrics, and adds outlets for them."""
+
+    REACHED_AS = "app.metrics."
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self._outlets: list[MetricsOutlet] = []
+
+    @property
+    def outlets(self) -> Sequence[MetricsOutlet]:
+        """Who gets the reports of each process, besides Redis."""
+        url = self._app.settings.statsd
+        return (*self._outlets, StatsDOutlet(url)) if url else tuple(self._outlets)
+
+    def add_outlet(self, outlet: MetricsOutlet) -> None:
+        """Have the metrics of each process sent to `outlet`, too."""
+        self._outlets.append(outlet)
+
+    def history(
+        self, queue: str, *, since: float = HOUR, until: float = 0, step: int | None = None
+    ) -> list[HistoryPoint]:
+        """Return what was measured of a queue, the oldest first. For plain Python.
+
+        Args:
+            queue: The name of the queue.
+            since: Seconds ago at which it begins. Minutes are kept for 7 days, hours for 90.
+            until: Seconds ago at which it ends.
+            step: 60 for minutes, 3600 for hours. Default: minutes, for more than six hours hours.
+        """
+        return run_blocking(
+            self._history(BlockingConnections(self._app.connections), queue, since, until, step)
+        )
+
+    async def ahistory(
+        self, queue: str, *, since: float = HOUR, until: float = 0, step: int | None = None
+    ) -> list[HistoryPoint]:
+        """`history`, from Trio or asyncio."""
+        return await self._history(self._app.connections, queue, since, until, step)
+
+    async def _history(
+        self, connections: AwaitableConnections, queue: str, since: float, until: float, step: int | None
+    ) -> list[HistoryPoint]:
+        step = step or (MINUTE if since - until <= FINE_HISTORY else HOUR)
+        if step not in _TIERS:
+            raise ValueError(f"step is {step!r}: give 60 for minutes or 3600 for hours")
+        now = time.time()
+        begin, end = now - since, now - until
+        points = await self._read_points(connections, queue, _TIERS[step], begin, end)
+        by_time: dict[int, list[Measurements]] = {}
+        for at, point in points:
+            if begin - step < at <= end:
+                by_time.setdefault(at // step * step, []).append(point)
+        return [_make_point(at, step, sum_points(found)) for at, found in sorted(by_time.items())]
+
+    async def _read_points(
+        self, connections: AwaitableConnections, queue: str, tier: Tier, begin: float, end: float
+    ) -> list[tuple[int, Measurements]]:
+        """Return the points of a queue: those that are packed, those that wait for it, and what is under way."""
+        redis, keys = await connections.get_async_driver(), self._app.keys
+        prefix = keys.metrics_minutes_prefix if tier is MINUTES else keys.metrics_hours_prefix
+        packed = await redis.perform(calls.read_points(prefix, queue, begin - tier.chunk, end))
+        points = [point for _, chunk in packed for point in unpack_chunk(chunk)]
+        found = await redis.perform(calls.read_state(keys, ["index", f"group:{queue}"]))
+        waiting = read_index(found.get("index", b"")).get(queue, {})
+        fields = [name_point(MINUTES, at, queue) for at in waiting.get(MINUTES.name, ())]
+        if tier is HOURS:
+            fields += [name_point(HOURS, at, queue) for at in waiting.get(HOURS.name, ())]
+        for start in range(0, len(fields), STATE_FIELDS):
+            part = fields[start : start + STATE_FIELDS]
+            stored: dict[str, bytes] = await redis.perform(calls.read_state(keys, part))
+            points += [(int(name.split(":")[1]), unpack_point(content)) for name, content in stored.items()]
+        group = MetricsGroup.unpack(found.get(f"group:{queue}"))
+        if group.minute:
+            points.append((group.minute, group.current))
+        return points
+
+    def totals(self) -> list[MetricFamily]:
+        """Return the metrics of the whole cluster, as `/metrics/cluster` has them. For plain Python."""
+        return run_blocking(self._totals(BlockingConnections(self._app.connections)))
+
+    async def atotals(self) -> list[MetricFamily]:
+        """`totals`, from Trio or asyncio."""
+        return await self._totals(self._app.connections)
+
+    async def _totals(self, connections: AwaitableConnections) -> list[MetricFamily]:
+        redis, keys = await connections.get_async_driver(), self._app.keys
+        found = await redis.perform(calls.read_state(keys, ["index"]))
+        names = list(read_index(found.get("index", b"")))
+        families: dict[str, MetricFamily] = {}
+        for start in range(0, len(names), STATE_FIELDS):
+            part = [f"group:{name}" for name in names[start : start + STATE_FIELDS]]
+            stored: dict[str, bytes] = await redis.perform(calls.read_state(keys, part))
+            for name, packed in stored.items():
+                _add_families(families, name.partition(":")[2], MetricsGroup.unpack(packed).totals)
+        return list(families.values())
+
+
+def _add_families(families: dict[str, MetricFamily], queue: str, totals: Measurements) -> None:
+    """Add the totals of one group to families."""
+
+    def labels(series: Series) -> dict[str, str]:
+        return get_labels(series) if queue == CLUSTER else {"queue": queue, **get_labels(series)}
+
+    makers: tuple[tuple[dict[Series, float], Callable[..., MetricFamily]], ...] = (
+        (totals.counters, make_counter),
+        (totals.gauges, make_gauge),
+    )
+    for numbers, make in makers:
+        for series, value in numbers.items():
+            new = make(series[0], HELP, (value, labels(series)))
+            known = families.get(series[0], new)
+            if known is not new:
+                new = msgspec.structs.replace(known, samples=[*known.samples, *new.samples])
+            families[series[0]] = new
+    for series, sketch in totals.sketches.items():
+        known = families.get(series[0], MetricFamily(series[0], "histogram", HELP))
+        sample = SketchSample(sketch, labels(series))
+        families[series[0]] = msgspec.structs.replace(known, sketches=[*known.sketches, sample])
+
+
+HELP = "Of the whole cluster: see the same metric of a process."
+"""What the metrics of a cluster say of themselves."""
+
+
+def _make_point(at: int, seconds: int, point: Measurements) -> HistoryPoint:
+    tasks: dict[str, dict[str, Any]] = {}
+
+    def entry(series: Series) -> dict[str, Any]:
+        task = get_labels(series).get("task", "")
+        return tasks.setdefault(task, {"task": task, "counts": {}, "run": None, "wait": None})
+
+    for series, value in point.counters.items():
+        if series[0] == "celery5_jobs_total":
+            entry(series)["counts"][get_labels(series).get("state", "")] = int(value)
+    for series, sketch in point.sketches.items():
+        if series[0] in _SKETCHES:
+            entry(series)[_SKETCHES[series[0]]] = _percentiles(sketch)
+    gauges = {name: point.gauges.get((metric,), 0.0) for name, metric in _GAUGES.items()}
+    return HistoryPoint(
+        at=at, seconds=seconds, tasks=[TaskNumbers(**tasks[task]) for task in sorted(tasks)], **gauges
+    )
+
+
+def _percentiles(sketch: Sketch) -> dict[str, float] | None:
+    numbers = {name: sketch.quantile(fraction) for name, fraction in _FRACTIONS.items()}
+    return {name: round(value, 6) for name, value in numbers.items() if value is not None} or None
+
+
+_TIERS = {MINUTE: MINUTES, HOUR: HOURS}
+_FRACTIONS = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_SKETCHES = {"celery5_job_run_seconds": "run", "celery5_job_wait_seconds": "wait"}
+_GAUGES = {
+    "depth": "celery5_queue_depth",
+    "oldest": "celery5_queue_oldest_seconds",
+    "dead": "celery5_queue_dead",
+    "held": "celery5_queue_held",
+}

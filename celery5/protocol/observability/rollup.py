@@ -1,0 +1,272 @@
+"""Roll the reports of all processes up into points of a minute and of an hour, and keep the totals.
+
+One process at a time does this, and what it holds stands in Redis as well, so that another one can go on. Points belong
+to a *group*: the queue that a series names in its label `queue`, or the cluster as a whole (CLUSTER).
+
+Source: RRDtool's archives of different steps; the reports are deltas, so a point can be added to at any time.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from celery5.protocol.observability.report import (
+    Measurements,
+    MetricsReport,
+    Series,
+    compress,
+    decompress,
+    get_labels,
+    make_series,
+)
+
+MINUTE = 60
+"""Seconds of the finer points."""
+HOUR = 3600
+"""Seconds of the coarser points."""
+DAY = 86400
+"""Seconds of which the hours are packed together."""
+MINUTES_KEPT = 7 * 86400
+"""Seconds for which minutes are kept."""
+HOURS_KEPT = 90 * 86400
+"""Seconds for which hours are kept."""
+CLUSTER = ""
+"""The group of what belongs to no queue."""
+MAX_GROUPS = 2000
+"""Groups that are kept; what belongs to further queues counts for the cluster."""
+MAX_GROUP_SERIES = 2000
+"""Series of one group; further ones are left out."""
+STALE_AFTER = 45
+"""Seconds after which the gauges of a process that does not report any more are forgotten."""
+
+
+class Tier(NamedTuple):
+    """Points of one length. A point waits in Redis until its chunk is over; then the chunk is packed as a whole."""
+
+    name: str
+    # Seconds of a point, and of the chunk of points that are packed together.
+    step: int
+    chunk: int
+    # Only three buckets of each distribution are packed: the percentiles of each point, but not of several together.
+    is_reduced: bool
+
+
+MINUTES = Tier("minutes", MINUTE, HOUR, is_reduced=True)
+HOURS = Tier("hours", HOUR, DAY, is_reduced=False)
+
+
+@dataclass(slots=True)
+class MetricsGroup:
+    """The numbers of one queue, or of the cluster."""
+
+    # All that was ever counted.
+    totals: Measurements = field(default_factory=Measurements)
+    # The minute that is under way, in seconds since 1970; 0: nothing has been measured in any.
+    minute: int = 0
+    current: Measurements = field(default_factory=Measurements)
+
+    def pack(self) -> bytes:
+        """Return the group as it stands in Redis."""
+        return compress([self.totals.pack(), self.minute, self.current.pack()])
+
+    @classmethod
+    def unpack(cls, packed: bytes | None) -> "MetricsGroup":
+        """Return the group of what stands in Redis; an empty one when that is nothing."""
+        words = _as_list(decompress(packed) if packed else None)
+        if len(words) != 3 or type(words[1]) is not int:
+            return cls()
+        return cls(Measurements.unpack(words[0]), words[1], Measurements.unpack(words[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedMinute:
+    """A minute that is over."""
+
+    group: str
+    # When it began, in seconds since 1970.
+    at: int
+    measurements: Measurements
+
+
+class Rollup:
+    """Adds reports to groups, and closes the minutes that are over."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, MetricsGroup] = {}
+        self._changed: set[str] = set()
+        self._closed: list[ClosedMinute] = []
+        # The last gauges of each process, and when they came, in seconds since 1970.
+        self._gauges: dict[str, tuple[float, MetricsReport]] = {}
+
+    def split(self, report: MetricsReport) -> dict[str, Measurements]:
+        """Return the counters and sketches of a report by group; its gauges are the cluster's."""
+        parts: dict[str, Measurements] = {}
+        for series, value in report.measurements.counters.items():
+            group, rest = self._assign(series)
+            parts.setdefault(group, Measurements()).counters[rest] = value
+        for series, sketch in report.measurements.sketches.items():
+            group, rest = self._assign(series)
+            parts.setdefault(group, Measurements()).sketches[rest] = sketch
+        return parts
+
+    def _assign(self, series: Series) -> tuple[str, Series]:
+        labels = get_labels(series)
+        queue = labels.pop("queue", CLUSTER)
+        return (queue, make_series(series[0], labels)) if queue else (CLUSTER, series)
+
+    def add_report(self, at: float, report: MetricsReport) -> None:
+        """Add a report that has come at a time, in seconds since 1970. Its groups are known."""
+        for name, part in self.split(report).items():
+            self._add(at, name if name in self.groups else CLUSTER, part)
+        self._gauges[report.process] = (at, report)
+
+    def add_gauges(self, at: float, group: str, gauges: dict[Series, float]) -> None:
+        """Add what was measured of a queue."""
+        self._add(at, group, Measurements(gauges=gauges))
+
+    def _add(self, at: float, name: str, part: Measurements) -> None:
+        group, minute = self.groups.setdefault(name, MetricsGroup()), int(at // MINUTE) * MINUTE
+        if 0 < group.minute < minute:
+            self._close(name, group)
+        if group.minute == 0:
+            group.minute = minute
+        part = _limit(part, group.totals)
+        group.totals.add(Measurements(counters=part.counters, sketches=part.sketches))
+        if part.gauges:  # all of the group, so that none stays that is not measured any more
+            group.totals.gauges = dict(part.gauges)
+        group.current.add(part)
+        self._changed.add(name)
+
+    def merge_gauges(self, at: float) -> dict[Series, float]:
+        """Return the gauges of the cluster: of all processes that have reported lately."""
+        merged: dict[Series, float] = {}
+        for process, (came, report) in list(self._gauges.items()):
+            if came < at - STALE_AFTER:
+                del self._gauges[process]
+                continue
+            for series, value in report.measurements.gauges.items():
+                if series[0] in report.largest:
+                    merged[series] = max(merged.get(series, value), value)
+                else:
+                    merged[series] = merged.get(series, 0.0) + value
+        return merged
+
+    def close_minutes(self, at: float) -> list[ClosedMinute]:
+        """Return the minutes that are over at a time, by Redis' clock, and have not been returned before."""
+        now = int(at // MINUTE) * MINUTE
+        for name, group in self.groups.items():
+            if 0 < group.minute < now:
+                self._close(name, group)
+        closed, self._closed = self._closed, []
+        return closed
+
+    def _close(self, name: str, group: MetricsGroup) -> None:
+        self._closed.append(ClosedMinute(name, group.minute, group.current))
+        group.minute, group.current = 0, Measurements()
+        self._changed.add(name)
+
+    def take_changed(self) -> dict[str, MetricsGroup]:
+        """Return the groups that have changed since the last call."""
+        changed = {name: self.groups[name] for name in self._changed}
+        self._changed.clear()
+        return changed
+
+
+def _limit(part: Measurements, totals: Measurements) -> Measurements:
+    """Return the part without the new series that a group has no room for."""
+    left = MAX_GROUP_SERIES - len(totals.counters) - len(totals.sketches)
+    new = [
+        *(series for series in part.counters if series not in totals.counters),
+        *(series for series in part.sketches if series not in totals.sketches),
+    ]
+    if len(new) <= left:
+        return part
+    refused = set(new[max(left, 0) :])
+    return Measurements(
+        {series: value for series, value in part.counters.items() if series not in refused},
+        part.gauges,
+        {series: sketch for series, sketch in part.sketches.items() if series not in refused},
+    )
+
+
+def name_point(tier: Tier, at: int, group: str) -> str:
+    """Return the field under which a point waits in Redis until its chunk is packed."""
+    return f"{tier.name}:{at}:{group}"
+
+
+def read_index(packed: bytes) -> dict[str, dict[str, list[int]]]:
+    """Return when the points that wait began, by group and tier: what cannot be read of it is left out."""
+    index: dict[str, dict[str, list[int]]] = {}
+    for name, tiers in _as_dict(decompress(packed) if packed else None).items():
+        if isinstance(name, str):
+            waiting = _as_dict(tiers)
+            index[name] = {
+                tier.name: [at for at in _as_list(waiting.get(tier.name)) if type(at) is int]
+                for tier in (MINUTES, HOURS)
+            }
+    return index
+
+
+def _as_dict(value: Any) -> dict[Any, Any]:
+    return cast("dict[Any, Any]", value) if isinstance(value, dict) else {}
+
+
+def _as_list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def pack_point(measurements: Measurements) -> bytes:
+    """Return one point as bytes."""
+    return compress(measurements.pack())
+
+
+def unpack_point(packed: bytes) -> Measurements:
+    """Return the point of what `pack_point` has returned."""
+    return Measurements.unpack(decompress(packed))
+
+
+def pack_chunk(tier: Tier, points: Iterable[tuple[int, Measurements]]) -> bytes:
+    """Return the points of a chunk as bytes: by series, so that its name stands there once.
+
+    The times first, then for counters, gauges and sketches: each series, with its values at those times.
+    """
+    points = sorted(points, key=lambda point: point[0])
+    packed = [(_reduce(point) if tier.is_reduced else point) for _, point in points]
+    columns: list[list[Any]] = []
+    for kind in range(3):
+        by_series: dict[Series, list[Any]] = {}
+        for number, point in enumerate(packed):
+            for *series, value in point.pack(in_short=not tier.is_reduced)[kind]:
+                by_series.setdefault(tuple(series), [None] * len(packed))[number] = value
+        columns.append([[*series, values] for series, values in by_series.items()])
+    return compress([[at for at, _ in points], *columns])
+
+
+def unpack_chunk(packed: bytes) -> list[tuple[int, Measurements]]:
+    """Return the points of what `pack_chunk` has returned; what cannot be read is left out."""
+    words = _as_list(decompress(packed))
+    times = [at for at in _as_list(words[0] if words else None) if type(at) is int]
+    rows: list[list[list[Any]]] = [[[], [], []] for _ in times]
+    for kind, column in enumerate(words[1:4]):
+        for series in _as_list(column):
+            *names, values = _as_list(series) or [None]
+            for row, value in zip(rows, _as_list(values), strict=False):
+                if value is not None:
+                    row[kind].append([*names, value])
+    return [(at, Measurements.unpack(row)) for at, row in zip(times, rows, strict=True)]
+
+
+def _reduce(point: Measurements) -> Measurements:
+    sketches = {series: sketch.reduce() for series, sketch in point.sketches.items()}
+    return Measurements(point.counters, point.gauges, sketches)
+
+
+def sum_points(points: Sequence[Measurements]) -> Measurements:
+    """Return one point for all: counters and sketches added up, and of each gauge the largest."""
+    total = Measurements()
+    for point in points:
+        gauges = {
+            series: max(value, total.gauges.get(series, value)) for series, value in point.gauges.items()
+        }
+        total.add(Measurements(point.counters, gauges, point.sketches))
+    return total

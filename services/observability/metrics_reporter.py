@@ -1,0 +1,115 @@
+"""Send the metrics of this process to Redis and to outlets, every 15 seconds what has changed."""
+
+from collections.abc import Sequence
+
+import trio
+
+from celery5.broker.calls import observability as calls
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerError
+from celery5.logs.log import Log
+from celery5.observability.outlets import MetricsOutlet
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.protocol.observability.report import MetricsReport
+from celery5.services.health.vitals import ProcessStatus
+
+SEND_TIMEOUT = 5.0
+"""Seconds that one report may take, to Redis or to an outlet."""
+LAST_TIMEOUT = 2.0
+"""Seconds that the last report may take, while the process stops."""
+
+
+class MetricsReporter:
+    """Reports until cancelled, and once more then. Nothing that fails here stops any work.
+
+    While Redis is unreachable what is counted stays in this process, and is in the first report after that.
+
+    Args:
+        metrics_redis: The default broker, where the history of the application is.
+        kind: The kind of this process.
+        metrics_interval: Seconds between two reports; 0: none are made.
+        outlets: Who gets each report besides Redis.
+    """
+
+    def __init__(
+        self,
+        *,
+        metrics_redis: AsyncDriver,
+        keys: Keys,
+        process_status: ProcessStatus,
+        kind: str,
+        metrics_interval: float,
+        outlets: Sequence[MetricsOutlet],
+        log: Log,
+    ) -> None:
+        self._redis = metrics_redis
+        self._keys = keys
+        self._process_status = process_status
+        self._kind = kind
+        self._interval = metrics_interval
+        self._outlets = outlets
+        self._log = log
+        self._failing: set[str] = set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Report until cancelled."""
+        task_status.started()
+        if not self._interval:
+            await trio.sleep_forever()
+        try:
+            while True:
+                await trio.sleep(self._interval)
+                await self._report()
+        finally:
+            with trio.move_on_after(LAST_TIMEOUT, shield=True):
+                await self._report()
+
+    async def _report(self) -> None:
+        """Send one report; two if the one before had not arrived."""
+        maker = self._process_status.report_maker
+        for _ in range(2):
+            is_new = not maker.has_pending
+            try:
+                report = maker.make(self._process_status.metric_families(), kind=self._kind)
+            except Exception as error:  # of a part that is asked for its metrics
+                self._note("measuring", error)
+                return
+            if is_new:
+                for outlet in self._outlets:
+                    await self._send_to(outlet, report)
+            if not await self._store(report):
+                return
+            maker.acknowledge()
+            if is_new:
+                return
+
+    async def _store(self, report: MetricsReport) -> bool:
+        """Send a report to Redis. Return whether it is there."""
+        call = calls.send_report(self._keys, report.process, report.number, report.pack())
+        try:
+            with trio.fail_after(SEND_TIMEOUT):
+                await self._redis.perform(call)
+        except (BrokerError, trio.TooSlowError) as error:
+            self._note("redis", error)
+            return False
+        self._failing.discard("redis")
+        return True
+
+    async def _send_to(self, outlet: MetricsOutlet, report: MetricsReport) -> None:
+        name = type(outlet).__name__
+        try:
+            with trio.fail_after(SEND_TIMEOUT):
+                await outlet.send(report)
+        except Exception as error:  # the user's code, or a network
+            self._note(name, error)
+        else:
+            self._failing.discard(name)
+
+    def _note(self, name: str, error: Exception) -> None:
+        """Log the first failure of several in a row."""
+        if name not in self._failing:
+            self._failing.add(name)
+            self._log.event(
+                "metrics:report-failed", "warning", to=name, why=describe_error(error, MAX_ERROR_LENGTH)
+            )

@@ -1,0 +1,203 @@
+"""Reports of real workers become the history of an application, and each job counts once in it."""
+
+import socket
+from typing import Any
+
+import pytest
+import redis
+import trio
+
+from celery5 import App
+from celery5.broker.calls import observability as calls
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.errors import Misconfigured
+from celery5.observability.metrics import HistoryPoint
+from celery5.observability.outlets import StatsDOutlet
+from celery5.protocol.observability.report import Measurements, MetricsReport
+from celery5.services.health.vitals import ProcessStatus
+from tests.redis.worker.workers import LEASE, until, until_async, working
+
+FAST: dict[str, Any] = {"metrics_interval": 0.1}
+
+
+def declare(app: App) -> None:
+    """Two tasks on a queue of their own."""
+
+    @app.task(name="pay", queue="slow")
+    async def pay() -> None: ...
+
+    @app.task(name="fail", queue="slow", max_retries=0)
+    async def fail() -> None:
+        raise ValueError("no")
+
+
+def count(points: list[HistoryPoint]) -> dict[str, int]:
+    """How many jobs ended in each state."""
+    total: dict[str, int] = {}
+    for point in points:
+        for task in point.tasks:
+            for state, number in task.counts.items():
+                total[state] = total.get(state, 0) + number
+    return total
+
+
+async def send(app: App, pays: int, fails: int = 0) -> None:
+    """Send so many jobs."""
+    jobs = [app.tasks["pay"].s() for _ in range(pays)] + [app.tasks["fail"].s() for _ in range(fails)]
+    await app.asend_many(jobs)
+
+
+async def test_what_two_workers_have_done_is_in_the_history_of_the_queue(app: App) -> None:
+    app.configure(**FAST)
+    declare(app)
+    await send(app, 300, 20)
+    async with working(app, name="one"), working(app, name="two"):
+
+        async def is_counted() -> bool:
+            return count(await app.metrics.ahistory("slow")) == {"SUCCESS": 300, "DEAD": 20}
+
+        await until_async(is_counted)
+    points = await app.metrics.ahistory("slow")
+    pay = next(task for point in points for task in point.tasks if task.task == "pay")
+    assert pay.run is not None
+    assert pay.wait is not None
+    assert 0 <= pay.run["p50"] <= pay.run["p95"] <= pay.run["p99"] < 30
+    assert 0 < pay.wait["p50"] < 60
+    assert max(point.dead for point in points) in (0, 20)  # measured once a minute
+
+
+async def test_the_last_jobs_of_a_worker_that_stops_are_reported(app: App) -> None:
+    app.configure(metrics_interval=3600 / 12)
+    declare(app)
+    await send(app, 30)
+    async with working(app, burst=True, queues=("slow",)) as worker:
+        await worker.done.wait()
+    app.configure(**FAST)
+    async with working(app, queues=("default",)):
+
+        async def is_counted() -> bool:
+            return count(await app.metrics.ahistory("slow")) == {"SUCCESS": 30}
+
+        await until_async(is_counted)
+
+
+async def test_nothing_is_stored_without_an_interval(app: App, redis_client: "redis.Redis") -> None:
+    app.configure(metrics_interval=0)
+    declare(app)
+    await send(app, 3)
+    async with working(app, burst=True) as worker:
+        await worker.done.wait()
+    assert not [key for key in redis_client.scan_iter(f"*{app.name}*") if b":metrics:" in key]
+
+
+async def test_every_key_of_the_history_has_a_time_to_live(app: App, redis_client: "redis.Redis") -> None:
+    app.configure(**FAST)
+    declare(app)
+    await send(app, 3)
+    async with working(app):
+
+        async def is_counted() -> bool:
+            return bool(count(await app.metrics.ahistory("slow")))
+
+        await until_async(is_counted)
+        found = [key for key in redis_client.scan_iter(f"*{app.name}*") if b":metrics:" in key]
+        assert {key.split(b":metrics:")[1].split(b":")[0] for key in found} == {
+            b"reports",
+            b"sent",
+            b"state",
+            b"turn",
+        }
+        assert all(redis_client.pttl(key) > 0 for key in found)
+
+
+async def test_what_was_counted_while_redis_was_unreachable_is_not_lost(
+    app_name: str, own_server: EmbeddedServer
+) -> None:
+    own_app = App(app_name, broker=own_server.url, lease=LEASE, **FAST)
+    declare(own_app)
+    await send(own_app, 50)
+
+    async def is_counted() -> bool:
+        return count(await own_app.metrics.ahistory("slow")) == {"SUCCESS": 50, "DEAD": 5}
+
+    status = ProcessStatus(app=own_app.name)
+    async with working(own_app, process_status=status):
+        await until(lambda: status.jobs.count_by_state() == {"SUCCESS": 50})
+        await trio.to_thread.run_sync(own_server.kill)
+        await until(lambda: status.report_maker.has_pending)
+        status.jobs.count_unstarted("slow", "pay", "DEAD", 5)
+        await trio.to_thread.run_sync(own_server.revive)
+        await until_async(is_counted)
+
+
+async def test_a_report_that_comes_twice_counts_once(app: App) -> None:
+    redis_driver = await app.connections.get_async_driver()
+    packed = MetricsReport("host:1", "worker", 1, Measurements()).pack()
+    for _ in range(3):
+        await redis_driver.perform(calls.send_report(app.keys, "host:1", 1, packed))
+    waiting = await redis_driver.perform(calls.read_reports(app.keys, ""))
+    assert len(waiting) == 1
+
+
+async def test_only_one_of_two_that_roll_up_saves(app: App) -> None:
+    redis_driver = await app.connections.get_async_driver()
+
+    async def save(before: str, cursor: str, value: str) -> bool:
+        changes = [("set", "group:slow", value, "")]
+        return await redis_driver.perform(
+            calls.save_rollup(app.keys, before=before, cursor=cursor, needed_from=0, changes=changes)
+        )
+
+    assert await save("", "5-0", "first")
+    assert not await save("", "6-0", "second")
+    assert await save("5-0", "6-0", "third")
+    assert await redis_driver.perform(calls.read_state(app.keys, ["group:slow", "x"])) == {
+        "group:slow": b"third"
+    }
+
+
+async def test_statsd_gets_what_redis_gets(app: App) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.settimeout(30)
+        app.configure(**FAST, statsd=f"udp://127.0.0.1:{listener.getsockname()[1]}?tags=dogstatsd")
+        declare(app)
+        await send(app, 7)
+        async with working(app):
+            total, pattern = 0, b"celery5.jobs_total:"
+            with trio.fail_after(30):
+                while total < 7:
+                    datagram = await trio.to_thread.run_sync(listener.recv, 65536)
+                    for line in datagram.split(b"\n"):
+                        if line.startswith(pattern) and b"state:SUCCESS" in line:
+                            total += int(line[len(pattern) :].partition(b"|")[0])
+        assert total == 7
+
+
+async def test_an_outlet_that_fails_is_logged_once_and_stops_nothing(app: App) -> None:
+    app.configure(**FAST)
+    declare(app)
+    calls_made: list[MetricsReport] = []
+
+    class Broken:
+        async def send(self, report: MetricsReport) -> None:
+            calls_made.append(report)
+            raise OSError("no route")
+
+    app.metrics.add_outlet(Broken())
+    await send(app, 7)
+    async with working(app):
+
+        async def is_counted() -> bool:
+            return count(await app.metrics.ahistory("slow")) == {"SUCCESS": 7}
+
+        await until_async(is_counted)
+        await until(lambda: len(calls_made) >= 3)
+    assert len({report.number for report in calls_made}) == len(calls_made)
+
+
+def test_an_address_that_is_none_is_refused_in_one_line() -> None:
+    with pytest.raises(Misconfigured, match="statsd is 'stats:8125': give udp://host:port"):
+        StatsDOutlet("stats:8125")
+    with pytest.raises(Misconfigured, match="statsd"):
+        _ = App("shop", statsd="stats:8125").settings
