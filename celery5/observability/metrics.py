@@ -57,12 +57,14 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     seconds: int
     tasks: list[TaskNumbers]
-    # Jobs that waited, the age of the oldest in seconds, dead letters and jobs held by limits: at the end of a minute,
-    # the largest of an hour.
+    # Jobs that waited, the age of the oldest in seconds, dead letters, jobs held by limits, jobs that waited for their
+    # time, and live runs of workflows: measured once a minute; of an hour, the largest.
     depth: float = 0
     oldest: float = 0
     dead: float = 0
     held: float = 0
+    scheduled: float = 0
+    runs: float = 0
 
 
 class Metrics:
@@ -222,4 +224,6 @@ _GAUGES = {
     "oldest": "celery5_queue_oldest_seconds",
     "dead": "celery5_queue_dead",
     "held": "celery5_queue_held",
+    "scheduled": "celery5_queue_scheduled",
+    "runs": "celery5_queue_runs",
 }

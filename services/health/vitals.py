@@ -256,6 +256,18 @@ def _make_queue_metrics(depths: Mapping[str, QueueDepth]) -> list[MetricFamily]:
             *[(depth.held, {"queue": queue}) for queue, depth in by_queue],
             merge="max",
         ),
+        make_gauge(
+            "celery5_queue_scheduled",
+            "Jobs of the queue that wait for their time.",
+            *[(depth.scheduled, {"queue": queue}) for queue, depth in by_queue],
+            merge="max",
+        ),
+        make_gauge(
+            "celery5_queue_runs",
+            "Live runs of workflows whose home is the queue.",
+            *[(depth.runs, {"queue": queue}) for queue, depth in by_queue],
+            merge="max",
+        ),
     ]
 
 

@@ -53,7 +53,7 @@ class HistoryRollup:
 
     Args:
         metrics_redis: The default broker, where the history of the application is.
-        depth_brokers: The drivers of all brokers, by name.
+        all_brokers: The drivers of all brokers, by name.
         worker: The name of this process.
         metrics_interval: Seconds between two rollups; 0: there are none.
     """
@@ -208,6 +208,8 @@ class HistoryRollup:
                     ("celery5_queue_oldest_seconds",): depth.oldest or 0.0,
                     ("celery5_queue_dead",): float(depth.dead),
                     ("celery5_queue_held",): float(depth.held),
+                    ("celery5_queue_scheduled",): float(depth.scheduled),
+                    ("celery5_queue_runs",): float(depth.runs),
                 }
         return measured
 

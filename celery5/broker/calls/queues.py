@@ -23,6 +23,10 @@ class QueueDepth(msgspec.Struct, frozen=True):
     dead: int
     # Jobs that wait at a limit.
     held: int = 0
+    # Jobs that wait for their time.
+    scheduled: int = 0
+    # Runs of workflows that live on the queue.
+    runs: int = 0
 
 
 class QueueSize(msgspec.Struct, frozen=True):
@@ -54,13 +58,17 @@ def list_queues(keys: Keys) -> Call[list[str]]:
 def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
     """Count what is in a queue."""
     return script_call(
-        MEASURE, (keys.due, keys.dead, keys.limited_counts, *keys.streams), (GROUP,), _size, repeatable=True
+        MEASURE,
+        (keys.due, keys.dead, keys.limited_counts, keys.live_runs, *keys.streams),
+        (GROUP,),
+        _size,
+        repeatable=True,
     )
 
 
 def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
     """Return how far behind a queue is: one script, whose cost does not grow with the queue."""
-    named = (keys.due, keys.dead, keys.limited_counts, *keys.streams)
+    named = (keys.due, keys.dead, keys.limited_counts, keys.live_runs, *keys.streams)
     return script_call(MEASURE, named, (GROUP,), _depth, repeatable=True)
 
 
@@ -71,12 +79,14 @@ def _names(raw: Iterable[bytes]) -> list[str]:
 
 
 def _depth(raw: Any) -> QueueDepth:
-    total, in_workers, _due, dead, held, oldest = map(int, raw)
-    return QueueDepth(max(0, total - in_workers), None if oldest < 0 else oldest / 1000, dead, held)
+    total, in_workers, due, dead, held, oldest, runs = map(int, raw)
+    return QueueDepth(
+        max(0, total - in_workers), None if oldest < 0 else oldest / 1000, dead, held, max(0, due), runs
+    )
 
 
 def _size(raw: Any) -> QueueSize:
-    *counts, _oldest = raw
+    *counts, _oldest, _runs = raw
     return QueueSize(*map(int, counts))
 
 
