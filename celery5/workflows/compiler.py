@@ -241,7 +241,7 @@ class Compiler:
         return all(self.nodes[ref.node].kind == "input" for ref in refs)
 
     def _is_undo(self, number: int) -> bool:
-        return self.nodes[number].name == "undo"
+        return self.nodes[number].kind == "job" and self.nodes[number].hidden
 
     # the parts of a tree
 
@@ -357,6 +357,11 @@ class Compiler:
 
     def _make_map_node(self, mapped: Map, on_error: str) -> Node:
         task: NodeTask = mapped.task
+        if task.send_options.undo is not None:
+            raise Misconfigured(
+                f"task {task.name}: the members of a map are not undone: map {task.name}.options(undo=None), "
+                "and undo what they did in a step of its own"
+            )
         node = self._make_node("map", task, _Context(on_error))
         node.on_error = on_error
         if mapped.options.need is not None:

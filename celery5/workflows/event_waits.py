@@ -98,8 +98,7 @@ class EventWaits:
                     values[name] = pick(by_node[plain[0]], plain[1:])
             index = make_index(node["where"]["event"], values)
             waiter = f"{plan.home} {terms.run_id} {number}"
-            for call in calls.add_watch(self._app.keys, index, waiter, life=EARLY_LIFE):
-                await redis.perform(call)
+            await redis.perform(calls.add_watch(self._app.keys, index, waiter, life=EARLY_LIFE))
 
     async def watch(self, home: str, run_id: str, number: int, *, life: float) -> None:
         """Enter for `life` seconds what a node of a live run waits for, from Trio."""
@@ -108,8 +107,7 @@ class EventWaits:
         if RUN_STATES.get(run.get("state", b"").decode()) in {None, *ENDED}:
             return
         index = await self._read_index(redis, home, run_id, number)
-        for call in calls.add_watch(self._app.keys, index, f"{home} {run_id} {number}", life=life):
-            await redis.perform(call)
+        await redis.perform(calls.add_watch(self._app.keys, index, f"{home} {run_id} {number}", life=life))
 
     async def unwatch(self, home: str, run_id: str) -> None:
         """Remove what a run has waited for, from Trio."""

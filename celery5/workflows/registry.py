@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from celery5.broker.call import Call
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import workflows as calls
@@ -107,11 +108,12 @@ class Workflows:
             name=describe_tree(tree),
             life=check_life(life),
             trace=get_current_trace() or "",
+            has_claim=run_id is not None,
         )
         redis = await connections.get_async_driver()
         compiled = compile_at(None)
         if run_id is not None:
-            home = await self._claim_home(redis, run_id, compiled.plan.home, life)
+            home = await redis.perform(calls.claim_home(self._app.keys, run_id, compiled.plan.home))
             compiled = compiled if home == compiled.plan.home else compile_at(home)
         is_new = await self.launch(redis, compiled, terms)
         return WorkflowRun(
@@ -175,11 +177,12 @@ class Workflows:
             life=life,
             trace=get_current_trace() or "",
             inputs=declared.encode_inputs(args, kwargs),
+            has_claim=declared.id is not None,
         )
         redis = await connections.get_async_driver()
         home = compiled.plan.home
         if declared.id is not None:
-            claimed = await self._claim_home(redis, declared.id, home, life)
+            claimed = await redis.perform(calls.claim_home(self._app.keys, declared.id, home))
             if claimed != home:  # the code has changed since: the run that there is stays as it is
                 return WorkflowRun(
                     self._app, terms.run_id, home=claimed, type=_type_of(declared), is_new=False
@@ -187,10 +190,6 @@ class Workflows:
         await self._waits.prepare(redis, compiled.plan, terms)
         is_new = await self.launch(redis, compiled, terms)
         return WorkflowRun(self._app, terms.run_id, home=home, type=_type_of(declared), is_new=is_new)
-
-    async def _claim_home(self, redis: AsyncDriver, run_id: str, home: str, life: float) -> str:
-        claim = calls.claim_home(self._app.keys, run_id, home, life=life + 2 * self._app.settings.results_ttl)
-        return await redis.perform(claim)
 
     async def launch(self, redis: AsyncDriver, compiled: Compiled, terms: RunTerms) -> bool:
         """Publish a run and start it. Returns whether it is new.
@@ -217,7 +216,10 @@ class Workflows:
         if record is None:
             return False
         ttl = self._app.settings.results_ttl
-        reply = await redis.perform(calls.advance(keys, [record], ttl=ttl))
+        start: list[Call[Any]] = [calls.advance(keys, [record], ttl=ttl)]
+        if terms.has_claim:  # in the same write, so that a producer that dies does both or neither
+            start.append(calls.keep_home(self._app.keys, terms.run_id, home, life=terms.life + 2 * ttl))
+        reply: calls.Advance = (await redis.perform_all(start))[0]
         if int(reply.replies[0]) < 0:
             raise StagingLost(f"run {terms.run_id} was lost before it was started: start it again")
         pushes = 0

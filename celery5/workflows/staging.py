@@ -41,6 +41,8 @@ class RunTerms:
     headers: Mapping[str, str] | None = None
     # The arguments of the run, as JSON, by parameter.
     inputs: Mapping[str, bytes] | None = None
+    # The id is the caller's, and claimed: the claim stays for as long as the run.
+    has_claim: bool = False
 
 
 async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: RunTerms) -> bytes | None:
@@ -50,7 +52,13 @@ async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: 
         BadArguments: An item does not fit the task.
         StagingLost: Redis lost what was published before.
     """
-    plan = compiled.plan
+    plan, counts = compiled.plan, dict[int, int]()
+    # The plan after the items: a generator may take longer to make them than the plan would stay.
+    for source in compiled.sources:
+        count = await _stage_items(redis, keys, source, terms.run_id)
+        if count is None:
+            return None
+        counts[source.node] = count
     digest = plan.make_digest(terms.name)
     fields = {str(number): node for number, node in enumerate(plan.nodes)}
     fields["head"] = plan.encode_head(terms.name)
@@ -58,14 +66,11 @@ async def stage(redis: AsyncDriver, keys: QueueKeys, compiled: Compiled, terms: 
     for first in range(0, len(names), NODES_PER_TRIP):
         portion = {name: fields[name] for name in names[first : first + NODES_PER_TRIP]}
         await redis.perform(calls.define_plan(keys, digest, portion))
-    for source in compiled.sources:
-        if not await _stage_items(redis, keys, source, terms.run_id):
-            return None
-    return make_start(compiled, terms, digest)
+    return make_start(compiled, terms, digest, counts)
 
 
-def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> bytes:
-    """Return the record that starts a run."""
+def make_start(compiled: Compiled, terms: RunTerms, digest: str, counts: Mapping[int, int]) -> bytes:
+    """Return the record that starts a run; `counts` are the items that were published, by the node of a map."""
     plan = compiled.plan
     fields: dict[str, Any] = {"def": digest}
     added = (("trace", terms.trace), ("headers", terms.headers))
@@ -74,11 +79,12 @@ def make_start(compiled: Compiled, terms: RunTerms, digest: str) -> bytes:
     for name, raw in (terms.inputs or {}).items():
         fields[f"value:{plan.inputs[name]}"] = raw.decode()
     life, size = int(terms.life * 1000), len(plan.nodes)
-    return calls.pack_record("start", terms.run_id, life, size, fields, plan.roots, plan.maps, plan.waits)
+    totals = [(number, counts[number]) for number in plan.maps]
+    return calls.pack_record("start", terms.run_id, life, size, fields, plan.roots, totals, plan.waits)
 
 
-async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: MapSource, run_id: str) -> bool:
-    """Publish the items of one map. Returns False when the run is live already."""
+async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: MapSource, run_id: str) -> int | None:
+    """Publish the items of one map. Returns how many there are; None when the run is live already."""
     before = 0
     pending: list[Any] = []
     for portion in split_items(encode_items(source)):
@@ -86,9 +92,11 @@ async def _stage_items(redis: AsyncDriver, keys: QueueKeys, source: MapSource, r
         before += len(portion)
         if len(pending) == PORTIONS_PER_WRITE:
             if not _check_staged(await redis.perform_all(pending)):
-                return False
+                return None
             pending.clear()
-    return not pending or _check_staged(await redis.perform_all(pending))
+    if pending and not _check_staged(await redis.perform_all(pending)):
+        return None
+    return before
 
 
 def _check_staged(replies: Iterable[int]) -> bool:

@@ -17,6 +17,7 @@ ADVANCE = Script.load(
 )
 CLAIM_HOME = Script.load("workflows/claim_home")
 STAGE = Script.load("workflows/stage")
+WATCH = Script.load("workflows/watch")
 DEFINE = Script.load("workflows/define")
 FINISH = Script.load("workflows/finish")
 READ_RUN = Script.load("workflows/read_run", "idle_runs")
@@ -92,11 +93,15 @@ def advance(
     )
 
 
-def claim_home(keys: Keys, run_id: str, home: str, *, life: float) -> Call[str]:
-    """Claim the id of a run for a home. Return the home that has it. Safe to repeat."""
-    return script_call(
-        CLAIM_HOME, (keys.run_home(run_id),), (home, to_ms(life)), decode_text, repeatable=True
-    )
+def claim_home(keys: Keys, run_id: str, home: str) -> Call[str]:
+    """Claim the id of a run for a home, until it is started. Return the home that has it. Safe to repeat."""
+    ms = to_ms(STAGED_LIFE)
+    return script_call(CLAIM_HOME, (keys.run_home(run_id),), (home, ms), decode_text, repeatable=True)
+
+
+def keep_home(keys: Keys, run_id: str, home: str, *, life: float) -> Call[bool]:
+    """Keep where a run lives that has an id of the caller's. Safe to repeat."""
+    return Call(("SET", keys.run_home(run_id), home, "PX", to_ms(life)), bool, repeatable=True)
 
 
 def find_home(keys: Keys, run_id: str) -> Call[str]:
@@ -151,13 +156,9 @@ def read_bits(keys: QueueKeys, run_id: str, node: int, name: str) -> Call[bytes]
     return Call(("GET", f"{keys.run(run_id)}:{node}:{name}"), _bytes, repeatable=True)
 
 
-def add_watch(keys: Keys, index: str, waiter: str, *, life: float) -> list[Call[int]]:
-    """Note that a node of a run waits for an event with certain values."""
-    key = keys.event_waits(index)
-    return [
-        Call(("SADD", key, waiter), int, repeatable=True),
-        Call(("PEXPIRE", key, to_ms(life)), int, repeatable=True),
-    ]
+def add_watch(keys: Keys, index: str, waiter: str, *, life: float) -> Call[int]:
+    """Note for `life` seconds at least that a node of a run waits for an event with certain values. Safe to repeat."""
+    return script_call(WATCH, (keys.event_waits(index),), (waiter, to_ms(life)), int, repeatable=True)
 
 
 def remove_watch(keys: Keys, index: str, waiter: str) -> Call[int]:

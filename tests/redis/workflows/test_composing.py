@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from celery5 import App, chain, chord, first, fork, group
-from celery5.errors import BadArguments, Misconfigured
+from celery5.errors import BadArguments, Misconfigured, StagingLost
 from celery5.workflows import WorkflowRun
 from tests.redis.worker.workers import leftovers, until, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
@@ -82,6 +82,31 @@ async def test_a_dynamic_job_is_replaced_by_the_workflow_that_it_returns(
     assert tasks.count("grow") == 2
 
 
+async def test_a_dynamic_job_may_return_a_call_or_a_chain(app: App, tasks: SampleTasks) -> None:
+    @app.task(name="choose", dynamic=True)
+    async def choose(what: str) -> Any:
+        return tasks.double.s(4) if what == "call" else tasks.add.s(1, 2) | tasks.double.s()
+
+    async with working(app, queues=QUEUES):
+        assert await result_of(choose.s("call") | tasks.add.s(1)) == 9
+        assert await result_of(choose.s("chain") | tasks.add.s(1)) == 7
+
+
+def test_a_call_that_lacks_an_argument_cannot_be_sent(tasks: SampleTasks) -> None:
+    partial: Any = tasks.add.s(1)
+    for name in ("delay", "adelay", "start", "astart"):
+        with pytest.raises(Misconfigured, match="lacks an argument for 'other'"):
+            getattr(partial, name)
+
+
+async def test_at_most_8192_jobs_of_a_map_are_on_its_queue(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis"
+) -> None:
+    await tasks.add.starmap([(1, 2)] * 9000).astart()
+    await app.workflows.apply("default", [])
+    assert redis_client.xlen(app.queue("default").stream) == 8192
+
+
 async def test_the_same_id_is_the_same_run(app: App, tasks: SampleTasks) -> None:
     async with working(app, queues=QUEUES):
         one = await tasks.add.s(1, 2).astart(id="import-7")
@@ -142,6 +167,49 @@ async def test_a_run_that_was_published_and_not_started_leaves_nothing_for_good(
     assert kept
     assert all(0 < redis_client.pttl(key) <= 120_000 for key in kept)
     assert tasks.done == []
+
+
+@pytest.mark.parametrize("performed", range(6))
+async def test_a_producer_that_dies_between_two_calls_leaves_nothing_for_good(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch, performed: int
+) -> None:
+    driver = await app.connections.get_async_driver()
+    left = performed
+
+    def limit(name: str) -> None:
+        perform: Any = getattr(driver, name)
+
+        async def limited(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise RuntimeError("the producer is gone")
+            left -= 1
+            return await perform(*args, **kwargs)
+
+        monkeypatch.setattr(driver, name, limited)
+
+    limit("perform")
+    limit("perform_all")
+    try:
+        await (tasks.double.map(range(10)) | tasks.total.s()).astart(id="torn")
+    except RuntimeError:
+        kept = [key for key in leftovers(redis_client, app) if not key.endswith("}:queues")]
+        assert all(0 < redis_client.pttl(key) <= 120_000 for key in kept)
+    else:
+        assert redis_client.pttl(app.keys.run_home("torn")) > 120_000
+
+
+async def test_a_run_whose_items_were_lost_before_it_began_does_not_begin(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis"
+) -> None:
+    def slow() -> Iterator[int]:
+        for key in redis_client.scan_iter(f"celery5:{{{app.name}:*:items"):
+            redis_client.delete(key)  # as if it had taken more than two minutes to come here
+        yield 1
+
+    portions = (tasks.double.map([1, 2]), tasks.double.map(slow()))
+    with pytest.raises(StagingLost, match="was lost before it was started"):
+        await group(*portions).astart()
 
 
 async def test_nothing_but_documents_is_left_of_a_run_that_has_ended(

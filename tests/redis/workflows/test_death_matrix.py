@@ -35,7 +35,7 @@ def make_chain(shop: MortalShop) -> Workflow[Any]:
 
 def make_join(shop: MortalShop) -> Workflow[Any]:
     """Join jobs of another queue."""
-    return shop.far.map(range(5)) | shop.total.s()
+    return shop.far.options(undo=None).map(range(5)) | shop.total.s()
 
 
 def make_dynamic(shop: MortalShop) -> Workflow[Any]:

@@ -224,6 +224,77 @@ async def test_an_event_reaches_the_runs_that_wait_for_it_also_when_it_is_early(
         assert await runs[1].aget() == ["Cy"]
 
 
+async def test_an_event_must_equal_all_fields_of_a_wait_also_those_that_a_step_returns(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis"
+) -> None:
+    @app.event
+    class Approved(Event):
+        order: int
+        by: str
+
+    @app.workflow
+    def order(flow: Flow, number: int) -> str:
+        doubled = flow.call(tasks.double, number)
+        return flow.wait_for(Approved, where={"order": doubled, "by": "Ann"}).by
+
+    app.load()
+    async with working(app, page=ROUTER), working(app, queues=QUEUES):
+        run = await order.astart(2)
+        await until(lambda: bool(list(redis_client.scan_iter(app.keys.event_waits("*")))))
+        await Approved.adelay(order=4, by="Bo")
+        await Approved.adelay(order=2, by="Ann")
+        await until(lambda: redis_client.xlen(app.queue("default").stream) == 0)
+        await until_waiting(run)
+        await Approved.adelay(order=4, by="Ann")
+        assert await run.aget() == "Ann"
+
+
+async def test_a_run_with_less_time_does_not_end_the_wait_of_another_one(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    @app.event
+    class Closed(Event):
+        day: int
+
+    @app.workflow
+    def closing(flow: Flow) -> None:
+        flow.wait_for(Closed, where={"day": 1})
+
+    app.load()
+    async with working(app):
+        keys = app.keys.event_waits("*")
+        for deadline in (86400, 200):
+            await closing.options(deadline=deadline).astart()
+            await until(lambda: redis_client.xlen(app.queue("default").run_outbox) == 0)
+        (key,) = redis_client.scan_iter(keys)
+        await until(lambda: redis_client.ttl(key) > 80_000)
+        assert redis_client.scard(key) == 2
+
+
+async def test_a_signal_may_have_any_name(app: App, tasks: SampleTasks) -> None:
+    @app.workflow
+    def waits(flow: Flow) -> int:
+        number: int = flow.wait_for("undo")
+        return flow.call(tasks.double, number)
+
+    async with working(app, queues=QUEUES):
+        run = await waits.astart()
+        assert await run.asignal("undo", 2)
+        assert await run.aget() == 4
+
+
+async def test_a_declared_workflow_says_what_becomes_of_failures(app: App, tasks: SampleTasks) -> None:
+    @app.workflow(on_error="skip")
+    def skipping(flow: Flow) -> int:
+        with flow.parallel():
+            flow.call(tasks.fail, 1)
+            number = flow.call(tasks.add, 1, 2)
+        return number
+
+    async with working(app, queues=QUEUES):
+        assert await (await skipping.astart()).aget() == 3
+
+
 async def test_a_workflow_is_started_by_a_job_once(app: App, tasks: SampleTasks) -> None:
     @app.workflow
     def order(flow: Flow, number: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery5 import App, first, group
-from celery5.errors import RunNotRetried, WorkflowCancelled, WorkflowExpired, WorkflowFailed
+from celery5.errors import Misconfigured, RunNotRetried, WorkflowCancelled, WorkflowExpired, WorkflowFailed
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.workflows import RunState, WorkflowRun
 from tests.redis.worker.workers import until_async, working
@@ -105,6 +105,38 @@ async def test_skip_leaves_out_the_node_and_what_depends_on_it(app: App, tasks: 
 async def test_ignored_end_states_count_as_success(app: App, tasks: SampleTasks) -> None:
     async with working(app, queues=QUEUES):
         assert await result_of(tasks.fail.options(ignore={"DEAD"}).s(1) >> tasks.add.s(1, 2)) == 3
+
+
+async def test_what_start_says_of_failures_holds_where_nothing_else_is_said(
+    app: App, tasks: SampleTasks
+) -> None:
+    skipped = tasks.fail.options(on_error="skip").s(1)
+    async with working(app, queues=QUEUES):
+        found = await result_of(group(tasks.fail.s(2), skipped, tasks.add.s(1, 2)), on_error="continue")
+    assert [outcome["state"] for outcome in found] == ["DEAD", "SUCCESS"]
+
+
+async def test_a_revoked_job_counts_as_success_where_that_is_ignored(app: App, tasks: SampleTasks) -> None:
+    block = tasks.block.options(ignore={"REVOKED"})
+    run = await (block.s(1) >> tasks.add.s(1, 2)).astart()
+    failing = await (tasks.block.s(1) >> tasks.add.s(1, 2)).astart()
+    assert await app.aempty("default") == 2
+    async with working(app, queues=QUEUES):
+        assert await run.aget() == 3
+        assert (await failure_of(failing)).type == "Revoked"
+
+
+async def test_the_deadline_ends_a_run_that_is_held(app: App, tasks: SampleTasks) -> None:
+    async with working(app, queues=QUEUES):
+        run = await tasks.fail.options(on_error="hold").s(1).astart(deadline=1.0)
+        await until_state(run, RunState.HELD)
+        with pytest.raises(WorkflowExpired):
+            await run.aget(timeout=20)
+
+
+async def test_a_map_of_a_task_with_undo_is_refused(app: App, tasks: SampleTasks) -> None:
+    with pytest.raises(Misconfigured, match="task add: the members of a map are not undone"):
+        await tasks.add.options(undo=tasks.undo).starmap([(1, 2)]).astart()
 
 
 @pytest.mark.parametrize(("need", "is_enough"), [(0.5, True), (0.75, True), (0.9, False)])

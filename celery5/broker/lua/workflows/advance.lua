@@ -35,10 +35,14 @@ local PAGE = 200 -- keys or nodes that one step looks at, where they are many
 local HEADER = {'def', 'state', 'active', 'tail', 'until', 'parent', 'done', 'bad', 'skipped', 'error', 'work', 'wakes', 'created', 'held'}
 -- libs
 local handlers = {}
--- Start a run that has `life` ms, of a plan of `size` nodes, unless there is one of its id. Returns 1 when it is new.
+-- Start a run that has `life` ms, of a plan of `size` nodes, unless there is one of its id. `totals` has each map, and how many items of
+-- it were published. Returns 1 when it is new; -1 when something of it is not there any more.
 function handlers.start(id, life, size, fields, roots, totals, waits)
   if run_of(id) then return 0 end
   if redis.call('HLEN', definitions .. fields.def) ~= size + 1 then return -1 end
+  for _, map in ipairs(totals) do -- bound: the maps of a plan, 500 at most
+    if redis.call('LLEN', prefix .. id .. ':' .. map[1] .. ':items') ~= map[2] then return -1 end
+  end
   local run = add_run(id, 'new', {})
   for name, value in pairs(fields) do put(run, name, value) end -- bound: the header of a run and its arguments
   put(run, 'state', LIVE)
@@ -46,11 +50,10 @@ function handlers.start(id, life, size, fields, roots, totals, waits)
   put(run, 'until', now + life)
   keep_definition(run)
   if totals[1] then put(run, 'all', head_of(run).all) end
-  for _, n in ipairs(totals) do -- bound: the maps of a plan, 500 at most
-    local items = run.key .. ':' .. n .. ':items'
-    put(run, 'total:' .. n, redis.call('LLEN', items))
-    redis.call('PERSIST', items)
-    add(run, 'all', run.fields['total:' .. n])
+  for _, map in ipairs(totals) do -- bound: as above
+    put(run, 'total:' .. map[1], map[2])
+    redis.call('PERSIST', run.key .. ':' .. map[1] .. ':items')
+    add(run, 'all', map[2])
   end
   for _, n in ipairs(waits or {}) do watch(run, n) end -- bound: the waits of a plan, 100 at most
   look_at(run)
