@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+import redis
 import trio
 
-from celery5 import App, JobState, current_job
+from celery5 import App, AsyncResult, JobState, current_job
 from celery5.errors import WorkflowFailed
 from celery5.tasks import CurrentJob
-from tests.redis.worker.workers import working
+from tests.redis.worker.workers import until_async, working
 from tests.redis.workflows.sample_tasks import QUEUES, SampleTasks
 
 
@@ -41,6 +42,34 @@ async def test_options_of_a_call_hold_for_its_jobs(app: App, tasks: SampleTasks,
     async with working(app, queues=QUEUES):
         run = await (double.map([1, 2, 3]) | tasks.total.s() | double.s()).astart()
         assert await run.aget(timeout=20) == 24
+
+
+@pytest.mark.parametrize("lane", ["high", "low"])
+async def test_jobs_are_on_the_lane_of_their_priority(
+    app: App, tasks: SampleTasks, redis_client: "redis.Redis", lane: Any
+) -> None:
+    await tasks.double.options(priority=lane).map([1, 2]).astart()
+    await tasks.double.options(priority=lane).s(1).astart()
+    assert redis_client.xlen(getattr(app.queue("far"), lane)) == 3
+    assert redis_client.xlen(app.queue("far").normal) == 0
+
+
+async def test_jobs_wait_for_their_rate(app: App, tasks: SampleTasks) -> None:
+    @app.task(name="rated", rate_limit="1/h")
+    async def rated(number: int) -> int:
+        return number
+
+    async with working(app, queues=QUEUES):
+        run = await rated.map([1, 2]).astart()
+
+        async def is_held() -> bool:
+            jobs: list[AsyncResult[Any]] = [
+                app.result(f"{run.id}~0~{member}", queue="default") for member in (0, 1)
+            ]
+            return (await run.astatus()).done == 1 and JobState.HELD in [await job.astatus() for job in jobs]
+
+        await until_async(is_held)
+        assert await run.acancel()
 
 
 @pytest.mark.parametrize("what", DECLARED)

@@ -36,6 +36,13 @@ def test_runs_are_shown_cancelled_and_retried(desk: Desk) -> None:
             "state": "SUCCESS",
             "state of the run": "SUCCESS",
         }
+        as_json = json.loads(desk("workflow", "show", "night-1", "--json"))
+        assert (as_json["id"], as_json["state"], as_json["done"], as_json["total"]) == (
+            "night-1",
+            "RUNNING",
+            1,
+            2,
+        )
         shown = desk("workflow", "show", "night-1")
         assert re.search(r"(?m)^state +RUNNING$", shown)
         assert 'n1["shop.stuck"]:::active' in desk("workflow", "graph", "night-1")
