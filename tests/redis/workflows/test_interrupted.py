@@ -49,3 +49,26 @@ async def test_all_branches_of_a_wide_group_are_sent_whatever_a_call_may_do(
     assert redis_client.xlen(app.queue("default").stream) == 250
     members = redis_client.hkeys(app.queue("default").jobs)
     assert len(set(members)) == 250
+
+
+async def test_a_record_that_comes_twice_counts_once(app: App) -> None:
+    tasks = SampleTasks(app)
+    await start_in_steps(app, tasks.double.map(range(3)), 10)
+    driver, keys = await app.connections.get_async_driver(), app.queue("far")
+    record = calls.pack_record("members", "run-1~0", [0, 2], ["0", "4"])
+    for _ in range(2):
+        await driver.perform(calls.advance(keys, [record, record], ttl=60.0))
+    assert await driver.perform(calls.read_run(keys, "run-1", ["state", "done"])) == {
+        "state": b"live",
+        "done": b"2",
+    }
+
+
+async def test_a_portion_that_is_published_twice_is_there_once(app: App) -> None:
+    driver, keys = await app.connections.get_async_driver(), app.queue("far")
+    portions = [
+        calls.stage_items(keys, "run-1", 0, 0, [b"1", b"2"]),
+        calls.stage_items(keys, "run-1", 0, 2, [b"3"]),
+    ]
+    assert [await driver.perform(portion) for portion in portions * 2] == [2, 3, 3, 3]
+    assert await driver.perform(calls.stage_items(keys, "run-1", 0, 5, [b"6"])) == -2
