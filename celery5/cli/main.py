@@ -31,6 +31,7 @@ COMMANDS = (
     "health",
     "info",
     "keys",
+    "metrics",
     "publisher",
     "queue",
     "router",

@@ -109,7 +109,7 @@ COMMANDS = {
 }
 """Each command that prints what is from outside, with its arguments."""
 NOT_TRIED = {
-    *("completion", "demo"),  # which print nothing from outside
+    *("completion", "demo", "metrics dashboard", "metrics rules"),  # which print nothing from outside
     *("controller start", "publisher start", "router start", "scheduler start", "worker start"),  # which log
 }
 
