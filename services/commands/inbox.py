@@ -19,7 +19,7 @@ from celery5.broker.calls import commands as trips
 from celery5.broker.calls.commands import TAKEN_BY_OTHER, QueuedCommand
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerError, BrokerReplied, CommandRefused, Misconfigured
+from celery5.errors import BrokerDenied, BrokerError, BrokerReplied, CommandRefused, Misconfigured
 from celery5.logs.log import Level, Log
 from celery5.protocol.commands.certificates import TrustStore
 from celery5.protocol.commands.definitions import (
@@ -42,7 +42,7 @@ from celery5.protocol.commands.signing import (
 )
 from celery5.protocol.job.job import new_id
 from celery5.services.commands.dispatcher import CommandRegistry
-from celery5.services.process.broker_outages import is_recoverable, retry_until_available
+from celery5.services.process.broker_outages import OutageLog, is_transient, retry_until_available
 
 READ_BATCH = 32
 """The most commands read in one trip."""
@@ -203,6 +203,7 @@ class Inbox:
         self._commands = commands
         self._own_commands = self_commands
         self._log = log
+        self._refusals = OutageLog(log, "inbox:read-failed")
         self._worker = inbox_identity.worker
         self._slots = trio.Semaphore(MAX_RUNNING_COMMANDS)
         self._thread = trio.CapacityLimiter(1)
@@ -283,10 +284,12 @@ class Inbox:
                     await self._receive(queued, nursery)
                 if len(queued_commands) == READ_BATCH:
                     await trio.sleep(FULL_BATCH_PAUSE)
-        except BrokerReplied as error:
-            self._log.event("inbox:read-failed", "warning", why=str(error))
-            if is_recoverable(error):
+        except (BrokerDenied, BrokerReplied) as error:
+            self._refusals.record_error(error)
+            if is_transient(error):
                 raise
+        else:
+            self._refusals.record_recovery()
 
     async def _receive(self, queued: QueuedCommand, nursery: trio.Nursery) -> None:
         try:

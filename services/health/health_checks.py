@@ -17,7 +17,7 @@ from celery5.app import App
 from celery5.broker.calls import health
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, CeleryError, CommandRefused
+from celery5.errors import BrokerError, CeleryError, CommandRefused
 from celery5.health.checks import EventLoopLag
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
@@ -76,6 +76,7 @@ class HealthMonitor:
         self._logged_errors: dict[tuple[str, int], set[str]] = {}
         self._unstored: dict[str, CheckReading] = {}
         self._has_unstored = trio.Event()
+        self._not_shared: set[str] = set()
         self._token: trio.lowlevel.TrioToken | None = None
 
     # ---- readings
@@ -305,8 +306,13 @@ class HealthMonitor:
                 health.write_state(self._keys, reading, ttl=self._checks[name].stale_after_seconds)
             )
         except CeleryError as error:
-            self._log.event("health:share-failed", "warning", check=name, why=str(error))
+            is_repeated = name in self._not_shared
+            self._log.event(
+                "health:share-failed", "debug" if is_repeated else "warning", check=name, why=str(error)
+            )
+            self._not_shared.add(name)
             return False
+        self._not_shared.discard(name)
         if self._unstored[name] is reading:  # no newer one was recorded meanwhile
             del self._unstored[name]
         return True
@@ -377,7 +383,7 @@ class CheckExpirations:
             await trio.sleep_until(min(self._due.values()))
             try:
                 await self.send_expired(self._take_due())
-            except (BrokerUnavailable, BrokerReplied) as error:
+            except BrokerError as error:
                 self._log.event("expirations:interrupted", "debug", why=str(error))
 
     async def send_expired(self, names: Sequence[str]) -> None:

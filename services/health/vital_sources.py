@@ -17,6 +17,7 @@ from celery5.protocol.observability.families import MetricFamily, make_counter, 
 from celery5.protocol.scheduling.timers import TimerCounts
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vitals import ProcessStatus
+from celery5.services.process.broker_outages import OutageLog
 from celery5.services.worker.lease import Lease
 
 _STATES: Mapping[BreakerState, int] = {
@@ -384,6 +385,9 @@ class QueueDepths:
         self._queues: dict[str, QueueKeys] = {}
         self._published: dict[str, set[str]] = {}
         self._warned_brokers: set[str] = set()
+        self._outages = {
+            broker: OutageLog(log, "depths:read-failed", broker=broker) for broker in depth_brokers
+        }
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Measure until cancelled."""
@@ -397,7 +401,9 @@ class QueueDepths:
                     if isinstance(result, BrokerError):
                         # An old number would hide that the depth is unknown now.
                         self._publish(broker, {})
-                        self._log.event("depths:read-failed", "debug", broker=broker, why=str(result))
+                        self._outages[broker].record_error(result)
+                    else:
+                        self._outages[broker].record_recovery()
                 queue_count = max((result for result in results if isinstance(result, int)), default=0)
                 await trio.sleep(max(DEPTH_INTERVAL, INTERVAL_PER_QUEUE * queue_count))
         finally:

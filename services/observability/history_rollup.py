@@ -75,6 +75,7 @@ class HistoryRollup:
         self._interval = metrics_interval
         self._log = log
         self._outages = OutageLog(log, "metrics:rollup-interrupted")
+        self._has_failed = False
         self._forget()
 
     def _forget(self) -> None:
@@ -112,10 +113,13 @@ class HistoryRollup:
             self._outages.record_error(error)
         except Exception as error:  # history is never worth a worker
             self._forget()
-            why = describe_error(error, MAX_ERROR_LENGTH)
-            self._log.event("metrics:rollup-failed", "error", why=why)
+            if not self._has_failed:
+                self._has_failed = True
+                why = describe_error(error, MAX_ERROR_LENGTH)
+                self._log.event("metrics:rollup-failed", "error", why=why)
         else:
             self._outages.record_recovery()
+            self._has_failed = False
 
     async def _give_up(self) -> None:
         if self._cursor is not None:

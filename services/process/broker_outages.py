@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from celery5.errors import BrokerReplied, BrokerUnavailable
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Level, Log
 
 T = TypeVar("T")
@@ -97,16 +97,16 @@ async def retry_until_available(
         attempt: One try. It is repeated from its beginning, so whatever it does before the error must be repeatable.
         outages: Logs the first error of an outage and the recovery; None where nothing is to be logged.
         interval: Seconds between two tries.
-        even_refused: Try again also after an error reply that a later try does not cure.
+        even_refused: Try again also after an error that no later try cures by itself, such as a missing permission.
 
     Raises:
-        BrokerReplied: An error that trying again later does not cure.
+        BrokerError: One that trying again later does not cure.
     """
     while True:
         try:
             result = await attempt()
-        except (BrokerUnavailable, BrokerReplied) as error:
-            if not (even_refused or is_recoverable(error)):
+        except BrokerError as error:
+            if not (even_refused or is_transient(error)):
                 raise
             if outages is not None:
                 outages.record_error(error)

@@ -78,7 +78,7 @@ class Reporter:
         self._worker = reported_worker.worker
         self._process = reported_worker.process
         self._reports = reports
-        self._outages = OutageLog(log, "autoscale:report-failed", level="debug")
+        self._outages = OutageLog(log, "autoscale:report-failed")
         self._seen: dict[str, tuple[int, float]] = {}
         self._means: dict[str, float] = {}
 

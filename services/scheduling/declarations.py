@@ -99,7 +99,7 @@ class ScheduleDeclarations:
                     await self._settle_held()
                     if trio.current_time() >= self._due or self._orphans:
                         await self.retire_undeclared()
-                except (BrokerUnavailable, BrokerReplied) as error:
+                except BrokerError as error:
                     self._log.event("declarations:interrupted", "debug", why=str(error))
         finally:
             with trio.move_on_after(LEAVE_TIMEOUT, shield=True):

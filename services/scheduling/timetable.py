@@ -18,7 +18,7 @@ from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.scheduling import DueSchedules, JobToSend
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
-from celery5.errors import BrokerReplied, Corrupt, Misconfigured
+from celery5.errors import BrokerDenied, BrokerReplied, Corrupt, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.job.messages import read_command
 from celery5.protocol.observability.families import MetricFamily, make_counter
@@ -118,16 +118,16 @@ class Timetable:
         """
         try:
             return await self._redis.perform_all(calls) if calls else []
-        except BrokerReplied as error:
-            if is_outage(error):
+        except (BrokerDenied, BrokerReplied) as error:
+            if isinstance(error, BrokerReplied) and is_outage(error):
                 raise
         return [await self._perform_alone(call) for call in calls]
 
     async def _perform_alone(self, call: Call[Any]) -> Any:
         try:
             return await self._redis.perform(call)
-        except BrokerReplied as error:
-            if is_outage(error):
+        except (BrokerDenied, BrokerReplied) as error:
+            if isinstance(error, BrokerReplied) and is_outage(error):
                 raise
             return str(error)
 
