@@ -131,7 +131,8 @@ class StatusPort:
         """Answer until cancelled. If no port is free, the worker runs without, and this is logged and tried again."""
         if self._port is None:
             task_status.started()
-            await trio.sleep_forever()
+            await self._measure_lag()  # for the reports on metrics
+            return
         listener = await self._try_to_listen(self._port)
         task_status.started()
         was_logged = False

@@ -3,6 +3,7 @@
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -270,3 +271,19 @@ async def test_only_the_thread_closes_a_port_that_it_polls_and_it_ends_at_once(
     assert not thread.is_alive()
     assert closers == ["watching"]
     assert not port.serve_while_blocked(0.1)
+
+
+async def test_the_lag_of_the_loop_is_measured_without_a_port_too(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery5.services.health.status_port.LAG_PERIOD", 0.05)
+    process_status = ProcessStatus()
+    port = StatusPort(
+        process_status=process_status, log=Log(worker="w", app="a"), port=None, host="127.0.0.1"
+    )
+    await nursery.start(port.run)
+    await wait_all_tasks_blocked()
+    time.sleep(0.3)  # noqa: ASYNC251  the loop is blocked
+    with trio.fail_after(30):
+        while process_status.lag < 0.1:
+            await trio.sleep(0.01)
