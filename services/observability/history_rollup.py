@@ -137,10 +137,11 @@ class HistoryRollup:
         before = cursor = turn.cursor
         for _ in range(MAX_PAGES):
             page = await self._redis.perform(calls.read_reports(self._keys, cursor))
-            if not page:
+            if page:
+                await self._add(page)
+                cursor = page[-1].id
+            if len(page) < calls.REPORTS_READ:
                 break
-            await self._add(page)
-            cursor = page[-1].id
         await self._measure_queues(turn.now)
         changes = await self._close(turn.now)
         saved = await self._redis.perform(
