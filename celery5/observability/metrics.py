@@ -49,9 +49,16 @@ class TaskNumbers(msgspec.Struct, frozen=True, kw_only=True):
     run: dict[str, float] | None
     wait: dict[str, float] | None
 
+    @property
+    def failed_share(self) -> float | None:
+        """The share of the attempts that were retried or became dead letters; None when none has run to its end."""
+        failed = self.counts.get("RETRY", 0) + self.counts.get("DEAD", 0)
+        ended = failed + self.counts.get("SUCCESS", 0)
+        return failed / ended if ended else None
+
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of a queue in a minute or an hour."""
+    """What was measured of a queue in a minute or an hour, or in the time of a summary."""
 
     # When it began, in seconds since 1970, and how long it was.
     at: int
@@ -144,6 +151,39 @@ class Metrics:
             points.append((group.minute, group.current))
         return points
 
+    def summary(self, queue: str = "", *, since: float = HOUR) -> dict[str, HistoryPoint]:
+        """Return what was measured in all of some time until now, by queue. For plain Python.
+
+        It begins on the full hour, since percentiles of minutes that are packed cannot be merged.
+
+        Args:
+            queue: The name of the queue. Default: each queue that has metrics.
+            since: Seconds ago at which it begins, at the latest: at most 90 days.
+        """
+        return run_blocking(self._summary(BlockingConnections(self._app.connections), queue, since))
+
+    async def asummary(self, queue: str = "", *, since: float = HOUR) -> dict[str, HistoryPoint]:
+        """`summary`, from Trio or asyncio."""
+        return await self._summary(self._app.connections, queue, since)
+
+    async def _summary(
+        self, connections: AwaitableConnections, queue: str, since: float
+    ) -> dict[str, HistoryPoint]:
+        names = [queue] if queue else await self._read_group_names(connections)
+        now = time.time()
+        begin = int(now - since) // HOUR * HOUR
+        summaries: dict[str, HistoryPoint] = {}
+        for name in sorted(set(names) - {CLUSTER}):
+            points = await self._read_points(connections, name, HOURS, begin, now)
+            if found := [point for at, point in points if at >= begin]:
+                summaries[name] = _make_point(begin, int(now) - begin, sum_points(found))
+        return summaries
+
+    async def _read_group_names(self, connections: AwaitableConnections) -> list[str]:
+        redis = await connections.get_async_driver()
+        found = await redis.perform(calls.read_state(self._app.keys, ["index"]))
+        return list(read_index(found.get("index", b"")))
+
     def totals(self) -> list[MetricFamily]:
         """Return the metrics of the whole cluster, as `/metrics/cluster` has them. For plain Python."""
         return run_blocking(self._totals(BlockingConnections(self._app.connections)))
@@ -154,8 +194,7 @@ class Metrics:
 
     async def _totals(self, connections: AwaitableConnections) -> list[MetricFamily]:
         redis, keys = await connections.get_async_driver(), self._app.keys
-        found = await redis.perform(calls.read_state(keys, ["index"]))
-        names = list(read_index(found.get("index", b"")))
+        names = await self._read_group_names(connections)
         families: dict[str, MetricFamily] = {}
         for start in range(0, len(names), STATE_FIELDS):
             part = [f"group:{name}" for name in names[start : start + STATE_FIELDS]]

@@ -1,15 +1,68 @@
-"""Print the rules and the dashboard for Prometheus and Grafana (`metrics`)."""
+"""Show how jobs of each task end, run and wait, and print what Prometheus and Grafana need (`metrics`)."""
 
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import click
 
-from celery5.cli.terminal.output import echo
+from celery5.cli.terminal.flags import Duration
+from celery5.cli.terminal.output import echo, format_duration, format_table, to_json
+from celery5.cli.terminal.target import Target
+
+if TYPE_CHECKING:
+    from celery5.observability.metrics import HistoryPoint, TaskNumbers
 
 
 @click.group(no_args_is_help=False)
 def metrics() -> None:
-    """Rules for Prometheus and a dashboard for Grafana."""
+    """How jobs end, run and wait; rules for Prometheus and a dashboard for Grafana."""
+
+
+@metrics.command()
+@click.argument("queue", default="")
+@click.option(
+    "--since",
+    type=Duration(min=0),
+    metavar="SPAN",
+    default="1h",
+    show_default=True,
+    help="Begin 90 (seconds), 15m, 2h or 7d ago, on the full hour.",
+)
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def show(target: Target, queue: str, *, since: float, wants_json: bool) -> None:
+    """Show how the jobs of each task ended, ran and waited, on QUEUE or on all queues."""
+    summaries = target.load().metrics.summary(queue, since=since)
+    if wants_json:
+        echo(to_json([{"queue": name, **_get_fields(summary)} for name, summary in summaries.items()]))
+        return
+    rows = [_make_row(name, task) for name, summary in summaries.items() for task in summary.tasks]
+    echo(format_table(rows, empty="no jobs have ended in that time, as far as metrics are stored"))
+
+
+def _get_fields(summary: "HistoryPoint") -> dict[str, object]:
+    fields: dict[str, object] = {name: getattr(summary, name) for name in summary.__struct_fields__}
+    tasks = [
+        {"failed_share": task.failed_share, **{name: getattr(task, name) for name in task.__struct_fields__}}
+        for task in summary.tasks
+    ]
+    return {**fields, "tasks": tasks}
+
+
+def _make_row(queue: str, task: "TaskNumbers") -> dict[str, object]:
+    share = task.failed_share
+    return {
+        "queue": queue,
+        "task": task.task,
+        "attempts": ", ".join(f"{count} {state}" for state, count in sorted(task.counts.items())),
+        "failed": "" if share is None else f"{share:.1%}",
+        "run p50, p95, p99": _format_percentiles(task.run),
+        "wait p50, p95, p99": _format_percentiles(task.wait),
+    }
+
+
+def _format_percentiles(percentiles: dict[str, float] | None) -> str:
+    return ", ".join(format_duration(seconds) for seconds in (percentiles or {}).values())
 
 
 @metrics.command()

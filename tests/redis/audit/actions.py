@@ -92,7 +92,7 @@ NO_ACTIONS = {
     "DeadRecords": "read",
     "Events": "add group_subscriptions list_queues make_event send state versions waiting",
     "Limits": "list rule",
-    "Metrics": "add_outlet history totals",
+    "Metrics": "add_outlet history summary totals",
     "ParkedKeyRegistry": "read",
     "Schedules": "list list_declared schedulers show",
     "Stream": "append encode find_partition make_append send send_many subscribe subscribe_check",

@@ -1,6 +1,7 @@
 """Reports of real workers become the history of an application, and each job counts once in it."""
 
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.observability.metrics import HistoryPoint
 from celery5.observability.outlets import StatsDOutlet
-from celery5.protocol.observability.report import Measurements, MetricsReport
+from celery5.protocol.observability.report import Measurements, MetricsReport, compress
+from celery5.protocol.observability.rollup import HOURS, MINUTES, name_point, pack_point
+from celery5.protocol.observability.sketch import Sketch
 from celery5.services.health.vitals import ProcessStatus
 from tests.redis.worker.workers import LEASE, until, until_async, working
 
@@ -64,6 +67,53 @@ async def test_what_two_workers_have_done_is_in_the_history_of_the_queue(app: Ap
     assert 0 <= pay.run["p50"] <= pay.run["p95"] <= pay.run["p99"] < 30
     assert 0 < pay.wait["p50"] < 60
     assert max(point.dead for point in points) in (0, 20)  # measured once a minute
+
+
+async def test_a_summary_adds_up_each_task_of_each_queue_since_the_full_hour(app: App) -> None:
+    app.configure(**FAST)
+    declare(app)
+    await send(app, 30, 20)
+    async with working(app):
+
+        async def is_counted() -> bool:
+            return count(list((await app.metrics.asummary()).values())) == {"SUCCESS": 30, "DEAD": 20}
+
+        await until_async(is_counted)
+    summary = (await app.metrics.asummary("slow", since=7200))["slow"]
+    fail, pay = summary.tasks
+    assert (fail.task, fail.counts, fail.failed_share) == ("fail", {"DEAD": 20}, 1.0)
+    assert (pay.task, pay.counts, pay.failed_share) == ("pay", {"SUCCESS": 30}, 0.0)
+    assert pay.run is not None
+    assert 0 <= pay.run["p50"] <= pay.run["p95"] <= pay.run["p99"] < 30
+    assert summary.at % 3600 == 0
+    assert 7200 <= summary.seconds < 10800 + 60
+    assert await app.metrics.asummary("nobody") == {}
+
+
+async def test_a_summary_of_hours_has_the_percentiles_of_all_of_them(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    hour = int(time.time()) // 3600 * 3600
+    points = list[tuple[int, Measurements]]()
+    for ago, seconds in ((2, 1.0), (1, 100.0)):
+        point = Measurements()
+        sketch = point.sketches["celery5_job_run_seconds", "task", "pay"] = Sketch()
+        for _ in range(100):
+            sketch.add(seconds)
+        point.counters["celery5_jobs_total", "state", "SUCCESS", "task", "pay"] = 100
+        points.append((hour - ago * 3600, point))
+    index = {"slow": {HOURS.name: [at for at, _ in points], MINUTES.name: []}}
+    redis_client.hset(app.keys.metrics_state, "index", compress(index))
+    for at, point in points:
+        redis_client.hset(app.keys.metrics_state, name_point(HOURS, at, "slow"), pack_point(point))
+    (pay,) = (await app.metrics.asummary("slow", since=7200))["slow"].tasks
+    assert pay.counts == {"SUCCESS": 200}
+    assert pay.run is not None
+    assert list(pay.run) == ["p50", "p95", "p99"]
+    assert list(pay.run.values()) == pytest.approx([1, 100, 100], rel=0.05)
+    (lately,) = (await app.metrics.asummary("slow", since=time.time() - hour + 60))["slow"].tasks
+    assert lately.counts == {"SUCCESS": 100}
+    redis_client.delete(app.keys.metrics_state)
 
 
 async def test_the_last_jobs_of_a_worker_that_stops_are_reported(app: App) -> None:

@@ -67,7 +67,7 @@ NOT_ACTING = {
         "dlq read",
     ),
     *("doctor", "event list", "event show", "health", "info", "keys show", "queue list", "schedule list"),
-    *("metrics dashboard", "metrics rules"),
+    *("metrics dashboard", "metrics rules", "metrics show"),
     *(
         "schedule show",
         "stream list",

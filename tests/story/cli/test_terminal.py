@@ -60,6 +60,7 @@ COMMANDS = {
     "keys revoke": ["POISON"],
     "keys show": [""],
     "keys trust": ["POISON"],
+    "metrics show": ["", "POISON"],
     "queue list": [""],
     "queue purge": ["POISON --yes"],
     "schedule add": ["POISON POISON --every 5"],
