@@ -40,6 +40,14 @@ class ReturnsNone(Middleware):
         """Return nothing."""
 
 
+class Raises(Middleware):
+    """Fails around each job."""
+
+    def running(self, job: IncomingJob) -> None:
+        """Raise an error."""
+        raise ConnectionError("no collector")
+
+
 class WithBlock(Middleware):
     """A `with` block that does nothing."""
 
@@ -148,6 +156,7 @@ async def main() -> None:
     benches = {
         "no middleware": Bench([]),
         "running returns None": Bench([ReturnsNone()]),
+        "running raises an error": Bench([Raises()]),
         "a class with __enter__ and __exit__": Bench([ClassBlock()]),
         "@contextmanager": Bench([WithBlock()]),
         "@asynccontextmanager": Bench([AsyncWithBlock()]),
