@@ -19,11 +19,13 @@ import trio
 from celery5.broker.calls.queues import QueueDepth
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
-from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
+from celery5.protocol.observability.families import Merge, MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.observability.report import ReportMaker
 from celery5.protocol.scheduling.timers import TimerCounts
 
+MEASURED_ONCE: Merge = ""
+"""How queues are merged in a cluster: whoever rolls reports up measures all of them itself."""
 MAX_BLOCKED_SECONDS = 5.0
 """Seconds for which the event loop may be blocked before the process counts as dead."""
 
@@ -236,37 +238,37 @@ def _make_queue_metrics(depths: Mapping[str, QueueDepth]) -> list[MetricFamily]:
             "celery5_queue_depth",
             "Jobs that wait on the queue and that no worker has.",
             *[(depth.waiting, {"queue": queue}) for queue, depth in by_queue],
-            merge="max",
+            merge=MEASURED_ONCE,
         ),
         make_gauge(
             "celery5_queue_oldest_seconds",
             "Age in seconds of the oldest job that waits on the queue; 0 when none waits.",
             *[(depth.oldest or 0.0, {"queue": queue}) for queue, depth in by_queue],
-            merge="max",
+            merge=MEASURED_ONCE,
         ),
         make_gauge(
             "celery5_queue_dead",
             "Jobs in the queue's dead-letter queue.",
             *[(depth.dead, {"queue": queue}) for queue, depth in by_queue],
-            merge="max",
+            merge=MEASURED_ONCE,
         ),
         make_gauge(
             "celery5_queue_held",
             "Jobs of the queue that wait at a limit.",
             *[(depth.held, {"queue": queue}) for queue, depth in by_queue],
-            merge="max",
+            merge=MEASURED_ONCE,
         ),
         make_gauge(
             "celery5_queue_scheduled",
             "Jobs of the queue that wait for their time.",
             *[(depth.scheduled, {"queue": queue}) for queue, depth in by_queue],
-            merge="max",
+            merge=MEASURED_ONCE,
         ),
         make_gauge(
             "celery5_queue_runs",
             "Live runs of workflows whose home is the queue.",
             *[(depth.runs, {"queue": queue}) for queue, depth in by_queue],
-            merge="max",
+            merge=MEASURED_ONCE,
         ),
     ]
 

@@ -36,7 +36,9 @@ def numbers(port: int, path: str = "/metrics") -> dict[str, float]:
         if not line.startswith(("# HELP ", "# TYPE ")):
             match = LINE.fullmatch(line)
             assert match, line
-            found[match[1] + (match[2] or "")] = float(match[3])
+            name = match[1] + (match[2] or "")
+            assert name not in found, f"{name} twice"
+            found[name] = float(match[3])
     return found
 
 
@@ -229,6 +231,9 @@ def test_the_metrics_of_the_whole_cluster_are_the_same_on_each_worker(staff: Sta
     found = cluster_numbers(second)
     assert found['celery5_job_wait_seconds_count{queue="default",task="quiet"}'] == 40
     assert found["celery5_process_ready"] == 2
+    # Both workers measure the queue for their own /metrics, and the one that rolls up does for the cluster.
+    wait_until(lambda: 'celery5_queue_dead{queue="default"}' in numbers(first))
+    wait_until(lambda: 'celery5_queue_dead{queue="default"}' in cluster_numbers(first))
     assert not [name for name in found if "pid=" in name or "worker=" in name]
 
 
