@@ -175,3 +175,11 @@ def test_a_workers_metrics_tell_how_far_behind_its_queues_are(staff: Staff) -> N
     found = numbers(port)
     assert found['celery5_queue_oldest_seconds{queue="default"}'] > 0
     assert found['celery5_queue_dead{queue="default"}'] == 0
+
+
+def test_a_report_on_metrics_leaves_queues_to_whoever_rolls_reports_up() -> None:
+    status = ProcessStatus()
+    status.replace_depths((), {"mail": QueueDepth(1, 2.0, 3)})
+    assert any(family.name == "celery5_queue_dead" for family in status.metric_families())
+    report = status.report_maker.make(status.metric_families(), kind="worker")
+    assert not [series for series in report.measurements.gauges if series[0].startswith("celery5_queue_")]
