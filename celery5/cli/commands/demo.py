@@ -226,6 +226,7 @@ def _make_app(concurrency: int | None) -> "App":
 
     app = App(
         f"demo-{new_id()}",
+        metrics_interval=0,  # it leaves nothing on a broker that others use
         include=["celery5.examples.index_files.tasks"],
         concurrency=concurrency,
         grace_period=GRACE_PERIOD,

@@ -91,7 +91,7 @@ def _make_app() -> "tuple[App, LogStreams]":
     from celery5.examples.log_lines.processors import declare
     from celery5.protocol.job.job import new_id
 
-    app = App(f"demo-{new_id()}", grace_period=GRACE_PERIOD)
+    app = App(f"demo-{new_id()}", grace_period=GRACE_PERIOD, metrics_interval=0)
     return app, declare(app)
 
 
