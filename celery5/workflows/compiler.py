@@ -545,9 +545,9 @@ def _expression(value: Any, raw: Raw | None) -> Expression:
 def _is_complex(expression: Expression) -> bool:
     """Return whether no template can stand for it: a choice, or a list with an object, which is more than one part."""
     if isinstance(expression, Items):
-        return any(isinstance(item, Fields) or _is_complex(item) for item in expression.items)
+        return True in [isinstance(item, Fields) or _is_complex(item) for item in expression.items]
     if isinstance(expression, Fields):
-        return any(map(_is_complex, expression.fields.values()))
+        return True in [_is_complex(value) for value in expression.fields.values()]
     return isinstance(expression, First | Gated)
 
 
@@ -584,7 +584,7 @@ def _to_marked(expression: Expression) -> bytes:
         case Ref(node):
             return _VALUE % node
         case Items(items):
-            return b"\x03" + b"\x04".join(map(_to_marked, items)) + b"\x05"
+            return b"\x03" + b"\x04".join([_to_marked(item) for item in items]) + b"\x05"
         case Fields(fields):
             pairs = [msgspec.json.encode(name) + b":" + _to_marked(value) for name, value in fields.items()]
             return b"{" + b",".join(pairs) + b"}"

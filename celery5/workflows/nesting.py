@@ -1,4 +1,8 @@
-"""Walk workflows that are nested deeply: what walks them calls itself, and Python allows a thousand such calls."""
+"""Walk workflows that are nested deeply: what walks them calls itself, and Python allows a thousand such calls.
+
+Such a function uses list comprehensions, neither `map` nor a generator: those call it from C, and Python 3.12 allows
+only some hundred calls from C inside each other, whatever limit is set.
+"""
 
 import sys
 from collections.abc import Callable

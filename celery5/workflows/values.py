@@ -191,8 +191,10 @@ def _assemble(expression: Expression, values: Mapping[int, bytes]) -> bytes | No
         case Gated(gate, gated):
             return (_assemble(gated, values) or b"null") if gate in values else None
         case First(choices):
-            values_made = (_assemble(choice, values) for choice in choices)
-            return next((value for value in values_made if value is not None), None)
+            for choice in choices:
+                if (value := _assemble(choice, values)) is not None:
+                    return value
+            return None
         case Items(items, is_partial):
             made = [_assemble(item, values) for item in items]
             if not is_partial and None in made:
