@@ -67,7 +67,7 @@ OTHERS = _others()
 def _install(session: nox.Session, *groups: str, project: bool = False) -> None:
     """Install dependency groups, and with `project` the project itself, editable, with its embedded server."""
     wanted = nox.project.dependency_groups(GROUPS, *groups)
-    session.install(*(["-e", ".[demo]"] if project else []), *wanted)
+    session.install(*(["-e", ".[demo,dashboard]"] if project else []), *wanted)
 
 
 @nox.session
@@ -121,6 +121,7 @@ PUBLIC = (
     "commands",
     "config",
     "connections",
+    "dashboard",
     "dead_letters",
     "errors",
     "events",

@@ -15,7 +15,7 @@ BUILD = """
 import sys, setuptools.build_meta as backend
 print(getattr(backend, "build_" + sys.argv[1])(sys.argv[2]))
 """
-WANTED = (".py", ".lua", ".json", ".typed", ".sh", ".js", ".toml", ".yml")
+WANTED = (".py", ".lua", ".json", ".typed", ".sh", ".js", ".toml", ".yml", ".html", ".css", ".svg")
 
 
 def build(kind: str, source: Path, target: Path) -> Path:

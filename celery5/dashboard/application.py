@@ -1,0 +1,57 @@
+"""The dashboard as one ASGI application, which is served by itself or mounted in another one."""
+
+from collections.abc import Collection, Sequence
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from celery5.app import App
+from celery5.dashboard.access import Authenticator, Sessions
+from celery5.dashboard.api import JsonApi
+from celery5.dashboard.guard import Guard
+from celery5.dashboard.performing import Performer
+from celery5.dashboard.site import Site
+from celery5.dashboard.static import StaticFiles
+from celery5.errors import Misconfigured
+
+
+class Dashboard:
+    """The pages and the JSON API of one or several applications, as an ASGI 3 application on Trio or asyncio.
+
+    Args:
+        apps: The applications.
+        authenticator: Says who makes a request, and which role that user has. There is no dashboard without.
+        hosts: The names under which it is reached, with their ports; empty for any. Needed on a loopback address.
+        secret: What signs sessions; None for one that ends with this process. Several processes need the same.
+
+    Raises:
+        Misconfigured: Two applications have the same name, or there is none.
+    """
+
+    def __init__(
+        self,
+        apps: App | Sequence[App],
+        *,
+        authenticator: Authenticator,
+        hosts: Collection[str] = (),
+        secret: str | None = None,
+    ) -> None:
+        listed = [apps] if isinstance(apps, App) else list(apps)
+        by_name = {app.name: app for app in listed}
+        if not listed or len(by_name) < len(listed):
+            raise Misconfigured("a dashboard shows one application or several, each with a name of its own")
+        sessions, performer = Sessions(secret), Performer(by_name)
+        static = StaticFiles()
+        site = Site(performer, sessions=sessions, authenticator=authenticator, static=static)
+        routes: list[Route] = [
+            *static.make_routes(),
+            *JsonApi(performer, sessions).make_routes(),
+            *site.make_routes(),
+        ]
+        pages: ASGIApp = Starlette(routes=routes)
+        self._guarded = Guard(pages, authenticator=authenticator, sessions=sessions, hosts=hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or take part in the life of a server."""
+        await self._guarded(scope, receive, send)

@@ -1,0 +1,86 @@
+"""Show numbers, times and spans in pages as people read them."""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from markupsafe import Markup
+
+from celery5.protocol.durations import format_duration
+
+NONE = "-"
+"""Stands for what is not known or not there."""
+
+
+def format_number(value: float | None) -> str:
+    """Return a number with at most three digits behind those of its size: `12,345`, `0.25`."""
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.3g}"
+
+
+def format_span(seconds: float | None) -> str:
+    """Return a duration: `85 ms`, `2 h 5 min`."""
+    return NONE if seconds is None else format_duration(max(seconds, 0.0))
+
+
+def format_share(share: float | None) -> str:
+    """Return a share in per cent."""
+    if share is None:
+        return NONE
+    return f"{share * 100:.3g} %"
+
+
+def format_size(size: float | None) -> str:
+    """Return bytes in the unit that fits."""
+    if size is None:
+        return NONE
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}" if size < 1000 or unit != "B" else f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"
+
+
+def format_moment(seconds: float | None) -> Markup:
+    """Return a time as an element: how long ago it was, and the time itself, in UTC, for whoever points at it."""
+    if not seconds:
+        return Markup(NONE)
+    moment = datetime.fromtimestamp(seconds, UTC)
+    away = time.time() - seconds
+    words = f"{format_duration(away)} ago" if away >= 0 else f"in {format_duration(-away)}"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        moment.isoformat(timespec="milliseconds"), moment.strftime("%Y-%m-%d %H:%M:%S UTC"), words
+    )
+
+
+def format_json(value: Any) -> str:
+    """Return any value as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+
+
+def format_value(value: Any) -> str:
+    """Return a value of any type for a cell of a table."""
+    if value is None or value == "":
+        return NONE
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return format_number(value)
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+FILTERS: Mapping[str, Callable[[Any], Any]] = {
+    "number": format_number,
+    "span": format_span,
+    "share": format_share,
+    "size": format_size,
+    "moment": format_moment,
+    "json": format_json,
+    "value": format_value,
+}
+"""The filters of the templates, by name."""

@@ -1,0 +1,55 @@
+"""See how the application is as a whole: its state, its health, its settings, and who has done what to it."""
+
+import time
+from typing import Annotated
+
+import anyio.to_thread
+import msgspec
+from msgspec import Meta
+
+from celery5.app import App
+from celery5.dashboard.operation import Limit, Nothing, Operation, Seconds
+from celery5.protocol.audit import AuditEntry
+from celery5.protocol.health.broker_diagnosis import Finding
+from celery5.results.job_details import AppState
+
+
+async def read_state(app: App, _: Nothing) -> AppState:
+    """Show the queues, what is in them, who works on them, and the other processes."""
+    return await app.ainfo()
+
+
+class AuditFilter(msgspec.Struct, frozen=True):
+    """Which actions."""
+
+    count: Limit = 50
+    # An action, or the noun of several; a person.
+    action: Annotated[str, Meta(max_length=200)] = ""
+    who: Annotated[str, Meta(max_length=200)] = ""
+    # Those of so many seconds.
+    since: Seconds | None = None
+
+
+async def list_actions(app: App, asked: AuditFilter) -> list[AuditEntry]:
+    """Show who has done what, from where, and what came of it: the newest first."""
+    since = None if asked.since is None else time.time() - asked.since
+    return await app.audit.alist(count=asked.count, action=asked.action, who=asked.who, since=since)
+
+
+async def examine(app: App, _: Nothing) -> list[Finding]:
+    """Look at the application, its settings, broker, keys and host, and say what to change."""
+
+    def run() -> list[Finding]:
+        from celery5.doctor.examination import get_checks, run_checks
+
+        return list(run_checks(get_checks(app)))
+
+    return await anyio.to_thread.run_sync(run)
+
+
+CLUSTER_OPERATIONS = (
+    Operation("info:show", read_state),
+    Operation("audit:list", list_actions),
+    Operation("doctor:run", examine, "operator"),
+)
+"""The operations on the application as a whole."""

@@ -1,0 +1,89 @@
+"""See queues, pause and resume them, and revoke what waits on them."""
+
+from typing import Literal
+
+import msgspec
+
+from celery5.app import App
+from celery5.broker.calls.queues import QueueState
+from celery5.dashboard.operation import Changed, NotFound, Nothing, Operation, Seconds, Text
+from celery5.dashboard.operations.replies import summarize_replies
+from celery5.observability.metrics import HistoryPoint
+from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE
+from celery5.protocol.observability.rollup import HOUR
+
+
+class OneQueue(msgspec.Struct, frozen=True):
+    """A queue."""
+
+    queue: Text
+
+
+class QueueHistory(msgspec.Struct, frozen=True):
+    """Which part of the history of a queue."""
+
+    queue: str = ""
+    # How far back, and up to how far back.
+    since: Seconds = float(HOUR)
+    until: Seconds = 0.0
+    # Seconds of a point: a minute or an hour.
+    step: Literal[60, 3600] | None = None
+
+
+async def list_queues(app: App, _: Nothing) -> list[QueueState]:
+    """Show each queue: waiting, running, held, scheduled and dead jobs, and who works on it."""
+    return list((await app.ainfo()).queues.values())
+
+
+async def show_queue(app: App, asked: OneQueue) -> QueueState:
+    """Show one queue."""
+    queues = (await app.ainfo()).queues
+    if asked.queue not in queues:
+        raise NotFound(f"there is no queue {asked.queue!r}")
+    return queues[asked.queue]
+
+
+async def read_history(app: App, asked: QueueHistory) -> list[HistoryPoint]:
+    """Show how many jobs waited and ended on a queue, minute by minute or hour by hour."""
+    return await app.metrics.ahistory(asked.queue, since=asked.since, until=asked.until, step=asked.step)
+
+
+async def pause_queue(app: App, asked: OneQueue) -> Changed:
+    """Stop reading a queue, in all workers; jobs that were read are run."""
+    replies = await app.control.asend(PAUSE_QUEUE.name, {"queue": asked.queue})
+    return summarize_replies(f"{asked.queue} is paused", replies)
+
+
+async def resume_queue(app: App, asked: OneQueue) -> Changed:
+    """Read a paused queue again, in all workers."""
+    replies = await app.control.asend(RESUME_QUEUE.name, {"queue": asked.queue})
+    return summarize_replies(f"{asked.queue} is read again", replies)
+
+
+class PurgeQueue(msgspec.Struct, frozen=True):
+    """A queue to purge."""
+
+    queue: Text
+    # Only count what would be revoked.
+    dry_run: bool = False
+
+
+async def purge_queue(app: App, asked: PurgeQueue) -> Changed:
+    """Revoke all jobs that wait on a queue, also scheduled and held ones; running and dead jobs stay."""
+    if asked.dry_run:
+        state = await show_queue(app, OneQueue(asked.queue))
+        count = state.waiting + state.scheduled + state.held
+        return Changed(summary=f"{count} jobs wait on {asked.queue}", count=count, dry_run=True)
+    count = await app.aempty(asked.queue)
+    return Changed(summary=f"{count} jobs of {asked.queue} revoked", count=count)
+
+
+QUEUE_OPERATIONS = (
+    Operation("queue:list", list_queues),
+    Operation("queue:show", show_queue),
+    Operation("metrics:history", read_history),
+    Operation("worker:pause-queue", pause_queue, "operator", "change"),
+    Operation("worker:resume-queue", resume_queue, "operator", "change"),
+    Operation("queue:purge", purge_queue, "admin", "danger"),
+)
+"""The operations on queues."""

@@ -1,0 +1,21 @@
+"""Say what came of a control command, from what the processes have answered."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from celery5.dashboard.operation import Changed
+
+if TYPE_CHECKING:
+    from celery5.commands.control import Reply
+
+
+def summarize_replies(done: str, replies: "Sequence[Reply]") -> Changed:
+    """Return what a command has changed. `done` says in words what it does."""
+    failures = [f"{reply.worker}: {reply.why}" for reply in replies if not reply.ok]
+    count = len(replies) - len(failures)
+    return Changed(
+        summary=done if not replies else f"{done}: {count} of {len(replies)} processes",
+        count=count,
+        replies={reply.worker: reply.answer if reply.ok else reply.why for reply in replies},
+        failure="; ".join(failures[:10]),
+    )

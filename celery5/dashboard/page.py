@@ -1,0 +1,61 @@
+"""Define what a page is: it asks operations for what it shows, as the user who looks at it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery5.dashboard.access import User
+from celery5.dashboard.operations import OPERATIONS
+from celery5.dashboard.performing import Performer
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """One look at a page.
+
+    Args:
+        app: The name of the application.
+        path: The values in its path, by name.
+        query: The parameters of its address, by name; of several values the last.
+        user: Who looks.
+        performer: Performs the operations.
+    """
+
+    app: str
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    user: User
+    performer: Performer
+
+    async def read(self, operation: str, **parameters: Any) -> Any:
+        """Return the result of an operation. Parameters that are '' or None are left out. Raises what it raises."""
+        given = {name: value for name, value in parameters.items() if value not in ("", None)}
+        return await self.performer.perform(self.app, OPERATIONS[operation], given, self.user, is_text=True)
+
+    def choose(self, *names: str) -> dict[str, str]:
+        """Return those parameters of the address that are given and not empty."""
+        return {name: self.query[name] for name in names if self.query.get(name)}
+
+
+Load = Callable[[PageRequest], Awaitable[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page of one application.
+
+    Args:
+        path: Below the application: `queues`, `queues/{queue}`.
+        template: The template that shows it.
+        title: Its title; `{queue}` stands for a value of the path.
+        load: Returns what the template shows.
+        nav: Its entry in the navigation; '' for none. A page below another marks the entry of that.
+        refresh: Seconds after which a script shows it anew; 0: it does not change by itself.
+    """
+
+    path: str
+    template: str
+    title: str
+    load: Load
+    nav: str = ""
+    refresh: float = 2.0

@@ -1,0 +1,149 @@
+"""Perform operations for users: check the role, record who did it, and read once for all tabs."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import msgspec
+
+from celery5.app import App
+from celery5.dashboard.access import User
+from celery5.dashboard.operation import NotFound, Operation
+from celery5.dashboard.operations import OPERATIONS
+from celery5.errors import (
+    BadArguments,
+    BrokerUnavailable,
+    CeleryError,
+    CommandRefused,
+    Misconfigured,
+    UnknownQueue,
+    UnknownTask,
+)
+from celery5.protocol.similar_names import did_you_mean
+
+READ_ONCE = 1.0
+"""Seconds for which all who look at the same thing share one look at Redis."""
+TIME_LIMIT = 30.0
+"""Seconds that an operation may take."""
+MAX_SHARED = 200
+"""Looks that are kept to be shared."""
+
+
+class Forbidden(CeleryError):
+    """The role of the user does not allow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a request failed: the status of HTTP, and one line."""
+
+    status: int
+    detail: str
+
+
+def describe_problem(error: Exception) -> Problem:
+    """Return what to answer when an operation has raised."""
+    match error:
+        case NotFound() | UnknownQueue() | UnknownTask():
+            return Problem(404, str(error))
+        case Forbidden():
+            return Problem(403, str(error))
+        case Misconfigured() | BadArguments() | CommandRefused():
+            return Problem(400, str(error))
+        case BrokerUnavailable():
+            return Problem(503, f"the broker cannot be reached: {error}")
+        case TimeoutError():
+            return Problem(504, f"this took longer than {TIME_LIMIT:g} s and was given up")
+        case CeleryError():
+            return Problem(409, str(error))
+        case _:
+            raise error
+
+
+@dataclass(slots=True)
+class _SharedRead:
+    """One look that several share; whoever has the lock looks."""
+
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    at: float = -1e9
+    value: Any = None
+
+
+class Performer:
+    """Performs the operations of some applications.
+
+    Args:
+        apps: The applications, by name.
+    """
+
+    def __init__(self, apps: Mapping[str, App]) -> None:
+        self.apps = apps
+        self._shared: OrderedDict[tuple[str, str, bytes], _SharedRead] = OrderedDict()
+
+    def get_operation(self, noun: str, verb: str) -> Operation:
+        """Return an operation. Raises NotFound."""
+        name = f"{noun}:{verb}"
+        if name not in OPERATIONS:
+            hint = did_you_mean(name, OPERATIONS)
+            raise NotFound(f"there is no operation {name!r}" + (f"; {hint}" if hint else ""))
+        return OPERATIONS[name]
+
+    def get_app(self, name: str) -> App:
+        """Return an application. Raises NotFound."""
+        if name not in self.apps:
+            raise NotFound(f"there is no application {name!r} here")
+        return self.apps[name]
+
+    async def perform(
+        self,
+        app_name: str,
+        operation: Operation,
+        raw: Mapping[str, Any],
+        user: User,
+        *,
+        is_text: bool = False,
+    ) -> Any:
+        """Return the result of an operation.
+
+        Args:
+            app_name: The application.
+            operation: What to do.
+            raw: Its parameters.
+            user: Who asks for it.
+            is_text: Whether numbers and truth values are texts, as in a form.
+
+        Raises:
+            NotFound: There is no such application or thing.
+            Forbidden: The user may not do it.
+            Misconfigured: A parameter is wrong.
+            CeleryError: It cannot be done.
+            TimeoutError: It took too long.
+        """
+        app = self.get_app(app_name)
+        if not operation.allows(user.role):
+            raise Forbidden(f"{operation.name} is for {operation.role}s, and {user.name} is a {user.role}")
+        parameters = operation.parse(raw, is_text=is_text)
+        with anyio.fail_after(TIME_LIMIT):
+            if operation.is_change:
+                with app.audit.acting_as(user.name, source="dashboard"):
+                    return await operation.perform(app, parameters)
+            return await self._read(app, operation, parameters)
+
+    async def _read(self, app: App, operation: Operation, parameters: Any) -> Any:
+        key = (app.name, operation.name, msgspec.json.encode(parameters))
+        shared = self._shared.setdefault(key, _SharedRead())
+        self._shared.move_to_end(key)
+        while len(self._shared) > MAX_SHARED:
+            self._shared.popitem(last=False)
+        async with shared.lock:
+            if anyio.current_time() - shared.at >= READ_ONCE:
+                shared.value = await operation.perform(app, parameters)
+                shared.at = anyio.current_time()
+            return shared.value
+
+    def forget_reads(self, app_name: str) -> None:
+        """Have the next looks at an application see what was just changed."""
+        for key in [key for key in self._shared if key[0] == app_name]:
+            del self._shared[key]

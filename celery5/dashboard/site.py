@@ -1,0 +1,287 @@
+"""Serve the pages: HTML that reads without scripts, and forms for everything that can be done."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlencode
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+import celery5
+from celery5.dashboard.access import Authenticator, OneTimeToken, Sessions
+from celery5.dashboard.formats import FILTERS
+from celery5.dashboard.forms import make_fields
+from celery5.dashboard.guard import FORM_KEY
+from celery5.dashboard.operation import Changed, Operation
+from celery5.dashboard.operations import OPERATIONS
+from celery5.dashboard.page import Page, PageRequest
+from celery5.dashboard.pages import PAGES
+from celery5.dashboard.performing import Performer, Problem, describe_problem
+from celery5.dashboard.requests import read_form, read_query, to_parameters
+from celery5.dashboard.static import StaticFiles
+
+NOTICE = "celery5_notice"
+"""The cookie with what was just done, which the next page says."""
+MAX_NOTICE = 500
+"""Characters of it."""
+
+
+class Site:
+    """The routes of the pages.
+
+    Args:
+        performer: Performs the operations.
+        sessions: The sessions of those who have signed in.
+        authenticator: Says whose a token is.
+        static: The style sheet and the scripts.
+    """
+
+    def __init__(
+        self,
+        performer: Performer,
+        *,
+        sessions: Sessions,
+        authenticator: Authenticator,
+        static: StaticFiles,
+    ) -> None:
+        self._performer = performer
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._static = static
+        self._templates = Environment(
+            loader=FileSystemLoader(Path(__file__).parent / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters.update(FILTERS)
+
+    def make_routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/", self._show_apps),
+            Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
+            Route("/sign-out", self._sign_out, methods=["POST"]),
+            Route("/{app}/do/{noun}/{verb}", self._operate, methods=["GET", "POST"]),
+            *(Route(f"/{{app}}/{page.path}".rstrip("/"), self._make_endpoint(page)) for page in PAGES),
+        ]
+
+    # pages
+
+    def _make_endpoint(self, page: Page) -> Callable[[Request], Any]:
+        async def show(request: Request) -> Response:
+            return await self._show_page(page, request)
+
+        return show
+
+    async def _show_page(self, page: Page, request: Request) -> Response:
+        path = {name: str(value) for name, value in request.path_params.items() if name != "app"}
+        query = {name: values[-1] for name, values in read_query(request).items()}
+        asked = PageRequest(
+            app=request.path_params["app"],
+            path=path,
+            query=query,
+            user=request.state.user,
+            performer=self._performer,
+        )
+        title = page.title.format_map(path)
+        try:
+            self._performer.get_app(asked.app)
+            shown = await page.load(asked)
+        except Exception as error:
+            return self._render_problem(request, describe_problem(error), title=title, page=page)
+        return self._render(
+            request, page.template, {**shown, "query": query, "path": path}, title=title, page=page
+        )
+
+    async def _show_apps(self, request: Request) -> Response:
+        names = sorted(self._performer.apps)
+        if len(names) == 1:
+            return RedirectResponse(f"{_root(request)}/{quote(names[0])}", 303)
+        states: dict[str, Any] = {}
+        for name in names:  # bound: the applications of this dashboard
+            try:
+                states[name] = await self._performer.perform(
+                    name, OPERATIONS["info:show"], {}, request.state.user
+                )
+            except Exception as error:
+                states[name] = describe_problem(error)
+        return self._render(request, "apps.html", {"states": states}, title="Applications")
+
+    # operations
+
+    async def _operate(self, request: Request) -> Response:
+        """Show the form of an operation, with what it would do; or do it, and go back to the page it came from."""
+        values: dict[str, list[str]] = {}
+        operation, problem, result = None, None, None
+        try:
+            path = request.path_params
+            self._performer.get_app(path["app"])
+            operation = self._performer.get_operation(path["noun"], path["verb"])
+            is_post = request.method == "POST"
+            values = await read_form(request, self._sessions) if is_post else read_query(request)
+            back = self._get_back(request, values.pop("back", [""])[-1])
+            parameters = to_parameters(operation, values)
+            if is_post or not operation.is_change:
+                result = await self._perform(request, operation, parameters)
+            if is_post and isinstance(result, Changed) and not (result.replies or result.dry_run):
+                return self._go_back(request, back, result)
+            if not is_post and operation.is_change:
+                result = await self._preview(request, operation, parameters)
+        except Exception as error:
+            problem = describe_problem(error)
+            if operation is None or problem.status in (403, 503):
+                return self._render_problem(request, problem, title="This cannot be done")
+            back = self._get_back(request, "")
+        shown = {
+            "operation": operation,
+            "fields": make_fields(operation, {name: texts[-1] for name, texts in values.items()}),
+            "back": back,
+            "result": result,
+            "problem": problem,
+        }
+        status = 200 if problem is None else problem.status
+        return self._render(request, "operation.html", shown, title=operation.name, status=status)
+
+    async def _perform(self, request: Request, operation: Operation, parameters: Mapping[str, Any]) -> Any:
+        app = request.path_params["app"]
+        try:
+            return await self._performer.perform(app, operation, parameters, request.state.user, is_text=True)
+        finally:
+            if operation.is_change:
+                self._performer.forget_reads(app)
+
+    async def _preview(self, request: Request, operation: Operation, parameters: Mapping[str, Any]) -> Any:
+        """Return what an operation would do, where it can say so and has all that it needs; else None."""
+        fields = msgspec.structs.fields(operation.parameters)
+        if not any(field.name == "dry_run" for field in fields):
+            return None
+        if any(field.required and not parameters.get(field.name) for field in fields):
+            return None
+        return await self._perform(request, operation, {**parameters, "dry_run": True})
+
+    def _get_back(self, request: Request, back: str) -> str:
+        """Return where to go afterwards: a path of this dashboard, else the application."""
+        root = f"{_root(request)}/{quote(request.path_params['app'])}"
+        return back if back.startswith(root) and "\\" not in back and "\n" not in back else root
+
+    def _go_back(self, request: Request, back: str, done: Changed) -> Response:
+        text = f"{done.summary}. {done.failure}" if done.failure else done.summary
+        response = RedirectResponse(back, 303)
+        response.set_cookie(
+            NOTICE,
+            quote(text[:MAX_NOTICE]),
+            max_age=30,
+            path=_root(request) or "/",
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    # signing in
+
+    async def _sign_in(self, request: Request) -> Response:
+        texts = await self._read_token(request)
+        user = self._authenticator.sign_in(texts) if texts else None
+        if user is None:
+            wrong = "This token is not valid, or has been used." if texts else ""
+            by_address = isinstance(self._authenticator, OneTimeToken)
+            return self._render(
+                request,
+                "sign_in.html",
+                {"wrong": wrong, "by_address": by_address},
+                title="Sign in",
+                status=401 if wrong else 200,
+            )
+        response = RedirectResponse(_root(request) or "/", 303)
+        response.set_cookie(
+            self._sessions.cookie,
+            self._sessions.make(user),
+            path=_root(request) or "/",
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    async def _read_token(self, request: Request) -> str:
+        """Return the token of the address, or of the form; a form without a session has no key yet."""
+        if request.method != "POST":
+            return read_query(request).get("token", [""])[-1]
+        request.state.needs_form_key = False
+        return (await read_form(request, self._sessions)).get("token", [""])[-1].strip()
+
+    async def _sign_out(self, request: Request) -> Response:
+        await read_form(request, self._sessions)
+        response = RedirectResponse(f"{_root(request)}/sign-in", 303)
+        response.delete_cookie(self._sessions.cookie, path=_root(request) or "/")
+        return response
+
+    # rendering
+
+    def _render_problem(
+        self, request: Request, problem: Problem, *, title: str, page: Page | None = None
+    ) -> Response:
+        return self._render(
+            request, "problem.html", {"problem": problem}, title=title, page=page, status=problem.status
+        )
+
+    def _render(
+        self,
+        request: Request,
+        template: str,
+        values: Mapping[str, Any],
+        *,
+        title: str,
+        page: Page | None = None,
+        status: int = 200,
+    ) -> Response:
+        root, state = _root(request), request.state
+        app = request.path_params.get("app", "")
+        is_part = request.headers.get("x-part") == "main"
+        notice = "" if is_part else _read_notice(request)
+        html = self._templates.get_template(template).render(
+            **values,
+            layout="part.html" if is_part else "layout.html",
+            title=title,
+            page=page,
+            nav=[(one.nav, one.path) for one in PAGES if one.nav],
+            here=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+            root=root,
+            base=f"{root}/{quote(app)}",
+            app=app,
+            apps=sorted(self._performer.apps),
+            user=state.user,
+            form_key=state.form_key,
+            form_key_name=FORM_KEY,
+            nonce=state.nonce,
+            notice=notice,
+            static=root + self._static.path,
+            version=celery5.__version__,
+            operations=OPERATIONS,
+            link=_make_link,
+        )
+        response = HTMLResponse(html, status)
+        if notice:
+            response.delete_cookie(NOTICE, path=root or "/")
+        return response
+
+
+def _root(request: Request) -> str:
+    """Return the path where the dashboard is mounted; '' at the top."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _read_notice(request: Request) -> str:
+    return unquote(request.cookies.get(NOTICE, ""))[:MAX_NOTICE]
+
+
+def _make_link(path: str, **parameters: Any) -> str:
+    """Return a path with parameters; those that are empty are left out."""
+    given = {name: value for name, value in parameters.items() if value not in ("", None, [])}
+    return f"{path}?{urlencode(given, doseq=True)}" if given else path

@@ -1,0 +1,63 @@
+// Draw the history that a figure has in its attributes, in place of the table that it shows without scripts.
+import uPlot from "./uplot.js";
+
+const drawn = new WeakMap();
+const HEIGHT = 160;
+
+export function drawCharts(root) {
+  for (const figure of root.querySelectorAll("figure.chart")) draw(figure);
+}
+
+function draw(figure) {
+  const times = JSON.parse(figure.dataset.times || "[]");
+  const series = JSON.parse(figure.dataset.series || "[]");
+  if (times.length < 2) return;
+  const data = [times, ...series.map(([, values]) => values)];
+  const known = drawn.get(figure);
+  if (known && known.names === series.map(([name]) => name).join()) {
+    known.plot.setData(data);
+    return;
+  }
+  known?.plot.destroy();
+  const style = getComputedStyle(document.documentElement);
+  const ink = style.getPropertyValue("--muted").trim();
+  const grid = { stroke: style.getPropertyValue("--line").trim(), width: 1 };
+  const colours = [1, 2, 3, 4, 5].map((n) => style.getPropertyValue(`--series-${n}`).trim());
+  const unit = figure.dataset.unit || "";
+  const options = {
+    width: Math.max(figure.clientWidth, 240),
+    height: HEIGHT,
+    legend: { live: true },
+    scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
+    axes: [
+      { stroke: ink, grid },
+      { stroke: ink, grid, size: 60, values: (_, ticks) => ticks.map(format) },
+    ],
+    series: [
+      { label: "time" },
+      ...series.map(([name], index) => ({
+        label: name,
+        stroke: colours[index % colours.length],
+        width: 2,
+        spanGaps: true,
+        value: (_, value) => (value === null ? "–" : `${format(value)} ${unit}`),
+      })),
+    ],
+  };
+  const place = document.createElement("div");
+  place.className = "plot";
+  place.setAttribute("role", "img");
+  place.setAttribute("aria-label", figure.dataset.label || "history");
+  figure.querySelector("figcaption").after(place);
+  const plot = new uPlot(options, data, place);
+  drawn.set(figure, { plot, names: series.map(([name]) => name).join() });
+  new ResizeObserver(() => plot.setSize({ width: figure.clientWidth, height: HEIGHT })).observe(figure);
+}
+
+function format(value) {
+  if (value === null) return "–";
+  const size = Math.abs(value);
+  if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)} M`;
+  if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)} k`;
+  return String(+value.toPrecision(3));
+}
