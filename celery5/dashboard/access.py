@@ -34,7 +34,10 @@ class User(NamedTuple):
 
 def to_role(text: str) -> Role | None:
     """Return the role of this name; None when there is none."""
-    return next((role for role in ROLES if role == text), None)
+    return _ROLES_BY_NAME.get(text)
+
+
+_ROLES_BY_NAME: Mapping[str, Role] = {role: role for role in ROLES}
 
 
 class Authenticator(Protocol):
@@ -238,7 +241,7 @@ class ProxyHeaders:
         if peer not in self._proxies or not 0 < len(name) <= MAX_NAME:
             return None
         text = request.headers.get(self._role_header, "").strip().lower() if self._role_header else ""
-        role: Role | None = to_role(text) if text else self._default_role
+        role = to_role(text) if text else self._default_role
         return None if role is None else User(name, role)
 
     def sign_in(self, token: str) -> User | None:
