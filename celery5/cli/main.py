@@ -24,6 +24,7 @@ COMMANDS = (
     "completion",
     "config",
     "controller",
+    "dashboard",
     "demo",
     "dlq",
     "doctor",

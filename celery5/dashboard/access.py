@@ -231,7 +231,7 @@ class ProxyHeaders:
             )
         self._user_header = user_header
         self._role_header = role_header
-        self._default_role = default_role
+        self._default_role: Role = default_role
         self._proxies = frozenset(proxies)
 
     def identify(self, request: HTTPConnection) -> User | None:
@@ -241,7 +241,7 @@ class ProxyHeaders:
         if peer not in self._proxies or not 0 < len(name) <= MAX_NAME:
             return None
         text = request.headers.get(self._role_header, "").strip().lower() if self._role_header else ""
-        role = to_role(text) if text else self._default_role
+        role = self._default_role if not text else to_role(text)
         return None if role is None else User(name, role)
 
     def sign_in(self, token: str) -> User | None:

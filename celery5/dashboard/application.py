@@ -1,6 +1,6 @@
 """The dashboard as one ASGI application, which is served by itself or mounted in another one."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -15,6 +15,8 @@ from celery5.dashboard.site import Site
 from celery5.dashboard.static import StaticFiles
 from celery5.errors import Misconfigured
 
+OnError = Callable[[str, Exception], object]
+
 
 class Dashboard:
     """The pages and the JSON API of one or several applications, as an ASGI 3 application on Trio or asyncio.
@@ -24,6 +26,8 @@ class Dashboard:
         authenticator: Says who makes a request, and which role that user has. There is no dashboard without.
         hosts: The names under which it is reached, with their ports; empty for any. Needed on a loopback address.
         secret: What signs sessions; None for one that ends with this process. Several processes need the same.
+        on_error: Called with the path of a request and an error of ours, which the client does not see; None to raise
+            it to the server.
 
     Raises:
         Misconfigured: Two applications have the same name, or there is none.
@@ -36,6 +40,7 @@ class Dashboard:
         authenticator: Authenticator,
         hosts: Collection[str] = (),
         secret: str | None = None,
+        on_error: OnError | None = None,
     ) -> None:
         listed = [apps] if isinstance(apps, App) else list(apps)
         by_name = {app.name: app for app in listed}
@@ -51,7 +56,13 @@ class Dashboard:
         ]
         pages: ASGIApp = Starlette(routes=routes)
         self._guarded = Guard(pages, authenticator=authenticator, sessions=sessions, hosts=hosts)
+        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or take part in the life of a server."""
-        await self._guarded(scope, receive, send)
+        try:
+            await self._guarded(scope, receive, send)
+        except Exception as error:  # Starlette has answered: this site has an error
+            if self._on_error is None:
+                raise
+            self._on_error(scope.get("path", ""), error)

@@ -4,9 +4,29 @@ from collections.abc import Mapping
 
 from celery5.dashboard.operation import Operation
 from celery5.dashboard.operations.cluster import CLUSTER_OPERATIONS
+from celery5.dashboard.operations.dead_letters import DEAD_LETTER_OPERATIONS
+from celery5.dashboard.operations.events import EVENT_OPERATIONS
+from celery5.dashboard.operations.jobs import JOB_OPERATIONS
+from celery5.dashboard.operations.limits import LIMIT_OPERATIONS
+from celery5.dashboard.operations.processes import PROCESS_OPERATIONS
 from celery5.dashboard.operations.queues import QUEUE_OPERATIONS
+from celery5.dashboard.operations.schedules import SCHEDULE_OPERATIONS
+from celery5.dashboard.operations.streams import STREAM_OPERATIONS
+from celery5.dashboard.operations.workflows import WORKFLOW_OPERATIONS
 
 OPERATIONS: Mapping[str, Operation] = {
-    operation.name: operation for operation in (*CLUSTER_OPERATIONS, *QUEUE_OPERATIONS)
+    operation.name: operation
+    for operation in (
+        *CLUSTER_OPERATIONS,
+        *QUEUE_OPERATIONS,
+        *JOB_OPERATIONS,
+        *LIMIT_OPERATIONS,
+        *DEAD_LETTER_OPERATIONS,
+        *PROCESS_OPERATIONS,
+        *SCHEDULE_OPERATIONS,
+        *EVENT_OPERATIONS,
+        *STREAM_OPERATIONS,
+        *WORKFLOW_OPERATIONS,
+    )
 }
 """Every operation by name."""

@@ -47,9 +47,30 @@ async def examine(app: App, _: Nothing) -> list[Finding]:
     return await anyio.to_thread.run_sync(run)
 
 
+async def show_settings(app: App, _: Nothing) -> list[SettingOrigin]:
+    """Show every setting, its value and where that comes from, passwords masked."""
+    return get_origins(app)
+
+
+class SummaryFilter(msgspec.Struct, frozen=True):
+    """Which summary."""
+
+    # '' for all queues.
+    queue: str = ""
+    # Of so many seconds.
+    since: Seconds = float(HOUR)
+
+
+async def summarize_metrics(app: App, asked: SummaryFilter) -> dict[str, HistoryPoint]:
+    """Show how the jobs of each task ended, ran and waited, by queue."""
+    return await app.metrics.asummary(asked.queue, since=asked.since)
+
+
 CLUSTER_OPERATIONS = (
     Operation("info:show", read_state),
     Operation("audit:list", list_actions),
     Operation("doctor:run", examine, "operator"),
+    Operation("config:show", show_settings, "operator"),
+    Operation("metrics:show", summarize_metrics),
 )
 """The operations on the application as a whole."""

@@ -1,0 +1,150 @@
+"""Serve the dashboard, and make tokens for its users (`dashboard`)."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from celery5.cli.terminal.flags import broker_flag
+from celery5.cli.terminal.output import echo
+from celery5.cli.terminal.target import Target
+from celery5.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.dashboard.access import Authenticator
+
+MISSING = "the dashboard needs more packages: pip install 'celery5[dashboard]'"
+_ROLES = click.Choice(["viewer", "operator", "admin"])
+
+
+@click.group(no_args_is_help=False)
+def dashboard() -> None:
+    """The dashboard shows an application in a browser, and does what commands do."""
+
+
+@dashboard.command()
+@click.option("--with", "others", metavar="MODULE[:APP]", multiple=True, help="Show this application, too.")
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    envvar="CELERY5_DASHBOARD_HOST",
+    help="Where to listen; another address than a loopback one needs --tokens or --proxy-user-header.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8555,
+    show_default=True,
+    envvar="CELERY5_DASHBOARD_PORT",
+    help="0: any that is free.",
+)
+@click.option(
+    "--socket", "path", metavar="PATH", help="Listen on a unix socket that only this user can open."
+)
+@click.option(
+    "--tokens",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    envvar="CELERY5_DASHBOARD_TOKENS",
+    help="Users and their tokens: see `dashboard token`.",
+)
+@click.option(
+    "--proxy-user-header", metavar="NAME", help="A reverse proxy names the user in this header of requests."
+)
+@click.option("--proxy-role-header", metavar="NAME", default="", help="And the role in this one.")
+@click.option(
+    "--proxy-role", type=_ROLES, default="viewer", show_default=True, help="The role of those without one."
+)
+@click.option(
+    "--proxy",
+    "proxies",
+    metavar="ADDRESS",
+    multiple=True,
+    help="The proxy's address; default: 127.0.0.1 and ::1, or the socket.",
+)
+@click.option(
+    "--public-host",
+    "hosts",
+    metavar="NAME[:PORT]",
+    multiple=True,
+    help="A further name under which browsers reach it, such as that of a reverse proxy.",
+)
+@broker_flag
+@click.pass_obj
+def start(
+    target: Target,
+    /,
+    *,
+    others: Sequence[str],
+    host: str,
+    port: int,
+    path: str | None,
+    tokens: str | None,
+    proxy_user_header: str | None,
+    proxy_role_header: str,
+    proxy_role: str,
+    proxies: Sequence[str],
+    hosts: Sequence[str],
+    broker: str | None,
+) -> int:
+    """Serve the dashboard until stopped, and print its address.
+
+    Without further options it listens on this host alone, and the printed address signs in once.
+    """
+    try:
+        from celery5.dashboard.access import ProxyHeaders, TokenFile, to_role
+        from celery5.processes.dashboard import DashboardOptions, serve
+    except ImportError:
+        raise Misconfigured(MISSING) from None
+    if tokens and proxy_user_header:
+        raise Misconfigured("--tokens and --proxy-user-header: give only one of them")
+    authenticator: Authenticator | None = TokenFile(tokens) if tokens else None
+    if proxy_user_header:
+        authenticator = ProxyHeaders(
+            proxy_user_header,
+            role_header=proxy_role_header,
+            default_role=to_role(proxy_role) or "viewer",
+            proxies=proxies or (("",) if path else ("127.0.0.1", "::1")),
+        )
+    options = DashboardOptions(
+        host=host,
+        port=port,
+        path=path or "",
+        authenticator=authenticator,
+        hosts=hosts,
+        secret=os.environ.get("CELERY5_DASHBOARD_SECRET") or None,
+    )
+    apps = [target.load(), *(Target(name).load() for name in others)]
+    if broker:
+        apps[0].configure(broker=broker)
+    return serve(apps, options)
+
+
+@dashboard.command()
+@click.argument("name")
+@click.option("--role", type=_ROLES, default="viewer", show_default=True, help="What this user may do.")
+@click.option(
+    "--add-to", "file", type=click.Path(dir_okay=False), metavar="FILE", help="Add the line to this file."
+)
+def token(*, name: str, role: str, file: str | None) -> None:
+    """Make a token for NAME: it is printed once, and its hash is a line for the file of `--tokens`.
+
+    A line that is removed from the file ends what its user has begun.
+    """
+    try:
+        from celery5.dashboard.access import hash_token, read_tokens
+        from celery5.processes.dashboard import make_token
+    except ImportError:
+        raise Misconfigured(MISSING) from None
+    new = make_token()
+    line = f"{name} {role} {hash_token(new)}"
+    read_tokens(line, "the name")
+    if file:
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as opened:
+            opened.write(f"{line}\n")
+        echo(f"{name} is a {role} by {file}. The token:", err=True)
+    else:
+        echo(f"add this line to a file, for dashboard start --tokens FILE:\n{line}\nthe token:", err=True)
+    echo(new)

@@ -1,0 +1,82 @@
+"""See events and who is subscribed to them; send them, and withdraw subscriptions."""
+
+from typing import Any
+
+import msgspec
+
+from celery5.app import App
+from celery5.dashboard.operation import Changed, NotFound, Nothing, Operation, Text
+from celery5.events.registry import EventState
+from celery5.protocol.similar_names import did_you_mean
+
+
+async def list_events(app: App, _: Nothing) -> list[EventState]:
+    """Show each event: which tasks are subscribed, how many are kept, and how many nobody wanted in a week."""
+    return await app.events.astate()
+
+
+class OneEvent(msgspec.Struct, frozen=True):
+    """An event."""
+
+    event: Text
+
+
+async def show_event(app: App, asked: OneEvent) -> list[EventState]:
+    """Show each version of an event, its fields, and who is subscribed."""
+    states = await app.events.astate()
+    versions = [state for state in states if state.event == asked.event]
+    if not versions:
+        hint = did_you_mean(asked.event, [state.event for state in states])
+        raise NotFound(f"no event {asked.event!r} is known; {hint}".rstrip("; "))
+    return versions
+
+
+class NewEvent(msgspec.Struct, frozen=True):
+    """An event to send."""
+
+    event: Text
+    fields: dict[str, Any] = {}
+    # None for the newest.
+    version: int | None = None
+
+
+async def send_event(app: App, asked: NewEvent) -> Changed:
+    """Send an event with these fields."""
+    versions = app.events.versions(asked.event)
+    version = max(versions, default=0) if asked.version is None else asked.version
+    if version not in versions:
+        raise NotFound(f"event {asked.event!r} is not declared here, or not in this version")
+    (sent,) = await app.events.asend([app.events.make_event(versions[version], asked.fields)])
+    return Changed(summary=f"event {sent.id} is sent", count=1)
+
+
+class OneSubscription(msgspec.Struct, frozen=True):
+    """The subscription of a task to an event."""
+
+    event: Text
+    task: Text
+    # The task's application; '' for this one.
+    subscriber: str = ""
+
+
+async def unsubscribe(app: App, asked: OneSubscription) -> Changed:
+    """Withdraw the subscription of a task to an event, at once and for good."""
+    done = await app.events.aunsubscribe(asked.event, asked.task, app=asked.subscriber)
+    return Changed(summary=f"{asked.task} gets no more {asked.event}", count=int(done))
+
+
+async def resubscribe(app: App, asked: OneSubscription) -> Changed:
+    """Allow a subscription again that was withdrawn: workers that declare it do so within a minute."""
+    if not await app.events.aresubscribe(asked.event, asked.task, app=asked.subscriber):
+        raise NotFound(f"no subscription of {asked.task} to {asked.event} was withdrawn")
+    return Changed(summary=f"{asked.task} gets {asked.event} as soon as a worker declares it", count=1)
+
+
+EVENT_OPERATIONS = (
+    Operation("event:list", list_events),
+    Operation("event:show", show_event),
+    Operation("event:send", send_event, "operator", "change"),
+    Operation("event:unsubscribe", unsubscribe, "admin", "danger"),
+    Operation("event:resubscribe", resubscribe, "operator", "change"),
+)
+"""The operations on events."""

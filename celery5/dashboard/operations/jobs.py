@@ -1,0 +1,112 @@
+"""See jobs, send and revoke them."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from celery5.app import App
+from celery5.dashboard.operation import Changed, NotFound, Operation, Seconds, Text
+from celery5.protocol.job.story import JobDetails
+from celery5.results.async_result import AsyncResult, arevoke
+
+
+class OneJob(msgspec.Struct, frozen=True):
+    """A job."""
+
+    id: Text
+    # The queue it was sent to; '' to look on all.
+    queue: str = ""
+
+
+async def show_job(app: App, asked: OneJob) -> JobDetails:
+    """Show all that is known of a job."""
+    details = await app.afind(asked.id, queue=asked.queue or None)
+    if details is None:
+        raise NotFound(f"nothing is known of job {asked.id!r}: it was never sent, or its result has expired")
+    return details
+
+
+class NewJob(msgspec.Struct, frozen=True):
+    """A job to send."""
+
+    task: Text
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    # Where to send it; '' for the task's queue.
+    queue: str = ""
+    # Seconds until it is due.
+    countdown: Seconds | None = None
+    # Sent only if no live job of the task has this key.
+    key: str = ""
+
+
+async def send_job(app: App, asked: NewJob) -> Changed:
+    """Send a job of a task."""
+    options = {name: value for name in ("queue", "countdown", "key") if (value := getattr(asked, name))}
+    sender = app.signature(asked.task).task.options(**options)
+    handle: AsyncResult[Any] = await sender.adelay(*asked.args, **asked.kwargs)
+    if handle.duplicate:
+        return Changed(summary=f"nothing was sent: job {handle.id} already has the key", count=0)
+    return Changed(summary=f"job {handle.id} is sent", count=1)
+
+
+class SomeJobs(msgspec.Struct, frozen=True):
+    """Jobs by their ids."""
+
+    ids: Annotated[list[str], Meta(min_length=1, max_length=1000)]
+    queue: str = ""
+    # Only look which of them have not ended.
+    dry_run: bool = False
+
+
+async def revoke_jobs(app: App, asked: SomeJobs) -> Changed:
+    """Have jobs not run, or stop if they run."""
+    found = [await app.afind(job_id, queue=asked.queue or None) for job_id in dict.fromkeys(asked.ids)]
+    live = [details for details in found if details is not None and not details.has_ended]
+    if asked.dry_run:
+        return Changed(
+            summary=f"{len(live)} of {len(found)} jobs have not ended", count=len(live), dry_run=True
+        )
+    outcomes = await arevoke([app.result(details.id, queue=details.queue) for details in live])
+    left = len(found) - sum(outcomes)
+    return Changed(
+        summary=f"{sum(outcomes)} jobs revoked",
+        count=sum(outcomes),
+        failure=f"{left} had ended before, or are not known" if left else "",
+    )
+
+
+class TaskPrefix(msgspec.Struct, frozen=True):
+    """Which tasks."""
+
+    # What their names begin with.
+    prefix: str = ""
+
+
+class DeclaredTask(msgspec.Struct, frozen=True):
+    """A task that the application declares."""
+
+    task: str
+    queue: str
+    # `trio`, `asyncio`, `thread` or `boxed`.
+    kind: str
+    description: str
+
+
+async def list_tasks(app: App, asked: TaskPrefix) -> list[DeclaredTask]:
+    """Show the tasks that the application declares."""
+    return [
+        DeclaredTask(name, task.queue, task.kind, (task.__doc__ or "").strip().partition("\n")[0])
+        for name, task in sorted(app.tasks.items())
+        if name.startswith(asked.prefix)
+    ]
+
+
+JOB_OPERATIONS = (
+    Operation("task:show", show_job),
+    Operation("task:list", list_tasks),
+    Operation("task:send", send_job, "operator", "change"),
+    Operation("task:revoke", revoke_jobs, "operator", "danger"),
+)
+"""The operations on jobs."""

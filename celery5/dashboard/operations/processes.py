@@ -1,0 +1,195 @@
+"""Send control commands to processes: an operation for each command that there is."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from celery5.app import App
+from celery5.broker.calls import cluster
+from celery5.broker.calls.scaling import Scaling, get_scaling
+from celery5.commands.control import ProcessNoun
+from celery5.dashboard.operation import Access, Changed, NotFound, Nothing, Operation, Perform, Role, Text
+from celery5.dashboard.operations.replies import summarize_replies
+from celery5.protocol.commands.definitions import (
+    COMMAND_DEFINITIONS,
+    CONTROLLERS,
+    MEMBERS,
+    PAUSE_QUEUE,
+    RESUME_QUEUE,
+    RUN_TASK,
+    SHUTDOWN,
+    CommandDefinition,
+    get_inbox_name,
+)
+from celery5.scaling.strategies import is_scaled
+
+Names = Annotated[list[str], Meta(max_length=1000)]
+TIMEOUT = 5.0
+"""Seconds to wait for the answers of processes."""
+DANGEROUS = frozenset((SHUTDOWN.name, "restart", "scale"))
+"""Commands that a page asks about first."""
+ELSEWHERE = frozenset((RUN_TASK.name, PAUSE_QUEUE.name, RESUME_QUEUE.name))
+"""Commands with an operation of their own."""
+CONTROLLER_NAMES = {MEMBERS.name: "status", SHUTDOWN.name: "stop"}
+"""Commands to Controllers that have another verb on the command line."""
+
+
+class ProcessReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process has answered."""
+
+    process: str
+    # Whether it has done the command.
+    ok: bool
+    answer: Any = None
+    # Why it has not.
+    why: str = ""
+
+
+def _extend(definition: CommandDefinition[Any], *, noun: ProcessNoun) -> type[msgspec.Struct]:
+    """Return the parameters of a command with that for its recipients."""
+    hints = {field.name: field for field in msgspec.structs.fields(definition.parameters)}
+    fields: list[Any] = [
+        (name, field.type) if field.required else (name, field.type, _get_default(field))
+        for name, field in hints.items()
+    ]
+    title = "".join(word.capitalize() for word in definition.name.split("-"))
+    return msgspec.defstruct(
+        f"{noun.capitalize()}{title}", [*fields, ("to", Names, [])], frozen=True, kw_only=True
+    )
+
+
+def _get_default(field: Any) -> Any:
+    has_factory = field.default_factory is not msgspec.NODEFAULT
+    return msgspec.field(default_factory=field.default_factory) if has_factory else field.default
+
+
+def _make_reading(definition: CommandDefinition[Any], noun: ProcessNoun) -> Perform:
+    async def ask(app: App, asked: Any) -> list[ProcessReply]:
+        replies = await app.control.asend(
+            definition.name,
+            _get_parameters(definition, asked),
+            to=await _find_recipients(app, asked.to, noun),
+            timeout=TIMEOUT,
+            noun=noun,
+        )
+        return [
+            ProcessReply(process=reply.worker, ok=reply.ok, answer=reply.answer, why=reply.why)
+            for reply in replies
+        ]
+
+    return _complete(ask, definition, noun)
+
+
+def _make_change(definition: CommandDefinition[Any], noun: ProcessNoun) -> Perform:
+    async def change(app: App, asked: Any) -> Changed:
+        replies = await app.control.asend(
+            definition.name,
+            _get_parameters(definition, asked),
+            to=await _find_recipients(app, asked.to, noun),
+            timeout=TIMEOUT,
+            noun=noun,
+        )
+        if not replies:
+            raise NotFound(f"no {noun} of {app.name} is running")
+        return summarize_replies(definition.name, replies)
+
+    return _complete(change, definition, noun)
+
+
+def _complete(function: Any, definition: CommandDefinition[Any], noun: ProcessNoun) -> Perform:
+    function.__doc__ = definition.help
+    function.__annotations__["asked"] = _extend(definition, noun=noun)
+    perform: Perform = function
+    return perform
+
+
+def _get_parameters(definition: CommandDefinition[Any], asked: Any) -> dict[str, Any]:
+    """Return the parameters that are given: the process has the defaults of its own version."""
+    fields = msgspec.structs.fields(definition.parameters)
+    values = {field.name: getattr(asked, field.name) for field in fields}
+    return {
+        field.name: values[field.name]
+        for field in fields
+        if field.required or values[field.name] not in (None, field.default)
+    }
+
+
+async def _find_recipients(app: App, to: list[str], noun: ProcessNoun) -> list[str] | None:
+    if to or noun == "worker":
+        return to or None
+    names = await app.aperform(cluster.list_live_processes(app.keys, "controller"))
+    if not names:
+        raise NotFound(f"no Controller of {app.name} is running; celery5 controller start starts one")
+    return sorted({get_inbox_name(name) for name in names})
+
+
+def _make_operation(definition: CommandDefinition[Any], noun: ProcessNoun) -> Operation:
+    verb = CONTROLLER_NAMES.get(definition.name, definition.name) if noun == "controller" else definition.name
+    name = f"{noun}:{verb}"
+    if definition.permission == "read":
+        return Operation(name, _make_reading(definition, noun))
+    role: Role = "admin" if definition.name in DANGEROUS or noun == "controller" else "operator"
+    access: Access = "danger" if definition.name in DANGEROUS else "change"
+    return Operation(name, _make_change(definition, noun), role, access)
+
+
+def _make_operations() -> list[Operation]:
+    definitions = [one for one in COMMAND_DEFINITIONS.values() if one.permission != "internal"]
+    for_workers = [
+        _make_operation(one, "worker")
+        for one in definitions
+        if one.recipients != CONTROLLERS and one.name not in ELSEWHERE
+    ]
+    for_controllers = [
+        _make_operation(one, "controller")
+        for one in definitions
+        if one.recipients == CONTROLLERS or one.name in (SHUTDOWN.name, "reload")
+    ]
+    return [*for_workers, *for_controllers]
+
+
+class RunOnWorker(msgspec.Struct, frozen=True):
+    """A job for one worker."""
+
+    task: Text
+    to: Text
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+async def run_on_worker(app: App, asked: RunOnWorker) -> Changed:
+    """Run a job on one worker, now."""
+    call = app.signature(asked.task, *asked.args, **asked.kwargs)
+    handle = await app.control.arun(call, to=asked.to, timeout=TIMEOUT)
+    return Changed(summary=f"job {handle.id} runs on {asked.to}", count=1)
+
+
+class OwnCommand(msgspec.Struct, frozen=True):
+    """A command that the application has declared."""
+
+    command: Text
+    parameters: dict[str, Any] = {}
+    to: Names = []
+
+
+async def tell(app: App, asked: OwnCommand) -> Changed:
+    """Send any command to workers, such as one that the application has declared."""
+    replies = await app.control.asend(asked.command, asked.parameters, to=asked.to or None, timeout=TIMEOUT)
+    if not replies:
+        raise NotFound(f"no worker of {app.name} is running")
+    return summarize_replies(asked.command, replies)
+
+
+async def show_scaling(app: App, _: Nothing) -> Scaling | None:
+    """Show how many workers are wanted, how many there are, and who decided so; nothing where nothing is scaled."""
+    return await app.aperform(get_scaling(app.keys)) if is_scaled(app.settings) else None
+
+
+PROCESS_OPERATIONS = (
+    *_make_operations(),
+    Operation("worker:run", run_on_worker, "operator", "change"),
+    Operation("worker:tell", tell, "admin", "change"),
+    Operation("autoscale:status", show_scaling),
+)
+"""The operations on processes."""

@@ -1,0 +1,262 @@
+"""See streams and how far their groups are behind; move groups, and handle what they could not process."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from celery5.app import App
+from celery5.dashboard.operation import Changed, Limit, Nothing, Operation, Seconds, Text
+from celery5.streams.dead_records import DeadRecordQuery, DeadRecordTally
+from celery5.streams.lags import StreamState
+from celery5.streams.parked_keys import ParkedKeyState
+from celery5.streams.stored_record import StoredRecord
+
+
+async def list_streams(app: App, _: Nothing) -> list[StreamState]:
+    """Show each stream, and how far each group of it is behind."""
+    return await app.streams.ainfo()
+
+
+class OneStream(msgspec.Struct, frozen=True):
+    """A stream."""
+
+    stream: Text
+
+
+async def show_stream(app: App, asked: OneStream) -> StreamState:
+    """Show the groups of a stream, and of each partition its owner, cursor, lag and condition."""
+    (state,) = await app.streams.ainfo(asked.stream)
+    return state
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """Which records of a stream."""
+
+    stream: Text
+    # `earliest`, `latest`, an id or a time; '' for the last records.
+    start: Annotated[str, Meta(max_length=100)] = ""
+    partition: Annotated[int, Meta(ge=0)] | None = None
+    count: Limit = 10
+
+
+async def tail_stream(app: App, asked: Tail) -> list[StoredRecord]:
+    """Show records of a stream: the last ones, or those from a place on."""
+    reading = app.streams.aread(
+        asked.stream, asked.start or None, partition=asked.partition, count=asked.count
+    )
+    return [record async for record in reading]
+
+
+class NewRecords(msgspec.Struct, frozen=True):
+    """Records to send."""
+
+    stream: Text
+    # One JSON text for each record.
+    records: Annotated[list[str], Meta(min_length=1, max_length=500)]
+
+
+async def send_records(app: App, asked: NewRecords) -> Changed:
+    """Send records to a stream that is declared here."""
+    stream = app.streams[asked.stream]
+    records: list[Any] = [stream.codec.parse(text.encode()) for text in asked.records]
+    places = await stream.asend(*records)
+    return Changed(summary=f"{len(places)} records are sent", count=len(places))
+
+
+class Seek(msgspec.Struct, frozen=True):
+    """Where a group is to continue."""
+
+    stream: Text
+    group: Text
+    # `earliest`, `latest`, an id or a time.
+    to: Text
+    partition: Annotated[int, Meta(ge=0)] | None = None
+    # Also while workers run the group.
+    force: bool = False
+
+
+async def seek(app: App, asked: Seek) -> Changed:
+    """Have a group continue elsewhere in a stream."""
+    await app.streams.aseek(asked.stream, asked.group, asked.to, partition=asked.partition, force=asked.force)
+    return Changed(summary=f"group {asked.group} continues at {asked.to}", count=1)
+
+
+class Reset(msgspec.Struct, frozen=True):
+    """A group to begin anew."""
+
+    stream: Text
+    group: Text
+    to: str = "earliest"
+    force: bool = False
+    # Forget the group altogether.
+    forget: bool = False
+
+
+async def reset(app: App, asked: Reset) -> Changed:
+    """Have a group begin anew, in all partitions, or forget it."""
+    if asked.forget:
+        await app.streams.aforget(asked.stream, asked.group, force=asked.force)
+        return Changed(summary=f"group {asked.group} is forgotten", count=1)
+    await app.streams.areset(asked.stream, asked.group, asked.to, force=asked.force)
+    return Changed(summary=f"group {asked.group} begins anew", count=1)
+
+
+class Reshard(msgspec.Struct, frozen=True):
+    """A new number of partitions."""
+
+    stream: Text
+    partitions: Annotated[int, Meta(ge=1, le=4096)]
+    # Also with open windows.
+    force: bool = False
+
+
+async def reshard(app: App, asked: Reshard) -> Changed:
+    """Change the number of partitions of a stream, while all runs."""
+    new = await app.streams.areshard(asked.stream, asked.partitions, force=asked.force)
+    return Changed(summary=f"stream {asked.stream} has {new.partitions} partitions", count=new.partitions)
+
+
+class Quarantine(msgspec.Struct, frozen=True):
+    """A partition to quarantine, or to process again."""
+
+    stream: Text
+    group: Text
+    partition: Annotated[int, Meta(ge=0)]
+    # Why; '' ends the quarantine.
+    why: Annotated[str, Meta(max_length=500)] = ""
+
+
+async def quarantine(app: App, asked: Quarantine) -> Changed:
+    """Have no worker process a partition of a group until that is ended."""
+    done = await app.streams.aset_quarantine(asked.stream, asked.group, asked.partition, asked.why)
+    state = "quarantined" if asked.why else "processed again"
+    return Changed(summary=f"partition {asked.partition} of {asked.group} is {state}", count=int(done))
+
+
+class OneGroup(msgspec.Struct, frozen=True):
+    """A group of a stream."""
+
+    stream: Text
+    group: Text
+
+
+async def list_parked(app: App, asked: OneGroup) -> list[ParkedKeyState]:
+    """Show the keys that a group has parked: how many records of each wait, since when and why."""
+    return await app.streams.parked_keys.aread(asked.stream, asked.group)
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Parked keys to release."""
+
+    stream: Text
+    group: Text
+    # None for all.
+    keys: Annotated[list[str], Meta(max_length=1000)] = []
+    # Make their records dead records instead.
+    discard: bool = False
+
+
+async def release(app: App, asked: Release) -> Changed:
+    """Have parked records processed, in their order, or made dead records."""
+    keys = app.streams.parked_keys
+    act = keys.adiscard if asked.discard else keys.arelease
+    count = await act(asked.stream, asked.group, *asked.keys)
+    return Changed(summary=f"{count} keys are {'discarded' if asked.discard else 'released'}", count=count)
+
+
+class DeadRecordFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which dead records of a group."""
+
+    stream: Text
+    group: Text
+    ids: Annotated[list[str], Meta(max_length=1000)] = []
+    # A part of the error's text.
+    message: Annotated[str, Meta(max_length=500)] = ""
+    older_than: Seconds | None = None
+    newer_than: Seconds | None = None
+    limit: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+
+    def to_query(self, limit: int | None) -> DeadRecordQuery:
+        """Return the query that the API takes."""
+        return DeadRecordQuery(
+            entries=tuple(self.ids),
+            older_than=self.older_than,
+            newer_than=self.newer_than,
+            error=self.message,
+            limit=limit,
+        )
+
+
+class DeadRecordRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that a group has given up."""
+
+    entry: str
+    partition: int
+    id: str
+    record: Any
+    attempts: int
+    error: str
+    traceback: str
+    died: float
+
+
+async def read_dead_records(app: App, asked: DeadRecordFilter) -> list[DeadRecordRow]:
+    """Show the records that a group has given up, and why."""
+    query = asked.to_query(min(asked.limit or 50, 1000))
+    return [
+        DeadRecordRow(
+            **{field.name: getattr(dead, field.name) for field in msgspec.structs.fields(DeadRecordRow)}
+        )
+        async for dead in app.streams.dead_records.aread(asked.stream, asked.group, query)
+    ]
+
+
+class DeadRecordChange(DeadRecordFilter, frozen=True, kw_only=True):
+    """Which dead records to send again, or to delete."""
+
+    dry_run: bool = False
+
+
+async def replay_dead_records(app: App, asked: DeadRecordChange) -> Changed:
+    """Send dead records again, to the end of their stream."""
+    tally = await app.streams.dead_records.areplay(
+        asked.stream, asked.group, asked.to_query(asked.limit), dry_run=asked.dry_run
+    )
+    return _summarize(tally, "sent again", is_dry=asked.dry_run)
+
+
+async def purge_dead_records(app: App, asked: DeadRecordChange) -> Changed:
+    """Delete dead records for good."""
+    tally = await app.streams.dead_records.apurge(
+        asked.stream, asked.group, asked.to_query(asked.limit), dry_run=asked.dry_run
+    )
+    return _summarize(tally, "deleted", is_dry=asked.dry_run)
+
+
+def _summarize(tally: DeadRecordTally, done: str, *, is_dry: bool) -> Changed:
+    count = tally.matched if is_dry else tally.done
+    return Changed(
+        summary=f"{count} dead records {done}",
+        count=count,
+        dry_run=is_dry,
+        failure=f"{len(tally.left)} cannot be sent" if tally.left else "",
+    )
+
+
+STREAM_OPERATIONS = (
+    Operation("stream:list", list_streams),
+    Operation("stream:show", show_stream),
+    Operation("stream:tail", tail_stream, "operator"),
+    Operation("stream:parked", list_parked),
+    Operation("stream:send", send_records, "operator", "change"),
+    Operation("stream:release", release, "operator", "danger"),
+    Operation("stream:quarantine", quarantine, "operator", "danger"),
+    Operation("stream:seek", seek, "admin", "danger"),
+    Operation("stream:reset", reset, "admin", "danger"),
+    Operation("stream:reshard", reshard, "admin", "danger"),
+    Operation("dlq:read-records", read_dead_records),
+    Operation("dlq:replay-records", replay_dead_records, "operator", "danger"),
+    Operation("dlq:purge-records", purge_dead_records, "admin", "danger"),
+)
+"""The operations on streams, and on the dead records of their groups."""

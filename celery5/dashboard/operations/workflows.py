@@ -1,0 +1,98 @@
+"""See runs of workflows, cancel them, retry them, and give them signals."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from celery5.app import App
+from celery5.dashboard.operation import Changed, Limit, NotFound, Operation, Text
+from celery5.errors import CeleryError
+from celery5.protocol.workflows.status import RunStatus
+from celery5.workflows.graph import RunGraph
+from celery5.workflows.run import WorkflowRun
+
+
+class RunEnded(CeleryError):
+    """The run had ended before it could be changed."""
+
+
+class RunFilter(msgspec.Struct, frozen=True):
+    """Which runs."""
+
+    # Those that have not ended alone.
+    live: bool = False
+    count: Limit = 50
+
+
+async def list_runs(app: App, asked: RunFilter) -> list[RunStatus]:
+    """Show live runs, and those that have ended lately, the newest first."""
+    return await app.workflows.alist_runs(count=asked.count, live_only=asked.live)
+
+
+class OneRun(msgspec.Struct, frozen=True):
+    """A run of a workflow."""
+
+    id: Text
+
+
+async def show_run(app: App, asked: OneRun) -> RunStatus:
+    """Show the state of a run."""
+    return await (await _find(app, asked.id)).astatus()
+
+
+async def show_graph(app: App, asked: OneRun) -> RunGraph:
+    """Show the graph of a run with the state of each node; a map is one node."""
+    return await (await _find(app, asked.id)).agraph()
+
+
+async def cancel_run(app: App, asked: OneRun) -> Changed:
+    """Cancel a run: nothing of it begins any more, what runs is revoked."""
+    run = await _find(app, asked.id)
+    if not await run.acancel():
+        raise RunEnded(f"run {asked.id} is not cancelled: it is {(await run.astatus()).state.value}")
+    return Changed(summary=f"run {asked.id} is cancelled", count=1)
+
+
+async def retry_run(app: App, asked: OneRun) -> Changed:
+    """Start what has failed in a run again, and what depends on it."""
+    await (await _find(app, asked.id)).aretry()
+    return Changed(summary=f"run {asked.id} runs again", count=1)
+
+
+class NewSignal(msgspec.Struct, frozen=True):
+    """A signal for a run."""
+
+    id: Text
+    name: Text
+    value: Any = None
+    # What makes it the same signal when it is sent again.
+    signal_id: Annotated[str, Meta(max_length=200)] = ""
+
+
+async def signal_run(app: App, asked: NewSignal) -> Changed:
+    """Give a value to the step of a run that waits for it; it is kept when none waits yet."""
+    run = await _find(app, asked.id)
+    if not await run.asignal(asked.name, asked.value, id=asked.signal_id or None):
+        raise RunEnded(f"run {asked.id} takes no signal: it is {(await run.astatus()).state.value}")
+    return Changed(summary=f"signal {asked.name} is given to run {asked.id}", count=1)
+
+
+async def _find(app: App, run_id: str) -> WorkflowRun[Any]:
+    run = await app.workflows.afind(run_id)
+    if run is None:
+        raise NotFound(
+            f"nothing is known of run {run_id!r}: it was never started, or its results have expired"
+        )
+    return run
+
+
+WORKFLOW_OPERATIONS = (
+    Operation("workflow:list", list_runs),
+    Operation("workflow:show", show_run),
+    Operation("workflow:graph", show_graph),
+    Operation("workflow:retry", retry_run, "operator", "change"),
+    Operation("workflow:signal", signal_run, "operator", "change"),
+    Operation("workflow:cancel", cancel_run, "operator", "danger"),
+)
+"""The operations on runs of workflows."""

@@ -1,0 +1,247 @@
+"""Dashboard: the page of a process that serves the dashboard, on sockets of its own, until stopped."""
+
+import os
+import secrets
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import anycorn
+import trio
+
+from celery5.app import App
+from celery5.dashboard.access import Authenticator, OneTimeToken, SocketOwner
+from celery5.dashboard.application import Dashboard
+from celery5.errors import AlreadyInUse, Misconfigured
+from celery5.protocol.masking import escape_text
+
+STALLED_AFTER = 10.0
+"""Seconds after which a client that reads nothing is cut off. The server shields what it sends: only the kernel can."""
+GRACE_PERIOD = 2.0
+"""Seconds that requests have to end when the process stops."""
+BACKLOG = 100
+"""Connections that wait to be accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardOptions:
+    """Where the dashboard is served, and to whom.
+
+    Args:
+        host: The address to listen on. One that is not loopback needs an `authenticator`.
+        port: The port; 0 for any that is free.
+        path: A unix socket to open instead; '' for none.
+        authenticator: Says who makes a request; None for one-time tokens, or for the owner of the socket.
+        hosts: Further names under which it is reached, with their ports: those of a reverse proxy.
+        secret: What signs sessions; None for one that ends with this process.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8555
+    path: str = ""
+    authenticator: Authenticator | None = None
+    hosts: Sequence[str] = ()
+    secret: str | None = None
+
+
+def check_options(options: DashboardOptions) -> None:
+    """Raise Misconfigured when the dashboard would be open to others without authentication."""
+    if not options.path and options.authenticator is None and not is_loopback(options.host):
+        raise Misconfigured(
+            f"a dashboard on {options.host} would be open to everybody: add --tokens FILE or --proxy-user-header, "
+            "or leave --host out"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reached from this host alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(apps: Sequence[App], options: DashboardOptions) -> int:
+    """Serve the dashboard of these applications in the foreground until a signal stops it; return the exit code.
+
+    Raises:
+        Misconfigured: It would be open to others without authentication, or an address is wrong.
+        AlreadyInUse: Another process has the address.
+    """
+    check_options(options)
+    with open_socket(options) as listening:
+        trio.run(_serve_until_signal, apps, options, listening)
+    return 0
+
+
+async def _serve_until_signal(
+    apps: Sequence[App], options: DashboardOptions, listening: socket.socket
+) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+
+        async def wait_for_signal() -> None:
+            async for _ in signals:
+                return
+
+        await run(apps, options, listening, stop=wait_for_signal, say=_print_line)
+
+
+async def run(
+    apps: Sequence[App],
+    options: DashboardOptions,
+    listening: socket.socket,
+    *,
+    stop: Callable[[], Awaitable[None]] = trio.sleep_forever,
+    say: Callable[[str], object],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve on a socket until cancelled, or until `stop` returns.
+
+    Args:
+        apps: The applications.
+        options: Where and to whom.
+        listening: The socket, which is closed at the end.
+        stop: Returns when it is to stop.
+        say: Called with a line for whoever started it: the address, and errors.
+        task_status: Told when it listens.
+    """
+    address = describe_address(options, listening)
+    authenticator = options.authenticator or _make_authenticator(options, address, say)
+    dashboard = Dashboard(
+        apps,
+        authenticator=authenticator,
+        hosts=list_hosts(options, listening),
+        secret=options.secret,
+        on_error=lambda path, error: say(f"{path}: {type(error).__name__}: {error}"),
+    )
+    config = anycorn.Config()
+    config.bind = [f"fd://{listening.detach()}"]
+    config.accesslog = config.errorlog = None
+    config.include_server_header = False
+    config.graceful_timeout = GRACE_PERIOD
+    config.backlog = BACKLOG
+    async with trio.open_nursery() as nursery:
+        server: Any = anycorn  # its types of messages are narrower than those of ASGI's reference
+        serving = partial(server.serve, dashboard, config, shutdown_trigger=stop, mode="asgi")
+        await nursery.start(serving)
+        if isinstance(authenticator, OneTimeToken):
+            say(f"dashboard: {address}/sign-in?token={authenticator.token} (signs in once)")
+        else:
+            say(f"dashboard: {address}")
+        task_status.started()
+
+
+def _make_authenticator(
+    options: DashboardOptions, address: str, say: Callable[[str], object]
+) -> Authenticator:
+    if options.path:
+        return SocketOwner()
+    return OneTimeToken(lambda token: say(f"dashboard, once more: {address}/sign-in?token={token}"))
+
+
+def describe_address(options: DashboardOptions, listening: socket.socket) -> str:
+    """Return the address of the dashboard for people."""
+    if options.path:
+        return f"unix:{options.path}"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"http://{host}:{listening.getsockname()[1]}"
+
+
+def list_hosts(options: DashboardOptions, listening: socket.socket) -> tuple[str, ...]:
+    """Return the names under which the dashboard answers; none when any will do.
+
+    On a loopback address a page of another site could reach it under a name of its own.
+    """
+    if options.path or not is_loopback(options.host):
+        return tuple(options.hosts)
+    port = listening.getsockname()[1]
+    return (*(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")), *options.hosts)
+
+
+@contextmanager
+def open_socket(options: DashboardOptions) -> Generator[socket.socket, None, None]:
+    """Listen while the block lasts; a unix socket is removed at its end.
+
+    Raises:
+        Misconfigured: The address is none of this host, or the folder of the socket is open to others.
+        AlreadyInUse: Another process has the address.
+    """
+    listening = _bind_path(options.path) if options.path else _bind_address(options.host, options.port)
+    try:
+        listening.listen(BACKLOG)
+        yield listening
+    finally:
+        listening.close()
+        if options.path:
+            Path(options.path).unlink(missing_ok=True)
+
+
+def _bind_address(host: str, port: int) -> socket.socket:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise Misconfigured(f"the dashboard cannot listen on {host}: {error.strerror}") from None
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALLED_AFTER * 1000))
+    try:
+        listening.bind(address)
+    except OSError as error:
+        listening.close()
+        raise AlreadyInUse(
+            f"the dashboard cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from None
+    return listening
+
+
+def _bind_path(path: str) -> socket.socket:
+    """Return a socket that only its owner can open, in a folder that only its owner can enter."""
+    folder = Path(path).absolute().parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        raise Misconfigured(f"{folder} is open to others: chmod 700 {folder}, or name another folder")
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise Misconfigured(f"{path} is there already, and is no socket")
+        _check_unused(path)
+        os.unlink(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(path)
+        os.chmod(path, 0o600)
+    except OSError as error:
+        listening.close()
+        raise Misconfigured(f"the dashboard cannot listen on {path}: {error.strerror}") from None
+    return listening
+
+
+def _check_unused(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.settimeout(1)
+        try:
+            other.connect(path)
+        except OSError:
+            return
+    raise AlreadyInUse(f"another dashboard listens on {path}")
+
+
+def make_token() -> str:
+    """Return a new token for a user of the dashboard."""
+    return secrets.token_urlsafe(32)
+
+
+def _print_line(text: str) -> None:
+    sys.stderr.write(f"{escape_text(text)}\n")
+    sys.stderr.flush()
