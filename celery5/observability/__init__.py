@@ -21,20 +21,43 @@ if TYPE_CHECKING:
     )
     from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
     from celery5.observability.sentry import SentryMiddleware
+    from celery5.protocol.observability.overview import (
+        DueSchedule,
+        LastError,
+        LeftOut,
+        Overview,
+        OverviewTotals,
+        ProcessStarts,
+        QueueFlow,
+        QueueOverview,
+        QueueVerdict,
+        TaskOverview,
+        UnreachableBroker,
+        WorkerOverview,
+    )
     from celery5.protocol.observability.report import MetricsReport
 
 __all__ = [
     "Dead",
+    "DueSchedule",
     "Expired",
     "HistoryPoint",
     "IncomingJob",
     "JobOutcome",
+    "LastError",
+    "LeftOut",
     "Metrics",
     "MetricsOutlet",
     "MetricsReport",
     "Middleware",
     "OpenTelemetryMiddleware",
     "OutgoingJob",
+    "Overview",
+    "OverviewTotals",
+    "ProcessStarts",
+    "QueueFlow",
+    "QueueOverview",
+    "QueueVerdict",
     "Rejected",
     "Released",
     "Retrying",
@@ -45,6 +68,9 @@ __all__ = [
     "StatsDOutlet",
     "Succeeded",
     "TaskNumbers",
+    "TaskOverview",
+    "UnreachableBroker",
+    "WorkerOverview",
 ]
 
 if not TYPE_CHECKING:
@@ -52,16 +78,25 @@ if not TYPE_CHECKING:
         __name__,
         {
             "Dead": "celery5.observability.outcomes",
+            "DueSchedule": "celery5.protocol.observability.overview",
             "Expired": "celery5.observability.outcomes",
             "HistoryPoint": "celery5.observability.metrics",
             "IncomingJob": "celery5.observability.jobs",
             "JobOutcome": "celery5.observability.outcomes",
+            "LastError": "celery5.protocol.observability.overview",
+            "LeftOut": "celery5.protocol.observability.overview",
             "Metrics": "celery5.observability.metrics",
             "MetricsOutlet": "celery5.observability.outlets",
             "MetricsReport": "celery5.protocol.observability.report",
             "Middleware": "celery5.observability.middleware",
             "OpenTelemetryMiddleware": "celery5.observability.opentelemetry",
             "OutgoingJob": "celery5.observability.jobs",
+            "Overview": "celery5.protocol.observability.overview",
+            "OverviewTotals": "celery5.protocol.observability.overview",
+            "ProcessStarts": "celery5.protocol.observability.overview",
+            "QueueFlow": "celery5.protocol.observability.overview",
+            "QueueOverview": "celery5.protocol.observability.overview",
+            "QueueVerdict": "celery5.protocol.observability.overview",
             "Rejected": "celery5.observability.outcomes",
             "Released": "celery5.observability.outcomes",
             "Retrying": "celery5.observability.outcomes",
@@ -72,5 +107,8 @@ if not TYPE_CHECKING:
             "StatsDOutlet": "celery5.observability.outlets",
             "Succeeded": "celery5.observability.outcomes",
             "TaskNumbers": "celery5.observability.metrics",
+            "TaskOverview": "celery5.protocol.observability.overview",
+            "UnreachableBroker": "celery5.protocol.observability.overview",
+            "WorkerOverview": "celery5.protocol.observability.overview",
         },
     )

@@ -10,12 +10,14 @@ from celery5.application import Application
 from celery5.broker.calls import observability as calls
 from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
+from celery5.observability.overview import OverviewReader
 from celery5.protocol.observability.families import (
     MetricFamily,
     SketchSample,
     make_counter,
     make_gauge,
 )
+from celery5.protocol.observability.overview import Overview
 from celery5.protocol.observability.report import Measurements, Series, get_labels
 from celery5.protocol.observability.rollup import (
     CLUSTER,
@@ -82,6 +84,7 @@ class Metrics:
     def __init__(self, app: Application) -> None:
         self._app = app
         self._outlets: list[MetricsOutlet] = []
+        self._overview = OverviewReader(app)
 
     @property
     def outlets(self) -> Sequence[MetricsOutlet]:
@@ -183,6 +186,25 @@ class Metrics:
         redis = await connections.get_async_driver()
         found = await redis.perform(calls.read_state(self._app.keys, ["index"]))
         return list(read_index(found.get("index", b"")))
+
+    def overview(self, *, since: float = HOUR) -> Overview:
+        """Return how the queues, tasks and workers of the application stand. For plain Python.
+
+        What it reads does not grow with the application: `left_out` says what is not shown. A broker that is
+        unreachable is named, and the others are shown.
+
+        Args:
+            since: Seconds ago from which on attempts of tasks are counted, 60 to 21,600 (six hours).
+
+        Raises:
+            BrokerError: No broker can be reached.
+            Misconfigured: `since` is out of range.
+        """
+        return run_blocking(self._overview.read(BlockingConnections(self._app.connections), since))
+
+    async def aoverview(self, *, since: float = HOUR) -> Overview:
+        """`overview`, from Trio or asyncio."""
+        return await self._overview.read(self._app.connections, since)
 
     def totals(self) -> list[MetricFamily]:
         """Return the metrics of the whole cluster, as `/metrics/cluster` has them. For plain Python."""

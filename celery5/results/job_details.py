@@ -56,6 +56,8 @@ class AppState(msgspec.Struct, frozen=True):
     publishers: tuple[str, ...] = ()
     # The Controller that leads; '' for none.
     leader: str = ""
+    # How many more queues there are.
+    left_out: int = 0
 
     @property
     def unfinished(self) -> int:
@@ -86,18 +88,22 @@ class AppState(msgspec.Struct, frozen=True):
         return tuple(sorted(router.name for router in self.events.workers if router.alive))
 
 
-async def read_app_state(app: "Application", redis: AsyncDriver, queue: str | None) -> AppState:
-    """Return the state of all queues, or of one of them. Raises UnknownQueue."""
-    return await retry_without_unreachable(lambda: _state_of_app(app, redis, queue))
+async def read_app_state(
+    app: "Application", redis: AsyncDriver, queue: str | None, *, most: int | None = None
+) -> AppState:
+    """Return the state of all queues, of the first `most` by name, or of one of them. Raises UnknownQueue."""
+    return await retry_without_unreachable(lambda: _state_of_app(app, redis, queue, most))
 
 
-async def _state_of_app(app: "Application", redis: AsyncDriver, queue: str | None) -> AppState:
+async def _state_of_app(
+    app: "Application", redis: AsyncDriver, queue: str | None, most: int | None
+) -> AppState:
     used = await redis.perform(queue_calls.list_queues(app.keys))
     paused = await redis.perform(commands.list_paused_queues(app.keys))
     known_queues = sorted({*used, *paused})  # a queue may be paused before its first job was sent
     if queue is not None and queue not in known_queues:
         await _refuse_unknown(app, redis, queue, known_queues)
-    names = known_queues if queue is None else [queue]
+    names = known_queues[:most] if queue is None else [queue]
     calls: list[Call[Any]] = [queue_calls.get_queue_state(app.queue(name)) for name in names]
     calls += [workflows.count_live_runs(app.queue(name)) for name in names]
     replies: list[Any] = await redis.perform_all(calls) if calls else []
@@ -115,7 +121,8 @@ async def _state_of_app(app: "Application", redis: AsyncDriver, queue: str | Non
         )
         for state in states
     }
-    return AppState(app.name, queues, scaled, events, schedulers, controllers, publishers, leader)
+    left_out = len(known_queues) - len(names) if queue is None else 0
+    return AppState(app.name, queues, scaled, events, schedulers, controllers, publishers, leader, left_out)
 
 
 async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:

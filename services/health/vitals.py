@@ -21,7 +21,7 @@ from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
 from celery5.protocol.observability.families import Merge, MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.job_tally import JobTally
-from celery5.protocol.observability.report import ReportMaker
+from celery5.protocol.observability.report import ReportMaker, ReportOrigin
 from celery5.protocol.scheduling.timers import TimerCounts
 
 MEASURED_ONCE: Merge = ""
@@ -165,6 +165,10 @@ class ProcessStatus:
         for source in () if blocked else self._sources:
             families.extend(source.metric_families())
         return families
+
+    def get_origin(self) -> ReportOrigin:
+        """Return what reports on metrics say of this process."""
+        return ReportOrigin(self.worker, self._started_at, sum(self.jobs.count_by_state().values()))
 
     def format_summary(self) -> str:
         """Return the status in one line, for `systemctl status`."""

@@ -67,11 +67,12 @@ class MetricsReporter:
 
     async def _report(self) -> None:
         """Send one report; two if the one before had not arrived."""
-        maker = self._process_status.report_maker
+        status = self._process_status
+        maker = status.report_maker
         for _ in range(2):
             is_new = not maker.has_pending
             try:
-                report = maker.make(self._process_status.metric_families(), kind=self._kind)
+                report = maker.make(status.metric_families(), kind=self._kind, origin=status.get_origin())
             except Exception as error:  # of a part that is asked for its metrics
                 self._note("measuring", error)
                 return

@@ -67,6 +67,12 @@ def read_reports(keys: Keys, cursor: str) -> Call[list[StoredReport]]:
     return Call(words, _reports, repeatable=True)
 
 
+def read_latest_reports(keys: Keys, cursor: str, *, count: int) -> Call[list[StoredReport]]:
+    """Return the newest reports that came after the one with the id `cursor`, the newest first."""
+    words = ("XREVRANGE", keys.metrics_reports, "+", f"({cursor}" if cursor else "-", "COUNT", count)
+    return Call(words, _reports, repeatable=True)
+
+
 def read_state(keys: Keys, names: Sequence[str]) -> Call[dict[str, bytes]]:
     """Return fields of what is kept, those that there are."""
     return Call(("HMGET", keys.metrics_state, *names), partial(_found, names), repeatable=True)

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -76,6 +76,21 @@ class Measurements:
         return measurements
 
 
+class ReportOrigin(NamedTuple):
+    """What a report says of the process that it comes from."""
+
+    # The full name of a worker or another process.
+    name: str = ""
+    # When the process started, in seconds since 1970; 0: not known.
+    started: float = 0.0
+    # Attempts that have ended in it.
+    ended: int = 0
+
+
+UNKNOWN_ORIGIN = ReportOrigin()
+"""That of a report that says nothing of its process."""
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsReport:
     """What one process has measured since its report before."""
@@ -89,6 +104,7 @@ class MetricsReport:
     measurements: Measurements
     # The gauges of which the largest counts in a cluster; all others are added up.
     largest: frozenset[str] = frozenset()
+    origin: ReportOrigin = UNKNOWN_ORIGIN
 
     def pack(self) -> bytes:
         """Return the report as bytes: msgpack, compressed by zlib."""
@@ -99,6 +115,7 @@ class MetricsReport:
             self.number,
             *self.measurements.pack(),
             sorted(self.largest),
+            self.origin,
         ]
         return zlib.compress(msgspec.msgpack.encode(words), 1)
 
@@ -113,7 +130,19 @@ def unpack_report(packed: bytes) -> MetricsReport | None:
         return None
     measurements = Measurements.unpack([counters, gauges, sketches])
     names = frozenset(name for name in _as_list(largest) if isinstance(name, str))
-    return MetricsReport(process[:MAX_NAME], kind[:MAX_NAME], number, measurements, names)
+    origin = _read_origin(words[8] if len(words) > 8 else None)
+    return MetricsReport(process[:MAX_NAME], kind[:MAX_NAME], number, measurements, names, origin)
+
+
+def _read_origin(packed: Any) -> ReportOrigin:
+    """Return what a report says of its process: nothing when an earlier version has made it."""
+    words: list[Any] = [*_as_list(packed), None, None, None]
+    name, started, ended = words[:3]
+    return ReportOrigin(
+        name[:MAX_NAME] if isinstance(name, str) else "",
+        float(started) if _is_number(started) else 0.0,
+        ended if type(ended) is int else 0,
+    )
 
 
 def compress(value: Any) -> bytes:
@@ -155,12 +184,15 @@ class ReportMaker:
         """Whether a report was made that has not been acknowledged."""
         return self._pending is not None
 
-    def make(self, families: Iterable[MetricFamily], *, kind: str) -> MetricsReport:
+    def make(
+        self, families: Iterable[MetricFamily], *, kind: str, origin: ReportOrigin = UNKNOWN_ORIGIN
+    ) -> MetricsReport:
         """Return the next report; the last one again, when it has not been acknowledged.
 
         Args:
             families: The metrics of the process as they stand.
             kind: The kind of process.
+            origin: What the report says of it.
         """
         if self._pending is not None:
             return self._pending
@@ -171,7 +203,9 @@ class ReportMaker:
                 largest.add(family.name)
         self._gauges = {series for series, value in measurements.gauges.items() if value}
         self._number += 1
-        self._pending = MetricsReport(self._process, kind, self._number, measurements, frozenset(largest))
+        self._pending = MetricsReport(
+            self._process, kind, self._number, measurements, frozenset(largest), origin
+        )
         return self._pending
 
     def acknowledge(self) -> None:

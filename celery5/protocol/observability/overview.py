@@ -1,0 +1,365 @@
+"""What the overview of an application says, and how it judges queues and tasks by their last minutes."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from celery5.protocol.observability.rollup import MINUTE
+
+RATE_MINUTES = 3
+"""Whole minutes by which rates are measured: fewer jump, more are late to show that a queue stands still."""
+STEADY_SHARE = 0.02
+"""A queue whose depth changes by less than this share of what ends is steady."""
+STEADY_RATE = 0.05
+"""Jobs per second: a queue whose depth changes by less is steady, too."""
+STALLED_AFTER = 60.0
+"""Seconds that the oldest job waits while nothing ends, before the queue counts as stalled."""
+FAILING_SHARE = 0.05
+"""A minute in which at least this share of the attempts of a task failed is one in which it fails."""
+HEALED_MINUTES = 3
+"""Minutes in a row without failures after which a task does not fail any more."""
+FAILS_LATELY = 10 * MINUTE
+"""Seconds: a task whose last failure is older does not fail now."""
+
+QueueCondition = Literal["steady", "empties", "grows", "stalled", "paused", "unserved", "unknown"]
+
+
+class QueueMinute(NamedTuple):
+    """A minute of a queue."""
+
+    # When it began, in seconds since 1970.
+    at: int
+    # Jobs that waited, or were held; None when that was not measured.
+    depth: float | None
+    # Attempts that have ended.
+    ended: int
+
+
+class QueueFlow(msgspec.Struct, frozen=True):
+    """How fast jobs come to a queue and leave it, in jobs per second."""
+
+    incoming: float
+    outgoing: float
+    # By how much the depth grows per second; negative while it shrinks.
+    growth: float
+
+
+class QueueVerdict(msgspec.Struct, frozen=True):
+    """Whether a queue keeps up."""
+
+    condition: QueueCondition
+    # In words: `empties in 4 min`, `grows by 12/s`, `steady`, `nobody works on it`.
+    text: str
+    # Whether a person should look at it.
+    needs_attention: bool = False
+    # Seconds until it is empty at this pace; None when it will not be.
+    empty_in: float | None = None
+
+
+class TaskMinute(NamedTuple):
+    """A minute of a task."""
+
+    # When it began, in seconds since 1970.
+    at: int
+    # Attempts that have run to their end, and those of them that failed.
+    ended: int
+    failed: int
+
+
+class LastError(msgspec.Struct, frozen=True, kw_only=True):
+    """The last error of a task, as far as it is known."""
+
+    type: str
+    message: str
+    # When, in seconds since 1970.
+    at: float
+    queue: str
+    job: str
+
+
+class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """How one queue stands."""
+
+    name: str
+    # Jobs that no worker has, jobs that workers have, that wait at limits, that wait for their time, and dead ones.
+    waiting: int
+    running: int
+    held: int
+    scheduled: int
+    dead: int
+    # Live runs of workflows.
+    runs: int
+    # Seconds that the oldest job has waited; None when none waits.
+    oldest: float | None
+    # Live workers that read it.
+    workers: int
+    is_paused: bool
+    # None while too little was measured.
+    flow: QueueFlow | None
+    verdict: QueueVerdict
+
+
+class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """How one task does, on all of its queues together."""
+
+    name: str
+    queues: tuple[str, ...]
+    # Attempts that have ended in the time of the overview, and those of them that failed: were retried, or died.
+    ended: int
+    failed: int
+    # The share of those that failed of those that have run to their end; None when none has.
+    failed_share: float | None
+    # Attempts that ended per minute, lately.
+    ended_per_minute: float
+    # Percentiles of the seconds that attempts ran, and that they waited: p50, p95 and p99; None when none has run. They
+    # begin on the full hour.
+    run: dict[str, float] | None
+    wait: dict[str, float] | None
+    # The minute in which it began to fail, in seconds since 1970; None when it does not fail now.
+    failing_since: int | None = None
+    last_error: LastError | None = None
+
+
+class WorkerOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """How one worker does. What its last report did not say is None."""
+
+    # The name of its inbox.
+    name: str
+    queues: tuple[str, ...]
+    # Jobs that it has.
+    running: int
+    # What a person should know of its health: `ok`, or what is wrong.
+    health: str
+    host: str | None = None
+    # Seconds since its process started.
+    uptime: float | None = None
+    # Slots that are taken, and all.
+    slots_used: int | None = None
+    slots: int | None = None
+    # Attempts that ended since it started.
+    ended: int | None = None
+    # Seconds by which its event loop woke up late.
+    lag: float | None = None
+    # Bytes.
+    memory: int | None = None
+    # Circuit breakers that are not closed.
+    breakers: tuple[str, ...] = ()
+    # Seconds since its last report.
+    reported: float | None = None
+
+
+class DueSchedule(msgspec.Struct, frozen=True):
+    """A schedule that fires soon."""
+
+    name: str
+    task: str
+    queue: str
+    # In seconds since 1970.
+    at: float
+
+
+class UnreachableBroker(msgspec.Struct, frozen=True):
+    """A broker of which nothing is shown."""
+
+    broker: str
+    error: str
+
+
+class OverviewTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums over all that is shown."""
+
+    ended_per_second: float
+    failed_per_second: float
+    waiting: int
+    running: int
+    held: int
+    scheduled: int
+    dead: int
+    workers: int
+    routers: int
+    schedulers: int
+    controllers: int
+    publishers: int
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """How many there are that are not shown."""
+
+    queues: int = 0
+    tasks: int = 0
+    workers: int = 0
+    # Queues that are shown without their history.
+    histories: int = 0
+
+
+class ProcessStarts(msgspec.Struct, frozen=True):
+    """Processes that started at about the same time, as after a deployment."""
+
+    # When the first of them did, in seconds since 1970.
+    at: float
+    processes: int
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """An application at one time: its queues, tasks and workers."""
+
+    app: str
+    # When it was read, and when the time begins that it looks back to, in seconds since 1970.
+    at: float
+    since: float
+    totals: OverviewTotals
+    queues: tuple[QueueOverview, ...]
+    tasks: tuple[TaskOverview, ...]
+    workers: tuple[WorkerOverview, ...]
+    # The next ones first.
+    schedules: tuple[DueSchedule, ...] = ()
+    # When the processes started that live now, the last ones first.
+    starts: tuple[ProcessStarts, ...] = ()
+    unreachable: tuple[UnreachableBroker, ...] = ()
+    left_out: LeftOut = LeftOut()
+
+
+def get_rate_window(first: int, now: float) -> tuple[int, float]:
+    """Return when the time begins and ends by which rates are measured, in seconds since 1970.
+
+    It consists of whole minutes. When there is none yet, it is the minute that is under way.
+
+    Args:
+        first: The first minute that was measured.
+        now: The time.
+    """
+    end = int(now // MINUTE) * MINUTE
+    begin = max(first, end - RATE_MINUTES * MINUTE)
+    return (begin, end) if begin < end else (min(first, end), max(now, first + 1.0))
+
+
+def measure_flow(minutes: Sequence[QueueMinute], now: float) -> QueueFlow | None:
+    """Return how fast jobs come and leave, by the last minutes of a queue, the oldest first; None without any.
+
+    What comes in is not counted anywhere: it is what ended, and by how much the depth has changed.
+    """
+    if not minutes:
+        return None
+    begin, end = get_rate_window(minutes[0].at, now)
+    outgoing = sum(minute.ended for minute in minutes if begin <= minute.at < end) / (end - begin)
+    depths = [(minute.at, minute.depth) for minute in minutes if minute.at >= begin]
+    known = [(at, depth) for at, depth in depths if depth is not None]
+    growth = 0.0
+    if len(known) > 1:
+        (first_at, first_depth), (last_at, last_depth) = known[0], known[-1]
+        growth = (last_depth - first_depth) / (last_at - first_at)
+    return QueueFlow(max(0.0, outgoing + growth), outgoing, growth)
+
+
+def judge_queue(
+    *,
+    waiting: int,
+    upcoming: int,
+    oldest: float | None,
+    workers: int,
+    is_paused: bool,
+    flow: QueueFlow | None,
+) -> QueueVerdict:
+    """Return whether a queue keeps up.
+
+    Args:
+        waiting: Jobs that could run now.
+        upcoming: Jobs that wait for their time, or at limits.
+        oldest: Seconds that the oldest job has waited.
+        workers: Live workers that read the queue.
+        is_paused: Whether it is paused.
+        flow: How fast jobs come and leave.
+    """
+    if is_paused:
+        return QueueVerdict("paused", "paused")
+    if not workers and waiting + upcoming:
+        return QueueVerdict("unserved", "nobody works on it", needs_attention=True)
+    if not waiting:
+        return QueueVerdict("steady", "steady" if workers else "empty")
+    if flow is None:
+        return QueueVerdict("unknown", "not measured yet")
+    if not flow.outgoing and (oldest or 0.0) > STALLED_AFTER:
+        return QueueVerdict("stalled", f"nothing ends, {format_span(oldest or 0.0)}", needs_attention=True)
+    if abs(flow.growth) <= max(STEADY_RATE, STEADY_SHARE * flow.outgoing):
+        return QueueVerdict("steady", "steady")
+    if flow.growth > 0:
+        return QueueVerdict("grows", f"grows by {format_rate(flow.growth)}", needs_attention=True)
+    empty_in = waiting / -flow.growth
+    return QueueVerdict("empties", f"empties in {format_span(empty_in)}", empty_in=empty_in)
+
+
+def find_failing_since(minutes: Iterable[TaskMinute], now: float) -> int | None:
+    """Return the minute in which a task began to fail; None when it does not fail now.
+
+    Minutes without any attempt tell nothing. A few minutes without failures do not mean that it has healed: of a task
+    that runs seldom, some attempts succeed by chance.
+    """
+    begin: int | None = None
+    last, healed = 0, 0
+    for minute in sorted(minutes):
+        if minute.ended <= 0:
+            continue
+        if minute.failed and minute.failed >= FAILING_SHARE * minute.ended:
+            begin = minute.at if begin is None else begin
+            last, healed = minute.at, 0
+        else:
+            healed += 1
+            if healed >= HEALED_MINUTES:
+                begin = None
+    return begin if begin is not None and now - last <= FAILS_LATELY + MINUTE else None
+
+
+def judge_worker(
+    *, reported: float | None, stale_after: float, is_ready: bool, lag: float, breakers: Sequence[str]
+) -> str:
+    """Return what a person should know of the health of a live worker: `ok`, or what is wrong.
+
+    Args:
+        reported: Seconds since its last report; None when there is none.
+        stale_after: Seconds after which a report says nothing any more.
+        is_ready: Whether it was ready for work.
+        lag: Seconds by which its event loop woke up late.
+        breakers: Its circuit breakers that are not closed.
+    """
+    if reported is None:
+        return "no report yet"
+    if reported > stale_after:
+        return f"no report for {format_span(reported)}"
+    if not is_ready:
+        return "not ready"
+    if breakers:
+        return f"breaker open: {', '.join(breakers)}"
+    return f"loop late by {format_span(lag)}" if lag >= LATE_LOOP else "ok"
+
+
+LATE_LOOP = 1.0
+"""Seconds by which an event loop that wakes up late is worth a look."""
+STARTED_TOGETHER = 120.0
+"""Seconds between two starts that belong together."""
+
+
+def group_starts(times: Iterable[float]) -> tuple[ProcessStarts, ...]:
+    """Return the starts of processes, those together that follow each other closely; the last ones first."""
+    groups: list[list[float]] = []
+    for at in sorted(times):
+        if groups and at - groups[-1][-1] <= STARTED_TOGETHER:
+            groups[-1].append(at)
+        else:
+            groups.append([at])
+    return tuple(ProcessStarts(group[0], len(group)) for group in reversed(groups))
+
+
+def format_rate(per_second: float) -> str:
+    """Return a rate as text: `12/s`, `0.5/s`, `3/min`."""
+    if per_second >= 10:
+        return f"{per_second:,.0f}/s"
+    return f"{per_second:.1f}/s" if per_second >= 0.1 else f"{per_second * 60:.2g}/min"
+
+
+def format_span(seconds: float) -> str:
+    """Return a duration as short text: `85 ms`, `40 s`, `4 min`, `3 h`, `2 d`."""
+    for limit, unit, name in ((1, 0.001, "ms"), (90, 1, "s"), (5400, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86400:.0f} d"

@@ -1,0 +1,141 @@
+"""The overview judges a queue by its last minutes, and says since when a task fails."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from celery5.protocol.observability.overview import (
+    QueueFlow,
+    QueueMinute,
+    TaskMinute,
+    find_failing_since,
+    format_rate,
+    format_span,
+    group_starts,
+    judge_queue,
+    judge_worker,
+    measure_flow,
+)
+
+NOON = 1_800_000_000 // 3600 * 3600
+
+
+def minutes(*rows: tuple[float | None, int]) -> list[QueueMinute]:
+    """Minutes up to noon, each with its depth and what ended in it."""
+    begin = NOON - 60 * len(rows)
+    return [QueueMinute(begin + 60 * number, *row) for number, row in enumerate(rows)]
+
+
+def verdict(flow: QueueFlow | None = None, **state: Any) -> str:
+    """What is said of a queue with 100 jobs and a worker."""
+    usual = {"waiting": 100, "upcoming": 0, "oldest": 5.0, "workers": 1, "is_paused": False}
+    return judge_queue(**{**usual, **state}, flow=flow).text
+
+
+def test_what_comes_in_is_what_ends_and_by_how_much_the_queue_grows() -> None:
+    flow = measure_flow(minutes((0, 600), (120, 600), (240, 600)), NOON + 10)
+    assert flow == QueueFlow(incoming=12.0, outgoing=10.0, growth=2.0)
+
+
+def test_only_the_last_three_whole_minutes_count() -> None:
+    old = minutes((9000, 99999), (0, 60), (0, 60), (0, 60))
+    now = [*old, QueueMinute(NOON, 0, 99999)]
+    assert measure_flow(now, NOON + 20) == QueueFlow(1.0, 1.0, 0.0)
+
+
+def test_the_first_minute_counts_as_far_as_it_has_gone() -> None:
+    flow = measure_flow([QueueMinute(NOON, None, 100)], NOON + 20)
+    assert flow is not None
+    assert flow.outgoing == 5.0
+    assert measure_flow([], NOON) is None
+
+
+def test_a_queue_that_shrinks_faster_than_it_is_filled_has_no_negative_inflow() -> None:
+    flow = measure_flow(minutes((6000, 0), (3000, 0), (0, 0)), NOON)
+    assert flow is not None
+    assert flow.incoming == 0.0
+
+
+@pytest.mark.parametrize(
+    ("flow", "state", "text"),
+    [
+        (QueueFlow(10, 35, -25), {"waiting": 6000}, "empties in 4 min"),
+        (QueueFlow(52, 40, 12), {}, "grows by 12/s"),
+        (QueueFlow(40, 40, 0.1), {}, "steady"),
+        (QueueFlow(5, 5, 0), {"waiting": 0}, "steady"),
+        (None, {"waiting": 0, "workers": 0}, "empty"),
+        (None, {"workers": 0}, "nobody works on it"),
+        (None, {"workers": 0, "waiting": 0, "upcoming": 3}, "nobody works on it"),
+        (None, {"workers": 0, "is_paused": True}, "paused"),
+        (QueueFlow(0, 0, 0), {"oldest": 600.0}, "nothing ends, 10 min"),
+        (None, {}, "not measured yet"),
+    ],
+)
+def test_a_queue_is_judged_in_words(flow: QueueFlow | None, state: dict[str, Any], text: str) -> None:
+    assert verdict(flow, **state) == text
+
+
+@pytest.mark.parametrize(
+    ("failures", "since"),
+    [
+        ([0, 0, 0], None),
+        ([0, 0, 9, 10], 2),
+        ([9, 0, 9, 9], 0),
+        ([9, 0, 0, 0, 9], 4),
+        ([9, 0, 0, 0], None),
+        ([0, 0, 4, 0], None),  # fewer than one of twenty
+    ],
+)
+def test_a_task_fails_since_the_first_minute_of_failures_that_have_not_healed(
+    failures: Sequence[int], since: int | None
+) -> None:
+    begin = NOON - 60 * len(failures)
+    found = find_failing_since(
+        [TaskMinute(begin + 60 * number, 100, failed) for number, failed in enumerate(failures)], NOON
+    )
+    assert found == (None if since is None else begin + 60 * since)
+
+
+def test_a_task_that_has_not_failed_lately_does_not_fail() -> None:
+    assert find_failing_since([TaskMinute(NOON - 3600, 10, 10)], NOON) is None
+    assert (
+        find_failing_since([TaskMinute(NOON - 300, 10, 10), TaskMinute(NOON - 60, 0, 0)], NOON) == NOON - 300
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({}, "ok"),
+        ({"reported": None}, "no report yet"),
+        ({"reported": 90.0}, "no report for 2 min"),
+        ({"is_ready": False}, "not ready"),
+        ({"breakers": ("shop.pay",)}, "breaker open: shop.pay"),
+        ({"lag": 2.0}, "loop late by 2 s"),
+    ],
+)
+def test_the_health_of_a_worker_is_one_sentence(state: dict[str, Any], text: str) -> None:
+    usual: dict[str, Any] = {
+        "reported": 5.0,
+        "stale_after": 45.0,
+        "is_ready": True,
+        "lag": 0.0,
+        "breakers": (),
+    }
+    assert judge_worker(**{**usual, **state}) == text
+
+
+def test_processes_that_start_after_each_other_are_one_deployment() -> None:
+    assert [(one.at, one.processes) for one in group_starts([500, 10, 20, 100])] == [(500, 1), (10, 3)]
+
+
+def test_rates_and_spans_are_short() -> None:
+    assert [format_rate(rate) for rate in (1234, 12.4, 0.5, 0.05)] == ["1,234/s", "12/s", "0.5/s", "3/min"]
+    assert [format_span(span) for span in (0.085, 40, 240, 10800, 200000)] == [
+        "85 ms",
+        "40 s",
+        "4 min",
+        "3 h",
+        "2 d",
+    ]

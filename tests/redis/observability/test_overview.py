@@ -1,0 +1,112 @@
+"""The overview of an application: what waits, what fails and who works, in a few trips."""
+
+import time
+from typing import Any
+
+import pytest
+
+from celery5 import App
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.errors import BrokerUnavailable, Misconfigured
+from celery5.protocol.observability.overview import Overview
+from tests.redis.worker.workers import until_async, working
+
+FAST: dict[str, Any] = {"metrics_interval": 0.1}
+
+
+def declare(app: App) -> None:
+    """Two tasks on one queue, and one on a queue without workers."""
+
+    @app.task(name="pay", queue="slow")
+    async def pay() -> None: ...
+
+    @app.task(name="fail", queue="slow", max_retries=0)
+    async def fail() -> None:
+        raise ValueError("no money")
+
+    @app.task(name="mail", queue="letters")
+    async def mail() -> None: ...
+
+
+async def until_seen(app: App, ended: int) -> Overview:
+    """The overview, once so many attempts are in it."""
+    found: list[Overview] = []
+
+    async def is_seen() -> bool:
+        found[:] = [await app.metrics.aoverview()]
+        return sum(task.ended for task in found[0].tasks) == ended
+
+    await until_async(is_seen)
+    return found[0]
+
+
+async def test_an_overview_shows_tasks_queues_and_workers(app: App) -> None:
+    app.configure(**FAST)
+    declare(app)
+    await app.asend_many([app.tasks["pay"].s() for _ in range(30)])
+    await app.asend_many([app.tasks["fail"].s() for _ in range(10)])
+    await app.tasks["mail"].adelay()
+    async with working(app, name="one", queues=("slow",)):
+        seen = await until_seen(app, 40)
+
+        async def is_well() -> bool:
+            return [worker.health for worker in (await app.metrics.aoverview()).workers] == ["ok"]
+
+        await until_async(is_well)
+        seen = await app.metrics.aoverview()
+    (letters, slow) = seen.queues
+    assert (letters.name, letters.waiting, letters.workers) == ("letters", 1, 0)
+    assert letters.verdict.text == "nobody works on it"
+    assert letters.verdict.needs_attention
+    assert (slow.name, slow.waiting, slow.dead, slow.workers) == ("slow", 0, 10, 1)
+    assert slow.verdict.text == "steady"
+    assert slow.flow is not None
+    assert slow.flow.outgoing > 0
+    tasks = {task.name: task for task in seen.tasks}
+    assert (tasks["pay"].ended, tasks["pay"].failed, tasks["pay"].failing_since) == (30, 0, None)
+    assert tasks["pay"].queues == ("slow",)
+    assert tasks["pay"].run is not None
+    assert tasks["pay"].ended_per_minute > 0
+    failing = tasks["fail"]
+    assert failing.failed_share == 1.0
+    assert failing.failing_since is not None
+    assert failing.failing_since <= time.time() <= failing.failing_since + 120
+    assert failing.last_error is not None
+    assert (failing.last_error.type, failing.last_error.message) == ("ValueError", "no money")
+    (worker,) = seen.workers
+    assert worker.name == "one"
+    assert worker.queues == ("slow",)
+    assert worker.ended == 40
+    assert worker.slots
+    assert worker.memory
+    assert worker.host
+    assert worker.uptime is not None
+    assert 0 <= worker.uptime < 600
+    assert seen.totals.dead == 10
+    assert seen.totals.waiting == 1
+    assert seen.totals.ended_per_second > seen.totals.failed_per_second > 0
+    assert [start.processes for start in seen.starts] == [1]
+
+
+def test_an_application_without_anything_has_an_empty_overview(app: App) -> None:
+    seen = app.metrics.overview()
+    assert (seen.queues, seen.tasks, seen.workers, seen.unreachable) == ((), (), (), ())
+
+
+def test_a_time_that_is_too_long_is_refused(app: App) -> None:
+    with pytest.raises(Misconfigured, match="60 to 21600"):
+        app.metrics.overview(since=86400)
+
+
+def test_a_broker_that_is_unreachable_is_named_and_the_other_one_is_shown(
+    paired: App, own_server: EmbeddedServer
+) -> None:
+    own_server.stop()
+    seen = paired.metrics.overview()
+    assert len(seen.unreachable) == 1
+
+
+def test_without_any_broker_the_error_is_raised(app_name: str) -> None:
+    app = App(app_name, broker="redis://127.0.0.1:1/0")
+    with pytest.raises(BrokerUnavailable):
+        app.metrics.overview()
