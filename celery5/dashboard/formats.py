@@ -50,7 +50,8 @@ def format_moment(seconds: float | None) -> Markup:
         return Markup(NONE)
     moment = datetime.fromtimestamp(seconds, UTC)
     away = time.time() - seconds
-    words = f"{format_duration(away)} ago" if away >= 0 else f"in {format_duration(-away)}"
+    span = format_duration(float(round(abs(away))))  # nobody needs tenths of a second here
+    words = f"{span} ago" if away >= 0 else f"in {span}"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         moment.isoformat(timespec="milliseconds"), moment.strftime("%Y-%m-%d %H:%M:%S UTC"), words
     )

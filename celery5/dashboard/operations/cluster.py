@@ -8,9 +8,13 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
+from celery5.config.settings import SettingOrigin, get_origins
 from celery5.dashboard.operation import Limit, Nothing, Operation, Seconds
+from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.audit import AuditEntry
 from celery5.protocol.health.broker_diagnosis import Finding
+from celery5.protocol.observability.overview import Overview
+from celery5.protocol.observability.rollup import HOUR
 from celery5.results.job_details import AppState
 
 
@@ -52,6 +56,17 @@ async def show_settings(app: App, _: Nothing) -> list[SettingOrigin]:
     return get_origins(app)
 
 
+class OverviewFilter(msgspec.Struct, frozen=True):
+    """Which time the overview looks back to."""
+
+    since: Annotated[float, Meta(ge=60, le=6 * 3600)] = float(HOUR)
+
+
+async def read_overview(app: App, asked: OverviewFilter) -> Overview:
+    """Show how queues, tasks and workers do, and what needs a person."""
+    return await app.metrics.aoverview(since=asked.since)
+
+
 class SummaryFilter(msgspec.Struct, frozen=True):
     """Which summary."""
 
@@ -68,6 +83,7 @@ async def summarize_metrics(app: App, asked: SummaryFilter) -> dict[str, History
 
 CLUSTER_OPERATIONS = (
     Operation("info:show", read_state),
+    Operation("top:show", read_overview),
     Operation("audit:list", list_actions),
     Operation("doctor:run", examine, "operator"),
     Operation("config:show", show_settings, "operator"),

@@ -1,20 +1,47 @@
-"""The first page: how the application is, at a glance."""
+"""The first page: what needs a person, and how the application is at a glance."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from celery5.dashboard.page import Page, PageRequest
+from celery5.observability.metrics import HistoryPoint
+
+SHOWN_QUEUES = 5
+"""Queues in the chart: those with the most jobs."""
+
+
+class Depths(NamedTuple):
+    """How many jobs waited on some queues, minute by minute."""
+
+    points: list[dict[str, int]]
+    # For each queue its name and a value for each point; None where nothing was measured.
+    series: list[tuple[str, list[float | None]]]
+
+
+def align_depths(histories: Mapping[str, Sequence[HistoryPoint]]) -> Depths:
+    """Return histories of several queues with the same times for all."""
+    depths = {
+        name: {point.at: point.depth + point.held for point in history} for name, history in histories.items()
+    }
+    times = sorted({at for by_time in depths.values() for at in by_time})
+    series = [(name, [by_time.get(at) for at in times]) for name, by_time in depths.items()]
+    return Depths([{"at": at} for at in times], series)
 
 
 async def load_overview(request: PageRequest) -> Mapping[str, Any]:
-    """Return the queues, the processes, and the history of the last hour."""
-    return {
-        "state": await request.read("info:show"),
-        "history": await request.read("metrics:history"),
+    """Return the overview, and the history of the busiest queues."""
+    overview = await request.read("top:show")
+    busiest = sorted(overview.queues, key=lambda queue: -(queue.waiting + queue.held + queue.running))
+    histories = {
+        queue.name: await request.read("metrics:history", queue=queue.name)
+        for queue in busiest[:SHOWN_QUEUES]
     }
+    return {"overview": overview, "depths": align_depths(histories)}
 
 
 OVERVIEW_PAGES = (
-    Page(path="", template="overview.html", title="Overview", load=load_overview, nav="Overview"),
+    Page(
+        path="", template="overview.html", title="Overview", load=load_overview, nav="Overview", refresh=5.0
+    ),
 )
 """The page of the application as a whole."""

@@ -7,21 +7,28 @@ from celery5.dashboard.page import Page, PageRequest
 
 
 async def load_queues(request: PageRequest) -> Mapping[str, Any]:
-    """Return the state of each queue."""
-    return {"queues": await request.read("queue:list")}
+    """Return how each queue stands."""
+    overview = await request.read("top:show")
+    return {"queues": overview.queues, "left_out": overview.left_out.queues}
 
 
 async def load_queue(request: PageRequest) -> Mapping[str, Any]:
-    """Return the state of a queue, and its history."""
+    """Return the state of a queue, its verdict, and its history."""
     queue = request.path["queue"]
+    overview = await request.read("top:show")
     return {
         "queue": await request.read("queue:show", queue=queue),
+        "judged": next((one for one in overview.queues if one.name == queue), None),
+        "tasks": [task for task in overview.tasks if queue in task.queues],
         "history": await request.read("metrics:history", queue=queue, since=request.query.get("since")),
+        "starts": overview.starts,
     }
 
 
 QUEUE_PAGES = (
-    Page(path="queues", template="queues.html", title="Queues", load=load_queues, nav="Queues"),
-    Page(path="queues/{queue}", template="queue.html", title="Queue {queue}", load=load_queue, refresh=5.0),
+    Page(path="queues", template="queues.html", title="Queues", load=load_queues, nav="Queues", refresh=3.0),
+    Page(
+        path="queues/{queue:path}", template="queue.html", title="Queue {queue}", load=load_queue, refresh=5.0
+    ),
 )
 """The pages of queues."""

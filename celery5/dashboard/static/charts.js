@@ -30,17 +30,18 @@ function draw(figure) {
     legend: { live: true },
     scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
     axes: [
-      { stroke: ink, grid },
+      { stroke: ink, grid, values: (_, ticks) => ticks.map((at) => formatTime(at, times)) },
       { stroke: ink, grid, size: 60, values: (_, ticks) => ticks.map(format) },
     ],
+    hooks: { draw: [(plot) => drawMarks(plot, JSON.parse(figure.dataset.marks || "[]"), ink)] },
     series: [
-      { label: "time" },
+      { label: "time", value: (_, at) => (at === null ? "-" : new Date(at * 1000).toLocaleString()) },
       ...series.map(([name], index) => ({
         label: name,
         stroke: colours[index % colours.length],
         width: 2,
         spanGaps: true,
-        value: (_, value) => (value === null ? "–" : `${format(value)} ${unit}`),
+        value: (_, value) => (value === null ? "-" : `${format(value)} ${unit}`),
       })),
     ],
   };
@@ -54,8 +55,33 @@ function draw(figure) {
   new ResizeObserver(() => plot.setSize({ width: figure.clientWidth, height: HEIGHT })).observe(figure);
 }
 
+// Draw when processes were started: what changes at such a line has often come with a new version.
+function drawMarks(plot, marks, colour) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.strokeStyle = colour;
+  ctx.setLineDash([4, 4]);
+  for (const at of marks) {
+    const x = plot.valToPos(at, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+}
+
+function formatTime(at, times) {
+  const moment = new Date(at * 1000);
+  const pad = (number) => String(number).padStart(2, "0");
+  const clock = `${pad(moment.getHours())}:${pad(moment.getMinutes())}`;
+  const isLong = times[times.length - 1] - times[0] > 2 * 86400;
+  return isLong ? `${moment.getMonth() + 1}/${moment.getDate()} ${clock}` : clock;
+}
+
 function format(value) {
-  if (value === null) return "–";
+  if (value === null) return "-";
   const size = Math.abs(value);
   if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)} M`;
   if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)} k`;

@@ -1,0 +1,51 @@
+"""The pages of operation: limits, health, settings, the audit trail."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery5.dashboard.page import Page, PageRequest
+
+
+async def load_limits(request: PageRequest) -> Mapping[str, Any]:
+    """Return what is imposed on tasks, and how many jobs are held."""
+    state = await request.read("info:show")
+    return {
+        "limits": await request.read("task:limits"),
+        "queues": [one for one in state.queues.values() if one.held],
+    }
+
+
+async def load_health(request: PageRequest) -> Mapping[str, Any]:
+    """Return what workers say of their checks and breakers, and what the doctor finds when it is asked."""
+    wants_doctor = request.query.get("doctor") == "true"
+    return {
+        "replies": await request.read("worker:health"),
+        "findings": await request.read("doctor:run") if wants_doctor else None,
+    }
+
+
+async def load_settings(request: PageRequest) -> Mapping[str, Any]:
+    """Return all settings."""
+    return {"settings": await request.read("config:show")}
+
+
+async def load_audit(request: PageRequest) -> Mapping[str, Any]:
+    """Return the last actions."""
+    chosen = request.choose("action", "who", "since", "count")
+    return {"entries": await request.read("audit:list", **{"count": "100", **chosen}), "chosen": chosen}
+
+
+OPERATION_PAGES = (
+    Page(path="limits", template="limits.html", title="Limits", load=load_limits, nav="Limits", refresh=5.0),
+    Page(path="health", template="health.html", title="Health", load=load_health, nav="Health", refresh=0.0),
+    Page(path="audit", template="audit.html", title="Audit", load=load_audit, nav="Audit", refresh=0.0),
+    Page(
+        path="settings",
+        template="settings.html",
+        title="Settings",
+        load=load_settings,
+        nav="Settings",
+        refresh=0.0,
+    ),
+)
+"""The pages for whoever operates the application."""

@@ -1,0 +1,71 @@
+"""The pages of processes: what each worker does, and the members of the cluster."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery5.dashboard.operation import NotFound
+from celery5.dashboard.page import Page, PageRequest
+
+
+async def load_workers(request: PageRequest) -> Mapping[str, Any]:
+    """Return how each worker does, and the other processes."""
+    overview = await request.read("top:show")
+    return {
+        "workers": overview.workers,
+        "left_out": overview.left_out.workers,
+        "state": await request.read("info:show"),
+    }
+
+
+async def load_worker(request: PageRequest) -> Mapping[str, Any]:
+    """Return what a worker answers: what it runs, its numbers, its checks and breakers."""
+    name = request.path["worker"]
+    overview = await request.read("top:show")
+    active, stats, health = [
+        (await request.read(operation, to=[name]))[0]
+        for operation in ("worker:active", "worker:stats", "worker:health")
+    ]
+    return {
+        "name": name,
+        "worker": next((one for one in overview.workers if one.name == name), None),
+        "active": active,
+        "stats": stats,
+        "health": health,
+    }
+
+
+async def load_cluster(request: PageRequest) -> Mapping[str, Any]:
+    """Return the members of the cluster, as its Controllers say."""
+    try:
+        replies = await request.read("controller:status")
+    except NotFound as error:
+        return {"replies": [], "none": str(error)}
+    return {"replies": replies, "none": ""}
+
+
+PROCESS_PAGES = (
+    Page(
+        path="workers",
+        template="workers.html",
+        title="Workers",
+        load=load_workers,
+        nav="Workers",
+        refresh=3.0,
+    ),
+    Page(
+        path="workers/{worker:path}",
+        template="worker.html",
+        title="Worker {worker}",
+        load=load_worker,
+        refresh=5.0,
+    ),
+    Page(
+        path="cluster",
+        template="cluster.html",
+        title="Cluster",
+        load=load_cluster,
+        nav="Cluster",
+        refresh=5.0,
+    ),
+)
+"""The pages of processes."""

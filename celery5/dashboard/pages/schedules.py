@@ -1,0 +1,29 @@
+"""The page of schedules: what fires when."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery5.dashboard.page import Page, PageRequest
+
+
+async def load_schedules(request: PageRequest) -> Mapping[str, Any]:
+    """Return the schedules, the next one first, and whether a Scheduler runs."""
+    schedules = await request.read("schedule:list")
+    state = await request.read("info:show")
+    return {
+        "schedules": sorted(schedules, key=lambda one: (one.next is None, one.next or 0.0, one.name)),
+        "schedulers": state.schedulers,
+    }
+
+
+SCHEDULE_PAGES = (
+    Page(
+        path="schedules",
+        template="schedules.html",
+        title="Schedules",
+        load=load_schedules,
+        nav="Schedules",
+        refresh=5.0,
+    ),
+)
+"""The page of schedules."""
