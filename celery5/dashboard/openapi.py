@@ -41,7 +41,7 @@ def make_openapi(root: str = "", operations: Mapping[str, Operation] = OPERATION
         types, schema_hook=_describe_other, ref_template=REFERENCE
     )
     pairs = list(zip(schemas[::2], schemas[1::2], strict=True))
-    return {
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "celery5 dashboard",
@@ -61,6 +61,8 @@ def make_openapi(root: str = "", operations: Mapping[str, Operation] = OPERATION
         },
         "security": [{"token": []}],
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))  # defaults may be tuples
+    return plain
 
 
 def _describe(

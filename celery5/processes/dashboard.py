@@ -7,7 +7,7 @@ import socket
 import stat
 import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -21,6 +21,7 @@ from celery5.app import App
 from celery5.dashboard.access import Authenticator, OneTimeToken, SocketOwner
 from celery5.dashboard.application import Dashboard
 from celery5.errors import AlreadyInUse, Misconfigured
+from celery5.logs.log import Log
 from celery5.protocol.masking import escape_text
 
 STALLED_AFTER = 10.0
@@ -139,6 +140,28 @@ async def run(
         else:
             say(f"dashboard: {address}")
         task_status.started()
+
+
+async def run_in_development(
+    app: App,
+    _options: object,
+    *,
+    log: Log,
+    done: trio.Event,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve the dashboard beside a worker until cancelled: on its usual port, or on a free one when that is taken.
+
+    `log` and `done` are those of every process, and not used.
+    """
+    del log, done
+    options = DashboardOptions()
+    with ExitStack() as stack:
+        try:
+            listening = stack.enter_context(open_socket(options))
+        except AlreadyInUse:
+            listening = stack.enter_context(open_socket(DashboardOptions(port=0)))
+        await run([app], options, listening, say=_print_line, task_status=task_status)
 
 
 def _make_authenticator(

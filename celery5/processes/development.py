@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from importlib.util import find_spec
 
 import trio
 
@@ -32,11 +33,11 @@ from celery5.processes.worker import WorkerOptions
 from celery5.protocol.masking import escape_text
 
 
-def serve(app: App, options: ServeOptions) -> int:
+def serve(app: App, options: ServeOptions, *, with_dashboard: bool = False) -> int:
     """Serve `app` in this process until stopped, and return the exit code.
 
     Over the broker that `CELERY5_BROKER` names, else over an embedded server that ends with this process. Raises
-    ServerNotFound.
+    ServerNotFound. The dashboard needs packages of its own: without them there is none.
     """
     foreground.check(app)
     broker = next(iter(worker.get_queues_by_broker(app, WorkerOptions(queues=options.queues))))
@@ -58,9 +59,8 @@ def serve(app: App, options: ServeOptions) -> int:
             log_writer=journal,
             has_router=router.is_needed(app),
         )
-        trio.run(
-            partial(serve_in_process, companions=find_companions(app)), app, worker_options, interruption
-        )
+        companions = (*find_companions(app), *(find_dashboard() if with_dashboard else ()))
+        trio.run(partial(serve_in_process, companions=companions), app, worker_options, interruption)
     return 0
 
 
@@ -83,6 +83,16 @@ def find_companions(app: App) -> tuple[ProcessKind, ...]:
     """Return the processes needed beside the worker: a Router and a Scheduler, if the application has work for them."""
     routing = (ROUTER,) if router.is_needed(app) else ()
     return (*routing, SCHEDULER) if scheduler.is_needed(app) else routing
+
+
+def find_dashboard() -> tuple[ProcessKind, ...]:
+    """Return what serves the dashboard; nothing where its packages are not installed."""
+    if not all(map(find_spec, ("anycorn", "jinja2", "starlette"))):
+        sys.stderr.write("there is a dashboard, too: pip install 'celery5[dashboard]'\n")
+        return ()
+    from celery5.processes.dashboard import run_in_development
+
+    return (ProcessKind("dashboard", run_in_development, lambda app: None),)
 
 
 @contextmanager

@@ -78,10 +78,14 @@ def desk(
 
 @pytest.fixture
 def fresh_modules() -> Iterator[None]:
-    """Forgets what the test has imported, and its folder on the import path."""
+    """Forgets what the test has imported, and its folder on the import path.
+
+    What is installed stays: an extension module keeps types of the first import, which are not those of a second one.
+    """
     before, path = set(sys.modules), list(sys.path)
     yield
     sys.path[:] = path
     for name in set(sys.modules) - before:
-        if not name.startswith("celery5."):
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if not name.startswith("celery5.") and not file.startswith((sys.prefix, sys.base_prefix)):
             del sys.modules[name]

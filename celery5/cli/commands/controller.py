@@ -61,10 +61,18 @@ def controller() -> None:
     default="",
     help="The cluster description; default: cluster.toml here, else one worker.",
 )
+@click.option(
+    "--dashboard/--no-dashboard",
+    "with_dashboard",
+    default=True,
+    help="With --development: serve the dashboard, too, and print its address; default: do.",
+)
 @broker_flag
 @serving_flags
 @click.pass_obj
-def start(target: Target, /, *, development: bool, watch: bool, file: str, **values: Any) -> int:
+def start(
+    target: Target, /, *, development: bool, watch: bool, file: str, with_dashboard: bool, **values: Any
+) -> int:
     """Keep the application's processes alive until stopped: those in the cluster description.
 
     Flags are those of all members, where the description says nothing else. The first SIGTERM or Ctrl-C ends them in
@@ -74,7 +82,7 @@ def start(target: Target, /, *, development: bool, watch: bool, file: str, **val
         return _watch(development=development)  # without the application: each start loads it again
     app = target.load(serves=True)
     if development:
-        return _develop(app, file, values)
+        return _develop(app, file, values, with_dashboard=with_dashboard)
     if values["burst"]:
         raise Misconfigured("--burst is for workers: a Controller starts again what ends")
     flags = {
@@ -103,7 +111,7 @@ def _watch(*, development: bool) -> int:
     return run_with_restart([sys.executable, *arguments], Path.cwd())
 
 
-def _develop(app: "App", file: str, values: dict[str, Any]) -> int:
+def _develop(app: "App", file: str, values: dict[str, Any], *, with_dashboard: bool) -> int:
     if file or values.pop("broker"):
         raise Misconfigured(
             "a development controller is one process with a server of its own: leave --cluster and --broker out"
@@ -113,7 +121,7 @@ def _develop(app: "App", file: str, values: dict[str, Any]) -> int:
     options = configure(app, values)
     from celery5.processes.development import serve
 
-    return serve(app, options)
+    return serve(app, options, with_dashboard=with_dashboard)
 
 
 def _report_unreadable_replies(command: Callable[P, None]) -> Callable[P, None]:

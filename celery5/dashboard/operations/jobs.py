@@ -84,7 +84,7 @@ class TaskPrefix(msgspec.Struct, frozen=True):
     prefix: str = ""
 
 
-class DeclaredTask(msgspec.Struct, frozen=True):
+class TaskSummary(msgspec.Struct, frozen=True):
     """A task that the application declares."""
 
     task: str
@@ -94,10 +94,10 @@ class DeclaredTask(msgspec.Struct, frozen=True):
     description: str
 
 
-async def list_tasks(app: App, asked: TaskPrefix) -> list[DeclaredTask]:
+async def list_tasks(app: App, asked: TaskPrefix) -> list[TaskSummary]:
     """Show the tasks that the application declares."""
     return [
-        DeclaredTask(name, task.queue, task.kind, (task.__doc__ or "").strip().partition("\n")[0])
+        TaskSummary(name, task.queue, task.kind, (task.__doc__ or "").strip().partition("\n")[0])
         for name, task in sorted(app.tasks.items())
         if name.startswith(asked.prefix)
     ]

@@ -45,14 +45,14 @@ async def set_limit(app: App, asked: NewLimit) -> Changed:
     return Changed(summary=f"{asked.task}: {asked.limit}", count=1)
 
 
-class Suspension(msgspec.Struct, frozen=True):
+class TaskSuspension(msgspec.Struct, frozen=True):
     """A task to suspend."""
 
     task: Text
     why: Annotated[str, Meta(max_length=500)] = ""
 
 
-async def suspend_task(app: App, asked: Suspension) -> Changed:
+async def suspend_task(app: App, asked: TaskSuspension) -> Changed:
     """Begin no job of a task on any worker until it is resumed; what runs is run to its end."""
     await app.limits.asuspend(asked.task, why=asked.why)
     return Changed(summary=f"{asked.task} is suspended", count=1)

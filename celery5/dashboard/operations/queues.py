@@ -19,7 +19,7 @@ class OneQueue(msgspec.Struct, frozen=True):
     queue: Text
 
 
-class QueueHistory(msgspec.Struct, frozen=True):
+class HistorySpan(msgspec.Struct, frozen=True):
     """Which part of the history of a queue."""
 
     queue: str = ""
@@ -43,7 +43,7 @@ async def show_queue(app: App, asked: OneQueue) -> QueueState:
     return queues[asked.queue]
 
 
-async def read_history(app: App, asked: QueueHistory) -> list[HistoryPoint]:
+async def read_history(app: App, asked: HistorySpan) -> list[HistoryPoint]:
     """Show how many jobs waited and ended on a queue, minute by minute or hour by hour."""
     return await app.metrics.ahistory(asked.queue, since=asked.since, until=asked.until, step=asked.step)
 

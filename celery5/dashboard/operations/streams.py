@@ -146,7 +146,7 @@ async def list_parked(app: App, asked: OneGroup) -> list[ParkedKeyState]:
     return await app.streams.parked_keys.aread(asked.stream, asked.group)
 
 
-class Release(msgspec.Struct, frozen=True):
+class ParkedRelease(msgspec.Struct, frozen=True):
     """Parked keys to release."""
 
     stream: Text
@@ -157,7 +157,7 @@ class Release(msgspec.Struct, frozen=True):
     discard: bool = False
 
 
-async def release(app: App, asked: Release) -> Changed:
+async def release(app: App, asked: ParkedRelease) -> Changed:
     """Have parked records processed, in their order, or made dead records."""
     keys = app.streams.parked_keys
     act = keys.adiscard if asked.discard else keys.arelease

@@ -67,6 +67,7 @@ NOT_ACTING = {
         "dlq read",
     ),
     *("doctor", "event list", "event show", "health", "info", "keys show", "queue list", "schedule list"),
+    *("dashboard start", "dashboard token"),
     *("metrics dashboard", "metrics rules", "metrics show"),
     *(
         "schedule show",

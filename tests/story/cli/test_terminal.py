@@ -112,6 +112,7 @@ COMMANDS = {
 NOT_TRIED = {
     *("completion", "demo", "metrics dashboard", "metrics rules"),  # which print nothing from outside
     *("controller start", "publisher start", "router start", "scheduler start", "worker start"),  # which log
+    *("dashboard start", "dashboard token"),  # which print an address or a token
 }
 
 

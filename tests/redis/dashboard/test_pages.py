@@ -1,0 +1,173 @@
+"""The pages: each shows what it must, reads without scripts, and its buttons do what they say."""
+
+from typing import Any
+
+import pytest
+
+from celery5 import App, group
+from celery5.dashboard.pages import PAGES
+from tests.redis.dashboard.site import browsing, find_form_key, press, read_text
+from tests.redis.worker.workers import until_async, working
+
+
+def declare(app: App) -> None:
+    """Tasks that succeed and fail."""
+
+    @app.task(name="pay", queue="money")
+    async def pay(order: int) -> int:
+        return order
+
+    @app.task(name="fail", queue="money", max_retries=0)
+    async def fail(order: int) -> None:
+        raise ValueError(f"no <b>money</b> for order {order}")
+
+
+async def until_dead(app: App, count: int) -> None:
+    async def are_dead() -> bool:
+        return (await app.ainfo()).dead == count
+
+    await until_async(are_dead)
+
+
+async def test_every_page_without_parameters_is_shown_to_a_viewer_of_an_empty_application(app: App) -> None:
+    async with browsing(app, role="viewer") as client:
+        for page in PAGES:
+            if "{" in page.path:
+                continue
+            answer = await client.get(f"/{app.name}/{page.path}".rstrip("/"))
+            expected = 403 if page.path == "settings" else 200
+            assert answer.status_code == expected, (page.path, read_text(answer.text))
+            assert "<h1>" in answer.text
+
+
+async def test_a_paged_person_finds_what_fails_since_when_and_why_and_replays_it(app: App) -> None:
+    app.configure(metrics_interval=0.1)
+    declare(app)
+    jobs = await app.asend_many([app.tasks["fail"].s(n) for n in range(3)])
+    async with working(app, queues=("money",)):
+        await until_dead(app, 3)
+
+        async def is_measured() -> bool:
+            return any(task.failing_since for task in (await app.metrics.aoverview()).tasks)
+
+        await until_async(is_measured)
+    async with browsing(app, role="operator") as client:
+        first = await client.get(f"/{app.name}")
+        text = read_text(first.text)
+        assert "fail fails since" in text
+        assert "ValueError: no <b>money</b> for order" in text
+        assert "<b>money</b>" not in first.text
+        task = await client.get(f"/{app.name}/tasks/fail")
+        assert "It fails since" in read_text(task.text)
+        assert "Traceback (most recent call last)" in task.text
+        job = await client.get(f"/{app.name}/jobs/{jobs[0].id}")
+        assert "attempt 1 failed" in read_text(job.text)
+        assert "DEAD" in read_text(job.text)
+        form = await client.get(f"/{app.name}/do/dlq/replay", params={"task": "fail"})
+        assert "This would be done: 3 dead jobs sent again" in read_text(form.text)
+        assert (await app.ainfo()).dead == 3
+        done = await press(client, app, "dlq:replay", {"task": "fail"})
+        assert "3 dead jobs sent again" in read_text(done.text)
+    assert (await app.ainfo()).dead == 0
+    entry = (await app.audit.alist())[0]
+    assert (entry.who, entry.source, entry.action, entry.count) == ("anna", "dashboard", "dlq:replay", 3)
+
+
+async def test_single_dead_jobs_are_chosen_and_deleted(app: App) -> None:
+    declare(app)
+    jobs = await app.asend_many([app.tasks["fail"].s(n) for n in range(3)])
+    async with working(app, queues=("money",)):
+        await until_dead(app, 3)
+    async with browsing(app) as client:
+        listed = await client.get(f"/{app.name}/dead/jobs", params={"message": "order"})
+        assert all(job.id in listed.text for job in jobs)
+        chosen = [jobs[0].id, jobs[2].id]
+        form = await client.get(f"/{app.name}/do/dlq/purge", params={"ids": chosen})
+        assert "This would be done: 2 dead jobs deleted" in read_text(form.text)
+        values = {"ids": "\n".join(chosen), "form_key": find_form_key(form.text)}
+        await client.post(f"/{app.name}/do/dlq/purge", data=values)
+    assert [job.id async for job in app.dlq.aread()] == [jobs[1].id]
+
+
+async def test_a_queue_is_paused_and_resumed_by_its_button(app: App) -> None:
+    declare(app)
+    await app.tasks["pay"].adelay(1)
+    async with browsing(app, role="operator") as client:
+        answer = await press(client, app, "worker:pause-queue", {"queue": "money"})
+        assert "money is paused" in read_text(answer.text)
+        assert (await app.ainfo()).queues["money"].paused
+        assert "paused" in read_text((await client.get(f"/{app.name}/queues")).text)
+        await press(client, app, "worker:resume-queue", {"queue": "money"})
+    assert not (await app.ainfo()).queues["money"].paused
+
+
+async def test_a_viewer_has_no_buttons(app: App) -> None:
+    declare(app)
+    await app.tasks["pay"].adelay(1)
+    async with browsing(app, role="viewer") as client:
+        page = await client.get(f"/{app.name}/queues/money")
+    assert "/do/" not in page.text
+    assert 'action="/sign-out"' in page.text
+
+
+async def test_a_workers_page_shows_what_it_runs(app: App) -> None:
+    app.configure(metrics_interval=0.1)
+    declare(app)
+    async with working(app, name="one", queues=("money",)), browsing(app) as client:
+        page = await client.get(f"/{app.name}/workers/one")
+        assert page.status_code == 200
+        assert "What runs Nothing." in read_text(page.text)
+        assert "one" in read_text((await client.get(f"/{app.name}/workers")).text)
+
+
+async def test_a_runs_page_draws_its_graph(app: App) -> None:
+    declare(app)
+    flow: Any = group([app.tasks["pay"].s(n) for n in range(3)])
+    run = await flow.astart()
+    async with browsing(app) as client:
+        page = await client.get(f"/{app.name}/workflows/{run.id}")
+        text = read_text(page.text)
+        assert page.status_code == 200
+        assert page.text.count('class="node') == 3
+        assert "pay" in text
+        assert "flowchart TD" in text
+        answer = await press(client, app, "workflow:cancel", {"id": run.id})
+        assert f"run {run.id} is cancelled" in read_text(answer.text)
+
+
+async def test_a_part_of_a_page_has_no_frame(app: App) -> None:
+    async with browsing(app) as client:
+        part = await client.get(f"/{app.name}/queues", headers={"x-part": "main"})
+    assert "<html" not in part.text
+    assert "<h1>Queues</h1>" in part.text
+
+
+async def test_many_tabs_share_one_look(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    read = app.ainfo
+
+    async def count() -> Any:
+        nonlocal looks
+        looks += 1
+        return await read()
+
+    monkeypatch.setattr(app, "ainfo", count)
+    monkeypatch.setattr("celery5.dashboard.performing.READ_ONCE", 60.0)
+    async with browsing(app) as client:
+        for _ in range(10):
+            assert (await client.get(f"/{app.name}/events")).status_code == 200
+    assert looks == 1
+
+
+async def test_several_applications_are_on_one_page_and_an_unreachable_broker_is_said_so(app: App) -> None:
+    away = App("away", broker="redis://127.0.0.1:1/0")
+    async with browsing(app, away) as client:
+        page = await client.get("/")
+        text = read_text(page.text)
+        assert app.name in text
+        assert "the broker cannot be reached" in text
+        answer = await client.get("/away/queues")
+        assert answer.status_code == 503
+        assert "the broker cannot be reached" in read_text(answer.text)
+        assert "This page shows it as soon as it is back" in read_text(answer.text)
+        assert (await client.get("/nowhere/queues")).status_code == 404
