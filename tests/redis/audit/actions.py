@@ -91,6 +91,7 @@ NO_ACTIONS = {
     "DeadLetters": "count read",
     "DeadRecords": "read",
     "Events": "add group_subscriptions list_queues make_event send state versions waiting",
+    "Jobs": "search story",
     "Limits": "list rule",
     "Metrics": "add_outlet history summary totals",
     "ParkedKeyRegistry": "read",
