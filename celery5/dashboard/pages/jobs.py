@@ -1,5 +1,6 @@
 """The pages of jobs: search them, and read the story of one."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ async def load_job(request: PageRequest) -> Mapping[str, Any]:
     member = parse_member_id(job.id)
     return {
         "job": job,
-        "story": list(tell_story(job, time.time())),
+        "story": tell_story(job, time.time()),
         "run": member.run if member else "",
         "can_revoke": not job.has_ended and not job.revoked,
         "is_dead": job.state is JobState.DEAD and not job.is_from_history,
@@ -56,8 +57,12 @@ class StoryLine:
     traceback: str = ""
 
 
-def tell_story(job: JobDetails, now: float) -> Iterator[StoryLine]:
-    """Yield what happened to a job, in order; and last where it is now."""
+def tell_story(job: JobDetails, now: float) -> list[StoryLine]:
+    """Return what happened to a job, in order; what has no time comes last, as where it is now."""
+    return sorted(_tell(job, now), key=lambda line: line.at or math.inf)
+
+
+def _tell(job: JobDetails, now: float) -> Iterator[StoryLine]:
     if job.sent:
         key = f", with the key {job.key}" if job.key else ""
         priority = f", with {job.priority} priority" if job.priority != "normal" else ""
