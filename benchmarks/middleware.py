@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
+from random import random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,14 +19,16 @@ from celery5.logs.log import NullLog
 from celery5.observability import IncomingJob, Middleware, OpenTelemetryMiddleware
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import add_headers, read_command
+from celery5.protocol.observability.ended_jobs import EndedJobs
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.running_job import RunningJob
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.shared_memory import SidecarMemory
+from celery5.services.worker.attempt_recorder import AttemptRecorder
 from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
+from celery5.services.worker.judgement import AttemptMeasures, OutcomeHandler, OutcomeSettings
 from celery5.services.worker.lease import RedisClock
 from celery5.services.worker.task_execution import TaskExecution
 
@@ -101,8 +104,13 @@ class Bench:
             circuit_breakers=circuits,
             log=log,
             worker="w",
-            tally=JobTally(),
-            redis_clock=RedisClock(),
+            attempt_measures=AttemptMeasures(
+                tally=JobTally(),
+                attempt_recorder=AttemptRecorder(
+                    tasks=app.tasks, worker="w", ended_jobs=EndedJobs("p", random), keeps_history=False
+                ),
+                redis_clock=RedisClock(),
+            ),
             outcome_settings=OutcomeSettings(results_ttl=60, message_limit=10**6, retry_tracebacks=False),
         )
         no_limits: Any = SimpleNamespace(get_limits=lambda _command: None)

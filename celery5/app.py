@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
     from celery5.audit.trail import Audit
     from celery5.config.configuration import Configuration
+    from celery5.observability.job_search import Jobs
     from celery5.observability.metrics import Metrics
     from celery5.streams.processor import ProcessorFunction, ProcessorOptions
     from celery5.streams.registry import Streams
@@ -278,6 +279,13 @@ class App:
         from celery5.observability.metrics import Metrics
 
         return Metrics(self)
+
+    @lazy_property
+    def jobs(self) -> "Jobs":
+        """The jobs of the application: those that live, and the history of those that have ended."""
+        from celery5.observability.job_search import Jobs
+
+        return Jobs(self)
 
     @lazy_property
     def workflows(self) -> "Workflows":

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from celery5.config.settings import Settings
     from celery5.connections.broker_connections import Connections
     from celery5.connections.brokers import Brokers
+    from celery5.protocol.job.history import CallShape
     from celery5.protocol.job.job import Job, Options
     from celery5.protocol.job.retry_policy import RetryPolicy
 
@@ -34,6 +35,11 @@ class DeclaredTask(SinkedTask, Protocol):
     @property
     def policy(self) -> "RetryPolicy":
         """How its failed jobs are retried."""
+        ...
+
+    @property
+    def call_shape(self) -> "CallShape":
+        """What must be known to show the arguments of its jobs."""
         ...
 
 

@@ -407,6 +407,20 @@ class Keys:
         """STREAM  the hours of a queue, a day in each entry, with a time to live. What the keys begin with."""
         return f"celery5:{{{self.app}}}:metrics:hours:"
 
+    @property
+    def failed_jobs(self) -> str:
+        """STREAM  the last attempts of jobs that have failed, with a time to live."""
+        return f"celery5:{{{self.app}}}:history:failures"
+
+    @property
+    def other_jobs(self) -> str:
+        """STREAM  the slowest of the last successes, and samples of the others, with a time to live."""
+        return f"celery5:{{{self.app}}}:history:others"
+
+    def history_sent(self, process: str) -> str:
+        """STRING  the number of the last batch of records of a process, with a time to live."""
+        return f"celery5:{{{self.app}}}:history:sent:{process}"
+
     def for_stream(self, stream: str) -> StreamKeys:
         """Return the keys of one stream of records."""
         tag = f"celery5:{{{self.app}:{stream}}}"

@@ -387,6 +387,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             le=300,
         ),
     ] = 15.0
+    job_history: Annotated[
+        int,
+        Meta(
+            description="failed jobs that the history keeps, and as many others; 0: none",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 10_000
     statsd: Annotated[
         str, Meta(description="udp://host:port of a StatsD that gets all metrics; empty: none")
     ] = ""
@@ -468,6 +476,7 @@ class SettingOptions(TypedDict, total=False):
     status_port: int | None
     status_host: str | None
     metrics_interval: float | None
+    job_history: int | None
     statsd: str | None
 
 

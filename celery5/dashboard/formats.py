@@ -57,6 +57,12 @@ def format_moment(seconds: float | None) -> Markup:
     )
 
 
+def format_clock(seconds: float) -> str:
+    """Return a time of the clock, in UTC; with the day if it is not within half a day."""
+    pattern = "%H:%M UTC" if abs(time.time() - seconds) < 43_200 else "%Y-%m-%d %H:%M UTC"
+    return datetime.fromtimestamp(seconds, UTC).strftime(pattern)
+
+
 def format_json(value: Any) -> str:
     """Return any value as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
@@ -81,6 +87,7 @@ FILTERS: Mapping[str, Callable[[Any], Any]] = {
     "share": format_share,
     "size": format_size,
     "moment": format_moment,
+    "clock": format_clock,
     "json": format_json,
     "value": format_value,
 }

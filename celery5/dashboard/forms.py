@@ -9,6 +9,9 @@ import msgspec
 
 from celery5.dashboard.operation import Operation
 
+FEW_FIELDS = 4
+"""Fields of a form that are all seen at once."""
+
 
 class FormField(NamedTuple):
     """A field of a form."""
@@ -24,14 +27,22 @@ class FormField(NamedTuple):
     choices: Sequence[str] = ()
     # What to write.
     hint: str = ""
+    # Whether it is seen at once: others are folded away when the form has values already.
+    is_shown: bool = True
 
 
 def make_fields(operation: Operation, values: Mapping[str, str]) -> list[FormField]:
-    """Return the fields for the parameters of an operation, with the values that they have."""
-    return [
+    """Return the fields for the parameters of an operation, with the values that they have.
+
+    When the form is asked for with values, as by a button, what is optional and has none is folded away.
+    """
+    fields = [
         _make_field(field, values.get(field.encode_name))
         for field in msgspec.structs.fields(operation.parameters)
     ]
+    if not any(values.values()) or len(fields) <= FEW_FIELDS:
+        return fields
+    return [field._replace(is_shown=field.required or bool(values.get(field.name))) for field in fields]
 
 
 def _make_field(field: Any, value: str | None) -> FormField:

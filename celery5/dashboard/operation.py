@@ -45,6 +45,8 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     # What each process has answered, by name.
     replies: dict[str, Any] = {}
+    # The bulk action that goes on with it; '' for none.
+    bulk: str = ""
     # Why some of it has failed; '' if nothing has.
     failure: str = ""
 

@@ -140,7 +140,7 @@ class Site:
             back = self._get_back(request, "")
         shown = {
             "operation": operation,
-            "fields": make_fields(operation, {name: texts[-1] for name, texts in values.items()}),
+            "fields": make_fields(operation, {name: "\n".join(texts) for name, texts in values.items()}),
             "back": back,
             "result": result,
             "problem": problem,

@@ -37,6 +37,7 @@ from celery5.protocol.job.dead_letters import (
     parse_filter,
     sort_counts,
 )
+from celery5.protocol.job.failure_groups import DeadJobGrouping, DeadJobGroups
 from celery5.protocol.job.messages import make_replay, read_command
 from celery5.protocol.job.states import get_lane
 from celery5.protocol.text_values import RATE
@@ -61,6 +62,9 @@ class DeadLetterTally(msgspec.Struct):
     # `alive` (a job with this id is alive again), `corrupt` (there is no message to replay).
     left: dict[str, int] = msgspec.field(default_factory=dict[str, int])
 
+
+MAX_LOOKED_AT = 100_000
+"""Dead jobs that are put into groups in one call."""
 
 Progress = Callable[[DeadLetterTally], object]
 
@@ -100,6 +104,19 @@ class DeadLetters:
     async def acount(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """`count`, from Trio or asyncio."""
         return await run_in_event_loop(_counted, self._app, parse_filter(choice), check_group_by(by))
+
+    def groups(self, **choice: Unpack[DeadJobFilter]) -> DeadJobGroups:
+        """Return dead jobs grouped by what made them fail, the largest group first. For plain Python.
+
+        A group is a task, a class of error, and a message in which numbers, ids, paths and the like do not count. Its
+        `id` is what the filter `group` takes. With `limit` at most so many dead jobs are looked at, default 100,000;
+        `next` of the reply is then the `after` of the next call.
+        """
+        return run_in_plain_python(_group, self._app, parse_filter(choice))
+
+    async def agroups(self, **choice: Unpack[DeadJobFilter]) -> DeadJobGroups:
+        """`groups`, from Trio or asyncio."""
+        return await run_in_event_loop(_group, self._app, parse_filter(choice))
 
     def replay(
         self,
@@ -186,6 +203,26 @@ async def _counted(
     while jobs := await reader.read_batch():
         add_counts(counts, jobs, by)
     return sort_counts(counts)
+
+
+async def _group(app: "Application", redis: AsyncDriver, query: DeadJobQuery) -> DeadJobGroups:
+    limit = query.limit or MAX_LOOKED_AT
+    reader = DeadJobReader(app, redis, query)
+    grouping, looked_at, total = DeadJobGrouping(), 0, await reader.count_all()
+    last: DeadJob | None = None
+    while page := await reader.read_page():
+        if looked_at >= limit:
+            break
+        last = page[min(len(page), limit - looked_at) - 1]
+        for job in page[: limit - looked_at]:
+            looked_at += 1
+            if job in query:
+                grouping.add(job)
+        if last is not page[-1]:
+            break
+    else:
+        last = None
+    return grouping.finish(looked_at=looked_at, total=total, last=last)
 
 
 async def _replay(

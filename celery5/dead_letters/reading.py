@@ -47,24 +47,33 @@ class DeadJobReader:
 
     async def read_batch(self) -> list[DeadJob]:
         """Return the next jobs, all of one queue; an empty list at the end."""
-        if self._sources is None:
-            self._sources = await self._opened()
-        while self._sources and self._left > 0:
-            source = self._sources[0]
-            entries = await source.page(self._redis)
-            if not entries:
-                self._sources.pop(0)
-                continue
-            assert source.keys is not None  # entries come from a queue
-            queue = source.keys.queue
-            dead_jobs = (_make_dead(queue, entry, self._app.settings.message_limit) for entry in entries)
-            jobs = [job for job in dead_jobs if job in self._meant]
+        while self._left > 0 and (page := await self.read_page()):
+            jobs = [job for job in page if job in self._meant]
             if self._left < len(jobs):
                 jobs = jobs[: int(self._left)]
             self._left -= len(jobs)
             if jobs:
                 return jobs
         return []
+
+    async def read_page(self) -> list[DeadJob]:
+        """Return the dead jobs of the next page, whether they are selected or not; an empty list at the end."""
+        if self._sources is None:
+            self._sources = await self._opened()
+        while self._sources:
+            source = self._sources[0]
+            entries = await source.page(self._redis)
+            if entries:
+                assert source.keys is not None  # entries come from a queue
+                queue, limit = source.keys.queue, self._app.settings.message_limit
+                return [_make_dead(queue, entry, limit) for entry in entries]
+            self._sources.pop(0)
+        return []
+
+    async def count_all(self) -> int:
+        """Return how many dead jobs there are in the queues of the query."""
+        queues = [self._app.queue(name) for name in await self._names()]
+        return sum(await self._redis.perform_all([graveyard.count_entries(keys) for keys in queues]))
 
     async def _opened(self) -> "list[_Span | _Picked | _NewestFirst]":
         first, last = await self._get_ms_range()

@@ -1,10 +1,11 @@
-"""Observability: metrics and their history, middleware around jobs, tracing by OpenTelemetry, and Sentry."""
+"""Observability: metrics and their history, the search for jobs, middleware around jobs, OpenTelemetry, and Sentry."""
 
 from typing import TYPE_CHECKING
 
 from celery5.lazy import exports
 
 if TYPE_CHECKING:
+    from celery5.observability.job_search import JobPage, Jobs
     from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
     from celery5.observability.metrics import HistoryPoint, Metrics, TaskNumbers
     from celery5.observability.middleware import Middleware
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     )
     from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
     from celery5.observability.sentry import SentryMiddleware
+    from celery5.protocol.job.history import JobRecord
     from celery5.protocol.observability.overview import (
         DueSchedule,
         LastError,
@@ -44,6 +46,9 @@ __all__ = [
     "HistoryPoint",
     "IncomingJob",
     "JobOutcome",
+    "JobPage",
+    "JobRecord",
+    "Jobs",
     "LastError",
     "LeftOut",
     "Metrics",
@@ -83,6 +88,9 @@ if not TYPE_CHECKING:
             "HistoryPoint": "celery5.observability.metrics",
             "IncomingJob": "celery5.observability.jobs",
             "JobOutcome": "celery5.observability.outcomes",
+            "JobPage": "celery5.observability.job_search",
+            "JobRecord": "celery5.protocol.job.history",
+            "Jobs": "celery5.observability.job_search",
             "LastError": "celery5.protocol.observability.overview",
             "LeftOut": "celery5.protocol.observability.overview",
             "Metrics": "celery5.observability.metrics",

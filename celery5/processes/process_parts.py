@@ -110,6 +110,8 @@ class ProcessValues:
     # Seconds between reports on metrics, and who gets them besides Redis.
     metrics_interval: float
     outlets: Sequence[MetricsOutlet]
+    # How many failed jobs the history keeps, and as many others; 0: there is none.
+    history_limit: int
     # Whether another incarnation follows this one.
     is_restarting: Callable[[], bool]
     systemd: SystemdNotify
@@ -176,6 +178,7 @@ def make_process_values(
         process_status=status,
         metrics_interval=app.settings.metrics_interval,
         outlets=app.metrics.outlets,
+        history_limit=app.settings.job_history,
         is_restarting=is_restarting,
         systemd=SystemdNotify(
             **notification, status=status_line or (lambda: _format_conditions(status)), is_exiting=is_exiting

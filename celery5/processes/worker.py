@@ -275,6 +275,8 @@ def make_incarnation_values(
         kind_rates=parse_kind_rates(settings.rate_limits),
         loop_blocks=status.loop,
         tally=status.jobs,
+        ended_jobs=status.ended_jobs,
+        keeps_history=bool(settings.job_history and settings.metrics_interval),
         is_measuring=settings.status_port is not None,
         reports=is_scaled(settings) or app.limit_rule.has_functions,
         added=() if options.is_secondary else app.bootsteps,

@@ -52,6 +52,7 @@ from celery5.protocol.events.messages import Subscription
 from celery5.protocol.job.names import resolve_module_name
 from celery5.protocol.job.retry_policy import UnpublishableChoice, UnpublishableFallback
 from celery5.protocol.limits import Rate
+from celery5.protocol.observability.ended_jobs import EndedJobs
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import KINDS, Budget
@@ -100,6 +101,7 @@ from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.services.streams.processor_group import GroupMember, ProcessorGroup
 from celery5.services.streams.stream_archives import StreamArchives
 from celery5.services.streams.stream_processors import ProcessorsStop, StreamProcessors
+from celery5.services.worker.attempt_recorder import AttemptRecorder
 from celery5.services.worker.burst import Burst
 from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget, Runner, TaskResources
@@ -109,7 +111,7 @@ from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJo
 from celery5.services.worker.intake import JobIntake, ReceivedJobs, UnstartedJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue, SharedSlots
 from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.services.worker.judgement import OutcomeHandler, OutcomeSettings
+from celery5.services.worker.judgement import AttemptMeasures, OutcomeHandler, OutcomeSettings
 from celery5.services.worker.lease import Heartbeat, Lease, RedisClock, WorkerIdentity
 from celery5.services.worker.progress_reports import ProgressReports
 from celery5.services.worker.reading import NEW_LANE, QueueLanes, QueueReads, ReadingState, ReadOrder
@@ -169,6 +171,9 @@ class WorkerValues:
     # What the loop and the jobs of this process have done so far.
     loop_blocks: LoopBlocks
     tally: JobTally
+    # What has ended in this process and is not in the history yet, and whether there is a history.
+    ended_jobs: EndedJobs
+    keeps_history: bool
     # Whether the depths of queues are measured, and whether workers report for the decision on scaling.
     is_measuring: bool
     reports: bool
@@ -598,6 +603,8 @@ class WorkerParts(ProcessParts):
     deadlines = Deadlines
     fine_timer = FineTimer
     outcome_handler = OutcomeHandler
+    attempt_recorder = AttemptRecorder
+    attempt_measures = AttemptMeasures
     outcome_settings = OutcomeSettings
     job_middleware = JobMiddleware
     # from the worker into the broker

@@ -14,6 +14,7 @@ DRY_RUN = "dry run"
 """Outcomes. The others are `failed: ` or `interrupted: ` and why."""
 
 ACTIONS: Mapping[str, str] = {
+    "bulk:stop": "an action on many jobs stopped",
     "dlq:replay": "dead jobs, or dead records of a stream, sent again",
     "dlq:purge": "dead jobs, or dead records of a stream, deleted",
     "event:unsubscribe": "the subscription of a task withdrawn",

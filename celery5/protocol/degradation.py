@@ -36,6 +36,12 @@ OPTIONAL_FEATURES: tuple[OptionalFeature, ...] = (
         afterwards="reports of the last hour are added up",
     ),
     OptionalFeature(
+        name="history of ended jobs",
+        event="history:write-failed",
+        lost="jobs that end are not found by `task search`",
+        afterwards="of each process the last 10,000 failures and 1,000 others are stored",
+    ),
+    OptionalFeature(
         name="middleware and traces",
         event="middleware:failed",
         lost="what this middleware does around jobs: spans, Sentry's reports",

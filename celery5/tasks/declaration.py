@@ -116,6 +116,7 @@ class TaskOptions(TypedDict, total=False):
     sinks: Sequence[Sink | RedisResults]
     source: Source | type | Sequence[Source | type]  # a type checker sees a decorated class as a class
     schedule: "When | Periodic | Sequence[Periodic] | None"
+    redact: Collection[str]
     limit: int | Limit | Range | None
     rate_limit: str | Rate | None
     concurrency_key: LimitKey | None

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -33,6 +33,7 @@ from celery5.protocol.boxes.box import Box, parse_box
 from celery5.protocol.events.documents import group_recipients
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.arguments import Parameters, ResultType
+from celery5.protocol.job.history import CallShape
 from celery5.protocol.job.job import Job, Options, SendOptions, SharedFields, hash_call, new_id
 from celery5.protocol.job.messages import VERSION, Command, encode
 from celery5.protocol.job.names import get_module_name
@@ -125,6 +126,7 @@ class Task(Generic[P, R_co]):
         breaker: BreakerPolicy | None = None,
         checks: Sequence[HealthCheck] = (),
         schedule: object = None,
+        redact: Collection[str] = (),
         **gate: Unpack[LimitOptions],
     ) -> None:
         if not _is_function(function):
@@ -135,14 +137,13 @@ class Task(Generic[P, R_co]):
         self.kind: TaskKind = self.loop if self.box is None else "boxed"
         self.function: Callable[..., Any] = bind_running_job(function, self.name) if bind else function
         self.send_options: Options = (options or Options()).checked()
-        self._app = app
-        self._find_owner = find_owner
+        self._app, self._find_owner = app, find_owner
         self.had_no_app: bool = app is None
         self._policy: RetryPolicy | None = None
         self._settings: Settings | None = None
         self._terms: SharedFields | None = None
         self._backoff: CustomBackoff | None = None if retry_backoff is None else CustomBackoff(retry_backoff)
-        self.parameters: Parameters = Parameters(self.name, self.function)
+        self.parameters: Parameters = Parameters(self.name, self.function, redact)
         self.limits: LimitDeclaration | None = declare_limits(
             self.name, self.function, self.send_options.queue, **gate
         )
@@ -217,6 +218,11 @@ class Task(Generic[P, R_co]):
     def result_type(self) -> ResultType:
         """The type of its results, by its annotation."""
         return self.parameters.result_type
+
+    @property
+    def call_shape(self) -> CallShape:
+        """What must be known to show the arguments of its jobs."""
+        return self.parameters.call_shape
 
     @property
     def policy(self) -> RetryPolicy:
@@ -747,6 +753,7 @@ DECLARATION_OPTIONS = (
     "sinks",
     "source",
     "schedule",
+    "redact",
     "limit",
     "rate_limit",
     "concurrency_key",

@@ -167,8 +167,8 @@ class WorkerCommands:
         return None if report is None else report._asdict()
 
     def _format_arguments(self, command: Command) -> str:
-        names = self._tasks[command.task].parameters.positional_names
-        return format_call(names, command.args, command.kwargs)
+        shape = self._tasks[command.task].call_shape
+        return format_call(shape.names, command.args, command.kwargs, shape.redacted)
 
     async def _revoke(self, parameters: RevokeParameters) -> object:
         job_id = parameters.id

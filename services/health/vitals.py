@@ -7,6 +7,7 @@ Sources are read only when a probe needs them.
 
 import math
 import os
+import random
 import secrets
 import socket
 import time
@@ -19,6 +20,7 @@ import trio
 from celery5.broker.calls.queues import QueueDepth
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
+from celery5.protocol.observability.ended_jobs import EndedJobs
 from celery5.protocol.observability.families import Merge, MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.observability.report import ReportMaker, ReportOrigin
@@ -63,7 +65,9 @@ class ProcessStatus:
         self.worker = ""
         self.phase: Literal["starting", "up", "stopping", "ended"] = "starting"
         self.jobs = JobTally()
-        self.report_maker = ReportMaker(f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}")
+        process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.report_maker = ReportMaker(process)
+        self.ended_jobs = EndedJobs(process, random.random)
         self.lag = 0.0
         self.loop = LoopBlocks()
         self.depths: dict[str, QueueDepth] = {}
@@ -79,6 +83,7 @@ class ProcessStatus:
         """
         status = self._incarnations[name] = ProcessStatus(app=self.app)
         status.jobs, status.depths, status.loop = self.jobs, self.depths, self.loop
+        status.ended_jobs = self.ended_jobs
         return status
 
     def set_lag(self, seconds: float) -> None:

@@ -1,9 +1,11 @@
-"""Send the metrics of this process to Redis and to outlets, every 15 seconds what has changed."""
+"""Send the metrics of this process to Redis and to outlets, every 15 seconds what has changed, and what has ended."""
 
+import time
 from collections.abc import Sequence
 
 import trio
 
+from celery5.broker.calls import job_history
 from celery5.broker.calls import observability as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
@@ -18,6 +20,8 @@ SEND_TIMEOUT = 5.0
 """Seconds that one report may take, to Redis or to an outlet."""
 LAST_TIMEOUT = 2.0
 """Seconds that the last report may take, while the process stops."""
+MAX_BATCHES = 60
+"""Batches of ended jobs in one interval: the rest waits for the next one."""
 
 
 class MetricsReporter:
@@ -30,6 +34,7 @@ class MetricsReporter:
         kind: The kind of this process.
         metrics_interval: Seconds between two reports; 0: none are made.
         outlets: Who gets each report besides Redis.
+        history_limit: How many failed jobs the history keeps, and as many others; 0: there is none.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class MetricsReporter:
         kind: str,
         metrics_interval: float,
         outlets: Sequence[MetricsOutlet],
+        history_limit: int,
         log: Log,
     ) -> None:
         self._redis = metrics_redis
@@ -49,6 +55,7 @@ class MetricsReporter:
         self._kind = kind
         self._interval = metrics_interval
         self._outlets = outlets
+        self._history_limit = history_limit
         self._log = log
         self._failing: set[str] = set()
 
@@ -61,9 +68,11 @@ class MetricsReporter:
             while True:
                 await trio.sleep(self._interval)
                 await self._report()
+                await self._send_history()
         finally:
             with trio.move_on_after(LAST_TIMEOUT, shield=True):
                 await self._report()
+                await self._send_history()
 
     async def _report(self) -> None:
         """Send one report; two if the one before had not arrived."""
@@ -96,6 +105,29 @@ class MetricsReporter:
             return False
         self._failing.discard("redis")
         return True
+
+    async def _send_history(self) -> None:
+        """Send the jobs that have ended, in as many calls as they need. Those that do not arrive wait here."""
+        if not self._history_limit:
+            return
+        ended_jobs = self._process_status.ended_jobs
+        ended_jobs.collect(time.time(), self._interval)
+        for _ in range(MAX_BATCHES):
+            batch = ended_jobs.make_batch()
+            if batch is None:
+                return
+            call = job_history.add_history(self._keys, batch, limit=self._history_limit)
+            try:
+                with trio.fail_after(SEND_TIMEOUT):
+                    await self._redis.perform(call)
+            except (BrokerError, trio.TooSlowError) as error:
+                if "history" not in self._failing:
+                    self._failing.add("history")
+                    why = describe_error(error, MAX_ERROR_LENGTH)
+                    self._log.event("history:write-failed", "warning", why=why)
+                return
+            self._failing.discard("history")
+            ended_jobs.acknowledge()
 
     async def _send_to(self, outlet: MetricsOutlet, report: MetricsReport) -> None:
         name = type(outlet).__name__

@@ -15,6 +15,7 @@ from celery5.protocol.job.verdict import Bury, Reason, Release
 from celery5.protocol.observability.job_tally import UNKNOWN_TASK, JobTally
 from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
 from celery5.services.scaling.preferences import Preferences
+from celery5.services.worker.attempt_recorder import AttemptRecorder
 from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.in_flight import HeldJobs
@@ -38,6 +39,7 @@ class UnstartedJobs:
     # The tasks of the application, by name.
     tasks: Mapping[str, Task[..., Any]]
     job_middleware: JobMiddleware
+    attempt_recorder: AttemptRecorder
 
     def settle(self, delivery: Delivery, verdict: Bury | Release) -> None:
         """Settle a job that is held."""
@@ -49,6 +51,7 @@ class UnstartedJobs:
         delivery.finish(delivery.read)
         verdict = Bury(reason, Failure(type=error, message=text))
         self.job_middleware.note_unstarted(delivery, verdict)
+        self.attempt_recorder.record_failure(delivery, verdict, None)
         self.settle(delivery, verdict)
         command = delivery.command
         job = command.id if command else read_job_id(delivery.message)

@@ -29,6 +29,7 @@ from celery5.protocol.job.verdict import (
 )
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.worker.attempt_recorder import AttemptRecorder
 from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.internal_queues import InternalResultsQueue
 from celery5.services.worker.lease import RedisClock
@@ -52,6 +53,18 @@ class OutcomeSettings:
     retry_tracebacks: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptMeasures:
+    """What takes note of attempts that have ended."""
+
+    # Counts them, and how long they waited and ran.
+    tally: JobTally
+    # Records some of them for the history.
+    attempt_recorder: AttemptRecorder
+    # The clock by which waiting is measured.
+    redis_clock: RedisClock
+
+
 class OutcomeHandler:
     """Handles the end of every job that an executor took, or that was revoked or expired before."""
 
@@ -63,8 +76,7 @@ class OutcomeHandler:
         circuit_breakers: CircuitBreakers,
         log: Log,
         worker: str,
-        tally: JobTally,
-        redis_clock: RedisClock,
+        attempt_measures: AttemptMeasures,
         outcome_settings: OutcomeSettings,
     ) -> None:
         tasks = self._tasks = resources.tasks
@@ -74,8 +86,9 @@ class OutcomeHandler:
         self._worker = worker
         self._results_ttl = outcome_settings.results_ttl
         self._message_limit = outcome_settings.message_limit
-        self._tally = tally
-        self._redis_clock = redis_clock
+        self._tally = attempt_measures.tally
+        self._attempt_recorder = attempt_measures.attempt_recorder
+        self._redis_clock = attempt_measures.redis_clock
         self._job_middleware = resources.job_middleware
         self._without_traceback: tuple[type, ...] = (
             () if outcome_settings.retry_tracebacks else (RetryVerdict, Postpone)
@@ -150,14 +163,20 @@ class OutcomeHandler:
         level, state, extra_fields = _LOG_RULES[type(verdict)]
         tally = self._tally.tallies[delivery.queue, command.task]
         tally.counts[state] += 1
-        seconds = 0.0
+        seconds = waited = 0.0
         if delivery.started:
             duration = delivery.finished - delivery.started
             seconds = int(duration * 1e6 + 0.5) / 1e6  # round() takes five times as long
             tally.run_times.add(seconds)
-            tally.wait_times.add(self._redis_clock.measure_wait(delivery))
+            tally.wait_times.add(waited := self._redis_clock.measure_wait(delivery))
             if command.trace:
                 tally.set_exemplar(command.trace, seconds, delivery.finished)
+        if type(verdict) is Complete:
+            successes = tally.successes
+            if seconds > successes.slow_bar or delivery.finished >= successes.next_sample_at:
+                self._attempt_recorder.record_success(successes, delivery, verdict, seconds, waited)
+        else:
+            self._attempt_recorder.record_failure(delivery, verdict, waited)
         self._log.log_job_end(
             level,
             job=command.id,

@@ -44,6 +44,11 @@ def get_newest_entry(keys: QueueKeys) -> Call[str]:
     return Call(("XREVRANGE", keys.dead, "+", "-", "COUNT", 1), _newest, repeatable=True)
 
 
+def count_entries(keys: QueueKeys) -> Call[int]:
+    """Return how many dead letters a queue has."""
+    return Call(("XLEN", keys.dead), int, repeatable=True)
+
+
 def find_entries(keys: QueueKeys, ids: Sequence[str]) -> Call[list[str]]:
     """Return the entry of each job that is dead, '' for one that is not."""
     return Call(("HMGET", keys.jobs, *ids), _dead_places, repeatable=True)

@@ -25,6 +25,7 @@ _OF_JOBS = {
     "reasons": "--reason",
     "sinks": "--sink",
     "errors": "--error",
+    "groups": "--error-group",
     "newest_first": "--newest-first",
     "after": "--after",
     "reachable": "--reachable",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from celery5.app import App
     from celery5.dead_letters.queues import DeadLetterTally
     from celery5.protocol.job.dead_letters import DeadJob, DeadJobFilter
+    from celery5.protocol.job.failure_groups import DeadJobGroup
 
 LIMIT_TYPE = click.IntRange(min=1)
 REACHABLE_FLAG = click.option(
@@ -139,6 +140,39 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **flags: Any) -> None
         if not counts:
             _warn_of_unknown_sinks(app, choice)
         _raise_for_unknown(_find_unknown_ids(app, choice))
+
+
+@dlq.command()
+@selection_flags
+@click.option("--limit", type=LIMIT_TYPE, help="Dead jobs to look at, at most; default: 100000.")
+@click.option("--newest-first", is_flag=True, help="Look at the newest jobs first.")
+@click.option("--after", metavar="QUEUE:ENTRY", help="Begin after this job: the next page.")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def groups(target: Target, /, *, wants_json: bool, **flags: Any) -> None:
+    """Show dead jobs by what made them fail: task, error, and message without numbers, ids and the like."""
+    app, choice = target.load(), parse_selection(flags)
+    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
+        found = app.dlq.groups(**choice)
+        rows = [_format_group(group) for group in found.groups]
+        echo(to_json(found) if wants_json else format_table(rows, empty="no dead jobs"))
+        if found.next:
+            more = f"looked at {found.looked_at} of {found.total} dead jobs"
+            echo(f"{more}; the next ones: --after {format_cell(found.next)}", err=True)
+        if found.ungrouped:
+            echo(f"{found.ungrouped} jobs are of further groups: narrow the selection", err=True)
+
+
+def _format_group(group: "DeadJobGroup") -> dict[str, object]:
+    return {
+        "group": group.id,
+        "jobs": group.count,
+        "task": group.task,
+        "error": f"{group.type}: {group.pattern}" if group.pattern else group.type,
+        "first": format_time(group.first_died),
+        "last": format_time(group.last_died),
+        "queues": ", ".join(group.queues),
+    }
 
 
 @dlq.command()

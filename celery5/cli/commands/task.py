@@ -8,6 +8,7 @@ import click
 
 from celery5.cli.commands.limit import COMMANDS as LIMIT_COMMANDS
 from celery5.cli.commands.limit import format_suspension
+from celery5.cli.commands.search import format_arguments, format_attempts, search
 from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import (
     clean_lines,
@@ -45,7 +46,7 @@ def task() -> None:
     """Jobs that were sent, and what is imposed on tasks."""
 
 
-for _command in LIMIT_COMMANDS:
+for _command in (*LIMIT_COMMANDS, search):
     task.add_command(_command)
 
 
@@ -55,9 +56,9 @@ for _command in LIMIT_COMMANDS:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) -> None:
-    """Show all that is known of the job ID. Exits with 1 when nothing is known of it."""
+    """Show all that is known of the job ID, and each of its attempts. Exits with 1 when nothing is known of it."""
     app = target.load()
-    details = app.find(job_id, queue=queue)
+    details = app.jobs.story(job_id, queue=queue)
     if details is None and (member := parse_member_id(job_id)):
         _show_member(app, member, wants_json=wants_json)
         return
@@ -183,7 +184,10 @@ def format_job_details(details: "JobDetails", now: float, suspension: str = "") 
     if details.failure is not None and details.failure.traceback:
         yield f"\n{clean_lines(details.failure.traceback)}"
     earlier = [failure for failure in details.failures if failure != details.failure]
-    if earlier:
+    if details.attempts:
+        yield "\nattempts in the history"
+        yield from format_attempts(details.attempts)
+    elif earlier:
         yield "\nattempts that failed"
         yield from (f"  {failure.attempt}  {format_cell(_format_failure(failure))}" for failure in earlier)
 
@@ -215,7 +219,10 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "reason", details.reason or _explain_end(details)
     yield "entry", details.dead_entry
     yield "error", f"{details.failure.type}: {details.failure.message}" if details.failure else None
-    yield "value", format_cell(to_json(details.value)) if details.state == "SUCCESS" else None
+    yield "value", format_cell(to_json(details.value)) if details.has_result else None
+    yield "arguments", format_arguments(details.attempts[-1]) if details.is_from_history else ""
+    yield "trace", details.trace
+    yield "log", f"journalctl CELERY5_JOB={details.id}" if details.attempts else ""
 
 
 def _explain_end(details: "JobDetails") -> str:

@@ -219,6 +219,9 @@ def selection_flags(command: F) -> F:
             "--error", "errors", multiple=True, metavar="CLASS", help="Last raised; '*Error' will do."
         ),
         click.option("--message", metavar="TEXT", help="Whose error says this."),
+        click.option(
+            "--error-group", "groups", multiple=True, metavar="ID", help="Of this group of `groups`."
+        ),
         click.option("--reason", "reasons", multiple=True, metavar="REASON", help="Dead for this reason."),
         click.option("--sink", "sinks", multiple=True, metavar="NAME", help="Documents for this Data Sink."),
         click.option(
@@ -239,6 +242,7 @@ def parse_selection(flags: dict[str, Any]) -> "DeadJobFilter":
         "task": flags["tasks"] or None,
         "error": flags["errors"] or None,
         "message": flags["message"],
+        "group": flags["groups"] or None,
         "reason": flags["reasons"] or None,
         "sink": flags["sinks"] or None,
         "older_than": flags["older_than"],

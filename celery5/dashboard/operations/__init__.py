@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from celery5.dashboard.operation import Operation
+from celery5.dashboard.operations.bulk import BULK_OPERATIONS
 from celery5.dashboard.operations.cluster import CLUSTER_OPERATIONS
 from celery5.dashboard.operations.dead_letters import DEAD_LETTER_OPERATIONS
 from celery5.dashboard.operations.events import EVENT_OPERATIONS
@@ -22,6 +23,7 @@ OPERATIONS: Mapping[str, Operation] = {
         *JOB_OPERATIONS,
         *LIMIT_OPERATIONS,
         *DEAD_LETTER_OPERATIONS,
+        *BULK_OPERATIONS,
         *PROCESS_OPERATIONS,
         *SCHEDULE_OPERATIONS,
         *EVENT_OPERATIONS,

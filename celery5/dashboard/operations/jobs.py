@@ -1,14 +1,20 @@
 """See jobs, send and revoke them."""
 
+import time
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, NotFound, Operation, Seconds, Text
+from celery5.dashboard.operation import Changed, Limit, NotFound, Operation, Seconds, Text
+from celery5.observability.job_search import JobPage
 from celery5.protocol.job.story import JobDetails
+from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.results.async_result import AsyncResult, arevoke
+
+Condition = Annotated[str, Meta(max_length=500)]
+"""What is looked for; '' for anything."""
 
 
 class OneJob(msgspec.Struct, frozen=True):
@@ -20,11 +26,55 @@ class OneJob(msgspec.Struct, frozen=True):
 
 
 async def show_job(app: App, asked: OneJob) -> JobDetails:
-    """Show all that is known of a job."""
-    details = await app.afind(asked.id, queue=asked.queue or None)
+    """Show all that is known of a job, and each of its attempts."""
+    details = await app.jobs.astory(asked.id, queue=asked.queue or None)
+    if details is None and (member := parse_member_id(asked.id)):
+        raise NotFound(f"job {asked.id} belongs to run {member.run}, which keeps what became of it")
     if details is None:
         raise NotFound(f"nothing is known of job {asked.id!r}: it was never sent, or its result has expired")
     return details
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs, and which page of them."""
+
+    id: Condition = ""
+    # With wildcards: `shop.*`.
+    task: Condition = ""
+    queue: Condition = ""
+    state: Condition = ""
+    # The class of the error, with wildcards, or a part of its message.
+    error: Condition = ""
+    # With wildcards.
+    worker: Condition = ""
+    # The value of an argument, by its path: `order.id=7`.
+    argument: Condition = ""
+    # Ended, or sent, at most and at least so many seconds ago.
+    since: Seconds | None = None
+    until: Seconds | None = None
+    # From when these are counted, in seconds since 1970. Default: now. A cursor needs that of its search.
+    at: Annotated[float, Meta(ge=0)] | None = None
+    limit: Limit = 100
+    # Where the page before has ended.
+    cursor: Annotated[str, Meta(max_length=100_000)] | None = None
+
+
+async def search_jobs(app: App, asked: JobFilter) -> JobPage:
+    """Find jobs that wait, run, are dead or have ended; of successes only the slowest and samples are kept."""
+    at = time.time() if asked.at is None else asked.at
+    return await app.jobs.asearch(
+        id=asked.id,
+        task=asked.task,
+        queue=asked.queue,
+        state=asked.state,
+        error=asked.error,
+        worker=asked.worker,
+        argument=asked.argument,
+        since=None if asked.since is None else max(0.0, at - asked.since),
+        until=None if asked.until is None else max(0.0, at - asked.until),
+        limit=asked.limit,
+        cursor=asked.cursor,
+    )
 
 
 class NewJob(msgspec.Struct, frozen=True):
@@ -105,6 +155,7 @@ async def list_tasks(app: App, asked: TaskPrefix) -> list[TaskSummary]:
 
 JOB_OPERATIONS = (
     Operation("task:show", show_job),
+    Operation("task:search", search_jobs),
     Operation("task:list", list_tasks),
     Operation("task:send", send_job, "operator", "change"),
     Operation("task:revoke", revoke_jobs, "operator", "danger"),

@@ -1,6 +1,7 @@
 """The pages of the dashboard, in the order of the navigation."""
 
 from celery5.dashboard.page import Page
+from celery5.dashboard.pages.bulk import BULK_PAGES
 from celery5.dashboard.pages.dead_letters import DEAD_LETTER_PAGES
 from celery5.dashboard.pages.events import EVENT_PAGES
 from celery5.dashboard.pages.jobs import JOB_PAGES
@@ -19,6 +20,7 @@ PAGES: tuple[Page, ...] = (
     *QUEUE_PAGES,
     *JOB_PAGES,
     *DEAD_LETTER_PAGES,
+    *BULK_PAGES,
     *PROCESS_PAGES,
     *SCHEDULE_PAGES,
     *EVENT_PAGES,

@@ -1,12 +1,19 @@
 """The pages of tasks: which fails since when and why, and how long they run and wait."""
 
+import glob
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from celery5.dashboard.page import Page, PageRequest
+from celery5.observability.job_search import JobPage
 from celery5.observability.metrics import HistoryPoint
+from celery5.protocol.job.failure_groups import DeadJobGroups
 
 FAILED = ("RETRY", "DEAD")
+SHOWN_ERRORS = 5
+SHOWN_GROUPS = 10
+MAX_LOOKED_AT = 5000
+"""Dead jobs that are looked at for the causes."""
 MAX_QUEUES = 10
 """Queues of a task whose history is read."""
 
@@ -17,31 +24,39 @@ class TaskPoint(NamedTuple):
     at: int
     ended: int
     failed: int
-    # Seconds, the largest of all queues; None where none has run.
-    run: float | None
-    wait: float | None
+    # Percentiles in seconds, the largest of all queues; None where none has run.
+    run_p50: float | None = None
+    run: float | None = None
+    run_p99: float | None = None
+    wait_p50: float | None = None
+    wait: float | None = None
+    wait_p99: float | None = None
 
 
 def sum_task(task: str, histories: Iterable[list[HistoryPoint]]) -> list[TaskPoint]:
     """Return the history of a task over the histories of its queues, the oldest first."""
     points: dict[int, TaskPoint] = {}
     for point in (point for history in histories for point in history):
-        before = points.get(point.at, TaskPoint(point.at, 0, 0, None, None))
+        before = points.get(point.at, TaskPoint(point.at, 0, 0))
         for numbers in point.tasks:
             if numbers.task == task:
                 before = TaskPoint(
                     point.at,
                     before.ended + sum(numbers.counts.values()),
                     before.failed + sum(numbers.counts.get(state, 0) for state in FAILED),
-                    _get_larger(before.run, numbers.run),
-                    _get_larger(before.wait, numbers.wait),
+                    _get_larger(before.run_p50, numbers.run, "p50"),
+                    _get_larger(before.run, numbers.run, "p95"),
+                    _get_larger(before.run_p99, numbers.run, "p99"),
+                    _get_larger(before.wait_p50, numbers.wait, "p50"),
+                    _get_larger(before.wait, numbers.wait, "p95"),
+                    _get_larger(before.wait_p99, numbers.wait, "p99"),
                 )
         points[point.at] = before
     return [points[at] for at in sorted(points)]
 
 
-def _get_larger(before: float | None, percentiles: Mapping[str, float] | None) -> float | None:
-    found = (percentiles or {}).get("p95")
+def _get_larger(before: float | None, percentiles: Mapping[str, float] | None, name: str) -> float | None:
+    found = (percentiles or {}).get(name)
     return max((one for one in (before, found) if one is not None), default=None)
 
 
@@ -55,7 +70,7 @@ async def load_tasks(request: PageRequest) -> Mapping[str, Any]:
 
 
 async def load_task(request: PageRequest) -> Mapping[str, Any]:
-    """Return how one task does, its history, and its last dead letters."""
+    """Return how one task does, its history, its last errors and its dead jobs by cause."""
     name = request.path["task"]
     overview = await request.read("top:show")
     found = next((task for task in overview.tasks if task.name == name), None)
@@ -65,12 +80,18 @@ async def load_task(request: PageRequest) -> Mapping[str, Any]:
         for queue in (found.queues if found else ())[:MAX_QUEUES]
     ]
     limits = await request.read("task:limits")
+    pattern = glob.escape(name)
+    groups: DeadJobGroups = await request.read("dlq:groups", task=[pattern], limit=MAX_LOOKED_AT)
+    errors: JobPage = await request.read("task:search", task=pattern, error="*", limit=SHOWN_ERRORS)
     return {
         "name": name,
+        "pattern": pattern,
+        "groups": groups.groups[:SHOWN_GROUPS],
+        "errors": errors.jobs,
         "task": found,
         "points": sum_task(name, histories),
         "limit": next((limit for limit in limits if limit.task == name), None),
-        "dead": await request.read("dlq:read", task=[name], count=10),
+        "dead": await request.read("dlq:read", task=[pattern], count=5),
         "starts": overview.starts,
     }
 

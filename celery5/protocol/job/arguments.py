@@ -28,8 +28,9 @@ import msgspec
 from msgspec import Raw
 
 from celery5.errors import BadArguments, BadResult, Misconfigured
+from celery5.protocol.job.history import CallShape
 from celery5.protocol.job.messages import MAX_DEPTH, NO_KWARGS, is_nested_deeper, try_decode_value
-from celery5.protocol.masking import get_error_text, mask_passwords
+from celery5.protocol.masking import MASK, get_error_text, mask_passwords
 from celery5.protocol.similar_names import did_you_mean
 
 MAX_CALL_LENGTH = 120
@@ -38,13 +39,16 @@ MAX_CALL_SIZE = 16 * 1024
 """Bytes of a call's arguments that are decoded; of larger ones only the size is shown."""
 
 
-def format_call(names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw) -> str:
+def format_call(
+    names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw, redacted: Collection[str] = ()
+) -> str:
     """Return the arguments of a call on one line, `order=7, token="***"`: shortened, and without passwords.
 
     Args:
         names: the task's positional parameters, in order.
         args: the positional arguments, a JSON array.
         kwargs: the named ones, a JSON object.
+        redacted: the parameters whose values are never shown.
     """
     size = len(bytes(args)) + len(bytes(kwargs))
     if size > MAX_CALL_SIZE:
@@ -54,6 +58,7 @@ def format_call(names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw) ->
         return "(unreadable)"
     values = cast("list[object]", positional)
     values_by_name = dict(zip(names, values, strict=False)) | cast("dict[str, object]", named)
+    values_by_name |= {name: MASK for name in redacted if name in values_by_name}
     try:
         shown = [f"{name}={_json(value)}" for name, value in mask_passwords(values_by_name).items()]
         text = ", ".join(shown + [_json(mask_passwords(value)) for value in values[len(names) :]])
@@ -188,12 +193,13 @@ class Parameters:
     for type checkers only, stays Any.
     """
 
-    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+    def __init__(self, task: str, function: Callable[..., Any], redact: Collection[str] = ()) -> None:
         self._task = task
         self._function = function
         self._signature = inspect.signature(function)
         self.has_unresolved: bool = False
         self._read_annotations()
+        self.call_shape: CallShape = CallShape(self._names, self._check_redacted(redact))
         self._is_late: bool = self.has_unresolved
 
     def resolve(self) -> None:
@@ -238,6 +244,18 @@ class Parameters:
     def positional_names(self) -> tuple[str, ...]:
         """Return the names of the positional parameters, in order."""
         return self._names
+
+    def _check_redacted(self, names: Collection[str]) -> frozenset[str]:
+        """Return the parameters whose values are never shown. Raises Misconfigured when there is no such parameter."""
+        if isinstance(names, str) or not isinstance(cast("object", names), Collection):
+            raise Misconfigured(f"task {self._task}: redact is {names!r}: give a list of parameters")
+        for name in names:
+            if name not in self._signature.parameters and self._more is None:
+                hint = did_you_mean(name, list(self._signature.parameters))
+                raise Misconfigured(
+                    f"task {self._task}: redact has {name!r}, which is no parameter; {hint}".rstrip("; ")
+                )
+        return frozenset(names)
 
     def get_type(self, parameter: int | str) -> Any:
         """Return the annotated type of a parameter, by position or by name; Any where there is none."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict, cast, get_args
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.job.error_text import is_group_id, make_group_id, normalise_message
 from celery5.protocol.job.job import to_seconds
 from celery5.protocol.job.messages import (
     Failure,
@@ -61,6 +62,11 @@ class DeadJob(msgspec.Struct, frozen=True):
         return f"{self.type}: {self.message}" if self.message else self.type
 
     @property
+    def group(self) -> str:
+        """Return the id of its group: of the task, the class of the error and the normalised message."""
+        return make_group_id(self.task, self.type, normalise_message(self.message))
+
+    @property
     def lock(self) -> str:
         """Return the name of its deduplication lock on the queue; '' without a key."""
         return f"{self.task} {self.key}" if self.key else ""
@@ -79,6 +85,7 @@ class DeadJobFilter(TypedDict, total=False):
     sink: str | Sequence[str] | None
     ids: str | Sequence[str] | None  # of jobs, or of entries when one queue is read
     message: str | None  # a part of the error's text
+    group: str | Sequence[str] | None  # the id of a group, from `app.dlq.groups`
     older_than: float | timedelta | None  # time since the death, in seconds or as a timedelta
     newer_than: float | timedelta | None  # likewise
     limit: int | None  # the most jobs, the oldest of each queue first
@@ -97,6 +104,7 @@ class DeadJobQuery(msgspec.Struct, frozen=True):
     sinks: tuple[str, ...] = ()
     ids: frozenset[str] = frozenset()
     message: str = ""
+    groups: tuple[str, ...] = ()
     older_than: float | None = None
     newer_than: float | None = None
     limit: int | None = None
@@ -113,6 +121,7 @@ class DeadJobQuery(msgspec.Struct, frozen=True):
             and _like(job.task, self.tasks)
             and _like(job.type, self.errors)
             and self.message in job.message
+            and (not self.groups or job.group in self.groups)
             and (self.where is None or bool(self.where(job)))
         )
 
@@ -141,6 +150,7 @@ def parse_filter(conditions: Mapping[str, Any]) -> DeadJobQuery:
         sinks=_texts(conditions, "sink"),
         ids=frozenset(_texts(conditions, "ids")),
         message=message or "",
+        groups=_group_ids(_texts(conditions, "group")),
         older_than=_age(conditions, "older_than"),
         newer_than=_age(conditions, "newer_than"),
         limit=limit,
@@ -302,6 +312,13 @@ def _reasons(reasons: tuple[str, ...]) -> tuple[str, ...]:
             hint = did_you_mean(reason, known_reasons, otherwise=f"use one of {', '.join(known_reasons)}")
             raise Misconfigured(f"reason {reason!r} is not known: {hint}")
     return reasons
+
+
+def _group_ids(groups: tuple[str, ...]) -> tuple[str, ...]:
+    for group in groups:
+        if not is_group_id(group):
+            raise Misconfigured(f"group is {group!r}: give the id of a group, 12 hexadecimal digits")
+    return groups
 
 
 def _age(conditions: Mapping[str, Any], name: str) -> float | None:

@@ -1,10 +1,11 @@
 """Describe one job in detail, from its message and its document."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.messages import (
     Command,
     Document,
@@ -64,11 +65,22 @@ class JobDetails(msgspec.Struct, frozen=True):
     jobs_ahead: int | None = None
     # What it has reported while it runs.
     progress: Progress | None = None
+    # Its traceparent; '' when unknown.
+    trace: str = ""
+    # Its attempts that the history has, the first one first. `App.find` does not look for them.
+    attempts: tuple[JobRecord, ...] = ()
+    # Only the history knows of it: its result has expired, and there are no `args`.
+    is_from_history: bool = False
 
     @property
     def has_ended(self) -> bool:
         """Return whether the job has ended."""
         return self.state in FINISHED
+
+    @property
+    def has_result(self) -> bool:
+        """Return whether `value` is its result."""
+        return self.state is JobState.SUCCESS and not self.is_from_history
 
 
 def make_job_details(
@@ -109,7 +121,7 @@ def make_job_details(
         deliveries=deliveries,
         revoked=letter == Place.REVOKED or state is JobState.REVOKED,
         dead_entry=place[1:] if letter == Place.DEAD else "",
-        limit=_limit_name(place) if letter == Place.LIMITED else "",
+        limit=format_limit(place) if letter == Place.LIMITED else "",
         jobs_ahead=jobs_ahead if letter == Place.LIMITED else None,
         progress=progress if progress and worker and progress.worker == worker else None,
     )
@@ -117,7 +129,67 @@ def make_job_details(
     return _with_end(story, ended) if ended else story
 
 
-def _limit_name(place: str) -> str:
+def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> JobDetails | None:
+    """Return the details of a job with its attempts in the history; None when nothing is known of it.
+
+    Attempts that only its message tells of are among them.
+    """
+    if details is None and not records:
+        return None
+    attempts = {(one.replays, one.attempt, one.ended): one for one in records}
+    if details is None:
+        last = records[-1]
+        details = _make_from_record(max(attempts.values(), key=lambda one: one.ended, default=last))
+    known = {(one.replays, one.attempt) for one in records}
+    for failure in details.failures if records else ():
+        if (details.replays, failure.attempt) not in known:
+            record = JobRecord(
+                id=details.id,
+                queue=details.queue,
+                state=JobState.RETRY.value,
+                task=details.task,
+                attempt=failure.attempt,
+                replays=details.replays,
+                worker=failure.worker,
+                ended=failure.at,
+                error_type=failure.type,
+                error_message=failure.message,
+            )
+            attempts[record.replays, record.attempt, record.ended] = record
+    in_order = sorted(attempts.values(), key=lambda one: (one.ended, one.attempt))
+    trace = details.trace or next((one.trace for one in in_order if one.trace), "")
+    return msgspec.structs.replace(details, attempts=tuple(in_order), trace=trace)
+
+
+def _make_from_record(record: JobRecord) -> JobDetails:
+    return JobDetails(
+        id=record.id,
+        queue=record.queue,
+        state=JobState(record.state) if record.state in JobState.__members__ else JobState.UNKNOWN,
+        task=record.task,
+        attempt=record.attempt,
+        replays=record.replays,
+        deliveries=record.deliveries,
+        worker=record.worker,
+        sent=record.sent,
+        started=max(record.ended - record.ran, 0.0) if record.ran is not None else 0.0,
+        finished=record.ended,
+        reason=record.reason,
+        failure=Failure(
+            type=record.error_type,
+            message=record.error_message,
+            attempt=record.attempt,
+            worker=record.worker,
+            at=record.ended,
+        )
+        if record.error_type
+        else None,
+        is_from_history=True,
+    )
+
+
+def format_limit(place: str) -> str:
+    """Return the limit at which a job with that place waits: its task, the tenant and the key."""
     task, fair, token = (unescape_word(word) for word in place.split(" ", 3)[1:])
     return ", ".join(filter(None, (task, fair and f"tenant {fair}", token and f"key {token}")))
 
@@ -137,6 +209,7 @@ def _with_message(story: JobDetails, command: Command) -> JobDetails:
         sent=command.sent,
         expires=command.expires or 0.0,
         failures=command.failures,
+        trace=command.trace,
     )
 
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
+from celery5.protocol.observability.ended_jobs import SuccessWatch
 from celery5.protocol.observability.families import Exemplar, MetricFamily, make_counter, make_histogram
 from celery5.protocol.observability.sketch import Sketch
 
@@ -13,7 +14,7 @@ UNKNOWN_TASK = "(unknown)"
 class TaskTally:
     """The jobs of one task on one queue."""
 
-    __slots__ = ("counts", "exemplar", "run_times", "wait_times")
+    __slots__ = ("counts", "exemplar", "run_times", "successes", "wait_times")
 
     def __init__(self) -> None:
         # How many attempts have ended in each state.
@@ -23,6 +24,8 @@ class TaskTally:
         self.wait_times = Sketch()
         # The last run whose trace is recorded.
         self.exemplar: Exemplar | None = None
+        # Which successes the history keeps.
+        self.successes = SuccessWatch()
 
     def set_exemplar(self, traceparent: str, seconds: float, at: float) -> None:
         """Note a run, for whoever wants to see one of so many seconds; nothing if its trace is not recorded."""

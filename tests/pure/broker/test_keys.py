@@ -53,8 +53,11 @@ def made_for_queues() -> dict[str, str]:
 
 
 def made_for_metrics() -> dict[str, str]:
-    """Every key of the metrics of an application."""
+    """Every key of the metrics of an application, and of the history of its jobs."""
     return {
+        "failed_jobs": SHOP.failed_jobs,
+        "other_jobs": SHOP.other_jobs,
+        "history_sent": SHOP.history_sent("<process>"),
         "metrics_reports": SHOP.metrics_reports,
         "metrics_sent": SHOP.metrics_sent("<process>"),
         "metrics_turn": SHOP.metrics_turn,

@@ -135,6 +135,7 @@ def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
         "inbox_signatures",
         "keys",
         "keys_usage",
+        "job_history",
         "metrics_interval",
         "statsd",
         "status_host",

@@ -9,6 +9,7 @@ from typing import Any
 
 import celery5
 from celery5 import App, AsyncResult
+from celery5.dashboard.bulk_actions import get_bulk_actions
 from celery5.streams import Stream
 from celery5.workflows.run import WorkflowRun
 
@@ -43,6 +44,7 @@ ORDERS = ("orders", "books")
 CALLS = [
     Call("queue:purge", app_itself, "empty", ("default",)),
     Call("task:revoke", a_job, "revoke"),
+    Call("bulk:stop", get_bulk_actions, "stop", ("nothing",)),
     Call("dlq:replay", lambda app: app.dlq, "replay"),
     Call("dlq:purge", lambda app: app.dlq, "purge"),
     Call("task:limit", lambda app: app.limits, "set", ("t", 3)),
@@ -87,12 +89,14 @@ NO_ACTIONS = {
     "workflow",
     "AsyncResult": "forget get outcome progress status",
     "Audit": "acting_as list",
+    "BulkActions": "get list mark_stopping start",
     "Control": "ping workers",
-    "DeadLetters": "count read",
+    "DeadLetters": "count groups read",
     "DeadRecords": "read",
     "Events": "add group_subscriptions list_queues make_event send state versions waiting",
+    "Jobs": "search story",
     "Limits": "list rule",
-    "Metrics": "add_outlet history summary totals",
+    "Metrics": "add_outlet history overview summary totals",
     "ParkedKeyRegistry": "read",
     "Schedules": "list list_declared schedulers show",
     "Stream": "append encode find_partition make_append send send_many subscribe subscribe_check",

@@ -122,6 +122,7 @@ class RefusedKeys:
 REFUSED = [
     RefusedKeys("metrics:report-failed", "}:metrics:reports"),
     RefusedKeys("metrics:rollup-interrupted", "}:metrics:turn"),
+    RefusedKeys("history:write-failed", "}:history:"),
     RefusedKeys("progress:write-failed", ":default}:progress:"),
     RefusedKeys("inbox:read-failed", "}:inbox:"),
     RefusedKeys("health:share-failed", "}:check"),

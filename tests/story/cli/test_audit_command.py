@@ -76,6 +76,7 @@ NOT_ACTING = {
         "stream show",
         "stream tail",
         "task limits",
+        "task search",
         "task show",
     ),
     *("worker active", "worker list", "worker ping", "worker stats", "workflow graph", "workflow list"),

@@ -341,3 +341,18 @@ def test_the_application_at_a_glance(desk: Desk, redis_client: "redis.Redis") ->
     default = whole["queues"]["default"]
     assert (default["waiting"], default["scheduled"], default["dead"], default["workers"]) == (1, 1, 1, [])
     assert list(json.loads(desk("info", "--queue", "slow", "--json"))["queues"]) == ["slow"]
+
+
+def test_dead_jobs_are_shown_by_what_made_them_fail(desk: Desk, redis_client: "redis.Redis") -> None:
+    bury(desk.app, redis_client, "a", "b")
+    bury(desk.app, redis_client, "c", error="OSError", queue="slow")
+    first, second = desk("dlq", "groups").splitlines()[1:]
+    assert first.split()[1:5] == ["2", "shop.t", "ValueError:", "ValueError"]
+    assert second.split()[-1] == "slow"
+    part = celery5("-A", "shop", "dlq", "groups", "--limit", "1", "--json", cwd=desk.folder)
+    found = json.loads(part.out)
+    assert (found["looked_at"], found["total"], found["groups"][0]["id"]) == (1, 3, first.split()[0])
+    assert f"looked at 1 of 3 dead jobs; the next ones: --after {found['next']}" in part.err
+    replayed = desk("dlq", "replay", "--error-group", second.split()[0], "--json")
+    assert json.loads(replayed)["replayed"] == 1
+    assert sent(redis_client, desk.app, "slow") == ["c"]

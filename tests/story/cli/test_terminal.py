@@ -84,6 +84,7 @@ COMMANDS = {
     "task limits": [""],
     "task resume": ["POISON"],
     "task revoke": ["POISON"],
+    "task search": ["", "--id POISON", "--task POISON --queue POISON", "--argument POISON --cursor POISON"],
     "task send": ["POISON", "shop.add --args POISON"],
     "task show": ["job1", "POISON"],
     "task suspend": ["POISON --why POISON"],

@@ -1,0 +1,94 @@
+"""Normalise the messages of errors, so that errors with one cause have one text and one group id."""
+
+import hashlib
+import re
+from functools import lru_cache
+
+MAX_LENGTH = 500
+"""Characters of a message that are looked at: the time and the text are bounded."""
+
+_QUOTED = (
+    r"(?P<quoted>(?<![\w#<>*])(?P<mark>['\"`])(?!(?P=mark))(?:(?!(?P=mark)).|(?P=mark)(?=[\w#<*]))+(?:END))"
+)
+_TOKENS = r"""
+  | (?P<url>(?<![\w#<>*])[a-zA-Z][a-zA-Z+]{1,9}://[^\s'"`<>\[\](){},;]+)
+  | (?P<mail>(?<![\w.+\-#<>*])\w[\w.+\-]{0,63}@\w[\w\-]*(?:\.\w[\w\-]*)+)
+  | (?P<uuid>(?<![\w#<>*])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![\w#<*]))
+  | (?P<date>(?<![\w#<>*])\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?(?![\w#<*]))
+  | (?P<time>(?<![\w#<>*:])\d\d?:\d\d(?::\d\d(?:[.,]\d+)?)?(?![\w#<*:]))
+  | (?P<ip>(?<![\w#<>*.])\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?(?![\w#<*]))
+  | (?P<ip6>(?<![\w#<>*:])(?=[0-9a-fA-F:]*\d)[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w#<*:]))
+  | (?P<drive>(?<![\w#<>*])[a-zA-Z]:\\[\w.\-+\\*#]+)
+  | (?P<path>(?<![\w#<>*./~])(?:/+[\w.\-+%@=~*#]+)+/*)
+  | (?P<number>(?<![\w#<>*])\d+(?:[.,]\d+)*(?=[A-Za-zµ]{0,3}(?![\w#<*])))
+  | (?P<word>(?<![\w#<>*])(?=[^\W\d]*\d)\w+)
+  | (?P<digits>\d+)
+"""
+_END = r"(?P=mark)(?![\w#<*])"
+_WHOLE = re.compile(_QUOTED.replace("END", _END) + _TOKENS, re.VERBOSE)
+_CUT = re.compile(_QUOTED.replace("END", rf"{_END}|\Z") + _TOKENS, re.VERBOSE)
+"""For the beginning of a long message: a quotation may lack its end."""
+_DIGITS = re.compile(r"\d+")
+_ADDRESS = re.compile(r"0[xX][0-9a-fA-F]+")
+_HEX = re.compile(r"[0-9a-fA-F]{8,}")
+_TURN = re.compile(r"(?<=\d)(?=[^\W\d])|(?<=[^\W\d])(?=\d)")
+_GROUP_ID = re.compile(r"[0-9a-f]{12}")
+_SHORTEST_ID, _TURNS_OF_ID = 8, 3
+"""Letters and digits that take turns so often are an id; `python3` and `node12a` are not."""
+
+
+@lru_cache(maxsize=4096)
+def normalise_message(message: str) -> str:
+    """Return a message with placeholders for what differs from one failure to the next.
+
+    A placeholder is never longer than what it stands for. Numbers become `#`, quotations `'*'`, paths `/*`, e-mail
+    addresses `*@*`, and the others `<url>`, `<uuid>`, `<hex>`, `<id>`, `<date>` and `<ip>`. White space becomes one
+    space. What is normalised stays as it is.
+    """
+    text = " ".join(message[: 4 * MAX_LENGTH].split())
+    is_cut = len(text) > MAX_LENGTH
+    text = text[:MAX_LENGTH].rstrip()
+    return (_CUT if is_cut else _WHOLE).sub(_replace, text)
+
+
+@lru_cache(maxsize=4096)
+def make_group_id(task: str, error_type: str, pattern: str) -> str:
+    """Return the id of a group."""
+    text = "\0".join((task, error_type, pattern)).encode(errors="surrogatepass")
+    return hashlib.blake2s(text, digest_size=6).hexdigest()
+
+
+def is_group_id(text: str) -> bool:
+    """Return whether `text` is the id of a group."""
+    return _GROUP_ID.fullmatch(text) is not None
+
+
+def _replace(match: re.Match[str]) -> str:
+    kind, text = match.lastgroup or "", match.group()
+    match kind:
+        case "quoted":
+            return f"{text[0]}*{text[0]}" if len(text) > 2 else text
+        case "url" | "uuid" | "date":
+            return f"<{kind}>"
+        case "ip" | "ip6":
+            return "<ip>" if len(text) > 3 else "#"
+        case "mail":
+            return "*@*"
+        case "path":
+            return "/*"
+        case "drive":
+            return f"{text[:3]}*"
+        case "word":
+            return _replace_word(text)
+        case _:
+            return "#"
+
+
+def _replace_word(word: str) -> str:
+    if _ADDRESS.fullmatch(word):
+        return "#"
+    if _HEX.fullmatch(word):
+        return "<hex>"
+    if len(word) >= _SHORTEST_ID and len(_TURN.findall(word)) >= _TURNS_OF_ID:
+        return "<id>"
+    return _DIGITS.sub("#", word)

@@ -1,0 +1,230 @@
+"""Select jobs by what is asked for, and say where a search goes on."""
+
+import math
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from datetime import datetime
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from typing import Any, cast
+
+import msgspec
+
+from celery5.errors import Misconfigured
+from celery5.protocol.job.history import CUT, JobRecord
+from celery5.protocol.job.states import JobState
+from celery5.protocol.similar_names import did_you_mean
+
+Moment = float | datetime
+"""Seconds since 1970, or a datetime with a zone."""
+ArgumentFilter = str | Mapping[str, object]
+"""Arguments by path: `{"order.id": 7}` or `"order.id=7"`."""
+
+MAX_LIMIT = 1000
+"""Jobs on one page."""
+_WILDCARDS = frozenset("*?[")
+
+
+class ArgumentMatch(msgspec.Struct, frozen=True):
+    """A value that an argument, or a part of one, must have."""
+
+    path: tuple[str, ...]
+    wanted: Any
+    # The value as it was written; '' where it was no text.
+    text: str = ""
+
+    def matches(self, arguments: Mapping[str, Any]) -> bool:
+        """Return whether arguments have the value. A text that was shortened is compared as far as it goes."""
+        found: Any = arguments
+        for name in self.path:
+            if isinstance(found, Mapping):
+                mapping = cast("Mapping[str, Any]", found)
+                if name not in mapping:
+                    return False
+                found = mapping[name]
+            elif isinstance(found, list) and name.isdecimal() and int(name) < len(cast("list[Any]", found)):
+                found = cast("list[Any]", found)[int(name)]
+            else:
+                return False
+        if isinstance(found, str):
+            wanted = self.wanted if isinstance(self.wanted, str) else self.text
+            return found == wanted or (found.endswith(CUT) and wanted.startswith(found[:-1]))
+        return (type(found) is type(self.wanted) and bool(found == self.wanted)) or _is_same(
+            found, self.wanted
+        )
+
+
+def _is_same(found: Any, wanted: Any) -> bool:
+    """Return whether two numbers are equal; True is not 1."""
+    is_number = [isinstance(one, int | float) and not isinstance(one, bool) for one in (found, wanted)]
+    return all(is_number) and found == wanted
+
+
+class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What jobs are asked for; what is empty is not compared."""
+
+    id: str = ""
+    # With wildcards: `shop.*`.
+    task: str = ""
+    queue: str = ""
+    state: JobState | None = None
+    # The class of the error, with wildcards, or a part of its message.
+    error: str = ""
+    # With wildcards.
+    worker: str = ""
+    arguments: tuple[ArgumentMatch, ...] = ()
+    # Seconds since 1970.
+    since: float = 0.0
+    until: float = math.inf
+
+    def matches(self, record: JobRecord, arguments: Mapping[str, Any] | None = None) -> bool:
+        """Return whether a job is asked for.
+
+        Args:
+            record: The job.
+            arguments: Its arguments, where they are known as a whole; default: those of the record.
+        """
+        return (
+            (not self.id or record.id == self.id)
+            and (not self.queue or record.queue == self.queue)
+            and (self.state is None or record.state == self.state.value)
+            and (not self.task or fnmatchcase(record.task, self.task))
+            and (not self.worker or fnmatchcase(record.worker, self.worker))
+            and (not self.error or self._has_error(record))
+            and self.since <= record.at <= self.until
+            and all(
+                one.matches(record.arguments if arguments is None else arguments) for one in self.arguments
+            )
+        )
+
+    def _has_error(self, record: JobRecord) -> bool:
+        name = record.error_type
+        return bool(record.error) and (
+            fnmatchcase(name, self.error)
+            or fnmatchcase(name.rpartition(".")[2], self.error)
+            or self.error in record.error_message
+        )
+
+    @property
+    def needles(self) -> tuple[bytes, ...]:
+        """Texts of which each stands in every packed record that is asked for: so most need not be unpacked."""
+        plain = [self.id, self.queue, self.state.value if self.state else ""]
+        plain += [text for text in (self.task, self.worker) if not _WILDCARDS & set(text)]
+        return tuple(text.encode() for text in plain if text)
+
+    @property
+    def digest(self) -> str:
+        """A text that tells this query from others, for a cursor."""
+        return sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:8]
+
+
+class SearchPosition(msgspec.Struct, frozen=True, array_like=True):
+    """The last job that a search has looked at."""
+
+    # The query, see `JobQuery.digest`.
+    query: str
+    # Which kind of place is read, the queue, and the job there.
+    stage: int
+    queue: str
+    place: str
+    # How many jobs of this place were looked at.
+    looked_at: int = 0
+    # The oldest dead job that was looked at, of each queue that has more of them.
+    dead_ends: dict[str, str] = {}
+
+    def encode(self) -> str:
+        """Return the cursor."""
+        return urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
+
+
+def read_cursor(cursor: str, query: JobQuery) -> SearchPosition:
+    """Return the position of a cursor. Raises Misconfigured for one of another search."""
+    try:
+        raw = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        position = msgspec.msgpack.decode(raw, type=SearchPosition)
+    except ValueError:
+        raise Misconfigured(f"cursor is {cursor!r}: give the cursor of the page before") from None
+    if position.query != query.digest:
+        raise Misconfigured("this cursor is of another search: give the same filters as for the page before")
+    return position
+
+
+def make_job_query(
+    *,
+    id: str = "",  # noqa: A002  the job's own word
+    task: str = "",
+    queue: str = "",
+    state: str = "",
+    error: str = "",
+    worker: str = "",
+    argument: ArgumentFilter = "",
+    since: Moment | None = None,
+    until: Moment | None = None,
+) -> JobQuery:
+    """Return the query with these conditions. Raises Misconfigured for what makes no sense."""
+    texts = {"id": id, "task": task, "queue": queue, "error": error, "worker": worker}
+    for name, text in texts.items():
+        if not isinstance(cast("object", text), str):
+            raise Misconfigured(f"{name} is {text!r}: give a text")
+    return JobQuery(
+        **texts,
+        state=_read_state(state),
+        arguments=_read_arguments(argument),
+        since=0.0 if since is None else _read_moment("since", since),
+        until=math.inf if until is None else _read_moment("until", until),
+    )
+
+
+def check_limit(limit: object) -> int:
+    """Return the number of jobs on a page. Raises Misconfigured."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
+        raise Misconfigured(f"limit is {limit!r}: give 1 to {MAX_LIMIT}")
+    return limit
+
+
+def _read_state(state: str) -> JobState | None:
+    if not state:
+        return None
+    name = str(state).upper()
+    known = [one.value for one in JobState if one is not JobState.UNKNOWN]
+    if name not in known:
+        hint = did_you_mean(name, known, otherwise=f"states are {', '.join(known)}")
+        raise Misconfigured(f"no state {state!r}; {hint}")
+    return JobState(name)
+
+
+def _read_moment(name: str, moment: Moment) -> float:
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise Misconfigured(f"{name} is {moment!r}: give a datetime with a zone")
+        return moment.timestamp()
+    is_number = isinstance(cast("object", moment), int | float) and not isinstance(moment, bool)
+    if not is_number or not 0 <= moment < math.inf:
+        raise Misconfigured(f"{name} is {moment!r}: give a datetime, or seconds since 1970")
+    return float(moment)
+
+
+def _read_arguments(argument: ArgumentFilter) -> tuple[ArgumentMatch, ...]:
+    if isinstance(argument, str):
+        return (_read_argument(argument),) if argument else ()
+    if not isinstance(cast("object", argument), Mapping):
+        raise Misconfigured(f"argument is {argument!r}: give PATH=VALUE, or a dictionary")
+    matches: list[ArgumentMatch] = []
+    for path, wanted in argument.items():
+        try:
+            plain = msgspec.json.decode(msgspec.json.encode(wanted, enc_hook=str))
+        except (TypeError, ValueError, RecursionError):
+            raise Misconfigured(f"argument {path!r} is {wanted!r}: give a value with a JSON form") from None
+        matches.append(ArgumentMatch(tuple(path.split(".")), plain, plain if isinstance(plain, str) else ""))
+    return tuple(matches)
+
+
+def _read_argument(text: str) -> ArgumentMatch:
+    path, equals, value = text.partition("=")
+    if not path or not equals:
+        raise Misconfigured(f"argument is {text!r}: give PATH=VALUE, such as order.id=7")
+    try:
+        wanted = msgspec.json.decode(value)
+    except (ValueError, RecursionError):
+        wanted = value
+    return ArgumentMatch(tuple(path.split(".")), wanted, value)

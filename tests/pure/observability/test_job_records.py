@@ -1,0 +1,161 @@
+"""Records of jobs are small and show no secrets, whatever the jobs are; and which attempts a process keeps."""
+
+import math
+from copy import copy
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw, json
+
+from celery5 import App
+from celery5.errors import Misconfigured
+from celery5.protocol.job.history import (
+    CUT,
+    MAX_PACKED,
+    NO_SHAPE,
+    CallShape,
+    JobRecord,
+    pack_record,
+    read_arguments,
+    shorten_arguments,
+    unpack_record,
+)
+from celery5.protocol.job.search import SearchPosition, make_job_query, read_cursor
+from celery5.protocol.observability import ended_jobs
+from celery5.protocol.observability.ended_jobs import BATCH, EndedJobs, SuccessWatch
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=30,
+)
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_arguments_of_any_form_are_shortened_to_few_bytes(arguments: dict[str, Any]) -> None:
+    read = read_arguments(NO_SHAPE, Raw(b"[]"), Raw(json.encode(arguments)))
+    short = shorten_arguments(read)
+    record = JobRecord(id="a", queue="q", state="DEAD", arguments=short)
+    packed = pack_record(record)
+    assert len(packed) <= MAX_PACKED
+    unpacked = unpack_record(packed)
+    assert unpacked is not None
+    assert unpacked.arguments in (short, {CUT: len(short)})
+
+
+@given(st.binary() | st.lists(VALUES).map(json.encode))
+def test_what_is_no_record_is_read_as_none(packed: bytes) -> None:
+    record = unpack_record(packed)
+    assert record is None or isinstance(record, JobRecord)
+
+
+def test_a_record_is_read_as_it_was_packed() -> None:
+    record = JobRecord(
+        id="r1~2",
+        queue="till",
+        state="DEAD",
+        task="shop.pay",
+        attempt=3,
+        worker="w",
+        sent=1.5,
+        ended=2.25,
+        waited=0.5,
+        ran=0.25,
+        error_type="ValueError",
+        error_message="no",
+        reason="exhausted",
+        arguments={"order": {"id": 7}},
+        run="r1",
+        limit="shop.pay",
+        trace="00-aa-bb-01",
+        kept="failure",
+    )
+    assert unpack_record(pack_record(record)) == record
+
+
+def test_parameters_are_named_masked_and_redacted() -> None:
+    shape = CallShape(("order", "card"), {"card", "pin"})
+    read = read_arguments(shape, Raw(b'[7,"4111","more"]'), Raw(b'{"pin":1,"api_key":"k","note":"n"}'))
+    assert read == {"order": 7, "card": "***", "2": "more", "pin": "***", "api_key": "***", "note": "n"}
+    assert read_arguments(shape, Raw(b"[" + b"1," * 10_000 + b"1]"), Raw(b"{}")) == {CUT: "20005 bytes"}
+    assert read_arguments(shape, Raw(b"x"), Raw(b"{}")) == {}
+
+
+@pytest.mark.parametrize(("redact", "words"), [(["crad"], "did you mean 'card'?"), ("card", "a list")])
+def test_only_parameters_are_redacted(redact: Any, words: str) -> None:
+    app = App("shop")
+    with pytest.raises(Misconfigured, match="redact") as error:
+
+        @app.task(redact=redact)
+        async def pay(card: str) -> None: ...
+
+    assert words in str(error.value)
+
+
+def test_a_cursor_goes_on_where_it_was_made_and_only_for_its_search() -> None:
+    query, other = make_job_query(task="a"), make_job_query(task="b")
+    position = SearchPosition(query.digest, 2, "till", "f=1-1 o=2-2", 7, {"till": "3-0"})
+    assert read_cursor(position.encode(), query) == position
+    for cursor in (position.encode(), "%%%", "x", position.encode()[:-3]):
+        with pytest.raises(Misconfigured):
+            read_cursor(cursor, other)
+
+
+def test_an_interval_keeps_the_slowest_and_one_sample_and_the_next_one_begins_anew() -> None:
+    kept, watch, clock = EndedJobs("p", lambda: 0.5), SuccessWatch(), count()
+
+    def succeed(seconds: float) -> None:
+        ended = float(next(clock))
+        if seconds > watch.slow_bar or ended >= watch.next_sample_at:
+            kept.add_success(
+                watch, seconds, ended,
+                lambda is_slow: JobRecord(
+                    id=str(seconds), queue="q", state="SUCCESS", kept="slow" if is_slow else "sample"
+                ),
+            )  # fmt: skip
+
+    def take() -> list[tuple[str, str]]:
+        kept.collect(next(clock), 10.0)
+        batch = kept.make_batch()
+        kept.acknowledge()
+        records = [unpack_record(one) for one in batch.others] if batch else []
+        return [(record.id, record.kept) for record in records if record]
+
+    for seconds in (1, 2, 0.5, 3, 0.1, 9, 1):
+        succeed(seconds)
+    assert take() == [("3", "slow"), ("9", "slow"), ("0.5", "sample")]
+    for seconds in (5, 4, 0.1, 0.2, 0.3, 0.4, 0.6):
+        succeed(seconds)
+    assert take() == [("4", "slow"), ("5", "slow"), ("0.3", "sample")]
+    assert take() == []
+    watch.close()
+    assert watch.slow_bar == watch.next_sample_at == math.inf
+
+
+def test_failures_are_sent_in_parts_each_again_until_it_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_jobs, "MAX_FAILURES", 250)
+    monkeypatch.setattr(ended_jobs, "MAX_WAITING", 300)
+    kept = EndedJobs("p", lambda: 0.5)
+    for _ in range(2):  # intervals while Redis is unreachable
+        for number in range(260):
+            record = JobRecord(id=str(number), queue="q", state="DEAD")
+            kept.add_failure(partial(copy, record))
+        kept.collect(0.0, 10.0)
+    first = kept.make_batch()
+    assert first is not None
+    assert kept.make_batch() is first
+    assert (first.number, len(first.failures), first.lost) == (1, BATCH, 2 * 10 + 200)
+    kept.acknowledge()
+    second = kept.make_batch()
+    assert second is not None
+    assert (second.number, len(second.failures), second.lost) == (2, 100, 0)
+    kept.acknowledge()
+    assert kept.make_batch() is None

@@ -1,0 +1,184 @@
+"""Dead letters in the dashboard: what died from one cause is seen, counted, replayed and purged; many by a bulk action."""
+
+import threading
+from typing import Any
+
+import pytest
+import trio
+
+from celery5 import App
+from celery5.dashboard import bulk_actions
+from celery5.dashboard.bulk_actions import BulkAction, BulkActions, TooManyBulkActions, get_bulk_actions
+from celery5.dead_letters.queues import DeadLetterTally
+from tests.redis.dashboard.client import find_links, looking_at, summarize_actions
+from tests.redis.worker.workers import until_async, working
+
+
+def declare(app: App) -> None:
+    """A task that dies from two causes."""
+
+    @app.task(name="shop.pay", queue="till", max_retries=0)
+    async def pay(order: int) -> None:
+        if order % 2:
+            raise ConnectionError(f"bank {order} is closed")
+        raise ValueError(f"order {order} is <empty>")
+
+
+async def bury(app: App, count: int) -> list[str]:
+    """Have so many jobs die; their ids."""
+    declare(app)
+    jobs = await app.asend_many([app.tasks["shop.pay"].s(number) for number in range(count)])
+    async with working(app):
+
+        async def are_dead() -> bool:
+            return (await app.ainfo()).dead == count
+
+        await until_async(are_dead)
+    return [job.id for job in jobs]
+
+
+async def get_group(app: App, error: str) -> str:
+    (group,) = (await app.dlq.agroups(error=error)).groups
+    return group.id
+
+
+async def until_ended(app: App) -> BulkAction:
+    """The last bulk action, when it has ended."""
+
+    async def has_ended() -> bool:
+        return not get_bulk_actions(app).list()[0].is_running
+
+    await until_async(has_ended)
+    return get_bulk_actions(app).list()[0]
+
+
+async def test_three_clicks_replay_what_died_from_one_cause(app: App) -> None:
+    await bury(app, 6)
+    async with looking_at(app, role="operator") as client:
+        page = await client.load("dead")
+        text = await client.look("dead")
+        assert "3 shop.pay ConnectionError: bank # is closed" in text
+        assert "3 shop.pay ValueError: order # is <empty>" in text
+        group = await get_group(app, "ConnectionError")
+        (link,) = [one for one in find_links(page, "do/dlq/replay") if group in one]
+        form = await client.look(link.removeprefix(f"/{app.name}/"))
+        assert "This would be done: 3 dead jobs sent again" in form
+        assert (await app.ainfo()).dead == 6
+        assert "3 dead jobs sent again" in await client.press("dlq:replay", group=group)
+    assert [job.type async for job in app.dlq.aread()] == ["ValueError"] * 3
+    assert summarize_actions(await app.audit.alist(action="dlq:replay"))[0] == {
+        "who": "anna",
+        "source": "dashboard",
+        "action": "dlq:replay",
+        "count": 3,
+    }
+
+
+async def test_a_cause_has_a_page_with_its_jobs_and_a_traceback(app: App) -> None:
+    ids = await bury(app, 4)
+    async with looking_at(app) as client:
+        group = await get_group(app, "ValueError")
+        text = await client.look(f"dead/groups/{group}")
+        assert "Traceback (most recent call last)" in text
+        assert ids[0] in text
+        assert ids[2] in text
+        assert ids[1] not in text
+        form = await client.load("do/dlq/purge", group=group, ids=[ids[0]])
+        assert "1 dead job deleted" in form
+        await client.press("dlq:purge", group=group, ids=ids[0])
+        await client.press("dlq:purge", group=group)
+        assert "No job is dead from this cause any more" in await client.look(f"dead/groups/{group}")
+        assert "give the id of a group" in await client.look("dead/groups/nonsense", status=400)
+    assert {job.id async for job in app.dlq.aread()} == {ids[1], ids[3]}
+
+
+async def test_a_replay_with_a_rate_goes_on_by_itself_and_shows_how_far_it_is(app: App) -> None:
+    await bury(app, 6)
+    async with looking_at(app, role="operator") as client:
+        assert "has begun" in await client.press("dlq:replay", error="ConnectionError", rate="100/s")
+    done = await until_ended(app)
+    assert (done.state, done.total, done.matched, done.done, done.who) == ("done", 3, 3, 3, "anna")
+    assert done.target == "error ConnectionError, rate 100/s"
+    assert (await app.ainfo()).dead == 3
+    async with looking_at(app, role="viewer") as client:
+        assert "3 of 3" in await client.look("bulk")
+        assert (await client.ask("bulk:show", id=done.id))["state"] == "done"
+        await client.ask("bulk:show", status=404, id="nobody")
+    (entry,) = await app.audit.alist(action="dlq:replay")
+    assert (entry.who, entry.source, entry.count) == ("anna", "dashboard", 3)
+
+
+async def test_many_jobs_are_changed_by_a_bulk_action(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery5.dashboard.operations.dead_letters.MAX_DIRECT", 2)
+    await bury(app, 6)
+    async with looking_at(app) as client:
+        assert "has begun" in await client.press("dlq:purge", task="shop.*", limit="4")
+        assert (await until_ended(app)).done == 4
+        assert "2 dead jobs deleted" in await client.press("dlq:purge")
+        assert "0 dead jobs deleted" in await client.press("dlq:purge")
+
+
+async def test_a_bulk_action_is_stopped_and_the_others_stay_dead(app: App) -> None:
+    await bury(app, 40)
+    async with looking_at(app, role="operator") as client:
+        await client.press("dlq:replay", rate="10/s")
+        (running,) = get_bulk_actions(app).list()
+        assert "Under way" in await client.look("dead")
+        await client.press("bulk:stop", id=running.id)
+        stopped = await until_ended(app)
+        assert (stopped.state, stopped.why) == ("stopped", "stopped by anna")
+        assert stopped.done < 40
+        assert (await app.ainfo()).dead == 40 - stopped.done
+        assert "had ended before" in await client.press("bulk:stop", id=running.id)
+    (entry,) = [one for one in await app.audit.alist(action="dlq:replay") if one.outcome != "dry run"]
+    assert entry.outcome.startswith("interrupted")
+    assert (await app.audit.alist(action="bulk:stop"))[0].who == "anna"
+
+
+async def test_a_wrong_rate_is_refused_before_anything_begins(app: App) -> None:
+    await bury(app, 2)
+    async with looking_at(app) as client:
+        assert "rate" in await client.press("dlq:replay", status=400, rate="soon")
+    assert get_bulk_actions(app).list() == []
+    assert (await app.ainfo()).dead == 2
+
+
+@pytest.mark.parametrize(
+    ("role", "operation"),
+    [("viewer", "dlq:replay"), ("viewer", "bulk:stop"), ("viewer", "task:revoke"), ("operator", "dlq:purge")],
+)
+async def test_lower_roles_are_refused(app: App, role: str, operation: str) -> None:
+    async with looking_at(app, role=role) as client:
+        assert f"{operation} is for" in await client.press(operation, status=403, id="x", ids="x")
+
+
+async def test_no_more_bulk_actions_run_than_may_and_old_ones_are_forgotten(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_actions, "MAX_KEPT", 3)
+    actions, may_end = BulkActions(app), threading.Event()
+
+    def wait(**_: Any) -> DeadLetterTally:
+        may_end.wait(30)
+        return DeadLetterTally(matched=1, done=1)
+
+    def fail(**_: Any) -> DeadLetterTally:
+        raise ValueError("no")
+
+    for _ in range(bulk_actions.MAX_RUNNING):
+        actions.start("dlq:replay", "all", None, wait)
+    with pytest.raises(TooManyBulkActions, match="4 bulk actions run"):
+        actions.start("dlq:replay", "all", None, wait)
+    may_end.set()
+
+    async def have_ended() -> bool:
+        return not any(one.is_running for one in actions.list())
+
+    await until_async(have_ended)
+    failing = actions.start("dlq:purge", "all", None, fail)
+    await until_async(have_ended)
+    assert len(actions.list()) == 3
+    last = actions.get(failing.id)
+    assert last is not None
+    assert (last.state, last.why) == ("failed", "no")
+    await trio.lowlevel.checkpoint()

@@ -1,0 +1,230 @@
+"""Jobs are found while they live and after they have ended: by every filter, page by page, each of them once."""
+
+import time
+from typing import Any
+
+import pytest
+import redis
+import trio
+
+from celery5 import App
+from celery5.errors import Misconfigured, UnknownQueue
+from celery5.observability import job_search, job_sources
+from celery5.observability.job_search import JobPage
+from celery5.protocol.job.history import JobRecord
+from tests.redis.worker.workers import until_async, working
+
+FAST: dict[str, Any] = {"metrics_interval": 0.1}
+
+
+def declare(app: App) -> None:
+    """Tasks that succeed, fail and are slow."""
+
+    @app.task(name="shop.pay", queue="till", redact=["card"])
+    async def pay(order: dict[str, Any], card: str = "", token: str = "") -> None: ...
+
+    @app.task(name="shop.fail", queue="till", max_retries=1, backoff=0.0)
+    async def fail(number: int) -> None:
+        raise ValueError(f"no number {number}")
+
+    @app.task(name="shop.sleep", queue="till")
+    async def sleep(seconds: float) -> None:
+        await trio.sleep(seconds)
+
+
+async def find(app: App, **filters: Any) -> list[JobRecord]:
+    """All pages of a search."""
+    found: list[JobRecord] = []
+    cursor: str | None = None
+    for _ in range(1000):
+        page: JobPage = await app.jobs.asearch(cursor=cursor, **filters)
+        found += page.jobs
+        if (cursor := page.cursor) is None:
+            return found
+    raise AssertionError("the search has no end")
+
+
+async def until_found(app: App, count: int, **filters: Any) -> list[JobRecord]:
+    """Wait until a search finds so many jobs."""
+    found: list[JobRecord] = []
+
+    async def is_found() -> bool:
+        found[:] = await find(app, **filters)
+        return len(found) >= count
+
+    await until_async(is_found)
+    assert len(found) == count
+    return found
+
+
+async def test_each_failed_attempt_is_found_by_each_filter(app: App) -> None:
+    app.configure(**FAST)
+    declare(app)
+    begun = time.time()
+    sent = await app.asend_many([app.tasks["shop.fail"].s(number) for number in range(5)])
+    async with working(app, name="one"):
+        failed = await until_found(app, 10, task="shop.fail")
+    assert sorted((job.id, job.attempt, job.state) for job in failed) == sorted(
+        (one.id, attempt, state) for one in sent for attempt, state in ((1, "RETRY"), (2, "DEAD"))
+    )
+    assert {len(await find(app, id=one.id)) for one in sent} == {2}
+    assert len(await find(app, task="shop.f*", queue="till")) == 10
+    assert await find(app, task="shop.pay") == []
+    assert len(await find(app, state="dead")) == len(await find(app, state="RETRY")) == 5
+    assert len(await find(app, error="ValueError")) == len(await find(app, error="no number")) == 10
+    assert [job.error for job in await find(app, error="no number 3", state="DEAD")] == [
+        "ValueError: no number 3"
+    ]
+    assert len(await find(app, worker="one*")) == 10
+    assert await find(app, worker="two") == []
+    assert {job.id for job in await find(app, argument={"number": 2})} == {sent[2].id}
+    assert {job.id for job in await find(app, argument="number=2")} == {sent[2].id}
+    assert len(await find(app, since=begun, until=time.time())) == 10
+    assert await find(app, since=time.time() + 1) == await find(app, until=begun - 1) == []
+
+
+async def test_live_jobs_of_each_state_are_found_each_once(app: App) -> None:
+    app.configure(**FAST)
+    declare(app)
+    pay, sleep = app.tasks["shop.pay"], app.tasks["shop.sleep"]
+    scheduled = await pay.options(countdown=60).adelay({"id": 1})
+    async with working(app, name="one"):
+        running = await sleep.adelay(60)
+
+        async def is_running() -> bool:
+            return [job.id for job in await find(app, state="EXECUTING")] == [running.id]
+
+        await until_async(is_running)
+        (job,) = await find(app, state="EXECUTING")
+        assert (job.worker[:4], job.task, job.arguments) == ("one:", "shop.sleep", {"seconds": 60})
+        dead = await app.tasks["shop.fail"].options(max_retries=0).adelay(7)
+        await until_found(app, 1, state="DEAD")
+        retried = await app.tasks["shop.fail"].options(backoff=1000, jitter=False).adelay(8)
+        await until_found(app, 2, state="RETRY")  # the attempt that has ended, and the job that waits
+        await running.arevoke()
+        await until_found(app, 1, state="REVOKED")
+    waiting = [await pay.options(priority="high").adelay({"id": 2}), await pay.adelay({"id": 3})]
+    found = await until_found(app, 7)
+    assert sorted((job.id, job.state) for job in found) == sorted(
+        [
+            (scheduled.id, "SCHEDULED"),
+            (running.id, "REVOKED"),
+            (dead.id, "DEAD"),
+            (retried.id, "RETRY"),
+            (retried.id, "RETRY"),
+            *((one.id, "SENT") for one in waiting),
+        ]
+    )
+    by_page: list[JobRecord] = []
+    cursor: str | None = None
+    for _ in range(8):
+        page = await app.jobs.asearch(limit=1, cursor=cursor)
+        by_page += page.jobs
+        if (cursor := page.cursor) is None:
+            break
+    assert sorted(by_page, key=str) == sorted(found, key=str)
+    assert cursor is None
+
+
+async def test_the_slowest_successes_are_kept_and_of_the_others_samples(app: App) -> None:
+    app.configure(metrics_interval=300)
+    declare(app)
+    async with working(app, name="one"):
+        seconds = [0.001] * 40 + [0.3, 0.2]
+        for one in await app.asend_many([app.tasks["shop.sleep"].s(number) for number in seconds]):
+            await one.aget(timeout=30)
+    found = await find(app, state="SUCCESS")
+    assert [job.arguments["seconds"] for job in found if job.kept == "slow"] == [0.3, 0.2]
+    assert [job.kept for job in found].count("sample") == 1
+    assert all(job.ran is not None and job.ran >= job.arguments["seconds"] for job in found)
+    page = await app.jobs.asearch(state="SUCCESS")
+    assert page.not_looked_at == "successes that were neither among the slowest nor sampled"
+
+
+async def test_arguments_are_found_by_their_path_and_redacted_ones_are_neither_shown_nor_found(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    app.configure(**FAST)
+    declare(app)
+    order = {"id": 7, "lines": [{"sku": "a" * 100}], "password": "hidden"}
+    sent = await app.tasks["shop.pay"].adelay(order, card="4111-1111", token="t0p")
+    for _ in range(2):  # while it waits, and after it has ended
+        assert [job.id for job in await find(app, argument="order.id=7")] == [sent.id]
+        assert [job.id for job in await find(app, argument={"order.lines.0.sku": "a" * 100})] == [sent.id]
+        assert await find(app, argument={"order.lines.0.sku": "a" * 99 + "b"}, state="SENT") == []
+        for hidden in ("card=4111-1111", "token=t0p", "order.password=hidden", "order.id=8", "order.id.x=7"):
+            assert await find(app, argument=hidden) == []
+        (job,) = await find(app)
+        assert job.arguments["card"] == job.arguments["token"] == job.arguments["order"]["password"] == "***"
+        async with working(app, name="one"):
+            await until_found(app, 1, state="SUCCESS")
+    stored = str(redis_client.xrange(app.keys.other_jobs))
+    assert "4111" not in stored
+    assert "t0p" not in stored
+    assert "hidden" not in stored
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"state": "GONE"}, {"since": -1}, {"until": "yesterday"}, {"limit": 0}, {"limit": 1001}, {"cursor": "x"},
+        {"argument": "order"}, {"argument": 7}, {"id": 7},
+    ],
+)  # fmt: skip
+def test_filters_that_make_no_sense_are_refused_in_one_line(app: App, filters: dict[str, Any]) -> None:
+    with pytest.raises(Misconfigured) as error:
+        app.jobs.search(**filters)
+    assert "\n" not in str(error.value)
+
+
+def test_a_queue_that_nobody_knows_is_refused(app: App) -> None:
+    with pytest.raises(UnknownQueue):
+        app.jobs.search(queue="nobody")
+
+
+async def test_a_deep_queue_is_read_in_bounded_pages_to_a_depth_that_is_named(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_search, "MAX_LOOKED_AT", 70)
+    monkeypatch.setattr(job_sources, "DEPTH", 150)
+    monkeypatch.setattr(job_sources, "PAGE", 20)
+    declare(app)
+    pay = app.tasks["shop.pay"]
+    sent = await app.asend_many([pay.s({"id": number}) for number in range(400)])
+    await app.asend_many([pay.options(countdown=900 + number % 3).s({"id": number}) for number in range(400)])
+    pages: list[JobPage] = []
+    cursor: str | None = None
+    for _ in range(20):
+        pages.append(await app.jobs.asearch(queue="till", limit=1000, cursor=cursor))
+        if (cursor := pages[-1].cursor) is None:
+            break
+    assert cursor is None
+    assert all(page.looked_at <= 70 for page in pages)
+    found = [job for page in pages for job in page.jobs]
+    assert len({job.id for job in found}) == len(found)
+    assert 2 * 150 <= len(found) < 2 * (150 + 70)
+    newest_first = [job.id for job in found if job.state == "SENT"]
+    assert newest_first == [one.id for one in sent[::-1]][: len(newest_first)]
+    left = 400 - len(newest_first)
+    assert f"{left} waiting jobs beyond the first 150 of queue till" in pages[-1].not_looked_at
+    assert any("jobs that wait for their time beyond the first 150" in page.not_looked_at for page in pages)
+
+
+async def test_a_job_that_waits_at_a_limit_is_found_with_the_limit(app: App) -> None:
+    end = trio.Event()
+
+    @app.task(name="shop.narrow", queue="till", limit=1)
+    async def narrow(number: int) -> None:
+        await end.wait()
+
+    async with working(app, name="one"):
+        sent = [await narrow.adelay(number) for number in range(4)]
+        held = await until_found(app, 3, state="HELD")
+        assert {job.limit for job in held} == {"shop.narrow"}
+        assert {job.id for job in held} < {one.id for one in sent}
+        (running,) = await find(app, state="EXECUTING")
+        assert {running.id, *(job.id for job in held)} == {one.id for one in sent}
+        assert [job.state for job in await find(app, id=held[0].id)] == ["HELD"]
+        end.set()
+        for one in sent:
+            await one.aget(timeout=30)
