@@ -174,8 +174,22 @@ def imports(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, on a real server of their own. Further arguments go to pytest: `nox -s tests -- -k story`."""
-    _test(session, *session.posargs)
+    """Run the tests, on a real server of their own. Further arguments go to pytest: `nox -s tests -- -k story`.
+
+    Those in a browser are a session of their own.
+    """
+    _test(session, *(session.posargs or ("--ignore", "tests/browser")))
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Try the dashboard in Debian's chromium: every page and each kind of action.
+
+    With CELERY5_SCREENSHOTS=docs/guide/images it makes the pictures of the guide anew.
+    """
+    session.env["UV_COMPILE_BYTECODE"] = "1"
+    _install(session, "test", "browser", project=True)
+    session.run("python", "-m", "pytest", *(session.posargs or ("tests/browser",)))
 
 
 @nox.session(python=OTHERS)

@@ -51,13 +51,13 @@ async def read_history(app: App, asked: HistorySpan) -> list[HistoryPoint]:
 async def pause_queue(app: App, asked: OneQueue) -> Changed:
     """Stop reading a queue, in all workers; jobs that were read are run."""
     replies = await app.control.asend(PAUSE_QUEUE.name, {"queue": asked.queue})
-    return summarize_replies(f"{asked.queue} is paused", replies)
+    return summarize_replies(f"{asked.queue} is paused", replies, keep_answers=False)
 
 
 async def resume_queue(app: App, asked: OneQueue) -> Changed:
     """Read a paused queue again, in all workers."""
     replies = await app.control.asend(RESUME_QUEUE.name, {"queue": asked.queue})
-    return summarize_replies(f"{asked.queue} is read again", replies)
+    return summarize_replies(f"{asked.queue} is read again", replies, keep_answers=False)
 
 
 class PurgeQueue(msgspec.Struct, frozen=True):

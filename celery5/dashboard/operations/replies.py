@@ -9,13 +9,21 @@ if TYPE_CHECKING:
     from celery5.commands.control import Reply
 
 
-def summarize_replies(done: str, replies: "Sequence[Reply]") -> Changed:
-    """Return what a command has changed. `done` says in words what it does."""
+def summarize_replies(done: str, replies: "Sequence[Reply]", *, keep_answers: bool = True) -> Changed:
+    """Return what a command has changed.
+
+    Args:
+        done: What it does, in words.
+        replies: What the processes have answered.
+        keep_answers: Whether the answers say more than that it is done.
+    """
     failures = [f"{reply.worker}: {reply.why}" for reply in replies if not reply.ok]
     count = len(replies) - len(failures)
     return Changed(
         summary=done if not replies else f"{done}: {count} of {len(replies)} processes",
         count=count,
-        replies={reply.worker: reply.answer if reply.ok else reply.why for reply in replies},
+        replies={reply.worker: reply.answer if reply.ok else reply.why for reply in replies}
+        if keep_answers
+        else {},
         failure="; ".join(failures[:10]),
     )

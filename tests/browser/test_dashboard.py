@@ -1,0 +1,177 @@
+"""The dashboard in a real browser: every page, every kind of action, without scripts, by keyboard, small and dark."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_core_python.base import AXE_FILE_PATH
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.conftest import Site, Window, until
+
+PAGES = {
+    "overview": "/shop",
+    "tasks": "/shop/tasks",
+    "task": "/shop/tasks/shop.charge",
+    "queues": "/shop/queues",
+    "queue": "/shop/queues/money",
+    "jobs": "/shop/jobs",
+    "dead-letters": "/shop/dead",
+    "dead-jobs": "/shop/dead/jobs",
+    "bulk": "/shop/bulk",
+    "workers": "/shop/workers",
+    "worker": "/shop/workers/web1",
+    "cluster": "/shop/cluster",
+    "schedules": "/shop/schedules",
+    "events": "/shop/events",
+    "event": "/shop/events/shop.OrderPlaced",
+    "streams": "/shop/streams",
+    "stream": "/shop/streams/orders",
+    "workflows": "/shop/workflows",
+    "run": "/shop/workflows/letters-1",
+    "limits": "/shop/limits",
+    "health": "/shop/health",
+    "audit": "/shop/audit",
+    "settings": "/shop/settings",
+    "form": "/shop/do/schedule/add",
+    "confirmation": "/shop/do/dlq/replay?task=shop.charge",
+}
+PICTURED = ("overview", "task", "dead-letters", "run", "workers")
+"""The pages that the documentation shows, when CELERY5_SCREENSHOTS names a folder for them."""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_clean_in_light_and_dark_large_and_small(window: Window, name: str) -> None:
+    axe = Path(AXE_FILE_PATH).read_text(encoding="utf-8")
+    for width, dark in ((1280, False), (320, True)):
+        window.set_dark(dark=dark)
+        window.resize(width)
+        window.open(PAGES[name])
+        assert window.find("h1").text
+        assert "Internal Server Error" not in window.text
+        page_width = window.driver.execute_script("return document.documentElement.scrollWidth")  # type: ignore[no-untyped-call]
+        assert page_width <= width, "the page itself must not scroll sideways"
+        window.driver.execute_script(axe)  # type: ignore[no-untyped-call]
+        found: dict[str, Any] = window.driver.execute_async_script(  # type: ignore[no-untyped-call]
+            "const done = arguments[arguments.length - 1]; axe.run().then(done);"
+        )
+        faults = [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]]
+        assert faults == []
+        folder = os.environ.get("CELERY5_SCREENSHOTS")
+        if folder and name in PICTURED and width == 1280:
+            window.driver.save_screenshot(f"{folder}/dashboard-{name}.png")
+    assert window.get_errors() == []
+    own = (window.site.root, "data:", "chrome:")
+    assert [url for url in window.get_requests() if not url.startswith(own)] == []
+
+
+def test_a_paged_person_finds_the_cause_in_three_clicks_and_replays_it(window: Window) -> None:
+    window.open("/shop")
+    window.until_text("shop.charge fails since")
+    window.press("shop.charge")
+    window.until_text("It fails since")
+    window.press("Dead letters", within="nav")
+    window.until_text("the bank did not answer")
+    assert "card of order" in window.text
+
+
+def test_a_queue_is_paused_and_resumed_with_a_word_on_it(window: Window) -> None:
+    window.open("/shop/queues/films")
+    window.press("Pause")
+    window.until_text("films is paused")
+    window.press("Resume")
+    window.until_text("films is read again")
+
+
+def test_what_destroys_asks_first_and_can_be_left(window: Window) -> None:
+    window.open("/shop/queues/mail")
+    window.press("Purge…")
+    window.until_text("This would be done")
+    window.press("Cancel")
+    window.until_text("Queue mail")
+
+
+def test_a_page_is_shown_anew_by_itself_and_keeps_what_is_open(window: Window) -> None:
+    window.open("/shop/schedules")
+    row = "#schedule-shop\\.report"
+    assert "paused" not in window.find(row).text
+    window.driver.execute_script("window.own = true")  # type: ignore[no-untyped-call]
+    window.site.run("from shop import app; app.schedule.pause('shop.report')")
+    until(lambda: "paused" in window.find(row).text, "the page shows the change")
+    window.site.run("from shop import app; app.schedule.resume('shop.report')")
+    until(lambda: "active" in window.find(row).text, "the page shows the change")
+    assert window.driver.execute_script("return window.own")  # type: ignore[no-untyped-call]
+
+
+def test_a_chart_is_drawn_where_scripts_run_and_a_table_is_there_without(window: Window) -> None:
+    window.open("/shop/queues/money")
+    until(lambda: window.find_all("figure.chart"), "a chart")
+    window.set_scripts(run=False)
+    window.open("/shop/queues/money")
+    assert window.find_all("figure.chart canvas") == []
+    assert window.find_all("figure.chart details, figure.chart .empty")
+
+
+@pytest.mark.parametrize("name", ["overview", "queues", "task", "dead-letters", "workers", "run"])
+def test_a_page_reads_without_scripts(window: Window, name: str) -> None:
+    window.set_scripts(run=False)
+    window.open(PAGES[name])
+    assert len(window.text) > 100
+    assert window.find_all("nav.pages a")
+
+
+def test_an_action_works_without_scripts(window: Window) -> None:
+    window.set_scripts(run=False)
+    window.open("/shop/queues/films")
+    window.press("Pause")
+    window.until_text("films is paused")
+    window.press("Resume")
+    window.until_text("films is read again")
+
+
+def test_the_keyboard_alone_reaches_the_content_and_presses_a_button(window: Window) -> None:
+    window.open("/shop/queues/films")
+    keys = ActionChains(window.driver)
+    keys.send_keys(Keys.TAB).perform()
+    assert window.driver.switch_to.active_element.text == "Skip to the content"
+    ActionChains(window.driver).send_keys(Keys.ENTER).perform()
+    assert window.driver.current_url.endswith("#main")
+    for _ in range(30):
+        ActionChains(window.driver).send_keys(Keys.TAB).perform()
+        if window.driver.switch_to.active_element.text == "Pause":
+            break
+    ActionChains(window.driver).send_keys(Keys.ENTER).perform()
+    window.until_text("films is paused")
+    window.press("Resume")
+    window.until_text("films is read again")
+
+
+def test_an_address_signs_in_once_and_signing_out_ends_it(window: Window) -> None:
+    used = window.site.sign_in
+    window.driver.delete_all_cookies()
+    window.open("/shop")
+    window.until_text("Sign in")
+    window.driver.get(used)
+    window.until_text("Overview")
+    window.press("Sign out", within="header")
+    window.until_text("Open the address")
+    window.driver.get(used)
+    window.until_text("This token is not valid, or has been used.")
+    window.driver.get(
+        until(lambda: window.site.sign_in if window.site.sign_in != used else "", "another one")
+    )
+    window.until_text("Overview")
+
+
+def test_a_broker_that_is_killed_is_said_so_and_the_page_heals_by_itself(window: Window, site: Site) -> None:
+    window.open("/shop/queues")
+    window.until_text("money")
+    site.server.kill()
+    until(lambda: "broker unreachable" in window.driver.find_element(By.ID, "live").text, "it says so")
+    window.until_text("the broker cannot be reached")
+    site.server.revive()
+    window.until_text("money")
+    until(lambda: window.driver.find_element(By.ID, "live").text == "", "it has healed")
