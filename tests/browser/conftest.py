@@ -234,7 +234,7 @@ class Window:
 
     def command(self, name: str, parameters: dict[str, Any]) -> None:
         """Give a command of the DevTools protocol."""
-        self.driver.execute_cdp_cmd(name, parameters)  # type: ignore[no-untyped-call]
+        self.driver.execute_cdp_cmd(name, parameters)
 
     def resize(self, width: int, height: int = 900) -> None:
         """Give the page this size, in pixels."""
@@ -252,7 +252,7 @@ class Window:
 
     def get_requests(self) -> list[str]:
         """The addresses that were asked for since the last call."""
-        entries: list[dict[str, Any]] = self.driver.get_log("performance")  # type: ignore[no-untyped-call]
+        entries: list[dict[str, Any]] = self.driver.get_log("performance")
         messages = [json.loads(entry["message"])["message"] for entry in entries]
         return [
             message["params"]["request"]["url"]
@@ -262,7 +262,7 @@ class Window:
 
     def get_errors(self) -> list[str]:
         """What the console complained of since the last call."""
-        entries: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        entries: list[dict[str, Any]] = self.driver.get_log("browser")
         return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
 

@@ -52,10 +52,10 @@ def test_a_page_is_clean_in_light_and_dark_large_and_small(window: Window, name:
         window.open(PAGES[name])
         assert window.find("h1").text
         assert "Internal Server Error" not in window.text
-        page_width = window.driver.execute_script("return document.documentElement.scrollWidth")  # type: ignore[no-untyped-call]
+        page_width = window.driver.execute_script("return document.documentElement.scrollWidth")
         assert page_width <= width, "the page itself must not scroll sideways"
-        window.driver.execute_script(axe)  # type: ignore[no-untyped-call]
-        found: dict[str, Any] = window.driver.execute_async_script(  # type: ignore[no-untyped-call]
+        window.driver.execute_script(axe)
+        found: dict[str, Any] = window.driver.execute_async_script(
             "const done = arguments[arguments.length - 1]; axe.run().then(done);"
         )
         faults = [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]]
@@ -98,12 +98,12 @@ def test_a_page_is_shown_anew_by_itself_and_keeps_what_is_open(window: Window) -
     window.open("/shop/schedules")
     row = "#schedule-shop\\.report"
     assert "paused" not in window.find(row).text
-    window.driver.execute_script("window.own = true")  # type: ignore[no-untyped-call]
+    window.driver.execute_script("window.own = true")
     window.site.run("from shop import app; app.schedule.pause('shop.report')")
     until(lambda: "paused" in window.find(row).text, "the page shows the change")
     window.site.run("from shop import app; app.schedule.resume('shop.report')")
     until(lambda: "active" in window.find(row).text, "the page shows the change")
-    assert window.driver.execute_script("return window.own")  # type: ignore[no-untyped-call]
+    assert window.driver.execute_script("return window.own")
 
 
 def test_a_chart_is_drawn_where_scripts_run_and_a_table_is_there_without(window: Window) -> None:
