@@ -110,8 +110,9 @@ class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     # The share of those that failed of those that have run to their end; None when none has.
     failed_share: float | None
-    # Attempts that ended per minute, lately.
+    # Attempts that ended per minute, lately, and those of them that failed.
     ended_per_minute: float
+    failed_per_minute: float
     # Percentiles of the seconds that attempts ran, and that they waited: p50, p95 and p99; None when none has run. They
     # begin on the full hour.
     run: dict[str, float] | None
