@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from celery5.broker.call import Call
 from celery5.broker.calls import observability as calls
+from celery5.broker.colour import sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.protocol.observability.recent import (
@@ -100,73 +101,78 @@ class RecentHistoryReader:
         stored: dict[str, bytes] = {
             name: field for reply in replies[:states] for name, field in reply.items()
         }
-        self._remember(plans, stored, zip(chunks, replies[states:], strict=True))
-        self._durations = {plan.queue: self._add_up(plan) for plan in plans}
-        return {
-            plan.queue: self._make_history(
-                plan, MetricsGroup.unpack(stored.get(f"group:{plan.queue}")), begin
-            )
-            for plan in plans
-        }
+        packed = dict(zip((chunk.key for chunk in chunks), replies[states:], strict=True))
+        histories: dict[str, RecentHistory] = {}
+        points: dict[str, list[RecentPoint]] = {}
+        durations: dict[str, DurationsOfQueue] = {}
+        for plan in plans:
+            own = {
+                source: known
+                for source in plan.sources
+                if (known := self._points.get(source) or _unpack(source, stored, packed))
+            }
+            durations[plan.queue] = added_up = _add_up(plan, own, self._durations.get(plan.queue))
+            group = MetricsGroup.unpack(stored.get(f"group:{plan.queue}"))
+            histories[plan.queue] = _make_history(plan, own, added_up.durations, group, begin)
+            points |= own
+            await sleep(0)  # unpacking many queues takes time
+        self._points, self._durations = points, durations
+        return histories
 
     def _read_chunk(self, chunk: HistoryChunk) -> Call[list[tuple[int, bytes]]]:
         is_minutes = chunk.tier is MINUTES
         prefix = self._keys.metrics_minutes_prefix if is_minutes else self._keys.metrics_hours_prefix
         return calls.read_points(prefix, chunk.queue, chunk.at, chunk.at + chunk.tier.chunk - 1)
 
-    def _remember(
-        self,
-        plans: Sequence[HistoryPlan],
-        stored: Mapping[str, bytes],
-        chunks: Iterable[tuple[HistoryChunk, list[tuple[int, bytes]]]],
-    ) -> None:
-        """Keep the points that were read, and of the others those that are still needed."""
-        points = {
-            source: self._points[source]
-            for plan in plans
-            for source in plan.sources
-            if source in self._points
-        }
-        for field in (field for plan in plans for field in plan.fields if field in stored):
-            points[field] = [read_point(int(field.split(":")[1]), unpack_point(stored[field]))]
-        for chunk, packed in chunks:
-            found = [read_point(*point) for _, part in packed for point in unpack_chunk(part)]
-            if found:  # else it may not be packed yet
-                points[chunk.key] = found
-        self._points = points
 
-    def _add_up(self, plan: HistoryPlan) -> DurationsOfQueue:
-        """Add the distributions of points that are over to those that were added up before."""
-        # Of minutes that are packed only some percentiles are left, which cannot be merged: the hours have them.
-        merged = {*plan.fields, *(chunk.key for chunk in plan.chunks if chunk.tier is HOURS)}
-        sources = frozenset(merged & self._points.keys())
-        before = self._durations.get(plan.queue)
-        if before is None or before.first_hour != plan.first_hour or not before.sources <= sources:
-            before = DurationsOfQueue(plan.first_hour, frozenset(), {})
-        if before.sources == sources:
-            return before
-        new = [
-            point.durations
-            for source in sources - before.sources
-            for point in self._points[source]
-            if point.at >= plan.first_hour
-        ]
-        return DurationsOfQueue(plan.first_hour, sources, add_up_durations([before.durations, *new]))
+def _unpack(
+    source: str, stored: Mapping[str, bytes], packed: Mapping[str, list[tuple[int, bytes]]]
+) -> list[RecentPoint]:
+    """Return the points that were read from a source; none when it is not there, or not packed yet."""
+    if source in stored:
+        return [read_point(int(source.split(":")[1]), unpack_point(stored[source]))]
+    return [read_point(*point) for _, part in packed.get(source, ()) for point in unpack_chunk(part)]
 
-    def _make_history(self, plan: HistoryPlan, group: MetricsGroup, begin: float) -> RecentHistory:
-        minutes = [
-            point
-            for source in plan.sources
-            if source.startswith(f"{MINUTES.name}:")
-            for point in self._points.get(source, ())
-            if point.at > begin - MINUTE
-        ]
-        durations = self._durations[plan.queue].durations
-        if group.minute:
-            current = read_point(group.minute, group.current)
-            minutes.append(current)
-            durations = add_up_durations([durations, current.durations])
-        return RecentHistory(sorted(minutes, key=lambda point: point.at), durations)
+
+def _add_up(
+    plan: HistoryPlan, points: Mapping[str, Sequence[RecentPoint]], before: DurationsOfQueue | None
+) -> DurationsOfQueue:
+    """Add the distributions of points that are over to those that were added up before."""
+    # Of minutes that are packed only some percentiles are left, which cannot be merged: the hours have them.
+    merged = {*plan.fields, *(chunk.key for chunk in plan.chunks if chunk.tier is HOURS)}
+    sources = frozenset(merged & points.keys())
+    if before is None or before.first_hour != plan.first_hour or not before.sources <= sources:
+        before = DurationsOfQueue(plan.first_hour, frozenset(), {})
+    if before.sources == sources:
+        return before
+    new = [
+        point.durations
+        for source in sources - before.sources
+        for point in points[source]
+        if point.at >= plan.first_hour
+    ]
+    return DurationsOfQueue(plan.first_hour, sources, add_up_durations([before.durations, *new]))
+
+
+def _make_history(
+    plan: HistoryPlan,
+    points: Mapping[str, Sequence[RecentPoint]],
+    durations: Mapping[tuple[DurationKind, str], Sketch],
+    group: MetricsGroup,
+    begin: float,
+) -> RecentHistory:
+    minutes = [
+        point
+        for source in plan.sources
+        if source.startswith(f"{MINUTES.name}:")
+        for point in points.get(source, ())
+        if point.at > begin - MINUTE
+    ]
+    if group.minute:
+        current = read_point(group.minute, group.current)
+        minutes.append(current)
+        durations = add_up_durations([durations, current.durations])
+    return RecentHistory(sorted(minutes, key=lambda point: point.at), durations)
 
 
 def plan_history(queue: str, waiting: Mapping[str, Sequence[int]], begin: float, now: float) -> HistoryPlan:
