@@ -139,8 +139,8 @@ def _draw_head(reading: Reading, age: float, width: int) -> list[Line]:
     else:
         lines += [_draw_totals(overview), _draw_attention(overview)]
     if reading.error:
-        shown = f"; shown is what was read {format_span(age)} ago" if overview else ""
-        lines.append(((f"{to_one_line(reading.error)}{shown}", "bad"),))
+        shown = f"shown is what was read {format_span(age)} ago: " if overview else ""
+        lines.append(_plain(f"{shown}{reading.error}", "bad"))
     for broker in overview.unreachable if overview else ():
         text = f"broker {broker.broker} cannot be reached, what is there is not shown: {broker.error}"
         lines.append(((to_one_line(text), "bad"),))
@@ -222,7 +222,8 @@ def _draw_table(state: ScreenState, reading: Reading, width: int, space: int) ->
 def _highlight(line: Line, width: int) -> Line:
     """Return the line of the selected row, over the whole width."""
     segments: list[Segment] = [(text, "key") for text, _ in line]
-    return (*segments, (" " * width, "key"))
+    used = sum(cell_len(text) for text, _ in line)
+    return (*segments, (" " * max(0, width - used), "key"))
 
 
 def _draw_foot(state: ScreenState) -> Line:

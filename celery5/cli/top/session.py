@@ -29,7 +29,7 @@ from celery5.cli.top.state import (
 from celery5.cli.top.tables import View
 from celery5.cli.top.terminal import KeyTerminal
 from celery5.errors import CeleryError
-from celery5.protocol.masking import describe_error
+from celery5.protocol.masking import describe_error, get_error_text
 
 TICK = 1.0
 """Seconds after which the screen is drawn again though nothing has happened: ages grow."""
@@ -79,7 +79,7 @@ class ReadingLoop:
                 self._read_at = time.monotonic()
             except CeleryError as error:
                 # What was read before stays on the screen, with its age.
-                self._reading = replace(self._reading, error=describe_error(error))
+                self._reading = replace(self._reading, error=get_error_text(error))
             except Exception as error:  # a defect: it must not end the screen in silence
                 self._reading = replace(self._reading, error=f"unexpected: {describe_error(error)}")
             self._on_reading()
@@ -151,7 +151,7 @@ class TopSession:
             try:
                 change = self._perform(action)
             except CeleryError as error:
-                change = partial(show_notice, text=describe_error(error), is_bad=True)
+                change = partial(show_notice, text=get_error_text(error), is_bad=True)
             except Exception as error:  # a defect: it must not end the screen in silence
                 change = partial(show_notice, text=f"unexpected: {describe_error(error)}", is_bad=True)
             self._changes.put(change)

@@ -71,7 +71,7 @@ def test_the_head_says_what_needs_attention_and_what_comes_next() -> None:
 
 def test_an_error_says_how_old_is_what_is_shown() -> None:
     shown = show(reading=make_reading(error="redis://x: refused"), age=95.0)
-    assert "redis://x: refused; shown is what was read 2 min ago" in shown
+    assert "shown is what was read 2 min ago: redis://x: refused" in shown
     assert "orders" in shown
     assert "redis://x: refused\n" in show(reading=Reading(error="redis://x: refused"))
 
@@ -85,6 +85,13 @@ def test_a_filter_without_rows_says_so() -> None:
     assert "no row has 'zzz'" in show(ScreenState(filter_text="zzz"))
     assert "asking the workers" in show(ScreenState(view=View.JOBS), make_reading(jobs=None))
     assert "no dead letters" in show(ScreenState(view=View.DEAD), make_reading(dead=()))
+
+
+def test_the_selected_row_is_marked_over_the_whole_width_and_not_cut() -> None:
+    lines = draw(ScreenState(), READING, age=0.0, width=100, height=20)
+    (marked,) = [line for line in lines if line and all(style == "key" for _, style in line)]
+    assert sum(cell_len(part) for part, _ in marked) == 100
+    assert text(marked).endswith("grows by 12/s")
 
 
 def test_rows_are_sorted_by_a_column() -> None:

@@ -142,7 +142,7 @@ def test_a_queue_is_paused_and_resumed_after_a_question(desk: Desk) -> None:
         shown.press("py")
         shown.sees("slow is paused for workers that start later")
         assert desk.app.info().queues["slow"].paused
-        shown.sees("paused", "3 workers")
+        until(lambda: "nobody works on it" not in shown.read())  # the queue was read again
         shown.press("py")
         shown.sees("slow is resumed")
         assert not desk.app.info().queues["slow"].paused
@@ -191,7 +191,7 @@ def test_a_broker_that_is_gone_is_named_with_the_age_of_what_is_shown_and_it_hea
     with screen(desk) as shown:
         shown.sees("slow")
         own_server.kill()
-        shown.sees("slow", "ago")
+        shown.sees("slow", "shown is what was read")
         own_server.revive()
         until(lambda: "shown is" not in shown.read())
         shown.press("q")
