@@ -40,6 +40,7 @@ COMMANDS = (
     "scheduler",
     "stream",
     "task",
+    "top",
     "worker",
     "workflow",
 )

@@ -1,11 +1,10 @@
 """Read the overview of an application: its queues, tasks and workers as one value, in a few trips."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from celery5.application import Application
-from celery5.broker.call import Call
 from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import observability as calls
 from celery5.broker.calls import scheduling as scheduling_calls
@@ -14,6 +13,7 @@ from celery5.broker.colour import AwaitableConnections
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, skip_unreachable
 from celery5.errors import Misconfigured
+from celery5.observability.recent_history import RecentHistoryReader
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.job.dead_letters import make_dead_job
 from celery5.protocol.masking import get_error_text
@@ -23,21 +23,17 @@ from celery5.protocol.observability.overview import (
     LeftOut,
     Overview,
     OverviewTotals,
-    QueueMinute,
     QueueOverview,
-    TaskMinute,
     TaskOverview,
     UnreachableBroker,
     WorkerOverview,
-    find_failing_since,
-    get_rate_window,
     group_starts,
     judge_queue,
     judge_worker,
     measure_flow,
 )
+from celery5.protocol.observability.recent import RecentHistory, list_queue_minutes, make_task_overviews
 from celery5.protocol.observability.report import (
-    Measurements,
     MetricsReport,
     Series,
     get_labels,
@@ -45,19 +41,9 @@ from celery5.protocol.observability.report import (
 )
 from celery5.protocol.observability.rollup import (
     HOUR,
-    HOURS,
     MINUTE,
-    MINUTES,
     STALE_AFTER,
-    MetricsGroup,
-    Tier,
-    name_point,
-    read_index,
-    sum_points,
-    unpack_chunk,
-    unpack_point,
 )
-from celery5.protocol.observability.sketch import Sketch
 from celery5.protocol.scheduling.periodic import decode_schedule
 from celery5.results.job_details import AppState, read_app_state
 
@@ -85,22 +71,8 @@ MAX_DUE = 10
 """Schedules that are shown."""
 MAX_MESSAGE = 200
 """Characters of an error's message."""
-FIELDS_AT_ONCE = 60
-"""Fields of the history in one call."""
 
-PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-FAILED_STATES = ("RETRY", "DEAD")
 BREAKERS = ("celery5_breaker_state", "celery5_connection_breaker_state")
-JOBS, RUN, WAIT = "celery5_jobs_total", "celery5_job_run_seconds", "celery5_job_wait_seconds"
-
-
-class QueueHistory(NamedTuple):
-    """What was measured of a queue."""
-
-    # Minutes by when they began: counters and gauges of the time of the overview.
-    minutes: Mapping[int, Measurements]
-    # The distributions of that time, from the full hour on.
-    distributions: Measurements
 
 
 class ProcessNews(NamedTuple):
@@ -125,8 +97,7 @@ class OverviewReader:
 
     def __init__(self, app: Application) -> None:
         self._app = app
-        # Points that are over, by the field or the stream that they are read from.
-        self._points: dict[str, list[tuple[int, Measurements]]] = {}
+        self._history = RecentHistoryReader(app.keys)
         self._processes: dict[str, ProcessNews] = {}
         self._last_report = ""
         self._dead: dict[str, DeadNews] = {}
@@ -141,7 +112,11 @@ class OverviewReader:
             # Minutes and reports have their times from there, too.
             now = await redis.perform(dead_letter_calls.get_server_time()) / 1000
             try:
-                histories = await self._read_histories(redis, state, now - since, now)
+                busiest = sorted(state.queues.values(), key=lambda queue: -queue.waiting - queue.running)
+                names = [queue.queue for queue in busiest]
+                histories = await self._history.read(
+                    redis, names, most=MAX_HISTORIES, begin=now - since, now=now
+                )
                 await self._read_reports(redis, now)
             except UNREACHABLE:  # the default broker, which has the history
                 histories = {}
@@ -162,7 +137,7 @@ class OverviewReader:
     def _assemble(
         self,
         state: AppState,
-        histories: Mapping[str, QueueHistory],
+        histories: Mapping[str, RecentHistory],
         now: float,
         *,
         since: float,
@@ -171,8 +146,7 @@ class OverviewReader:
         unreachable: tuple[UnreachableBroker, ...],
     ) -> Overview:
         queues = [_make_queue(queue, histories.get(queue.queue), now) for queue in state.queues.values()]
-        tasks = _make_tasks(histories, errors, now)
-        tasks.sort(key=lambda task: (task.failing_since is None, -task.ended, task.name))
+        tasks = make_task_overviews(histories, errors, now)
         workers = self._make_workers(state, now)
         workers.sort(key=lambda worker: (worker.health == "ok", worker.name))
         left_out = LeftOut(
@@ -186,7 +160,7 @@ class OverviewReader:
             app=self._app.name,
             at=now,
             since=since,
-            totals=_make_totals(state, queues, tasks, len(workers), histories, now),
+            totals=_make_totals(state, queues, tasks, len(workers)),
             queues=tuple(queues),
             tasks=tuple(tasks[:MAX_TASKS]),
             workers=tuple(sorted(workers[:MAX_WORKERS], key=lambda worker: worker.name)),
@@ -195,79 +169,6 @@ class OverviewReader:
             unreachable=unreachable,
             left_out=left_out,
         )
-
-    async def _read_histories(
-        self, redis: AsyncDriver, state: AppState, begin: float, now: float
-    ) -> dict[str, QueueHistory]:
-        """Read the minutes of the busiest queues, and the hours for their percentiles, in one trip after the index."""
-        keys = self._app.keys
-        index = read_index((await redis.perform(calls.read_state(keys, ["index"]))).get("index", b""))
-        by_jobs = sorted(state.queues.values(), key=lambda queue: -queue.waiting - queue.running)
-        names = [queue.queue for queue in by_jobs if queue.queue in index][:MAX_HISTORIES]
-        plans = {name: _plan_history(name, index[name], begin, now) for name in names}
-        fields = [f"group:{name}" for name in names]
-        fields += [field for plan in plans.values() for field in plan.fields if field not in self._points]
-        chunks = [chunk for plan in plans.values() for chunk in plan.chunks if chunk.key not in self._points]
-        reads: list[Call[Any]] = [
-            calls.read_state(keys, fields[start : start + FIELDS_AT_ONCE])
-            for start in range(0, len(fields), FIELDS_AT_ONCE)
-        ]
-        reads += [
-            calls.read_points(
-                keys.metrics_minutes_prefix if chunk.tier is MINUTES else keys.metrics_hours_prefix,
-                chunk.queue,
-                chunk.at,
-                chunk.at + chunk.tier.chunk - 1,
-            )
-            for chunk in chunks
-        ]
-        replies = await redis.perform_all(reads) if reads else []
-        stored: dict[str, bytes] = {}
-        for reply in replies[: len(reads) - len(chunks)]:
-            stored.update(reply)
-        self._remember(plans.values(), stored, zip(chunks, replies[len(reads) - len(chunks) :], strict=True))
-        return {
-            name: self._make_history(plan, MetricsGroup.unpack(stored.get(f"group:{name}")), begin)
-            for name, plan in plans.items()
-        }
-
-    def _remember(
-        self,
-        plans: Iterable["_HistoryPlan"],
-        stored: Mapping[str, bytes],
-        chunks: Iterable[tuple["_Chunk", list[tuple[int, bytes]]]],
-    ) -> None:
-        """Keep the points that were read, and of the others those that are still needed."""
-        points: dict[str, list[tuple[int, Measurements]]] = {}
-        for plan in plans:
-            for key in (*plan.fields, *(chunk.key for chunk in plan.chunks)):
-                if key in self._points:
-                    points[key] = self._points[key]
-            for field in plan.fields:
-                if field in stored:
-                    points[field] = [(int(field.split(":")[1]), unpack_point(stored[field]))]
-        for chunk, packed in chunks:
-            found = [point for _, part in packed for point in unpack_chunk(part)]
-            if found:  # else it may not be packed yet
-                points[chunk.key] = found
-        self._points = points
-
-    def _make_history(self, plan: "_HistoryPlan", group: MetricsGroup, begin: float) -> QueueHistory:
-        minutes: dict[int, list[Measurements]] = {}
-        whole: list[Measurements] = []
-        for key in (*plan.fields, *(chunk.key for chunk in plan.chunks)):
-            is_minutes = key.startswith(f"{MINUTES.name}:")
-            for at, point in self._points.get(key, ()):
-                if is_minutes and at > begin - MINUTE:
-                    minutes.setdefault(at, []).append(point)
-                # Of minutes that are packed only some percentiles are left, which cannot be merged.
-                if at >= plan.first_hour and (not is_minutes or key in plan.field_set):
-                    whole.append(point)
-        if group.minute:
-            minutes.setdefault(group.minute, []).append(group.current)
-            whole.append(group.current)
-        sketches = sum_points([Measurements(sketches=point.sketches) for point in whole])
-        return QueueHistory({at: sum_points(minutes[at]) for at in sorted(minutes)}, sketches)
 
     async def _read_reports(self, redis: AsyncDriver, now: float) -> None:
         """Read the reports that have come since the last overview, and forget processes that are silent."""
@@ -376,55 +277,9 @@ class OverviewReader:
         return tuple(sorted(due, key=lambda schedule: (schedule.at, schedule.name))[:MAX_DUE])
 
 
-class _Chunk(NamedTuple):
-    """A packed chunk of the history of a queue."""
-
-    tier: Tier
-    queue: str
-    # When it begins, in seconds since 1970.
-    at: int
-
-    @property
-    def key(self) -> str:
-        """Under which it is remembered. No field of the history has this name."""
-        return f"{self.tier.name}:chunk:{self.at}:{self.queue}"
-
-
-class _HistoryPlan(NamedTuple):
-    """Which points of a queue are needed: fields, and chunks that are packed."""
-
-    first_hour: int
-    fields: Sequence[str]
-    chunks: Sequence[_Chunk]
-
-    @property
-    def field_set(self) -> frozenset[str]:
-        return frozenset(self.fields)
-
-
-def _plan_history(queue: str, waiting: Mapping[str, Sequence[int]], begin: float, now: float) -> _HistoryPlan:
-    """Return what to read of a queue: for each hour its minutes, and when these are packed the hour itself, too."""
-    first_hour = int(begin) // HOUR * HOUR
-    fields = [name_point(MINUTES, at, queue) for at in waiting[MINUTES.name] if at >= first_hour]
-    fields += [name_point(HOURS, at, queue) for at in waiting[HOURS.name] if at >= first_hour]
-    chunks: list[_Chunk] = []
-    for hour in range(first_hour, int(now) // HOUR * HOUR, HOUR):
-        if any(hour <= at < hour + HOUR for at in waiting[MINUTES.name]):
-            continue
-        chunks.append(_Chunk(MINUTES, queue, hour))
-        if hour not in waiting[HOURS.name]:
-            chunks.append(_Chunk(HOURS, queue, hour // HOURS.chunk * HOURS.chunk))
-    return _HistoryPlan(first_hour, fields, tuple(dict.fromkeys(chunks)))
-
-
-def _make_queue(queue: QueueState, history: QueueHistory | None, now: float) -> QueueOverview:
+def _make_queue(queue: QueueState, history: RecentHistory | None, now: float) -> QueueOverview:
     workers = sum(worker.alive for worker in queue.workers)
-    measured: Mapping[int, Measurements] = history.minutes if history else {}
-    minutes = [
-        QueueMinute(at, _get_depth(point), sum(_count_states(point).values()))
-        for at, point in measured.items()
-    ]
-    flow = measure_flow(minutes, now)
+    flow = measure_flow(list_queue_minutes(history), now) if history else None
     return QueueOverview(
         name=queue.queue,
         waiting=queue.waiting,
@@ -446,90 +301,6 @@ def _make_queue(queue: QueueState, history: QueueHistory | None, now: float) -> 
             flow=flow,
         ),
     )
-
-
-def _get_depth(point: Measurements) -> float | None:
-    waiting = point.gauges.get(("celery5_queue_depth",))
-    return None if waiting is None else waiting + point.gauges.get(("celery5_queue_held",), 0.0)
-
-
-def _count_states(point: Measurements) -> dict[str, int]:
-    """Return how many attempts have ended, by state."""
-    counts: defaultdict[str, int] = defaultdict(int)
-    for series, value in point.counters.items():
-        if series[0] == JOBS:
-            counts[get_labels(series).get("state", "")] += int(value)
-    return counts
-
-
-class _TaskNews:
-    """What is measured of one task, of all its queues together."""
-
-    def __init__(self) -> None:
-        self.queues: set[str] = set()
-        # Attempts that ended, by minute and state.
-        self.minutes: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
-        self.run, self.wait = Sketch(), Sketch()
-
-    def count(self, *states: str) -> int:
-        """Return how many attempts have ended in these states; in any, without one."""
-        return sum(
-            number
-            for counts in self.minutes.values()
-            for state, number in counts.items()
-            if not states or state in states
-        )
-
-
-def _make_tasks(
-    histories: Mapping[str, QueueHistory], errors: Mapping[str, LastError], now: float
-) -> list[TaskOverview]:
-    tasks: defaultdict[str, _TaskNews] = defaultdict(_TaskNews)
-    for queue, history in histories.items():
-        for at, point in history.minutes.items():
-            for series, value in point.counters.items():
-                if series[0] == JOBS:
-                    labels = get_labels(series)
-                    news = tasks[labels.get("task", "")]
-                    news.queues.add(queue)
-                    news.minutes[at][labels.get("state", "")] += int(value)
-        for series, sketch in history.distributions.sketches.items():
-            news = tasks[get_labels(series).get("task", "")]
-            if series[0] in (RUN, WAIT):
-                (news.run if series[0] == RUN else news.wait).add_all(sketch)
-    return [_make_task(name, news, errors.get(name), now) for name, news in tasks.items() if news.minutes]
-
-
-def _make_task(name: str, news: _TaskNews, error: LastError | None, now: float) -> TaskOverview:
-    failed = news.count(*FAILED_STATES)
-    finished = failed + news.count("SUCCESS")
-    begin, end = get_rate_window(min(news.minutes), now)
-    lately = sum(sum(counts.values()) for at, counts in news.minutes.items() if begin <= at < end)
-    minutes = [
-        TaskMinute(
-            at,
-            sum(counts[state] for state in ("SUCCESS", *FAILED_STATES)),
-            sum(counts[state] for state in FAILED_STATES),
-        )
-        for at, counts in news.minutes.items()
-    ]
-    return TaskOverview(
-        name=name,
-        queues=tuple(sorted(news.queues)),
-        ended=news.count(),
-        failed=failed,
-        failed_share=failed / finished if finished else None,
-        ended_per_minute=lately / (end - begin) * MINUTE,
-        run=_get_percentiles(news.run),
-        wait=_get_percentiles(news.wait),
-        failing_since=find_failing_since(minutes, now),
-        last_error=error,
-    )
-
-
-def _get_percentiles(sketch: Sketch) -> dict[str, float] | None:
-    numbers = {name: sketch.quantile(fraction) for name, fraction in PERCENTILES.items()}
-    return {name: round(value, 6) for name, value in numbers.items() if value is not None} or None
 
 
 def _make_worker(
@@ -581,22 +352,10 @@ def _make_totals(
     queues: Sequence[QueueOverview],
     tasks: Sequence[TaskOverview],
     workers: int,
-    histories: Mapping[str, QueueHistory],
-    now: float,
 ) -> OverviewTotals:
-    first = min((at for history in histories.values() for at in history.minutes), default=int(now))
-    begin, end = get_rate_window(first, now)
-    failed = sum(
-        number
-        for history in histories.values()
-        for at, point in history.minutes.items()
-        if begin <= at < end
-        for state_name, number in _count_states(point).items()
-        if state_name in FAILED_STATES
-    )
     return OverviewTotals(
         ended_per_second=sum(task.ended_per_minute for task in tasks) / MINUTE,
-        failed_per_second=failed / (end - begin),
+        failed_per_second=sum(task.failed_per_minute for task in tasks) / MINUTE,
         waiting=sum(queue.waiting for queue in queues),
         running=sum(queue.running for queue in queues),
         held=sum(queue.held for queue in queues),

@@ -9,12 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import click
 
+from celery5.cli.terminal.errors import require_rich
 from celery5.cli.terminal.output import echo, to_json
 from celery5.errors import CeleryError, Misconfigured
 from celery5.processes.lifecycle.signals import Interruption
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 LINE_INTERVAL = 2.0
 """Seconds between two lines of progress where there is no terminal."""
-
-
-class RichMissing(CeleryError):
-    """The extra that the demo's screen needs is not installed."""
 
 
 class ProgressDisplay(Protocol):
@@ -83,7 +79,7 @@ class ProgressBars:
     """Shows a progress bar for each task. Raises RichMissing when rich is not installed."""
 
     def __init__(self, expected: Mapping[str, int]) -> None:
-        require_rich()
+        require_rich("the demo's table", extra="demo")
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -109,12 +105,6 @@ class ProgressBars:
     def job_ended(self, task: str) -> None:
         """Advance the bar of the task."""
         self._progress.advance(self._bars[task])
-
-
-def require_rich() -> None:
-    """Raise RichMissing when rich is not installed."""
-    if find_spec("rich") is None:
-        raise RichMissing("the demo's table needs rich: pip install 'celery5[demo]', or use --json")
 
 
 def make_display(tasks: Sequence[str], *, silent: bool) -> ProgressDisplay:
@@ -189,7 +179,7 @@ def demo(
             run_streams_demo(folder, interruption, wants_json=wants_json)
             return
         if not wants_json:
-            require_rich()
+            require_rich("the demo's table", extra="demo")
         files = _find_files(folder or Path(sysconfig.get_path("stdlib")), max_files)
         app = _make_app(concurrency)
         try:

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
@@ -32,6 +33,17 @@ from celery5.protocol.masking import collapse_whitespace, describe_error, get_er
 
 if TYPE_CHECKING:
     from celery5.app import App
+
+
+class RichMissing(CeleryError):
+    """rich, which draws tables and screens, is not installed."""
+
+
+def require_rich(what: str, *, extra: str) -> None:
+    """Raise RichMissing when rich is not installed."""
+    if find_spec("rich") is None:
+        raise RichMissing(f"{what} needs rich: pip install 'celery5[{extra}]', or use --json")
+
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -13,6 +13,8 @@ STEADY_SHARE = 0.02
 """A queue whose depth changes by less than this share of what ends is steady."""
 STEADY_RATE = 0.05
 """Jobs per second: a queue whose depth changes by less is steady, too."""
+PROMPT = 10.0
+"""Seconds: a queue is steady, too, while fewer jobs wait than end in this time."""
 STALLED_AFTER = 60.0
 """Seconds that the oldest job waits while nothing ends, before the queue counts as stalled."""
 FAILING_SHARE = 0.05
@@ -110,8 +112,9 @@ class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     # The share of those that failed of those that have run to their end; None when none has.
     failed_share: float | None
-    # Attempts that ended per minute, lately.
+    # Attempts that ended per minute, lately, and those of them that failed.
     ended_per_minute: float
+    failed_per_minute: float
     # Percentiles of the seconds that attempts ran, and that they waited: p50, p95 and p99; None when none has run. They
     # begin on the full hour.
     run: dict[str, float] | None
@@ -281,7 +284,8 @@ def judge_queue(
         return QueueVerdict("unknown", "not measured yet")
     if not flow.outgoing and (oldest or 0.0) > STALLED_AFTER:
         return QueueVerdict("stalled", f"nothing ends, {format_span(oldest or 0.0)}", needs_attention=True)
-    if abs(flow.growth) <= max(STEADY_RATE, STEADY_SHARE * flow.outgoing):
+    is_even = abs(flow.growth) <= max(STEADY_RATE, STEADY_SHARE * flow.outgoing)
+    if is_even or waiting <= PROMPT * flow.outgoing:
         return QueueVerdict("steady", "steady")
     if flow.growth > 0:
         return QueueVerdict("grows", f"grows by {format_rate(flow.growth)}", needs_attention=True)
@@ -352,7 +356,7 @@ def group_starts(times: Iterable[float]) -> tuple[ProcessStarts, ...]:
 
 def format_rate(per_second: float) -> str:
     """Return a rate as text: `12/s`, `0.5/s`, `3/min`."""
-    if per_second >= 10:
+    if per_second >= 10 or not per_second:
         return f"{per_second:,.0f}/s"
     return f"{per_second:.1f}/s" if per_second >= 0.1 else f"{per_second * 60:.2g}/min"
 

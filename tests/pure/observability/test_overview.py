@@ -61,7 +61,8 @@ def test_a_queue_that_shrinks_faster_than_it_is_filled_has_no_negative_inflow() 
     ("flow", "state", "text"),
     [
         (QueueFlow(10, 35, -25), {"waiting": 6000}, "empties in 4 min"),
-        (QueueFlow(52, 40, 12), {}, "grows by 12/s"),
+        (QueueFlow(52, 40, 12), {"waiting": 1000}, "grows by 12/s"),
+        (QueueFlow(52, 40, 12), {"waiting": 300}, "steady"),  # fewer than end in ten seconds
         (QueueFlow(40, 40, 0.1), {}, "steady"),
         (QueueFlow(5, 5, 0), {"waiting": 0}, "steady"),
         (None, {"waiting": 0, "workers": 0}, "empty"),

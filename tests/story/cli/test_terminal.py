@@ -88,6 +88,7 @@ COMMANDS = {
     "task send": ["POISON", "shop.add --args POISON"],
     "task show": ["job1", "POISON"],
     "task suspend": ["POISON --why POISON"],
+    "top": ["--once", "--json"],
     "worker active": ["--to ghost --timeout 2"],
     "worker budget": ["--to ghost --timeout 2"],
     "worker list": ["--timeout 1"],

@@ -1,0 +1,279 @@
+"""Write down what is known of the selected row: since when a task fails and why, whether a queue catches up."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from celery5.cli.terminal.output import format_duration, format_time, to_one_line
+from celery5.cli.top.layout import Line
+from celery5.cli.top.readings import ActiveJob, DeadGroup, Reading
+from celery5.cli.top.tables import Style, View, make_sparkline
+from celery5.observability.metrics import HistoryPoint
+from celery5.protocol.job.dead_letters import DeadJob
+from celery5.protocol.observability.overview import (
+    Overview,
+    QueueOverview,
+    TaskOverview,
+    WorkerOverview,
+    format_rate,
+    format_span,
+)
+from celery5.protocol.observability.recent import FAILED_STATES
+from celery5.protocol.observability.rollup import MINUTE
+from celery5.protocol.process.recycling import format_mib
+
+N = TypeVar("N", QueueOverview, TaskOverview, WorkerOverview)
+Measure = Callable[[HistoryPoint], float]
+Formatter = Callable[[float], str]
+
+MINUTES_SHOWN = 60
+"""Minutes of a sparkline."""
+VALUES = 28
+"""The width of what stands behind a sparkline."""
+LABEL = 14
+"""The width of what stands before a value."""
+TRACEBACK_LINES = 30
+"""The last lines of a traceback that are shown."""
+
+
+def make_details(view: View, key: str, reading: Reading, width: int) -> list[Line]:
+    """Return the details of a row as lines for a width; one line that says so when it is not there any more."""
+    bars = max(10, min(MINUTES_SHOWN, width - LABEL - VALUES))
+    overview = reading.overview
+    if overview is None:
+        return [_plain("nothing was read yet", "dim")]
+    histories = reading.histories if reading.details_of == key else None
+    failures = reading.failures if reading.details_of == key else None
+    lines: list[Line] | None = None
+    if view is View.QUEUES and (queue := _find(overview.queues, key)) is not None:
+        lines = _describe_queue(queue, overview, histories, bars)
+    elif view is View.TASKS and (task := _find(overview.tasks, key)) is not None:
+        lines = _describe_task(task, overview, histories, failures, bars)
+    elif view is View.WORKERS and (worker := _find(overview.workers, key)) is not None:
+        jobs = None if reading.jobs is None else [job for job in reading.jobs if job.worker == key]
+        lines = _describe_worker(worker, jobs, reading.jobs_note)
+    elif view is View.DEAD:
+        group = next((group for group in reading.dead or () if group.key == key), None)
+        lines = None if group is None else _describe_group(group, overview.at)
+    elif view is View.JOBS:
+        job = next((job for job in reading.jobs or () if job.id == key), None)
+        lines = None if job is None else _describe_job(job)
+    return [_plain("it is not there any more", "dim")] if lines is None else lines
+
+
+def _find(items: Iterable[N], name: str) -> N | None:
+    return next((item for item in items if item.name == name), None)
+
+
+def _describe_queue(
+    queue: QueueOverview,
+    overview: Overview,
+    histories: Mapping[str, Sequence[HistoryPoint]] | None,
+    bars: int,
+) -> list[Line]:
+    flow = queue.flow
+    lines = [
+        _title(f"queue {queue.name}"),
+        _field("verdict", queue.verdict.text, "bad" if queue.verdict.needs_attention else "bold"),
+        _field("waiting", f"{queue.waiting:,}{_since(queue.oldest)}"),
+        _field("running", f"{queue.running:,}"),
+        _field("held", f"{queue.held:,} by limits"),
+        _field("scheduled", f"{queue.scheduled:,}"),
+        _field("dead", f"{queue.dead:,}"),
+    ]
+    if flow is not None:
+        lines.append(_field("jobs", f"{format_rate(flow.incoming)} in, {format_rate(flow.outgoing)} out"))
+    workers = [worker.name for worker in overview.workers if queue.name in worker.queues]
+    lines.append(_field("workers", ", ".join(workers) or "none", "" if workers else "bad"))
+    points = (histories or {}).get(queue.name)
+    if points is None:
+        return [*lines, (), _plain("reading the history", "dim")]
+    return [
+        *lines,
+        (),
+        *_draw("waiting", _by_minute(points, overview.at, lambda point: point.depth), bars, _number),
+        *_draw("ended", _by_minute(points, overview.at, _count_ended), bars, _per_minute),
+        *_draw("dead", _by_minute(points, overview.at, lambda point: point.dead), bars, _number),
+    ]
+
+
+def _describe_task(
+    task: TaskOverview,
+    overview: Overview,
+    histories: Mapping[str, Sequence[HistoryPoint]] | None,
+    failures: Sequence[DeadJob] | None,
+    bars: int,
+) -> list[Line]:
+    since = task.failing_since
+    share = "no attempt has run" if task.failed_share is None else f"{task.failed_share:.1%}"
+    lines = [
+        _title(f"task {task.name}"),
+        _field("queues", ", ".join(task.queues)),
+        _field("attempts", f"{task.ended:,} in the last {format_span(overview.at - overview.since)}"),
+        _field("failed", f"{task.failed:,} ({share})", "bad" if since is not None else ""),
+    ]
+    if since is not None:
+        ago = format_span(max(0.0, overview.at - since))
+        lines.append(_field("fails since", f"{format_time(since)} ({ago} ago)", "bad"))
+    if task.last_error is not None:
+        error = task.last_error
+        lines.append(_field("last error", f"{error.type}: {error.message}"))
+    lines += [_field("run", _percentiles(task.run)), _field("wait", _percentiles(task.wait)), ()]
+    if histories is None or failures is None:
+        return [*lines, _plain("reading the history", "dim")]
+    points = [point for found in histories.values() for point in found]
+    ended = _by_minute(points, overview.at, lambda point: _count(point, task.name))
+    failed = _by_minute(points, overview.at, lambda point: _count(point, task.name, failed=True))
+    lines += [*_draw("ended", ended, bars, _per_minute), *_draw("failed", failed, bars, _per_minute)]
+    lines += [(), _title("the last failures" if failures else "no dead letters of it among the newest")]
+    return [*lines, *(_summarize(job, overview.at) for job in failures)]
+
+
+def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, note: str) -> list[Line]:
+    is_well = worker.health in ("ok", "no report yet")
+    lines = [
+        _title(f"worker {worker.name}"),
+        _field("health", worker.health, "" if is_well else "bad"),
+        _field("host", worker.host or "not known yet"),
+        _field("queues", ", ".join(worker.queues)),
+    ]
+    if worker.uptime is not None and worker.lag is not None:
+        lines += [
+            _field("up", format_span(worker.uptime)),
+            _field("slots", f"{worker.slots_used} of {worker.slots}"),
+            _field("ended", f"{worker.ended:,} attempts"),
+            _field("loop lag", format_duration(worker.lag)),
+            _field("memory", "" if worker.memory is None else format_mib(worker.memory)),
+            _field("report", f"{format_span(worker.reported or 0.0)} ago"),
+        ]
+    lines += [(), _title("what runs")]
+    if jobs is None:
+        return [*lines, _plain(note or "asking the worker", "dim")]
+    return (
+        [*lines, *(_summarize_running(job) for job in jobs)]
+        if jobs
+        else [*lines, _plain(note or "nothing", "dim")]
+    )
+
+
+def _describe_group(group: DeadGroup, now: float) -> list[Line]:
+    newest = group.jobs[0]
+    lines = [
+        _title(f"{group.count:,} dead letters of {group.task or 'unknown tasks'}"),
+        _field("queue", group.queue),
+        _field("reason", group.reason),
+        _field("error", f"{group.error}: {group.message}"),
+        _field("replay", "R replays all of this group, also those that are not counted here"),
+        (),
+        _title("the newest"),
+        *(_summarize(job, now) for job in group.jobs),
+    ]
+    if newest.traceback:
+        shown = newest.traceback.rstrip().splitlines()[-TRACEBACK_LINES:]
+        lines += [(), _title("traceback of the newest"), *(_plain(to_one_line(text)) for text in shown)]
+    return lines
+
+
+def _describe_job(job: ActiveJob) -> list[Line]:
+    return [
+        _title(f"job {job.id}"),
+        _field("task", job.task),
+        _field("worker", job.worker),
+        _field("queue", job.queue),
+        _field("runs for", format_span(job.seconds)),
+        _field("attempt", str(job.attempt)),
+        _field("arguments", job.arguments),
+        _field("progress", job.progress or "none reported"),
+        (),
+        _plain(f"celery5 task show {job.id}   the whole story", "dim"),
+        _plain(f"celery5 task revoke {job.id}   stops it", "dim"),
+    ]
+
+
+def _summarize(job: DeadJob, now: float) -> Line:
+    ago = f"{format_span(max(0.0, now - job.died))} ago"
+    return (
+        (f"{ago:>12}  ", "dim"),
+        (to_one_line(job.error or job.reason), ""),
+        (f"  {to_one_line(job.id)}", "dim"),
+    )
+
+
+def _summarize_running(job: ActiveJob) -> Line:
+    return (
+        (f"{format_span(job.seconds):>8}  ", ""),
+        (to_one_line(job.task), "bold"),
+        (f"  {to_one_line(job.progress or job.arguments)}", "dim"),
+        (f"  {to_one_line(job.id)}", "dim"),
+    )
+
+
+def _by_minute(points: Iterable[HistoryPoint], now: float, measure: Measure) -> list[float | None]:
+    """Return a number for each of the last minutes; None for those in which nothing was measured."""
+    last = int(now // MINUTE) * MINUTE
+    first = last - (MINUTES_SHOWN - 1) * MINUTE
+    values: dict[int, float] = {}
+    for point in points:
+        if first <= point.at <= last:
+            values[point.at] = values.get(point.at, 0.0) + measure(point)
+    return [values.get(at) for at in range(first, last + 1, MINUTE)]
+
+
+def _count_ended(point: HistoryPoint) -> float:
+    return float(sum(sum(task.counts.values()) for task in point.tasks))
+
+
+def _count(point: HistoryPoint, name: str, *, failed: bool = False) -> float:
+    counts = [task.counts for task in point.tasks if task.task == name]
+    return float(
+        sum(
+            number
+            for states in counts
+            for state, number in states.items()
+            if not failed or state in FAILED_STATES
+        )
+    )
+
+
+def _draw(label: str, values: Sequence[float | None], bars: int, format_value: Formatter) -> list[Line]:
+    """Return a sparkline with its label, its last whole minute and its largest value."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return [_field(label, "not measured yet", "dim")]
+    newest = next(value for value in reversed(values) if value is not None)
+    return [
+        (
+            (f"{label:{LABEL}}", "dim"),
+            (make_sparkline(values, bars), "good"),
+            (f"  {format_value(newest)}, most {format_value(max(known))}", "dim"),
+        )
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _per_minute(value: float) -> str:
+    return f"{value:,.0f}/min"
+
+
+def _percentiles(percentiles: Mapping[str, float] | None) -> str:
+    if not percentiles:
+        return "not measured yet"
+    return ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in percentiles.items())
+
+
+def _since(oldest: float | None) -> str:
+    return "" if oldest is None else f", the oldest for {format_span(oldest)}"
+
+
+def _title(text: str) -> Line:
+    return _plain(to_one_line(text), "bold")
+
+
+def _field(label: str, value: str, style: Style = "") -> Line:
+    return ((f"{label:{LABEL}}", "dim"), (to_one_line(value), style))
+
+
+def _plain(text: str, style: Style = "") -> Line:
+    return ((text, style),)

@@ -1,0 +1,154 @@
+"""Add up what was measured in the last hours, by queue and by task."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from celery5.protocol.observability.overview import (
+    LastError,
+    QueueMinute,
+    TaskMinute,
+    TaskOverview,
+    find_failing_since,
+    get_rate_window,
+)
+from celery5.protocol.observability.report import Measurements, get_labels
+from celery5.protocol.observability.rollup import MINUTE
+from celery5.protocol.observability.sketch import Sketch
+
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+FAILED_STATES = ("RETRY", "DEAD")
+"""The states in which attempts end that have failed."""
+
+DurationKind = str
+"""`run` or `wait`."""
+_DURATIONS: Mapping[str, DurationKind] = {
+    "celery5_job_run_seconds": "run",
+    "celery5_job_wait_seconds": "wait",
+}
+
+
+class RecentPoint(NamedTuple):
+    """What was measured of a queue in a minute or an hour."""
+
+    # When it began, in seconds since 1970.
+    at: int
+    # Attempts that have ended, by task and state.
+    counts: Mapping[tuple[str, str], int]
+    # Jobs that waited or were held; None when that was not measured.
+    depth: float | None
+    # By task: how long attempts ran and waited.
+    durations: Mapping[tuple[DurationKind, str], Sketch]
+
+
+class RecentHistory(NamedTuple):
+    """What was measured of a queue lately."""
+
+    # Minutes, the oldest first; several points may be of the same.
+    minutes: Sequence[RecentPoint]
+    # From the full hour on.
+    durations: Mapping[tuple[DurationKind, str], Sketch]
+
+
+def read_point(at: int, measurements: Measurements) -> RecentPoint:
+    """Return what an overview needs of a point."""
+    counts: dict[tuple[str, str], int] = {}
+    for series, value in measurements.counters.items():
+        if series[0] == "celery5_jobs_total":
+            labels = get_labels(series)
+            counts[labels.get("task", ""), labels.get("state", "")] = int(value)
+    durations = {
+        (_DURATIONS[series[0]], get_labels(series).get("task", "")): sketch
+        for series, sketch in measurements.sketches.items()
+        if series[0] in _DURATIONS
+    }
+    waiting = measurements.gauges.get(("celery5_queue_depth",))
+    held = measurements.gauges.get(("celery5_queue_held",), 0.0)
+    return RecentPoint(at, counts, None if waiting is None else waiting + held, durations)
+
+
+def add_up_durations(
+    parts: Iterable[Mapping[tuple[DurationKind, str], Sketch]],
+) -> dict[tuple[DurationKind, str], Sketch]:
+    """Return the distributions of all parts together."""
+    total: defaultdict[tuple[DurationKind, str], Sketch] = defaultdict(Sketch)
+    for part in parts:
+        for name, sketch in part.items():
+            total[name].add_all(sketch)
+    return dict(total)
+
+
+def list_queue_minutes(history: RecentHistory) -> list[QueueMinute]:
+    """Return the minutes of a queue, the oldest first, each once."""
+    minutes: dict[int, QueueMinute] = {}
+    for point in history.minutes:
+        before = minutes.get(point.at, QueueMinute(point.at, None, 0))
+        depth = before.depth if point.depth is None else point.depth
+        minutes[point.at] = QueueMinute(point.at, depth, before.ended + sum(point.counts.values()))
+    return [minutes[at] for at in sorted(minutes)]
+
+
+class _Task:
+    """What was measured of one task, on all of its queues together."""
+
+    def __init__(self) -> None:
+        self.queues: set[str] = set()
+        # How many attempts ended, by minute: all, those that have run to their end, and those that failed.
+        self.minutes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+        self.durations: dict[DurationKind, Sketch] = {"run": Sketch(), "wait": Sketch()}
+
+    def add(self, at: int, state: str, count: int) -> None:
+        """Count attempts that ended in a state."""
+        minute = self.minutes[at]
+        minute[0] += count
+        if state in FAILED_STATES:
+            minute[2] += count
+        if state == "SUCCESS" or state in FAILED_STATES:
+            minute[1] += count
+
+    def make_overview(self, name: str, error: LastError | None, first: int, now: float) -> TaskOverview:
+        """Return what the overview says of it. Rates are measured from the minute `first` on, at the earliest."""
+        ended, finished, failed = (sum(minute[part] for minute in self.minutes.values()) for part in range(3))
+        begin, end = get_rate_window(first, now)
+        lately = sum(minute[0] for at, minute in self.minutes.items() if begin <= at < end)
+        minutes = [TaskMinute(at, minute[1], minute[2]) for at, minute in self.minutes.items()]
+        return TaskOverview(
+            name=name,
+            queues=tuple(sorted(self.queues)),
+            ended=ended,
+            failed=failed,
+            failed_share=failed / finished if finished else None,
+            ended_per_minute=lately / (end - begin) * MINUTE,
+            failed_per_minute=sum(minute.failed for minute in minutes if begin <= minute.at < end)
+            / (end - begin)
+            * MINUTE,
+            run=_get_percentiles(self.durations["run"]),
+            wait=_get_percentiles(self.durations["wait"]),
+            failing_since=find_failing_since(minutes, now),
+            last_error=error,
+        )
+
+
+def make_task_overviews(
+    histories: Mapping[str, RecentHistory], errors: Mapping[str, LastError], now: float
+) -> list[TaskOverview]:
+    """Return what the overview says of tasks: first those that fail, then the busiest."""
+    tasks: defaultdict[str, _Task] = defaultdict(_Task)
+    first = int(now)
+    for queue, history in histories.items():
+        for point in history.minutes:
+            first = min(first, point.at)
+            for (name, state), count in point.counts.items():
+                tasks[name].queues.add(queue)
+                tasks[name].add(point.at, state, count)
+        for (kind, name), sketch in history.durations.items():
+            tasks[name].durations[kind].add_all(sketch)
+    overviews = [
+        task.make_overview(name, errors.get(name), first, now) for name, task in tasks.items() if task.minutes
+    ]
+    return sorted(overviews, key=lambda task: (task.failing_since is None, -task.ended, task.name))
+
+
+def _get_percentiles(sketch: Sketch) -> dict[str, float] | None:
+    numbers = {name: sketch.quantile(fraction) for name, fraction in PERCENTILES.items()}
+    return {name: round(value, 6) for name, value in numbers.items() if value is not None} or None
