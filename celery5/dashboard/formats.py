@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
+from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.durations import format_duration
 
 NONE = "-"
@@ -31,17 +32,6 @@ def format_share(share: float | None) -> str:
     if share is None:
         return NONE
     return f"{share * 100:.3g} %"
-
-
-def format_size(size: float | None) -> str:
-    """Return bytes in the unit that fits."""
-    if size is None:
-        return NONE
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}" if size < 1000 or unit != "B" else f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.3g} GiB"
 
 
 def format_moment(seconds: float | None) -> Markup:
@@ -85,7 +75,7 @@ FILTERS: Mapping[str, Callable[[Any], Any]] = {
     "number": format_number,
     "span": format_span,
     "share": format_share,
-    "size": format_size,
+    "size": format_bytes,
     "moment": format_moment,
     "clock": format_clock,
     "json": format_json,

@@ -38,6 +38,12 @@ if TYPE_CHECKING:
         WorkerOverview,
     )
     from celery5.protocol.observability.report import MetricsReport
+    from celery5.protocol.observability.storage import (
+        QueueStorage,
+        ServerStorage,
+        Storage,
+        StreamStorage,
+    )
 
 __all__ = [
     "Dead",
@@ -62,6 +68,7 @@ __all__ = [
     "ProcessStarts",
     "QueueFlow",
     "QueueOverview",
+    "QueueStorage",
     "QueueVerdict",
     "Rejected",
     "Released",
@@ -69,8 +76,11 @@ __all__ = [
     "Revoked",
     "SendingBatch",
     "SentryMiddleware",
+    "ServerStorage",
     "SettlingBatch",
     "StatsDOutlet",
+    "Storage",
+    "StreamStorage",
     "Succeeded",
     "TaskNumbers",
     "TaskOverview",
@@ -104,6 +114,7 @@ if not TYPE_CHECKING:
             "ProcessStarts": "celery5.protocol.observability.overview",
             "QueueFlow": "celery5.protocol.observability.overview",
             "QueueOverview": "celery5.protocol.observability.overview",
+            "QueueStorage": "celery5.protocol.observability.storage",
             "QueueVerdict": "celery5.protocol.observability.overview",
             "Rejected": "celery5.observability.outcomes",
             "Released": "celery5.observability.outcomes",
@@ -111,8 +122,11 @@ if not TYPE_CHECKING:
             "Revoked": "celery5.observability.outcomes",
             "SendingBatch": "celery5.observability.jobs",
             "SentryMiddleware": "celery5.observability.sentry",
+            "ServerStorage": "celery5.protocol.observability.storage",
             "SettlingBatch": "celery5.observability.jobs",
             "StatsDOutlet": "celery5.observability.outlets",
+            "Storage": "celery5.protocol.observability.storage",
+            "StreamStorage": "celery5.protocol.observability.storage",
             "Succeeded": "celery5.observability.outcomes",
             "TaskNumbers": "celery5.observability.metrics",
             "TaskOverview": "celery5.protocol.observability.overview",

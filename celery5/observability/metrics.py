@@ -9,8 +9,10 @@ import msgspec
 from celery5.application import Application
 from celery5.broker.calls import observability as calls
 from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
+from celery5.broker.driver import AsyncDriver
 from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
 from celery5.observability.overview import OverviewReader
+from celery5.observability.storage import read_storage
 from celery5.protocol.observability.families import (
     MetricFamily,
     SketchSample,
@@ -34,6 +36,7 @@ from celery5.protocol.observability.rollup import (
     unpack_point,
 )
 from celery5.protocol.observability.sketch import Sketch
+from celery5.protocol.observability.storage import Storage
 
 FINE_HISTORY = 6 * HOUR
 """Seconds: the history of a longer time is given in hours."""
@@ -205,6 +208,29 @@ class Metrics:
     async def aoverview(self, *, since: float = HOUR) -> Overview:
         """`overview`, from Trio or asyncio."""
         return await self._overview.read(self._app.connections, since)
+
+    def storage(self) -> Storage:
+        """Return what Redis holds for the application: servers, queues, streams, history. For plain Python.
+
+        Bytes are estimates from a few entries of each key; nothing is scanned. Of queues the 200 with the most entries
+        are measured. A broker that is unreachable is named, and the others are shown.
+
+        Raises:
+            BrokerError: No broker can be reached.
+        """
+
+        async def get_driver(broker: str) -> AsyncDriver:
+            return await BlockingConnections(self._app.brokers.get(broker)).get_async_driver()
+
+        return run_blocking(read_storage(self._app, get_driver))
+
+    async def astorage(self) -> Storage:
+        """`storage`, from Trio or asyncio."""
+
+        async def get_driver(broker: str) -> AsyncDriver:
+            return await self._app.brokers.get(broker).get_async_driver()
+
+        return await read_storage(self._app, get_driver)
 
     def totals(self) -> list[MetricFamily]:
         """Return the metrics of the whole cluster, as `/metrics/cluster` has them. For plain Python."""

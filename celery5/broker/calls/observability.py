@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
+from celery5.broker.call import Call, Script, Word, decode_text, parse_int, script_call, to_ms
 from celery5.broker.keys import Keys
 from celery5.protocol.observability.rollup import HOURS_KEPT, MINUTES_KEPT
 
@@ -20,6 +20,8 @@ REPORT_TTL = 3600.0
 """Seconds that a report waits to be rolled up."""
 REPORTS_READ = 200
 """Reports in one reply."""
+MEMORY_SAMPLES = 5
+"""Entries of a key whose size is looked at: the server does nothing else in that time."""
 
 
 class RollupTurn(NamedTuple):
@@ -111,6 +113,11 @@ def read_points(prefix: str, group: str, since: float, until: float) -> Call[lis
     """Return when each chunk of a group began, in seconds since 1970, and its points, packed."""
     words = ("XRANGE", prefix + group, max(to_ms(since), 0), max(to_ms(until), 0))
     return Call(words, _points, repeatable=True)
+
+
+def measure_memory(key: str) -> Call[int]:
+    """Return about how many bytes a key takes, from a few of its entries; 0 when there is none."""
+    return Call(("MEMORY", "USAGE", key, "SAMPLES", MEMORY_SAMPLES), parse_int, repeatable=True)
 
 
 def _turn(raw: Any) -> RollupTurn:

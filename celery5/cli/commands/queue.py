@@ -1,4 +1,4 @@
-"""List and purge queues (`queue`)."""
+"""List queues, purge them, and show what they take in Redis (`queue`)."""
 
 import sys
 from collections.abc import Sequence
@@ -12,11 +12,13 @@ from celery5.cli.terminal.output import echo, format_cell, format_table, to_json
 from celery5.cli.terminal.target import Target
 from celery5.connections.brokers import SIMILARITY_CUTOFF
 from celery5.errors import Misconfigured
+from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.similar_names import find_similar
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.broker.calls.queues import QueueState
+    from celery5.protocol.observability.storage import QueueStorage, ServerStorage
 
 
 @click.group(no_args_is_help=False)
@@ -80,6 +82,63 @@ def purge(target: Target, /, name: str, *, yes: bool) -> None:
     with skip_unreachable(app, queues=[name]):
         revoked = app.empty(name)
         echo(f"{name}: {revoked} job{'' if revoked == 1 else 's'} revoked")
+
+
+@queue.command("storage")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def show_storage(target: Target, *, wants_json: bool) -> None:
+    """Show what Redis holds: its memory and settings, and what each queue and stream takes.
+
+    Bytes are estimates from a few entries of each key. Of queues the 200 with the most entries are shown.
+    """
+    storage = target.load().metrics.storage()
+    if wants_json:
+        echo(to_json(storage))
+        return
+    echo(format_table([_make_server_row(server) for server in storage.servers], empty=""))
+    for server in storage.servers:
+        for finding in (server.memory, server.persistence):
+            if finding is not None and finding.state != "ok":
+                echo(f"\n{server.broker}  {finding.state}  {finding.summary}: {finding.remedy}")
+    queues = [_make_storage_row(row) for row in storage.queues]
+    echo("\n" + format_table(queues, empty="no queues yet: nothing was sent"))
+    streams = [
+        {"stream": row.stream, "records": row.records, "total": format_bytes(row.total_bytes)}
+        for row in storage.streams
+    ]
+    if streams:
+        echo("\n" + format_table(streams, empty=""))
+    echo("\n" + ", ".join(f"{name} {format_bytes(size)}" for name, size in storage.others.items()))
+    if storage.queues_left_out or storage.streams_left_out:
+        echo(f"not shown: {storage.queues_left_out} queues, {storage.streams_left_out} streams")
+
+
+def _make_server_row(server: "ServerStorage") -> dict[str, object]:
+    if server.unreachable:
+        return {"broker": server.broker, "server": to_one_line(server.unreachable)}
+    return {
+        "broker": server.broker,
+        "server": server.version,
+        "used": format_bytes(server.used),
+        "of": "no limit" if server.limit is None else format_bytes(server.limit),
+        "peak": format_bytes(server.peak),
+        "keys": server.keys,
+        "evicted": server.evicted,
+        "memory": server.memory.summary if server.memory else "",
+        "persistence": server.persistence.summary if server.persistence else "",
+    }
+
+
+def _make_storage_row(row: "QueueStorage") -> dict[str, object]:
+    return {
+        "queue": row.queue,
+        "total": format_bytes(row.total_bytes),
+        "jobs": f"{row.jobs} in {format_bytes(row.stream_bytes)}",
+        "waiting": f"{row.scheduled + row.held} in {format_bytes(row.waiting_bytes)}",
+        "dead": f"{row.dead} in {format_bytes(row.dead_bytes)}",
+        "index": format_bytes(row.index_bytes),
+    }
 
 
 def _rows(states: "list[QueueState]", *, wants_json: bool) -> list[dict[str, object]]:

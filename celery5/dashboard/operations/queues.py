@@ -11,6 +11,7 @@ from celery5.dashboard.operations.replies import summarize_replies
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE
 from celery5.protocol.observability.rollup import HOUR
+from celery5.protocol.observability.storage import Storage
 
 
 class OneQueue(msgspec.Struct, frozen=True):
@@ -48,6 +49,11 @@ async def read_history(app: App, asked: HistorySpan) -> list[HistoryPoint]:
     return await app.metrics.ahistory(asked.queue, since=asked.since, until=asked.until, step=asked.step)
 
 
+async def show_storage(app: App, _: Nothing) -> Storage:
+    """Show what Redis holds: its memory and settings, and what each queue and stream takes."""
+    return await app.metrics.astorage()
+
+
 async def pause_queue(app: App, asked: OneQueue) -> Changed:
     """Stop reading a queue, in all workers; jobs that were read are run."""
     replies = await app.control.asend(PAUSE_QUEUE.name, {"queue": asked.queue})
@@ -81,6 +87,7 @@ async def purge_queue(app: App, asked: PurgeQueue) -> Changed:
 QUEUE_OPERATIONS = (
     Operation("queue:list", list_queues),
     Operation("queue:show", show_queue),
+    Operation("queue:storage", show_storage),
     Operation("metrics:history", read_history),
     Operation("worker:pause-queue", pause_queue, "operator", "change"),
     Operation("worker:resume-queue", resume_queue, "operator", "change"),

@@ -1,4 +1,4 @@
-"""The pages of operation: limits, health, settings, the audit trail."""
+"""The pages of operation: limits, storage, health, settings, the audit trail."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +24,11 @@ async def load_health(request: PageRequest) -> Mapping[str, Any]:
     }
 
 
+async def load_storage(request: PageRequest) -> Mapping[str, Any]:
+    """Return what Redis holds."""
+    return {"storage": await request.read("queue:storage")}
+
+
 async def load_settings(request: PageRequest) -> Mapping[str, Any]:
     """Return all settings."""
     return {"settings": await request.read("config:show")}
@@ -37,6 +42,14 @@ async def load_audit(request: PageRequest) -> Mapping[str, Any]:
 
 OPERATION_PAGES = (
     Page(path="limits", template="limits.html", title="Limits", load=load_limits, nav="Limits", refresh=5.0),
+    Page(
+        path="storage",
+        template="storage.html",
+        title="Storage",
+        load=load_storage,
+        nav="Storage",
+        refresh=10.0,
+    ),
     Page(path="health", template="health.html", title="Health", load=load_health, nav="Health", refresh=0.0),
     Page(path="audit", template="audit.html", title="Audit", load=load_audit, nav="Audit", refresh=0.0),
     Page(

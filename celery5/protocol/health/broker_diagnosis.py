@@ -37,11 +37,23 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
+def describe_server(info: Mapping[str, str]) -> str:
+    """Return the kind and version of the server, from `INFO`: `valkey 8.1.1`."""
+    return f"{_get_kind(info)} {_get_version(info) or 'of an unknown version'}"
+
+
+def _get_kind(info: Mapping[str, str]) -> str:
+    return "valkey" if info.get("valkey_version") else info.get("server_name") or "redis"
+
+
+def _get_version(info: Mapping[str, str]) -> str:
+    return info.get("valkey_version") or info.get("redis_version", "")
+
+
 def diagnose_server(info: Mapping[str, str]) -> Finding:
     """Diagnose the kind and version of the server, from `INFO`."""
-    kind = "valkey" if info.get("valkey_version") else info.get("server_name") or "redis"
-    version = info.get("valkey_version") or info.get("redis_version", "")
-    summary = f"{kind} {version or 'of an unknown version'}, {info.get('redis_mode', 'standalone')}"
+    kind, version = _get_kind(info), _get_version(info)
+    summary = f"{describe_server(info)}, {info.get('redis_mode', 'standalone')}"
     numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
     if info.get("role") in ("slave", "replica"):
         return Finding("server", "fail", f"{summary}, a replica", "have the broker's URL name the master")

@@ -1,0 +1,137 @@
+"""What Redis holds for an application: the servers, and the bytes and entries of queues and streams."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from celery5.protocol.health.broker_diagnosis import (
+    Finding,
+    describe_server,
+    diagnose_eviction,
+    diagnose_persistence,
+)
+
+
+class ServerStorage(msgspec.Struct, frozen=True, kw_only=True):
+    """The server of one broker."""
+
+    broker: str
+    # Its kind and version.
+    version: str = ""
+    # Bytes: what it uses, the most that it has used, and what it may use; None for no limit.
+    used: int = 0
+    peak: int = 0
+    limit: int | None = None
+    # Bytes of memory of its machine; None where it does not say.
+    machine: int | None = None
+    # How much more memory it has from the system than it uses; None where it does not say.
+    fragmentation: float | None = None
+    # Keys that it has thrown away since it started.
+    evicted: int = 0
+    # Keys in the database, of all applications, and how many of those have a time to live.
+    keys: int = 0
+    expiring: int = 0
+    clients: int = 0
+    # Seconds since it started.
+    uptime: int = 0
+    # Whether it throws jobs away when memory is full, and whether jobs outlive it; None when it is unreachable.
+    memory: Finding | None = None
+    persistence: Finding | None = None
+    # Why it cannot be reached; '' when it can.
+    unreachable: str = ""
+
+    @property
+    def used_share(self) -> float | None:
+        """The share of the memory that it may use; None when there is no limit."""
+        return self.used / self.limit if self.limit else None
+
+
+class QueueStorage(msgspec.Struct, frozen=True, kw_only=True):
+    """What one queue takes. Bytes are estimates, and None where the server does not say."""
+
+    queue: str
+    broker: str
+    # Jobs on its streams, those that workers have included.
+    jobs: int
+    # Jobs that wait for their time.
+    scheduled: int
+    # Jobs that wait at limits.
+    held: int
+    dead: int
+    # All of the following.
+    total_bytes: int | None = None
+    # The streams of all lanes.
+    stream_bytes: int | None = None
+    # The Commands of jobs that wait for their time or at limits.
+    waiting_bytes: int | None = None
+    dead_bytes: int | None = None
+    # Where each job is, leases, slots, keys of unique jobs, and the lists of runs.
+    index_bytes: int | None = None
+
+
+class StreamStorage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the records of one stream take."""
+
+    stream: str
+    broker: str
+    partitions: int
+    records: int
+    # An estimate, from the first partitions where there are many; None where the server does not say.
+    total_bytes: int | None = None
+
+
+class Storage(msgspec.Struct, frozen=True, kw_only=True):
+    """What Redis holds for an application."""
+
+    servers: tuple[ServerStorage, ...]
+    # Those with the most entries first.
+    queues: tuple[QueueStorage, ...]
+    streams: tuple[StreamStorage, ...]
+    # Bytes of the history of metrics, of the audit trail, and of what else belongs to no queue; None where the server
+    # does not say.
+    others: dict[str, int | None] = {}
+    # Queues and streams that are not shown.
+    queues_left_out: int = 0
+    streams_left_out: int = 0
+
+
+def describe_storage(
+    broker: str, info: Mapping[str, str], config: Mapping[str, str] | None, *, database: int
+) -> ServerStorage:
+    """Return the state of a server.
+
+    Args:
+        broker: The name of the broker.
+        info: Its `INFO`; empty where that is not permitted.
+        config: Its parameters; None where they cannot be read.
+        database: The number of the database.
+    """
+    keyspace = dict(
+        part.split("=", 1) for part in info.get(f"db{database}", "").split(",") if "=" in part
+    )  # keys=12,expires=3,avg_ttl=0
+    ratio = info.get("mem_fragmentation_ratio", "")
+    return ServerStorage(
+        broker=broker,
+        version=describe_server(info),
+        used=_count(info.get("used_memory")),
+        peak=_count(info.get("used_memory_peak")),
+        limit=_count(info.get("maxmemory")) or None,
+        machine=_count(info.get("total_system_memory")) or None,
+        fragmentation=float(ratio) if ratio.replace(".", "", 1).isdigit() else None,
+        evicted=_count(info.get("evicted_keys")),
+        keys=_count(keyspace.get("keys")),
+        expiring=_count(keyspace.get("expires")),
+        clients=_count(info.get("connected_clients")),
+        uptime=_count(info.get("uptime_in_seconds")),
+        memory=diagnose_eviction(info, config),
+        persistence=diagnose_persistence(info, config),
+    )
+
+
+def estimate_bytes(measured: int, measured_records: int, records: int) -> int:
+    """Return the bytes of all records of a stream, from those of some of its partitions."""
+    return measured if measured_records in (0, records) else measured * records // measured_records
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0
