@@ -1,6 +1,6 @@
 """Each rule of alerts fires and resolves with real jobs, and what is silenced notifies nobody."""
 
-import time
+import json
 
 import pytest
 import redis
@@ -12,12 +12,12 @@ from celery5.errors import Misconfigured
 from celery5.observability import (
     dead_letters,
     failures,
-    loop_lag,
     no_workers,
     oldest,
     stream_lag,
 )
-from celery5.services.health import status_port
+from celery5.streams import StreamEvents
+from tests.redis.commands.staff import Staff, wait_until
 from tests.redis.observability.alerted import QUICK, declare, get_changes, get_statuses
 from tests.redis.worker.workers import until_async, working
 
@@ -116,8 +116,9 @@ async def test_a_group_of_a_stream_that_is_behind_fires_and_resolves(app: App) -
     may_go_on = trio.Event()
 
     @app.processor(orders, name="billing", start="earliest")
-    async def bill(_record: int) -> None:
-        await may_go_on.wait()
+    async def bill(events: StreamEvents[int]) -> None:
+        async for _ in events.records():
+            await may_go_on.wait()
 
     await orders.asend(1)
     async with working(app):
@@ -126,19 +127,14 @@ async def test_a_group_of_a_stream_that_is_behind_fires_and_resolves(app: App) -
         await wait_for(app, ("fired", "group orders:billing"), ("resolved", "group orders:billing"))
 
 
-async def test_an_event_loop_that_is_blocked_fires(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_port, "LAG_PERIOD", 0.05)
-    app.configure(**QUICK)
-    declare(app, loop_lag(above=0.3), for_=0)
-
-    @app.task(name="blocking")
-    async def blocking() -> None:
-        time.sleep(1)  # noqa: ASYNC251  it blocks the loop
-
-    async with working(app):
-        await blocking.adelay()
-        await wait_for(app, ("fired", ""))
-        await wait_for(app, ("fired", ""), ("resolved", ""))
+def test_an_event_loop_that_is_blocked_fires_and_resolves(staff: Staff) -> None:
+    rules = json.dumps({"slow loop": "loop-lag above=0.5 for=0 keep_firing_for=0"})
+    staff.start(**{**QUICK, "alerts": rules})
+    staff.app.tasks["block"].delay(2)
+    wait_until(lambda: [one.change for one in staff.app.alerts.history()] == ["fired"])
+    (fired,) = staff.app.alerts.history()
+    assert fired.description.startswith("the event loop of a process woke up ")
+    wait_until(lambda: [one.change for one in staff.app.alerts.history()] == ["resolved", "fired"])
 
 
 async def test_a_silenced_rule_notifies_nobody_and_is_audited(app: App) -> None:
