@@ -166,9 +166,8 @@ class App:
         self.control: Control = Control(self)
         self.limit_rule: DeclareLimitRule = DeclareLimitRule()
         self.limits: Limits = Limits(self, self.limit_rule)
-        self.alert: DeclareAlert = DeclareAlert()
         self.schedule: Schedules = Schedules(self)
-        self.timer: DeclareTimer = DeclareTimer()
+        self.timer, self.alert = DeclareTimer(), DeclareAlert()
         _APPS.add(self)
 
     def _set_settings(

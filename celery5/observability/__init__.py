@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from celery5.observability.sentry import SentryMiddleware
     from celery5.observability.webhook import WebhookRefused
     from celery5.protocol.job.history import JobRecord
+    from celery5.protocol.observability.alert_messages import AlertMessage, AlertPayload
     from celery5.protocol.observability.alert_rules import (
         dead_letters,
         failures,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlertCondition",
+    "AlertMessage",
+    "AlertPayload",
     "AlertRule",
     "AlertSilence",
     "AlertState",
@@ -108,6 +111,8 @@ if not TYPE_CHECKING:
         __name__,
         {
             "AlertCondition": "celery5.protocol.observability.alerting",
+            "AlertMessage": "celery5.protocol.observability.alert_messages",
+            "AlertPayload": "celery5.protocol.observability.alert_messages",
             "AlertRule": "celery5.protocol.observability.alerting",
             "AlertSilence": "celery5.broker.calls.alerts",
             "AlertState": "celery5.observability.alerts",

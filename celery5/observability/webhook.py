@@ -5,7 +5,7 @@ import ssl
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from celery5.errors import Misconfigured
+from celery5.errors import CeleryError, Misconfigured
 from celery5.protocol.observability.alert_messages import (
     SECRET_HINT,
     check_webhook_url,
@@ -19,7 +19,7 @@ MAX_ANSWER = 64 * 1024
 """Bytes of the answer that are read."""
 
 
-class WebhookRefused(Exception):
+class WebhookRefused(CeleryError):
     """A notification did not arrive, or its receiver did not take it."""
 
 

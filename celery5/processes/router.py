@@ -262,7 +262,7 @@ class RouterBootTable(BootTable):
     metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
     history_rollup: HistoryRollup = step("history", requires=("redis",))
     alert_evaluator: AlertEvaluator = step("alerts", requires=("redis",))
-    alert_delivery: AlertDelivery = step("alert-delivery", requires=("redis",))
+    alert_delivery: AlertDelivery = step("notices", requires=("redis",))
     log_again: LogRetry = step("log-again", requires=("redis",))
     status_phase: StatusPhase = step("vitals", requires=UP)
     systemd: SystemdNotify = step("systemd", requires=("vitals",))

@@ -512,7 +512,7 @@ class WorkerBootTable(BootTable):
     metrics_reporter: MetricsReporter = step("metrics", requires=("publishing",))
     history_rollup: HistoryRollup = step("history", requires=("publishing",))
     alert_evaluator: AlertEvaluator = step("alerts", requires=("publishing",))
-    alert_delivery: AlertDelivery = step("alert-delivery", requires=("publishing",))
+    alert_delivery: AlertDelivery = step("notices", requires=("publishing",))
     result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing", "metrics"))
     run_relay: RunRelay = step("runs", requires=("heartbeat", "listen", "publishing"))
     # Which tasks are suspended must be known before any job is admitted.

@@ -56,6 +56,7 @@ class AlertDelivery:
         self._outages = OutageLog(log, "alerts:delivery-interrupted", level="debug")
         # The notification that is tried, how often it was, and from when it may be tried again.
         self._tried, self._tries, self._due = "", 0, 0.0
+        self._is_failing = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver until cancelled."""
@@ -84,19 +85,26 @@ class AlertDelivery:
             await self._redis.perform(calls.remove_from_outbox(self._keys, one.id))
 
     def _log_transition(self, transition: AlertTransition) -> None:
-        fields = {
-            "alert": transition.name,
-            "subject": transition.subject,
-            "severity": transition.severity,
-            "value": transition.value,
-            "why": transition.description,
-        }
         if transition.change == "resolved":
-            self._log.event("alert:resolved", "info", **fields)
-        elif transition.severity == "critical":
-            self._log.event("alert:fired", "error", **fields)
-        else:
-            self._log.event("alert:fired", "warning", **fields)
+            self._log.event(
+                "alert:resolved",
+                "info",
+                alert=transition.name,
+                subject=transition.subject,
+                severity=transition.severity,
+                value=transition.value,
+                why=transition.description,
+            )
+            return
+        self._log.event(
+            "alert:fired",
+            "error" if transition.severity == "critical" else "warning",
+            alert=transition.name,
+            subject=transition.subject,
+            severity=transition.severity,
+            value=transition.value,
+            why=transition.description,
+        )
 
     async def _send(self, one: WaitingNotification) -> bool:
         """Send a notification. Return whether it is done with: it has arrived, or is given up."""
@@ -112,6 +120,7 @@ class AlertDelivery:
         except (WebhookRefused, trio.TooSlowError) as error:
             why = str(error) or "it did not answer in time"
             return self._count_failure(one, one.transition, self._webhook, why)
+        self._is_failing = False
         return True
 
     async def _post(self, webhook: AlertWebhook, name: str, body: bytes) -> None:
@@ -122,7 +131,8 @@ class AlertDelivery:
         self, one: WaitingNotification, transition: AlertTransition, webhook: AlertWebhook, why: str
     ) -> bool:
         """Return whether the notification is given up after this failure."""
-        if self._tries == 0:
+        if not self._is_failing:
+            self._is_failing = True
             self._log.event("alerts:webhook-failed", "warning", to=webhook.masked_url, why=why)
         self._tries += 1
         if self._tries > len(RETRY_DELAYS) or time.time() - one.at > MAX_AGE:

@@ -98,7 +98,9 @@ class AlertEvaluator:
 
     async def _evaluate(self, counted: CountedCluster) -> None:
         measured = await self._measure(counted)
-        before = self._before or await self._redis.perform(calls.read_alerts(self._keys))
+        before = self._before
+        if before is None:
+            before = await self._redis.perform(calls.read_alerts(self._keys))
         silences = await self._redis.perform(calls.read_silences(self._keys))
         rules = list(self._rules.values())
         samples = add_sample(before.stored.samples, measured, rules)

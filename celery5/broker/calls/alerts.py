@@ -76,8 +76,16 @@ def save_alerts(
     flat: list[Word] = []
     for one in transitions:
         flat += [0 if one.silenced else 1, msgspec.json.encode(one)]
-    words = (process, revision, stored.pack(), to_ms(STATE_TTL), to_ms(HISTORY_TTL), MAX_TRANSITIONS)
-    return script_call(SAVE_ALERTS, named, (*words, *flat), decode_text)
+    words = (
+        process,
+        revision,
+        stored.pack(),
+        to_ms(STATE_TTL),
+        to_ms(HISTORY_TTL),
+        MAX_TRANSITIONS,
+        *flat,
+    )
+    return script_call(SAVE_ALERTS, named, words, decode_text)
 
 
 def read_outbox(keys: Keys, *, count: int) -> Call[list[WaitingNotification]]:
@@ -145,8 +153,9 @@ def _transitions(raw: Any) -> list[AlertTransition]:
 
 def _silences(raw: Any) -> dict[str, AlertSilence]:
     silences: dict[str, AlertSilence] = {}
-    pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
-    for name, content in pairs:
+    # RESP3 has maps.
+    words: Sequence[bytes] = [each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw
+    for name, content in zip(words[::2], words[1::2], strict=True):
         try:
             silences[decode_text(name)] = msgspec.json.decode(content, type=AlertSilence)
         except msgspec.MsgspecError:

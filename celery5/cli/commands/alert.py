@@ -111,7 +111,7 @@ def format_firing(states: "list[AlertState]") -> str:
     """Return one line on what fires; '' for nothing."""
     firing = [f"{one.name} ({one.subject})" if one.subject else one.name for one in states if one.fires]
     more = f" and {len(firing) - 5} more" if len(firing) > 5 else ""
-    return f"alerts fire: {', '.join(firing[:5])}{more}: see `celery5 alert list`" if firing else ""
+    return f"{', '.join(firing[:5])}{more}: celery5 alert list" if firing else ""
 
 
 def _make_row(state: "AlertState") -> dict[str, object]:

@@ -172,12 +172,15 @@ def _parse_rule(name: str, text: str) -> AlertRule:
         values[option] = value if option in _TEXTS else _parse_number(name, option, value)
     if "above" not in values and measure != "no-workers":
         raise Misconfigured(f"alert {name!r}: it has no threshold: add above=")
-    rest = {option: values.pop(option) for option in ("severity", "keep_firing_for") if option in values}
+    rest: dict[str, Any] = {
+        option: values.pop(option) for option in ("severity", "keep_firing_for") if option in values
+    }
     if "for" in values:
         rest["for_"] = values.pop("for")
     if "least" in values:
         values["least"] = int(values["least"])
-    condition = AlertCondition(measure=cast("Measure", measure), **{"above": 0.0, **values})
+    above = values.pop("above", 0.0)
+    condition = AlertCondition(measure=cast("Measure", measure), above=above, **values)
     return check_rule(AlertRule(name=name, condition=condition, **rest))
 
 

@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from celery5 import App
+from celery5.broker.calls.alerts import read_outbox
 from celery5.observability import WebhookRefused, no_workers
 from celery5.services.observability import alert_delivery
 from tests.redis.observability.alerted import QUICK, Receiver, declare, get_changes
@@ -58,12 +59,7 @@ async def test_a_notification_is_signed_sent_and_logged_once(app: App, redis_cli
 
 async def is_sent(app: App) -> bool:
     """Whether no notification waits."""
-    return (
-        await (await app.connections.get_async_driver()).perform(
-            alert_delivery.calls.read_outbox(app.keys, count=1)
-        )
-        == []
-    )
+    return not await app.aperform(read_outbox(app.keys, count=1))
 
 
 async def test_a_receiver_that_refuses_gets_the_same_notification_again_until_it_takes_it(
