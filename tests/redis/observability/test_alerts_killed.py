@@ -68,6 +68,24 @@ def test_each_alert_fires_once_while_the_holder_of_the_turn_is_killed(
         assert_each_fired_once(staff, receiver, queues)
 
 
+def test_a_notification_that_a_killed_worker_could_not_send_is_sent_by_another(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    with Receiver() as receiver:
+        receiver.status = 503
+        workers = [start(staff, receiver) for _ in range(2)]
+        holder = wait_for_holder(staff, redis_client, workers)
+        send_to(staff, "lonely")
+        wait_until(lambda: receiver.attempts > 0)
+        holder = wait_for_holder(staff, redis_client, workers)
+        holder.signal(signal.SIGKILL)
+        receiver.status = 200
+        wait_until(partial(has_arrived, receiver, "lonely"))
+        assert_each_fired_once(staff, receiver, ["lonely"])
+        (other,) = [one for one in workers if one is not holder]
+        assert len(holder.lines("alert:fired") + other.lines("alert:fired")) == 1
+
+
 def test_each_alert_fires_once_while_the_holder_of_the_turn_is_frozen(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
