@@ -36,6 +36,7 @@ from celery5.health.health_check import DeclareCheck, HealthCheck
 from celery5.hints import describe_option, make_attribute_error
 from celery5.limits.overrides import Limits
 from celery5.limits.rules import DeclareLimitRule
+from celery5.observability.alert_declaration import DeclareAlert
 from celery5.observability.configured import make_configured_middleware
 from celery5.observability.middleware import Middleware, MiddlewareStack, check_middleware
 from celery5.protocol.brokers import check_broker_url
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 
     from celery5.audit.trail import Audit
     from celery5.config.configuration import Configuration
+    from celery5.observability.alerts import Alerts
     from celery5.observability.job_search import Jobs
     from celery5.observability.metrics import Metrics
     from celery5.streams.processor import ProcessorFunction, ProcessorOptions
@@ -165,7 +167,7 @@ class App:
         self.limit_rule: DeclareLimitRule = DeclareLimitRule()
         self.limits: Limits = Limits(self, self.limit_rule)
         self.schedule: Schedules = Schedules(self)
-        self.timer: DeclareTimer = DeclareTimer()
+        self.timer, self.alert = DeclareTimer(), DeclareAlert()
         _APPS.add(self)
 
     def _set_settings(
@@ -286,6 +288,13 @@ class App:
         from celery5.observability.job_search import Jobs
 
         return Jobs(self)
+
+    @lazy_property
+    def alerts(self) -> "Alerts":
+        """The alerts of the application: what fires, what is silenced, and what has fired."""
+        from celery5.observability.alerts import Alerts
+
+        return Alerts(self, self.alert)
 
     @lazy_property
     def workflows(self) -> "Workflows":

@@ -421,6 +421,31 @@ class Keys:
         """STRING  the number of the last batch of records of a process, with a time to live."""
         return f"celery5:{{{self.app}}}:history:sent:{process}"
 
+    @property
+    def alerts(self) -> str:
+        """HASH    the alerts that are pending or firing, with a time to live."""
+        return f"celery5:{{{self.app}}}:alerts"
+
+    @property
+    def alert_outbox(self) -> str:
+        """STREAM  notifications of alerts that are not sent yet, with a time to live."""
+        return f"celery5:{{{self.app}}}:alerts:outbox"
+
+    @property
+    def alert_logged(self) -> str:
+        """STRING  the last notification of an alert that was logged, with a time to live."""
+        return f"celery5:{{{self.app}}}:alerts:logged"
+
+    @property
+    def alert_history(self) -> str:
+        """STREAM  the last alerts that fired or resolved, with a time to live."""
+        return f"celery5:{{{self.app}}}:alerts:history"
+
+    @property
+    def alert_silences(self) -> str:
+        """HASH    the rules of alerts that are silenced, and until when, with a time to live."""
+        return f"celery5:{{{self.app}}}:alerts:silences"
+
     def for_stream(self, stream: str) -> StreamKeys:
         """Return the keys of one stream of records."""
         tag = f"celery5:{{{self.app}:{stream}}}"

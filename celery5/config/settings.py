@@ -16,7 +16,9 @@ from celery5.hints import find_hint, find_variable_hint
 from celery5.protocol.brokers import check_queue_routes, find_route_errors
 from celery5.protocol.job.retry_policy import LONGEST
 from celery5.protocol.limits import parse_kind_rates
-from celery5.protocol.masking import mask_passwords
+from celery5.protocol.masking import MASK, mask_passwords
+from celery5.protocol.observability.alert_messages import check_webhook_url, parse_webhook_secret
+from celery5.protocol.observability.alert_rules import parse_rules
 from celery5.protocol.observability.statsd import parse_optional_statsd_address
 from celery5.protocol.publisher.address import parse_connections, parse_optional_address
 from celery5.protocol.scaling.autoscale import parse_autoscale
@@ -398,10 +400,46 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     statsd: Annotated[
         str, Meta(description="udp://host:port of a StatsD that gets all metrics; empty: none")
     ] = ""
+    alerts: Annotated[
+        dict[str, str],
+        Meta(
+            description="further rules of alerts, by name: oldest queue=mail above=5m for=2m; see the guide"
+        ),
+    ] = msgspec.field(default_factory=dict[str, str])
+    alert_oldest: Annotated[
+        float, Meta(description="age of the oldest job of a queue that alerts; 0: none", ge=0, le=LONGEST)
+    ] = 300.0
+    alert_failures: Annotated[
+        float, Meta(description="share of a task's attempts that fail which alerts; 0: none", ge=0, lt=1)
+    ] = 0.25
+    alert_no_workers: Annotated[
+        float,
+        Meta(
+            description="how long jobs may wait on a queue without workers before that alerts; 0: no alert",
+            ge=0,
+            le=LONGEST,
+        ),
+    ] = 60.0
+    alert_dead: Annotated[
+        int, Meta(description="new dead letters of a queue within 10 minutes that alert; 0: none", ge=0)
+    ] = 10
+    alert_stream_lag: Annotated[
+        float,
+        Meta(description="how far a group of a stream is behind that alerts; 0: none", ge=0, le=LONGEST),
+    ] = 300.0
+    alert_loop_lag: Annotated[
+        float, Meta(description="how late an event loop wakes up that alerts; 0: none", ge=0, le=LONGEST)
+    ] = 1.0
+    alert_webhook: Annotated[
+        str, Meta(description="URL that notifications of alerts are posted to; empty: none")
+    ] = ""
+    alert_webhook_secret: Annotated[
+        str, Meta(description="secret by which they are signed: whsec_ and base64")
+    ] = ""
 
     def __repr__(self) -> str:
         fields = ", ".join(
-            f"{name}={mask_passwords(getattr(self, name))!r}" for name in self.__struct_fields__
+            f"{name}={mask_setting(name, getattr(self, name))!r}" for name in self.__struct_fields__
         )
         return f"Settings({fields})"
 
@@ -478,11 +516,20 @@ class SettingOptions(TypedDict, total=False):
     metrics_interval: float | None
     job_history: int | None
     statsd: str | None
+    alerts: Mapping[str, str] | None
+    alert_oldest: float | None
+    alert_failures: float | None
+    alert_no_workers: float | None
+    alert_dead: int | None
+    alert_stream_lag: float | None
+    alert_loop_lag: float | None
+    alert_webhook: str | None
+    alert_webhook_secret: str | None
 
 
 _TYPES = get_type_hints(Settings, include_extras=True)
 _NO_SETTING = "is no setting: did you mean {}?"
-_TABLES = ("schedules", "brokers", "routes", "queue_routes")
+_TABLES = ("schedules", "brokers", "routes", "queue_routes", "alerts")
 _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "budgets": parse_budgets,
     "rate_limits": parse_kind_rates,
@@ -496,6 +543,9 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "publisher_tcp": HOST_AND_PORT.parse_optional,
     "publisher_connections": parse_connections,
     "statsd": parse_optional_statsd_address,
+    "alerts": parse_rules,
+    "alert_webhook": check_webhook_url,
+    "alert_webhook_secret": parse_webhook_secret,
 }
 
 
@@ -513,6 +563,10 @@ _TEXT_KINDS: Mapping[str, TextKind[Any]] = {
             "event_retention",
             "subscription_ttl",
             "read_block",
+            "alert_oldest",
+            "alert_no_workers",
+            "alert_stream_lag",
+            "alert_loop_lag",
         ),
         DURATION,
     ),
@@ -564,7 +618,7 @@ class SettingSource(msgspec.Struct, frozen=True):
     raw: Any
 
     def __repr__(self) -> str:
-        return f"SettingSource({self.kind!r}, {self.where!r}, {mask_passwords(self.raw)!r})"
+        return f"SettingSource({self.kind!r}, {self.where!r}, {mask_setting(self.where, self.raw)!r})"
 
 
 def find_source(
@@ -614,7 +668,7 @@ def read_settings(
         try:
             values[name] = parse_value(name, source.raw)
         except Misconfigured as error:
-            errors.append(f"{source.where}={format_value(source.raw)}: {error}")
+            errors.append(f"{source.where}={format_value(mask_setting(name, source.raw))}: {error}")
             in_code |= source.kind == "explicit"
     errors += find_route_errors(values.get("brokers", {}), values.get("routes", {}))
     if errors:
@@ -685,6 +739,14 @@ def get_hash_limits() -> dict[str, str]:
         name: "no" if "in_hash" not in marks else f"up to {marks['most']:.0f}" if "most" in marks else "yes"
         for name, marks in marks_by_name.items()
     }
+
+
+def mask_setting(name: str, value: object) -> Any:
+    """Return the value of a setting without passwords and secrets: also the path of a webhook is one."""
+    masked = mask_passwords({name: value})[name]
+    if name.endswith("alert_webhook") and isinstance(masked, str) and masked.count("/") > 2:
+        return f"{'/'.join(masked.split('/')[:3])}/{MASK}"
+    return masked
 
 
 def format_value(raw: object) -> str:
@@ -775,7 +837,7 @@ def get_origins(app: ConfiguredApplication) -> list[SettingOrigin]:
     """Return all settings of an application, in the order of the guide. Raises Misconfigured."""
     configuration, settings = app.read_configuration(), app.settings
     return [
-        SettingOrigin(name, mask_passwords(getattr(settings, name)), _origin(name, app, configuration))
+        SettingOrigin(name, mask_setting(name, getattr(settings, name)), _origin(name, app, configuration))
         for name in Settings.__struct_fields__
     ]
 

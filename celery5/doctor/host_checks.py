@@ -144,6 +144,11 @@ class HostChecks:
             workers, celery5.__version__, is_version_known=can_send, unrouted=unrouted, unread=unread
         )
 
+    def check_alerts(self, app: "App") -> Finding:
+        """Check that no alert fires."""
+        firing = [f"{one.name} ({one.subject})" for one in app.alerts.list() if one.fires]
+        return diagnosis.diagnose_alerts(firing)
+
     def check_streams(self, app: "App") -> Finding:
         """Check that the streams are read: none is full, quarantined or without a worker, and nothing was lost."""
         states = app.streams.info()

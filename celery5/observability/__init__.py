@@ -1,10 +1,12 @@
-"""Observability: metrics and their history, the search for jobs, middleware around jobs, OpenTelemetry, and Sentry."""
+"""Observability: metrics and their history, alerts, the search for jobs, middleware, OpenTelemetry, and Sentry."""
 
 from typing import TYPE_CHECKING
 
 from celery5.lazy import exports
 
 if TYPE_CHECKING:
+    from celery5.broker.calls.alerts import AlertSilence
+    from celery5.observability.alerts import Alerts, AlertState
     from celery5.observability.job_search import JobPage, Jobs
     from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
     from celery5.observability.metrics import HistoryPoint, Metrics, TaskNumbers
@@ -22,7 +24,18 @@ if TYPE_CHECKING:
     )
     from celery5.observability.outlets import MetricsOutlet, StatsDOutlet
     from celery5.observability.sentry import SentryMiddleware
+    from celery5.observability.webhook import WebhookRefused
     from celery5.protocol.job.history import JobRecord
+    from celery5.protocol.observability.alert_messages import AlertMessage, AlertPayload
+    from celery5.protocol.observability.alert_rules import (
+        dead_letters,
+        failures,
+        loop_lag,
+        no_workers,
+        oldest,
+        stream_lag,
+    )
+    from celery5.protocol.observability.alerting import AlertCondition, AlertRule, AlertTransition
     from celery5.protocol.observability.overview import (
         DueSchedule,
         LastError,
@@ -46,6 +59,14 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AlertCondition",
+    "AlertMessage",
+    "AlertPayload",
+    "AlertRule",
+    "AlertSilence",
+    "AlertState",
+    "AlertTransition",
+    "Alerts",
     "Dead",
     "DueSchedule",
     "Expired",
@@ -85,13 +106,28 @@ __all__ = [
     "TaskNumbers",
     "TaskOverview",
     "UnreachableBroker",
+    "WebhookRefused",
     "WorkerOverview",
+    "dead_letters",
+    "failures",
+    "loop_lag",
+    "no_workers",
+    "oldest",
+    "stream_lag",
 ]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = exports(
         __name__,
         {
+            "AlertCondition": "celery5.protocol.observability.alerting",
+            "AlertMessage": "celery5.protocol.observability.alert_messages",
+            "AlertPayload": "celery5.protocol.observability.alert_messages",
+            "AlertRule": "celery5.protocol.observability.alerting",
+            "AlertSilence": "celery5.broker.calls.alerts",
+            "AlertState": "celery5.observability.alerts",
+            "AlertTransition": "celery5.protocol.observability.alerting",
+            "Alerts": "celery5.observability.alerts",
             "Dead": "celery5.observability.outcomes",
             "DueSchedule": "celery5.protocol.observability.overview",
             "Expired": "celery5.observability.outcomes",
@@ -132,5 +168,12 @@ if not TYPE_CHECKING:
             "TaskOverview": "celery5.protocol.observability.overview",
             "UnreachableBroker": "celery5.protocol.observability.overview",
             "WorkerOverview": "celery5.protocol.observability.overview",
+            "WebhookRefused": "celery5.observability.webhook",
+            "dead_letters": "celery5.protocol.observability.alert_rules",
+            "failures": "celery5.protocol.observability.alert_rules",
+            "loop_lag": "celery5.protocol.observability.alert_rules",
+            "no_workers": "celery5.protocol.observability.alert_rules",
+            "oldest": "celery5.protocol.observability.alert_rules",
+            "stream_lag": "celery5.protocol.observability.alert_rules",
         },
     )

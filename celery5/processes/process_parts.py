@@ -30,10 +30,12 @@ from celery5.commands.keyring import Keyring
 from celery5.config.configuration import Configuration
 from celery5.logs.log import Level, Log
 from celery5.observability.outlets import MetricsOutlet
+from celery5.observability.webhook import AlertWebhook
 from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions
 from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP, get_inbox_name
+from celery5.protocol.observability.alerting import AlertRule
 from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, handle
 from celery5.services.commands.inbox import (
     CommandRecord,
@@ -331,6 +333,16 @@ def make_sources(
         LogMetrics(log),
         *extra_sources,
     )
+
+
+def make_alert_rules(app: App) -> tuple[AlertRule, ...]:
+    """Return when alerts fire. Raises Misconfigured."""
+    return app.alerts.rules()
+
+
+def make_alert_webhook(app: App) -> AlertWebhook | None:
+    """Return where notifications of alerts are sent. Raises Misconfigured."""
+    return app.alerts.webhook
 
 
 def make_metrics_redis(redis: TrioRedis) -> AsyncDriver:

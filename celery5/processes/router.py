@@ -29,6 +29,8 @@ from celery5.processes.process_parts import (
     ChannelListener,
     Incarnation,
     ProcessValues,
+    make_alert_rules,
+    make_alert_webhook,
     make_process_values,
     make_reader,
     run_auxiliary_process,
@@ -50,6 +52,8 @@ from celery5.services.events.sink_delivery import SinkDelivery
 from celery5.services.events.source_ingestion import SourceIngestion
 from celery5.services.health.vital_sources import ConnectionStatus, DocumentMetrics, EventMetrics, LeaseStatus
 from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
+from celery5.services.observability.alert_delivery import AlertDelivery
+from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.reloader import Reloader
@@ -257,6 +261,8 @@ class RouterBootTable(BootTable):
     source_ingestion: SourceIngestion = step("sources", requires=("publishing", "heartbeat"))
     metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
     history_rollup: HistoryRollup = step("history", requires=("redis",))
+    alert_evaluator: AlertEvaluator = step("alerts", requires=("redis",))
+    alert_delivery: AlertDelivery = step("notices", requires=("redis",))
     log_again: LogRetry = step("log-again", requires=("redis",))
     status_phase: StatusPhase = step("vitals", requires=UP)
     systemd: SystemdNotify = step("systemd", requires=("vitals",))
@@ -270,6 +276,10 @@ class RouterParts(AuxiliaryParts):
     listeners = made_by(make_listeners)
     all_brokers = made_by(connect_all_brokers)
     history_rollup = HistoryRollup
+    alert_rules = made_by(make_alert_rules)
+    alert_webhook = made_by(make_alert_webhook)
+    alert_evaluator = AlertEvaluator
+    alert_delivery = AlertDelivery
     extra_sources = made_by(make_extra_sources)
     reader = made_by(make_reader)
     publishing = LentConnection
@@ -329,7 +339,9 @@ async def run(
 
 
 def check(app: App) -> None:
-    """Check the sinks and sources of an application. Raises Misconfigured."""
+    """Check the sinks, sources and alerts of an application. Raises Misconfigured."""
+    make_alert_rules(app)
+    make_alert_webhook(app)
     check_sinks(get_all_sink_options(list(app.tasks.values())))
     group_by_source(app.tasks.values())
 

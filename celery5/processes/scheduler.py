@@ -30,6 +30,8 @@ from celery5.processes.process_parts import (
     AuxiliaryParts,
     ChannelListener,
     Incarnation,
+    make_alert_rules,
+    make_alert_webhook,
     make_process_values,
     run_auxiliary_process,
 )
@@ -45,6 +47,8 @@ from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.health_checks import CheckExpirations
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.rule_evaluation import LimitRuleEvaluator
+from celery5.services.observability.alert_delivery import AlertDelivery
+from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.presence import Presence
@@ -201,6 +205,8 @@ class SchedulerBootTable(BootTable):
     limit_rules: LimitRuleEvaluator = step("limits", requires=("presence",))
     metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
     history_rollup: HistoryRollup = step("history", requires=("redis",))
+    alert_evaluator: AlertEvaluator = step("alerts", requires=("redis",))
+    alert_delivery: AlertDelivery = step("notices", requires=("redis",))
     log_again: LogRetry = step("log-again", requires=("redis",))
     status_phase: StatusPhase = step("vitals", requires=UP)
     systemd: SystemdNotify = step("systemd", requires=("vitals",))
@@ -215,6 +221,10 @@ class SchedulerParts(AuxiliaryParts):
     presence_listeners = made_by(make_presence_listeners)
     all_brokers = made_by(connect_all_brokers)
     history_rollup = HistoryRollup
+    alert_rules = made_by(make_alert_rules)
+    alert_webhook = made_by(make_alert_webhook)
+    alert_evaluator = AlertEvaluator
+    alert_delivery = AlertDelivery
     extra_sources = made_by(make_extra_sources)
     # schedules
     declarations = ScheduleDeclarations
@@ -260,10 +270,12 @@ async def run(
 
 
 def check(app: App) -> None:
-    """Check the scaling, the limit rules and all schedules. Raises Misconfigured, once for all wrong schedules."""
+    """Check the scaling, limit rules, alerts and all schedules. Raises Misconfigured, once for all wrong schedules."""
     get_autoscale(app.settings)
     get_prioritisation(app.settings)
     resolve_rules(app)
+    make_alert_rules(app)
+    make_alert_webhook(app)
     errors: list[str] = []
     for schedule in app.schedule.list_declared().values():
         try:

@@ -20,7 +20,13 @@ from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.lifecycle.multi_broker import name_for_broker
 from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions, find_task_kinds, resolve_budgets
-from celery5.processes.process_parts import Incarnation, ProcessValues, make_process_values
+from celery5.processes.process_parts import (
+    Incarnation,
+    ProcessValues,
+    make_alert_rules,
+    make_alert_webhook,
+    make_process_values,
+)
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -226,6 +232,8 @@ async def _run_on_broker(
 def check(app: App) -> None:
     """Check what runs in the workers of an application before any process runs. Raises Misconfigured."""
     get_all_checks(app)
+    make_alert_rules(app)
+    make_alert_webhook(app)
     check_triggers(app.timer.list_timers(app.settings.timezone))
     if app.bootsteps:
         incarnation = Incarnation("", NullLog(), trio.Event(), NextIncarnation())

@@ -35,7 +35,14 @@ from celery5.health.event_loop import LoopBlocks
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers
-from celery5.processes.process_parts import ConnectionLog, ProcessParts, ReconnectObserver, make_reader
+from celery5.processes.process_parts import (
+    ConnectionLog,
+    ProcessParts,
+    ReconnectObserver,
+    make_alert_rules,
+    make_alert_webhook,
+    make_reader,
+)
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.commands.definitions import (
@@ -85,6 +92,8 @@ from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.limits.overrides import LimitOverrides
+from celery5.services.observability.alert_delivery import AlertDelivery
+from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.recycling import DrainedWork, Recycling, RecyclingPolicy, RestartMode
@@ -502,6 +511,8 @@ class WorkerBootTable(BootTable):
     # It stops after everything that it counts has ended.
     metrics_reporter: MetricsReporter = step("metrics", requires=("publishing",))
     history_rollup: HistoryRollup = step("history", requires=("publishing",))
+    alert_evaluator: AlertEvaluator = step("alerts", requires=("publishing",))
+    alert_delivery: AlertDelivery = step("notices", requires=("publishing",))
     result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing", "metrics"))
     run_relay: RunRelay = step("runs", requires=("heartbeat", "listen", "publishing"))
     # Which tasks are suspended must be known before any job is admitted.
@@ -564,6 +575,10 @@ class WorkerParts(ProcessParts):
     metrics_redis = made_by(make_metrics_redis)
     all_brokers = made_by(connect_all_brokers)
     history_rollup = HistoryRollup
+    alert_rules = made_by(make_alert_rules)
+    alert_webhook = made_by(make_alert_webhook)
+    alert_evaluator = AlertEvaluator
+    alert_delivery = AlertDelivery
     mover = Mover
     recoverer = Recoverer
     revocations = Revocations

@@ -15,6 +15,8 @@ DRY_RUN = "dry run"
 
 ACTIONS: Mapping[str, str] = {
     "bulk:stop": "an action on many jobs stopped",
+    "alert:silence": "a rule of alerts silenced",
+    "alert:unsilence": "the silence of a rule ended",
     "dlq:replay": "dead jobs, or dead records of a stream, sent again",
     "dlq:purge": "dead jobs, or dead records of a stream, deleted",
     "event:unsubscribe": "the subscription of a task withdrawn",

@@ -42,6 +42,18 @@ OPTIONAL_FEATURES: tuple[OptionalFeature, ...] = (
         afterwards="of each process the last 10,000 failures and 1,000 others are stored",
     ),
     OptionalFeature(
+        name="alerts",
+        event="alerts:interrupted",
+        lost="no alert fires or resolves",
+        afterwards="evaluated again; an alert keeps its status meanwhile",
+    ),
+    OptionalFeature(
+        name="webhook of alerts",
+        event="alerts:webhook-failed",
+        lost="notifications wait in Redis; the log has them",
+        afterwards="sent in their order; after nine tries one is dropped",
+    ),
+    OptionalFeature(
         name="middleware and traces",
         event="middleware:failed",
         lost="what this middleware does around jobs: spans, Sentry's reports",

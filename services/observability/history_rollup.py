@@ -1,6 +1,8 @@
 """Roll the reports of all processes up into the history of the application, one process at a time."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -14,6 +16,7 @@ from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
 from celery5.protocol.observability.report import Measurements, Series, compress, unpack_report
 from celery5.protocol.observability.rollup import (
     CLUSTER,
@@ -45,6 +48,18 @@ RECENT = 120.0
 """Seconds for which reports stay readable that were rolled up."""
 
 
+@dataclass(frozen=True, slots=True)
+class CountedCluster:
+    """What the reports of all processes say, when they have been rolled up."""
+
+    # By the clock of Redis, in seconds since 1970.
+    now: float
+    # Attempts by task, since metrics are kept.
+    tasks: dict[str, TaskCount]
+    # The largest lag of an event loop in seconds; None when no process has reported one.
+    loop_lag: float | None
+
+
 class HistoryRollup:
     """Rolls reports up while it is this process' turn.
 
@@ -56,6 +71,9 @@ class HistoryRollup:
         all_brokers: The drivers of all brokers, by name.
         worker: The name of this process.
         metrics_interval: Seconds between two rollups; 0: there are none.
+
+    Attributes:
+        counted: What was counted, after each rollup of this process.
     """
 
     def __init__(
@@ -76,6 +94,7 @@ class HistoryRollup:
         self._log = log
         self._outages = OutageLog(log, "metrics:rollup-interrupted")
         self._has_failed = False
+        self._send, self.counted = trio.open_memory_channel[CountedCluster](1)
         self._forget()
 
     def _forget(self) -> None:
@@ -155,8 +174,18 @@ class HistoryRollup:
         )
         if saved:
             self._cursor = cursor
+            self._pass_on(turn.now)
         else:
             self._forget()
+
+    def _pass_on(self, now: float) -> None:
+        """Pass on what was counted to whoever reads `counted`, unless it has not read what came before."""
+        gauges = self._rollup.merge_gauges(now)
+        lags = [value for series, value in gauges.items() if series[0] == "celery5_loop_lag_seconds"]
+        with suppress(trio.WouldBlock):
+            self._send.send_nowait(
+                CountedCluster(now, count_tasks(self._rollup.groups.values()), max(lags, default=None))
+            )
 
     async def _add(self, page: Sequence[calls.StoredReport]) -> None:
         reports = [(one.at, report) for one in page if (report := unpack_report(one.packed)) is not None]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from celery5.cli.commands.alert import format_firing
 from celery5.cli.commands.autoscale import format_scaling
 from celery5.cli.commands.event import count_waiting, format_waiting
 from celery5.cli.commands.limit import format_rule_limits, format_suspensions
@@ -81,6 +82,8 @@ def _show(app: "App", state: "AppState") -> None:
         fields["suspended"] = text
     if text := format_rule_limits(app):
         fields["limited"] = text
+    if text := format_firing(app.alerts.list()):
+        fields["alerts"] = text
     if text := format_unread_warning(app, list(state.queues.values())):
         fields["unread"] = text
     if fields:

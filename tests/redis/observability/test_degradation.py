@@ -16,7 +16,7 @@ from celery5 import App, progress
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.health import HealthCheck
 from celery5.logs.log import Log, LogWriter
-from celery5.observability import IncomingJob, MetricsReport, Middleware
+from celery5.observability import IncomingJob, MetricsReport, Middleware, no_workers
 from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.degradation import OPTIONAL_FEATURES
 from celery5.scheduling.declaration import every
@@ -24,8 +24,10 @@ from celery5.services.commands import inbox
 from celery5.services.health import health_checks, status_port, vital_sources
 from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
+from celery5.services.observability import alert_delivery
 from celery5.services.scaling import reporter
 from celery5.services.worker import progress_reports
+from tests.redis.observability.alerted import Receiver
 from tests.redis.worker.workers import Lines, start, until, until_async, working
 from tests.trio.health.test_status_port import free_port
 
@@ -123,6 +125,7 @@ REFUSED = [
     RefusedKeys("metrics:report-failed", "}:metrics:reports"),
     RefusedKeys("metrics:rollup-interrupted", "}:metrics:turn"),
     RefusedKeys("history:write-failed", "}:history:"),
+    RefusedKeys("alerts:interrupted", "}:alerts"),
     RefusedKeys("progress:write-failed", ":default}:progress:"),
     RefusedKeys("inbox:read-failed", "}:inbox:"),
     RefusedKeys("health:share-failed", "}:check"),
@@ -198,6 +201,22 @@ async def test_an_outlet_that_raises_warns_once(app: App) -> None:
             await until(lambda: outlet.calls >= TRIES)
             await do_jobs(app)
     assert check_warned_once(lines, "metrics:report-failed")["to"] == "BrokenOutlet"
+
+
+async def test_a_webhook_of_alerts_that_refuses_warns_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alert_delivery, "RETRY_DELAYS", (0.01,) * 100)
+    status = ProcessStatus(app=app.name)
+    with Receiver() as receiver, Lines() as lines:
+        receiver.status = 503
+        app.configure(**receiver.settings)
+        app.alert("lonely", no_workers(), for_=0)
+        await app.tasks["double"].options(queue="elsewhere").adelay(1)
+        async with working(app, process_status=status):
+            await do_jobs(app)
+            await until(lambda: receiver.attempts >= TRIES)
+            await do_jobs(app)
+            assert status.get_readiness().ok
+    check_warned_once(lines, "alerts:webhook-failed")
 
 
 class BrokenExporter(Middleware):
@@ -325,6 +344,7 @@ BROKEN_HERE: dict[str, Callable[..., Any]] = {
         test_while_the_keys_of_a_feature_are_refused_all_jobs_are_done_and_one_event_warns,
     ),
     "depths:read-failed": test_while_a_key_of_a_queue_cannot_be_measured_all_jobs_are_done_and_one_event_warns,
+    "alerts:webhook-failed": test_a_webhook_of_alerts_that_refuses_warns_once,
     "middleware:failed": test_middleware_that_raises_warns_once,
     "audit:write-failed": test_an_action_whose_audit_entry_is_refused_is_done_and_warns_once,
     "log:dropped": test_while_the_log_cannot_be_written_jobs_are_done_and_the_losses_are_logged_once,

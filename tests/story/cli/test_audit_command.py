@@ -19,6 +19,8 @@ from tests.story.conftest import Desk
 GHOST = "--to ghost --timeout 0.2"
 AT_ONCE = "--timeout 0.2 --wait 0"
 ACTING = {
+    "alert silence": ("alert:silence", "no-workers --why test"),
+    "alert unsilence": ("alert:unsilence", "no-workers"),
     "controller reload": ("controller:reload", AT_ONCE),
     "controller restart": ("controller:restart", AT_ONCE),
     "controller stop": ("controller:stop", AT_ONCE),
@@ -58,6 +60,10 @@ ACTING = {
 """Each command that changes something, with its action and its arguments."""
 NOT_ACTING = {
     *(
+        "alert history",
+        "alert list",
+        "alert rules",
+        "alert test",
         "audit list",
         "autoscale status",
         "config check",

@@ -1,0 +1,163 @@
+"""Build the calls that keep the state, the notifications and the silences of alerts."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.protocol.observability.alert_rules import StoredAlerts
+from celery5.protocol.observability.alerting import AlertTransition
+
+SAVE_ALERTS = Script.load("observability/save_alerts")
+SET_SILENCE = Script.load("observability/set_silence")
+
+STATE_TTL = 86_400.0
+"""Seconds that alerts and notifications stay after the last evaluation."""
+HISTORY_TTL = 90 * 86_400.0
+"""Seconds that the history stays after the last alert."""
+MAX_TRANSITIONS = 500
+"""Alerts in the history, and notifications that wait."""
+MAX_SILENCE = 30 * 86_400.0
+"""The longest silence, in seconds."""
+
+
+class AlertsRead(NamedTuple):
+    """The alerts that are pending or firing."""
+
+    # Changes whenever they are saved; '' when they never were.
+    revision: str
+    stored: StoredAlerts
+
+
+class AlertSilence(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that is silenced: nobody is notified of its alerts."""
+
+    # `*` for all rules.
+    name: str
+    # In seconds since 1970.
+    until: float
+    by: str = ""
+    why: str = ""
+
+
+class WaitingNotification(NamedTuple):
+    """A notification that is not sent yet."""
+
+    id: str
+    # None for one that cannot be read.
+    transition: AlertTransition | None
+
+    @property
+    def at(self) -> float:
+        """When it was decided on, by the clock of Redis, in seconds since 1970."""
+        return int(self.id.partition("-")[0]) / 1000
+
+
+def read_alerts(keys: Keys) -> Call[AlertsRead]:
+    """Return the alerts that are pending or firing."""
+    words = ("HMGET", keys.alerts, "revision", "alerts")
+    return Call(words, _alerts, repeatable=True)
+
+
+def save_alerts(
+    keys: Keys,
+    process: str,
+    revision: str,
+    stored: StoredAlerts,
+    transitions: Sequence[AlertTransition],
+) -> Call[str]:
+    """Save alerts and their notifications; return the new revision.
+
+    It returns '' and changes nothing when it is not the turn of `process`, or the revision is another one.
+    """
+    named = (keys.metrics_turn, keys.alerts, keys.alert_outbox, keys.alert_history)
+    flat: list[Word] = []
+    for one in transitions:
+        flat += [0 if one.silenced else 1, msgspec.json.encode(one)]
+    words = (
+        process,
+        revision,
+        stored.pack(),
+        to_ms(STATE_TTL),
+        to_ms(HISTORY_TTL),
+        MAX_TRANSITIONS,
+        *flat,
+    )
+    return script_call(SAVE_ALERTS, named, words, decode_text)
+
+
+def read_outbox(keys: Keys, *, count: int) -> Call[list[WaitingNotification]]:
+    """Return notifications that are not sent yet, the oldest first."""
+    return Call(("XRANGE", keys.alert_outbox, "-", "+", "COUNT", count), _notifications, repeatable=True)
+
+
+def remove_from_outbox(keys: Keys, notification: str) -> Call[int]:
+    """Remove a notification."""
+    return Call(("XDEL", keys.alert_outbox, notification), int, repeatable=True)
+
+
+def set_logged(keys: Keys, notification: str) -> Call[bool]:
+    """Store which notification was logged last."""
+    words = ("SET", keys.alert_logged, notification, "PX", to_ms(STATE_TTL))
+    return Call(words, bool, repeatable=True)
+
+
+def read_logged(keys: Keys) -> Call[str]:
+    """Return the id of the last notification that was logged; '' for none."""
+    return Call(("GET", keys.alert_logged), lambda raw: decode_text(raw or b""), repeatable=True)
+
+
+def read_alert_history(keys: Keys, *, count: int) -> Call[list[AlertTransition]]:
+    """Return alerts that fired or resolved, the newest first."""
+    return Call(("XREVRANGE", keys.alert_history, "+", "-", "COUNT", count), _transitions, repeatable=True)
+
+
+def set_silence(keys: Keys, silence: AlertSilence, *, seconds: float) -> Call[bool]:
+    """Silence a rule for so many seconds; 0 ends its silence. Return whether something has changed."""
+    until = to_ms(silence.until) if seconds else 0
+    words = (silence.name, until, msgspec.json.encode(silence), max(1, to_ms(seconds)))
+    return script_call(SET_SILENCE, (keys.alert_silences,), words, bool, repeatable=True)
+
+
+def read_silences(keys: Keys) -> Call[dict[str, AlertSilence]]:
+    """Return the silences by rule, also those that are over."""
+    return Call(("HGETALL", keys.alert_silences), _silences, repeatable=True)
+
+
+def count_live_workers(keys: QueueKeys, now: float) -> Call[int]:
+    """Return how many workers of a queue hold a lease at a time, in seconds since 1970 by the clock of Redis."""
+    return Call(("ZCOUNT", keys.leases, to_ms(now), "+inf"), int, repeatable=True)
+
+
+def _alerts(raw: Any) -> AlertsRead:
+    revision, packed = raw
+    return AlertsRead(decode_text(revision or b""), StoredAlerts.unpack(packed))
+
+
+def _decode(content: bytes) -> AlertTransition | None:
+    try:
+        return msgspec.json.decode(content, type=AlertTransition)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _notifications(raw: Any) -> list[WaitingNotification]:
+    return [WaitingNotification(decode_text(entry[0]), _decode(entry[1][1])) for entry in raw or ()]
+
+
+def _transitions(raw: Any) -> list[AlertTransition]:
+    return [one for entry in raw or () if (one := _decode(entry[1][1])) is not None]
+
+
+def _silences(raw: Any) -> dict[str, AlertSilence]:
+    silences: dict[str, AlertSilence] = {}
+    # RESP3 has maps.
+    words: Sequence[bytes] = [each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw
+    for name, content in zip(words[::2], words[1::2], strict=True):
+        try:
+            silences[decode_text(name)] = msgspec.json.decode(content, type=AlertSilence)
+        except msgspec.MsgspecError:
+            continue
+    return silences

@@ -1,0 +1,231 @@
+"""See what alerts fire, and silence them: `app.alerts`."""
+
+import builtins
+import math
+import time
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+
+from celery5.application import Application
+from celery5.audit.actor import get_actor_name
+from celery5.audit.recording import perform_audited
+from celery5.broker.calls import alerts as calls
+from celery5.broker.calls.alerts import MAX_SILENCE, MAX_TRANSITIONS, AlertSilence
+from celery5.broker.colour import check_may_block, run_in_event_loop, run_in_plain_python, run_in_thread
+from celery5.broker.driver import AsyncDriver
+from celery5.errors import Misconfigured
+from celery5.observability.alert_declaration import DeclareAlert
+from celery5.observability.webhook import AlertWebhook, parse_webhook
+from celery5.protocol.observability.alert_messages import make_alert_message
+from celery5.protocol.observability.alerting import (
+    AlertInstance,
+    AlertRule,
+    AlertStatus,
+    AlertTransition,
+    Severity,
+    is_silent,
+)
+from celery5.protocol.similar_names import did_you_mean
+
+ALL = "*"
+"""The name that silences all rules."""
+
+
+class AlertState(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule of which nothing is wrong, or one alert that is pending or firing."""
+
+    name: str
+    # The queue, task or group: `queue mail`; '' for the cluster, and for a rule that is inactive.
+    subject: str
+    # `inactive`, `pending`, `firing`, or `silenced`: it fires, and nobody is notified.
+    status: AlertStatus
+    severity: Severity
+    # The threshold.
+    above: float
+    # What was measured last; None for nothing that is too high.
+    value: float | None = None
+    # Since when it is too high, and when it fired, in seconds since 1970; None for never.
+    since: float | None = None
+    fired_at: float | None = None
+    description: str = ""
+    # Until when the rule is silenced, by whom and why; None when it is not.
+    silence: AlertSilence | None = None
+
+    @property
+    def fires(self) -> bool:
+        """Whether it fires, and is not silenced."""
+        return self.status == "firing"
+
+
+class Alerts:
+    """The alerts of an application: `app.alerts`."""
+
+    REACHED_AS: ClassVar[str] = "app.alerts."
+
+    def __init__(self, app: Application, declared: DeclareAlert) -> None:
+        self._app = app
+        self._declared = declared
+
+    def rules(self) -> tuple[AlertRule, ...]:
+        """Return all rules: those of the application and those built in. Raises Misconfigured."""
+        return self._declared.resolve(self._app.settings, self._app.tasks)
+
+    @property
+    def webhook(self) -> AlertWebhook | None:
+        """Where notifications are sent. Raises Misconfigured."""
+        settings = self._app.settings
+        return parse_webhook(settings.alert_webhook, settings.alert_webhook_secret)
+
+    def list(self) -> builtins.list[AlertState]:
+        """Return each rule, or each of its alerts that is pending or firing. For plain Python."""
+        return run_in_plain_python(_list, self._app, self.rules())
+
+    async def alist(self) -> builtins.list[AlertState]:
+        """`list`, from Trio or asyncio."""
+        return await run_in_event_loop(_list, self._app, self.rules())
+
+    def silence(self, name: str, seconds: float, why: str = "") -> AlertSilence:
+        """Notify nobody of a rule's alerts for some time, `*` for those of all rules. For plain Python.
+
+        If it still fires then, a notification is sent.
+
+        Raises:
+            Misconfigured: There is no such rule, or the time is longer than 30 days.
+        """
+        silence = self._make_silence(name, seconds, why)
+        run_in_plain_python(_silence, self._app, silence, seconds)
+        return silence
+
+    async def asilence(self, name: str, seconds: float, why: str = "") -> AlertSilence:
+        """`silence`, from Trio or asyncio."""
+        silence = self._make_silence(name, seconds, why)
+        await run_in_event_loop(_silence, self._app, silence, seconds)
+        return silence
+
+    def unsilence(self, name: str) -> bool:
+        """End the silence of a rule. Return whether there was one. For plain Python."""
+        return run_in_plain_python(_unsilence, self._app, name)
+
+    async def aunsilence(self, name: str) -> bool:
+        """`unsilence`, from Trio or asyncio."""
+        return await run_in_event_loop(_unsilence, self._app, name)
+
+    def history(self, *, count: int = MAX_TRANSITIONS) -> builtins.list[AlertTransition]:
+        """Return what has fired or resolved, the newest first: the last 500 at most. For plain Python."""
+        return run_in_plain_python(_read_history, self._app, count)
+
+    async def ahistory(self, *, count: int = MAX_TRANSITIONS) -> builtins.list[AlertTransition]:
+        """`history`, from Trio or asyncio."""
+        return await run_in_event_loop(_read_history, self._app, count)
+
+    def test(self) -> str:
+        """Send a test notification to the webhook from this process; return its id. For plain Python.
+
+        Raises:
+            Misconfigured: There is no webhook.
+            WebhookRefused: The notification did not arrive, or was refused.
+        """
+        check_may_block()
+        webhook, name, body = self._make_test()
+        webhook.post(name, body, time.time())
+        return name
+
+    async def atest(self) -> str:
+        """`test`, from Trio or asyncio."""
+        webhook, name, body = self._make_test()
+        await run_in_thread(lambda: webhook.post(name, body, time.time()))
+        return name
+
+    def _make_test(self) -> tuple[AlertWebhook, str, bytes]:
+        webhook, now = self.webhook, time.time()
+        if webhook is None:
+            raise Misconfigured("there is no webhook: set alert_webhook and alert_webhook_secret")
+        transition = AlertTransition(
+            id=f"alert_test_{now * 1000:.0f}",
+            change="fired",
+            name="test",
+            subject="",
+            severity="warning",
+            at=now,
+            since=now,
+            value=0,
+            above=0,
+            description=f"a test, sent by {get_actor_name()}",
+        )
+        return webhook, transition.id, make_alert_message(self._app.name, transition, is_test=True)
+
+    def _make_silence(self, name: str, seconds: float, why: str) -> AlertSilence:
+        names = [rule.name for rule in self.rules()]
+        if name != ALL and name not in names:
+            known = did_you_mean(name, names, otherwise=f"known: {', '.join(names)}")
+            raise Misconfigured(f"there is no alert {name!r}; {known}")
+        if isinstance(seconds, bool) or not 0 < seconds <= MAX_SILENCE or math.isnan(seconds):
+            raise Misconfigured(f"seconds is {seconds!r}: give up to {MAX_SILENCE:.0f}, which is 30 days")
+        return AlertSilence(name=name, until=time.time() + seconds, by=get_actor_name(), why=why)
+
+
+async def _list(
+    app: Application, redis: AsyncDriver, rules: tuple[AlertRule, ...]
+) -> builtins.list[AlertState]:
+    read = await redis.perform(calls.read_alerts(app.keys))
+    silences = await redis.perform(calls.read_silences(app.keys))
+    now = time.time()
+    live = {name: silence for name, silence in silences.items() if silence.until > now}
+    by_rule: dict[str, builtins.list[AlertInstance]] = {}
+    for instance in read.stored.instances:
+        by_rule.setdefault(instance.name, []).append(instance)
+    states: builtins.list[AlertState] = []
+    for rule in rules:
+        found = by_rule.pop(rule.name, [])
+        if not found:
+            silence = live.get(rule.name, live.get(ALL))
+            states.append(
+                AlertState(
+                    name=rule.name,
+                    subject="",
+                    status="inactive",
+                    severity=rule.severity,
+                    above=rule.condition.above,
+                    silence=silence,
+                )
+            )
+        states += [_make_state(instance, live, now) for instance in found]
+    # What rules have found that other processes declare.
+    states += [_make_state(instance, live, now) for found in by_rule.values() for instance in found]
+    return states
+
+
+def _make_state(instance: AlertInstance, live: Mapping[str, AlertSilence], now: float) -> AlertState:
+    until = {name: silence.until for name, silence in live.items()}
+    is_silenced = instance.status == "firing" and is_silent(instance.name, until, now)
+    return AlertState(
+        name=instance.name,
+        subject=instance.subject,
+        status="silenced" if is_silenced else instance.status,
+        severity=instance.severity,
+        above=instance.above,
+        value=instance.value,
+        since=instance.since,
+        fired_at=instance.fired_at,
+        description=instance.description,
+        silence=live.get(instance.name, live.get(ALL)),
+    )
+
+
+async def _silence(app: Application, redis: AsyncDriver, silence: AlertSilence, seconds: float) -> bool:
+    call = calls.set_silence(app.keys, silence, seconds=seconds)
+    how = {"seconds": seconds, "why": silence.why}
+    return await perform_audited(app, redis, call, "alert:silence", silence.name, how)
+
+
+async def _unsilence(app: Application, redis: AsyncDriver, name: str) -> bool:
+    call = calls.set_silence(app.keys, AlertSilence(name=name, until=0), seconds=0)
+    return await perform_audited(app, redis, call, "alert:unsilence", name)
+
+
+async def _read_history(app: Application, redis: AsyncDriver, count: int) -> builtins.list[AlertTransition]:
+    if isinstance(count, bool) or not count >= 1:
+        raise Misconfigured(f"count is {count!r}: give 1 or more")
+    return await redis.perform(calls.read_alert_history(app.keys, count=count))

@@ -1,0 +1,388 @@
+"""Make rules of alerts, from code, from settings and built in, and apply them to what was measured of the cluster."""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast, get_args
+
+import msgspec
+
+from celery5.errors import Misconfigured
+from celery5.protocol.observability.alerting import (
+    AlertCondition,
+    AlertInstance,
+    AlertKey,
+    AlertReading,
+    AlertRule,
+    Measure,
+    Severity,
+)
+from celery5.protocol.observability.report import compress, decompress, get_labels
+from celery5.protocol.observability.rollup import MetricsGroup
+from celery5.protocol.similar_names import did_you_mean
+from celery5.protocol.text_values import DURATION
+
+MAX_WITHIN = 3600.0
+"""The longest time over which failures and dead letters are counted, in seconds."""
+SAMPLES_WITHIN = 5
+"""Samples of counters in the shortest of these times."""
+MAX_SAMPLES = 60
+"""Samples that are kept."""
+MAX_SUBJECTS = 500
+"""Queues, tasks and groups that are looked at."""
+FAILED = ("RETRY", "DEAD")
+"""The states of attempts that have failed."""
+ENDED = (*FAILED, "SUCCESS")
+"""The states of attempts that count."""
+MAX_NAME = 100
+"""Characters of the name of a rule."""
+
+
+def oldest(queue: str = "", *, above: float, below: float | None = None) -> AlertCondition:
+    """Return the condition that the oldest job of a queue, or of any, has waited for more than `above` seconds."""
+    return AlertCondition(measure="oldest", queue=queue, above=above, below=below)
+
+
+def failures(
+    task: str = "", *, above: float, below: float | None = None, within: float = 300.0, least: int = 20
+) -> AlertCondition:
+    """Return the condition that too many attempts of a task, or of any, fail.
+
+    Args:
+        task: The name of the task; '': each one by itself.
+        above: The share of the attempts that were retried or became dead letters, between 0 and 1.
+        below: The share at which it resolves; None: 0.8 of `above`.
+        within: Seconds over which attempts are counted.
+        least: With fewer attempts than this the share counts as 0.
+    """
+    return AlertCondition(measure="failures", task=task, above=above, below=below, within=within, least=least)
+
+
+def no_workers(queue: str = "", *, above: float = 0) -> AlertCondition:
+    """Return the condition that more than `above` jobs wait on a queue, or on any, that no live worker reads."""
+    return AlertCondition(measure="no-workers", queue=queue, above=above)
+
+
+def dead_letters(
+    queue: str = "", *, above: float, below: float | None = None, within: float = 600.0
+) -> AlertCondition:
+    """Return the condition that more than `above` dead letters were added to a queue, or to any, within a time."""
+    return AlertCondition(measure="dead-letters", queue=queue, above=above, below=below, within=within)
+
+
+def stream_lag(
+    stream: str = "", group: str = "", *, above: float, below: float | None = None
+) -> AlertCondition:
+    """Return the condition that the first record that a group has not done is older than `above` seconds."""
+    return AlertCondition(measure="stream-lag", stream=stream, group=group, above=above, below=below)
+
+
+def loop_lag(*, above: float, below: float | None = None) -> AlertCondition:
+    """Return the condition that the event loop of a process wakes up more than `above` seconds late."""
+    return AlertCondition(measure="loop-lag", above=above, below=below)
+
+
+def check_rule(rule: AlertRule) -> AlertRule:
+    """Return a rule. Raises Misconfigured where it makes no sense."""
+    name, condition = rule.name, rule.condition
+    if not isinstance(cast("object", name), str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise Misconfigured(f"alert {name!r}: use 1 to {MAX_NAME} characters on one line as name")
+    if name == "*" or name != name.strip():
+        raise Misconfigured(f"alert {name!r}: choose another name, without spaces around it")
+    if not isinstance(cast("object", condition), AlertCondition):
+        raise Misconfigured(
+            f"alert {name!r}: {condition!r} is no condition: give one such as oldest(above=300)"
+        )
+    if condition.measure not in get_args(Measure):
+        raise Misconfigured(
+            f"alert {name!r}: nothing is measured as {condition.measure!r}; "
+            + did_you_mean(
+                condition.measure, get_args(Measure), otherwise=f"known: {_join(get_args(Measure))}"
+            )
+        )
+    if rule.severity not in get_args(Severity):
+        raise Misconfigured(f"alert {name!r}: severity is {rule.severity!r}: give warning or critical")
+    _check_numbers(rule)
+    return rule
+
+
+def _check_numbers(rule: AlertRule) -> None:
+    name, condition = rule.name, rule.condition
+    numbers = {
+        "above": condition.above,
+        "below": condition.resolves_at,
+        "within": condition.within,
+        "least": condition.least,
+        "for_": rule.for_,
+        "keep_firing_for": rule.keep_firing_for,
+    }
+    for option, value in numbers.items():
+        if not _is_number(value):
+            raise Misconfigured(f"alert {name!r}: {option} is {value!r}: give a number, 0 or more")
+    if condition.resolves_at > condition.above:
+        raise Misconfigured(f"alert {name!r}: below is {condition.below:g}, more than above")
+    if condition.measure == "failures" and not condition.above < 1:
+        raise Misconfigured(
+            f"alert {name!r}: above is {condition.above:g}: give a share below 1, such as 0.2"
+        )
+    if not 0 < condition.within <= MAX_WITHIN:
+        raise Misconfigured(
+            f"alert {name!r}: within is {condition.within:g}: give up to {MAX_WITHIN:g} seconds"
+        )
+
+
+def check_names(rule: AlertRule, *, queues: Collection[str], tasks: Collection[str]) -> AlertRule:
+    """Return a rule. Raises Misconfigured for a queue or a task that the application does not have."""
+    for kind, name, names in (("queue", rule.condition.queue, queues), ("task", rule.condition.task, tasks)):
+        if name and name not in names:
+            known = did_you_mean(name, sorted(names), otherwise=f"known: {_join(sorted(names)) or 'none'}")
+            raise Misconfigured(f"alert {rule.name!r}: there is no {kind} {name!r}; {known}")
+    return rule
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(names[:20])
+
+
+_DURATIONS = ("for", "keep_firing_for", "within")
+_TEXTS = ("queue", "task", "stream", "group", "severity")
+_NUMBERS = ("above", "below", "least")
+_OPTIONS = (*_TEXTS, *_DURATIONS, *_NUMBERS)
+
+
+def parse_rules(written: Mapping[str, str]) -> tuple[AlertRule, ...]:
+    """Return the rules of the setting `alerts`: texts such as `oldest queue=mail above=300 for=2m`, by name.
+
+    Raises Misconfigured.
+    """
+    return tuple(_parse_rule(name, text) for name, text in written.items())
+
+
+def _parse_rule(name: str, text: str) -> AlertRule:
+    measure, *words = text.split() or [""]
+    values: dict[str, Any] = {}
+    for word in words:
+        option, equals, value = word.partition("=")
+        if not equals or option not in _OPTIONS:
+            hint = did_you_mean(option, _OPTIONS, otherwise=f"known: {', '.join(_OPTIONS)}")
+            raise Misconfigured(f"alert {name!r}: {word!r} is no option=value; {hint}")
+        values[option] = value if option in _TEXTS else _parse_number(name, option, value)
+    if "above" not in values and measure != "no-workers":
+        raise Misconfigured(f"alert {name!r}: it has no threshold: add above=")
+    rest: dict[str, Any] = {
+        option: values.pop(option) for option in ("severity", "keep_firing_for") if option in values
+    }
+    if "for" in values:
+        rest["for_"] = values.pop("for")
+    if "least" in values:
+        values["least"] = int(values["least"])
+    above = values.pop("above", 0.0)
+    condition = AlertCondition(measure=cast("Measure", measure), above=above, **values)
+    return check_rule(AlertRule(name=name, condition=condition, **rest))
+
+
+def _parse_number(name: str, option: str, text: str) -> float:
+    try:
+        parsed = DURATION.parse_unit(text)
+        return float(parsed)
+    except (ValueError, Misconfigured):
+        raise Misconfigured(
+            f"alert {name!r}: {option} is {text!r}: give a number, or a time such as 5m"
+        ) from None
+
+
+class AlertThresholds(msgspec.Struct, frozen=True, kw_only=True):
+    """The thresholds of the built-in rules; 0 switches a rule off."""
+
+    oldest: float
+    failures: float
+    no_workers: float
+    dead: float
+    stream_lag: float
+    loop_lag: float
+
+
+def make_builtin_rules(thresholds: AlertThresholds) -> tuple[AlertRule, ...]:
+    """Return the rules that hold without any declaration."""
+    rules: list[AlertRule] = []
+    if thresholds.oldest:
+        rules.append(AlertRule(name="oldest-job", condition=oldest(above=thresholds.oldest)))
+    if thresholds.failures:
+        rules.append(AlertRule(name="failure-rate", condition=failures(above=thresholds.failures)))
+    if thresholds.no_workers:
+        rules.append(
+            AlertRule(
+                name="no-workers", condition=no_workers(), severity="critical", for_=thresholds.no_workers
+            )
+        )
+    if thresholds.dead:
+        rules.append(AlertRule(name="dead-letters", condition=dead_letters(above=thresholds.dead), for_=0.0))
+    if thresholds.stream_lag:
+        rules.append(AlertRule(name="stream-lag", condition=stream_lag(above=thresholds.stream_lag)))
+    if thresholds.loop_lag:
+        rules.append(AlertRule(name="loop-lag", condition=loop_lag(above=thresholds.loop_lag)))
+    return tuple(rules)
+
+
+class MeasuredQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of a queue: jobs that wait, the age of the oldest in seconds, dead letters, live workers."""
+
+    waiting: int
+    oldest: float
+    dead: int
+    workers: int
+
+
+class TaskCount(msgspec.Struct, frozen=True, array_like=True):
+    """How many attempts of a task have failed and ended, since metrics are kept."""
+
+    failed: float = 0
+    ended: float = 0
+
+
+def count_tasks(groups: Iterable[MetricsGroup]) -> dict[str, TaskCount]:
+    """Return how many attempts of each task have failed and ended on all queues, from the totals of all groups."""
+    counts: dict[str, TaskCount] = {}
+    for group in groups:
+        for series, value in group.totals.counters.items():
+            if series[0] != "celery5_jobs_total":
+                continue
+            labels = get_labels(series)
+            task, state = labels.get("task", ""), labels.get("state", "")
+            if state in ENDED and (task in counts or len(counts) < MAX_SUBJECTS):
+                before = counts.get(task, TaskCount())
+                failed = value if state in FAILED else 0.0
+                counts[task] = TaskCount(before.failed + failed, before.ended + value)
+    return counts
+
+
+class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of a cluster at one time. What could not be measured is missing."""
+
+    # In seconds since 1970, by the clock of Redis.
+    at: float
+    queues: Mapping[str, MeasuredQueue] = {}
+    tasks: Mapping[str, TaskCount] = {}
+    # The age of the first record that is not done, in seconds, by stream and group.
+    lags: Mapping[tuple[str, str], float] = {}
+    loop_lag: float | None = None
+
+
+class CounterSample(msgspec.Struct, frozen=True, array_like=True):
+    """The counters at an earlier time."""
+
+    at: float
+    tasks: dict[str, TaskCount]
+    dead: dict[str, int]
+
+
+class StoredAlerts(msgspec.Struct, frozen=True, array_like=True):
+    """What the evaluation continues from: the alerts that are pending or firing, and samples of counters."""
+
+    instances: tuple[AlertInstance, ...] = ()
+    samples: tuple[CounterSample, ...] = ()
+
+    def pack(self) -> bytes:
+        """Return it as it stands in Redis."""
+        return compress(msgspec.to_builtins(self))
+
+    @classmethod
+    def unpack(cls, packed: bytes | None) -> "StoredAlerts":
+        """Return it from what stands in Redis; an empty one where that cannot be read."""
+        try:
+            return cls() if not packed else msgspec.convert(decompress(packed), cls)
+        except msgspec.ValidationError:
+            return cls()
+
+
+def add_sample(
+    samples: Sequence[CounterSample], measured: MeasuredCluster, rules: Sequence[AlertRule]
+) -> tuple[CounterSample, ...]:
+    """Return the samples that are needed from now on: with a new one when it is time for that."""
+    times = [one.condition.within for one in rules if one.condition.measure in ("failures", "dead-letters")]
+    if not times:
+        return ()
+    step = max(min(times) / SAMPLES_WITHIN, max(times) / (MAX_SAMPLES - SAMPLES_WITHIN))
+    past = [one for one in samples if one.at <= measured.at]
+    if not past or measured.at - past[-1].at >= step:
+        dead = {name: queue.dead for name, queue in measured.queues.items()}
+        past.append(CounterSample(measured.at, dict(measured.tasks), dead))
+    old = [number for number, one in enumerate(past) if one.at <= measured.at - max(times)]
+    return tuple(past[old[-1] if old else 0 :][-MAX_SAMPLES:])
+
+
+def read_conditions(
+    rules: Sequence[AlertRule], measured: MeasuredCluster, samples: Sequence[CounterSample]
+) -> dict[AlertKey, AlertReading]:
+    """Return what was measured for each rule and each of its subjects."""
+    readings: dict[AlertKey, AlertReading] = {}
+    for rule in rules:
+        for subject, reading in _read(rule.condition, measured, samples):
+            readings[rule.name, subject] = reading
+    return readings
+
+
+def _read(
+    condition: AlertCondition, measured: MeasuredCluster, samples: Sequence[CounterSample]
+) -> Iterator[tuple[str, AlertReading]]:
+    match condition.measure:
+        case "oldest" | "no-workers" | "dead-letters":
+            for name, queue in measured.queues.items():
+                if condition.queue in ("", name):
+                    yield f"queue {name}", _read_queue(condition, name, queue, measured, samples)
+        case "failures":
+            base = _find_base(samples, measured.at - condition.within)
+            for task, count in measured.tasks.items():
+                if condition.task in ("", task):
+                    yield f"task {task}", _read_failures(condition, task, count, base)
+        case _:
+            yield from _read_lags(condition, measured)
+
+
+def _read_lags(condition: AlertCondition, measured: MeasuredCluster) -> Iterator[tuple[str, AlertReading]]:
+    if condition.measure == "loop-lag":
+        if measured.loop_lag is not None:
+            words = f"the event loop of a process woke up {measured.loop_lag:.2f} s late"
+            yield "", AlertReading(measured.loop_lag, words)
+        return
+    for (stream, group), age in measured.lags.items():
+        if condition.stream in ("", stream) and condition.group in ("", group):
+            words = f"group {group} of stream {stream} is {age:.0f} s behind"
+            yield f"group {stream}:{group}", AlertReading(age, words)
+
+
+def _read_queue(
+    condition: AlertCondition,
+    name: str,
+    queue: MeasuredQueue,
+    measured: MeasuredCluster,
+    samples: Sequence[CounterSample],
+) -> AlertReading:
+    if condition.measure == "oldest":
+        return AlertReading(queue.oldest, f"the oldest job of queue {name} has waited {queue.oldest:.0f} s")
+    if condition.measure == "no-workers":
+        waiting = 0 if queue.workers else queue.waiting
+        return AlertReading(waiting, f"{waiting} jobs wait on queue {name}, and no worker reads it")
+    base = _find_base(samples, measured.at - condition.within)
+    added = max(0, queue.dead - (queue.dead if base is None else base.dead.get(name, 0)))
+    return AlertReading(added, f"queue {name} has {added} new dead letters in {condition.within:.0f} s")
+
+
+def _read_failures(
+    condition: AlertCondition, task: str, count: TaskCount, base: CounterSample | None
+) -> AlertReading:
+    before = count if base is None else base.tasks.get(task, TaskCount())
+    if count.ended < before.ended:  # the totals have begun anew
+        before = TaskCount()
+    failed, ended = max(0.0, count.failed - before.failed), count.ended - before.ended
+    share = failed / ended if ended and ended >= condition.least else 0.0
+    return AlertReading(share, f"{failed:.0f} of {ended:.0f} attempts of task {task} failed ({share:.0%})")
+
+
+def _find_base(samples: Sequence[CounterSample], at: float) -> CounterSample | None:
+    """Return the last sample that is as old as `at`; the oldest one when none is; None for no samples."""
+    old = [one for one in samples if one.at <= at]
+    return old[-1] if old else (samples[0] if samples else None)

@@ -1,0 +1,242 @@
+"""Decide which alerts fire, from what was measured and what was known before.
+
+An alert is *inactive*, *pending* while its value is above the threshold for less than the time that it must hold, and
+*firing* after that. It is *resolved*, and inactive again, when the value has been at or below a second, lower threshold
+for a while. An alert of which nothing is measured keeps its status for some time, since a broker that is unreachable is
+no sign that anything is better.
+
+Source: the words are those of Prometheus (`for`, `keep_firing_for`, pending, firing) and Alertmanager (silence).
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+Severity = Literal["warning", "critical"]
+AlertStatus = Literal["inactive", "pending", "firing", "silenced"]
+Change = Literal["fired", "resolved"]
+Measure = Literal["oldest", "failures", "no-workers", "dead-letters", "stream-lag", "loop-lag"]
+
+KEPT_UNMEASURED = 300.0
+"""Seconds after which an alert is given up of which nothing is measured any more."""
+RESOLVE_SHARE = 0.8
+"""The share of the threshold at which an alert resolves by default."""
+MAX_INSTANCES = 1000
+"""Alerts that are pending or firing at once; further ones wait until there is room."""
+
+AlertKey = tuple[str, str]
+"""The name of a rule and the subject: `("oldest-job", "queue mail")`."""
+
+
+class AlertCondition(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured, of what, and the threshold."""
+
+    measure: Measure
+    # It fires above this value: seconds, jobs, or a share between 0 and 1.
+    above: float
+    # It resolves at this value or below it; None: at 0.8 of the threshold.
+    below: float | None = None
+    # The one queue, task, or stream and group that is looked at; '': each one by itself.
+    queue: str = ""
+    task: str = ""
+    stream: str = ""
+    group: str = ""
+    # Seconds over which failures and dead letters are counted.
+    within: float = 300.0
+    # Jobs that must have ended within that time for a failure rate to count.
+    least: int = 20
+
+    @property
+    def resolves_at(self) -> float:
+        """The value at which it resolves."""
+        return self.above * RESOLVE_SHARE if self.below is None else self.below
+
+
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule: when an alert fires, and when it resolves."""
+
+    name: str
+    condition: AlertCondition
+    severity: Severity = "warning"
+    # Seconds for which the value must be above the threshold.
+    for_: float = 60.0
+    # Seconds for which it must have been low again.
+    keep_firing_for: float = 60.0
+
+
+class AlertInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert that is pending or firing."""
+
+    name: str
+    # The queue, task or group: `queue mail`; '' for the cluster.
+    subject: str
+    severity: Severity
+    # When it became pending, in seconds since 1970.
+    since: float
+    value: float
+    above: float
+    description: str
+    # When it was measured last.
+    measured_at: float
+    # When it fired; None while it is pending.
+    fired_at: float | None = None
+    # Since when the value is low again.
+    low_since: float | None = None
+    # Whether a notification was sent that it fires.
+    is_notified: bool = False
+
+    @property
+    def status(self) -> AlertStatus:
+        """`pending` or `firing`."""
+        return "pending" if self.fired_at is None else "firing"
+
+
+class AlertReading(msgspec.Struct, frozen=True):
+    """What was measured for one rule and one subject."""
+
+    value: float
+    # In words, with the value.
+    description: str
+
+
+class AlertTransition(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert that fired or resolved."""
+
+    # The same whoever decides it, so that a receiver can drop repetitions.
+    id: str
+    change: Change
+    name: str
+    subject: str
+    severity: Severity
+    # When it fired or resolved, and since when the value was too high, in seconds since 1970.
+    at: float
+    since: float
+    value: float
+    above: float
+    description: str
+    # Nobody is notified.
+    silenced: bool = False
+
+
+class AlertDecision(msgspec.Struct, frozen=True):
+    """The alerts as they are now, what has changed, and which of the changes somebody is notified of."""
+
+    instances: tuple[AlertInstance, ...]
+    transitions: tuple[AlertTransition, ...]
+
+    @property
+    def notifications(self) -> tuple[AlertTransition, ...]:
+        """The transitions that somebody is notified of."""
+        return tuple(one for one in self.transitions if not one.silenced)
+
+
+def decide_alerts(
+    rules: Mapping[str, AlertRule],
+    instances: Sequence[AlertInstance],
+    readings: Mapping[AlertKey, AlertReading],
+    silenced: Mapping[str, float],
+    now: float,
+) -> AlertDecision:
+    """Return what becomes of all alerts.
+
+    Args:
+        rules: By name.
+        instances: Those that were pending or firing before.
+        readings: What was measured; what is missing could not be measured, or is gone.
+        silenced: The rules that are silenced, and until when; '*' silences all.
+        now: In seconds since 1970, as all times.
+    """
+    before = {(one.name, one.subject): one for one in instances}
+    after: list[AlertInstance] = []
+    transitions: list[AlertTransition] = []
+    for key in [*before, *(key for key in readings if key not in before)]:
+        is_silenced = is_silent(key[0], silenced, now)
+        rule = rules.get(key[0])
+        reading = None if rule is None else readings.get(key)
+        instance = before.get(key)
+        if rule is None or reading is None:
+            instance, changes = _keep_unmeasured(instance, now)
+        else:
+            if instance is None and len(after) >= MAX_INSTANCES:
+                continue
+            instance, changes = _decide(rule, key[1], instance, reading, is_silenced, now)
+        if instance is not None:
+            after.append(instance)
+        transitions += changes
+    return AlertDecision(tuple(after), tuple(transitions))
+
+
+def is_silent(name: str, silenced: Mapping[str, float], now: float) -> bool:
+    """Return whether a rule is silenced."""
+    return max(silenced.get(name, 0.0), silenced.get("*", 0.0)) > now
+
+
+def _keep_unmeasured(
+    instance: AlertInstance | None, now: float
+) -> tuple[AlertInstance | None, list[AlertTransition]]:
+    if instance is None or now - instance.measured_at <= KEPT_UNMEASURED:
+        return instance, []
+    if instance.fired_at is None:
+        return None, []
+    gone = msgspec.structs.replace(instance, description="it is not measured any more")
+    return None, [_make_transition("resolved", gone, now, is_silenced=not instance.is_notified)]
+
+
+def _decide(
+    rule: AlertRule,
+    subject: str,
+    before: AlertInstance | None,
+    reading: AlertReading,
+    is_silenced: bool,
+    now: float,
+) -> tuple[AlertInstance | None, list[AlertTransition]]:
+    """Return what becomes of one alert that is measured."""
+    if (before is None or before.fired_at is None) and reading.value <= rule.condition.above:
+        return None, []
+    instance = AlertInstance(
+        name=rule.name,
+        subject=subject,
+        severity=rule.severity,
+        since=now if before is None else before.since,
+        value=reading.value,
+        above=rule.condition.above,
+        description=reading.description,
+        measured_at=now,
+        fired_at=None if before is None else before.fired_at,
+        is_notified=before is not None and before.is_notified,
+    )
+    if instance.fired_at is None:
+        if now - instance.since < rule.for_:
+            return instance, []
+        fired = msgspec.structs.replace(instance, fired_at=now, is_notified=not is_silenced)
+        return fired, [_make_transition("fired", fired, now, is_silenced=is_silenced)]
+    if reading.value <= rule.condition.resolves_at:
+        low_since = now if before is None or before.low_since is None else before.low_since
+        if now - low_since >= rule.keep_firing_for:
+            return None, [_make_transition("resolved", instance, now, is_silenced=not instance.is_notified)]
+        return msgspec.structs.replace(instance, low_since=low_since), []
+    if not instance.is_notified and not is_silenced:  # the silence is over, and it still fires
+        noted = msgspec.structs.replace(instance, is_notified=True)
+        return noted, [_make_transition("fired", noted, now, is_silenced=False)]
+    return instance, []
+
+
+def _make_transition(
+    change: Change, instance: AlertInstance, now: float, *, is_silenced: bool
+) -> AlertTransition:
+    words = f"{instance.name}\n{instance.subject}\n{instance.since:.3f}\n{change}\n{is_silenced}"
+    return AlertTransition(
+        id="alert_" + hashlib.sha256(words.encode()).hexdigest()[:32],
+        change=change,
+        name=instance.name,
+        subject=instance.subject,
+        severity=instance.severity,
+        at=now,
+        since=instance.since,
+        value=instance.value,
+        above=instance.above,
+        description=instance.description,
+        silenced=is_silenced,
+    )

@@ -1,0 +1,175 @@
+"""Evaluate the rules of alerts whenever this process has rolled metrics up, so in one process at a time."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import trio
+
+from celery5.broker.call import Call
+from celery5.broker.calls import alerts as calls
+from celery5.broker.calls import queues as queue_calls
+from celery5.broker.calls import streams as stream_calls
+from celery5.broker.calls.alerts import AlertsRead
+from celery5.broker.calls.queues import QueueDepth
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys
+from celery5.broker.routing.broker_router import run_all_async
+from celery5.errors import BrokerError
+from celery5.logs.log import Log
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.protocol.observability.alert_rules import (
+    MAX_SUBJECTS,
+    MeasuredCluster,
+    MeasuredQueue,
+    StoredAlerts,
+    add_sample,
+    read_conditions,
+)
+from celery5.protocol.observability.alerting import AlertRule, decide_alerts
+from celery5.services.observability.history_rollup import CountedCluster, HistoryRollup
+from celery5.services.process.broker_outages import OutageLog
+from celery5.streams.lags import measure_group
+
+QUEUES_AT_ONCE = 50
+"""Queues that are measured in one trip."""
+MAX_GROUPS_MEASURED = 64
+"""Groups of streams of one broker that are measured."""
+
+
+class AlertEvaluator:
+    """Decides which alerts fire, and saves that together with the notifications.
+
+    It is saved only while it is still the turn of this process, and nobody has saved since it was read: whatever is
+    killed or frozen, each alert fires once.
+
+    Args:
+        metrics_redis: The default broker, where the alerts are.
+        all_brokers: The drivers of all brokers, by name.
+        history_rollup: What counts the jobs of the cluster.
+        alert_rules: The rules.
+        worker: The name of this process.
+
+    Attributes:
+        evaluated: Says after each evaluation that notifications may be sent by this process.
+    """
+
+    def __init__(
+        self,
+        *,
+        metrics_redis: AsyncDriver,
+        all_brokers: Mapping[str, AsyncDriver],
+        keys: Keys,
+        history_rollup: HistoryRollup,
+        alert_rules: Sequence[AlertRule],
+        worker: str,
+        log: Log,
+    ) -> None:
+        self._redis = metrics_redis
+        self._brokers = all_brokers
+        self._keys = keys
+        self._counted = history_rollup.counted
+        self._rules = {rule.name: rule for rule in alert_rules}
+        self._measures = {rule.condition.measure for rule in alert_rules}
+        self._worker = worker
+        self._log = log
+        self._outages = OutageLog(log, "alerts:interrupted", "alerts:resumed")
+        self._has_failed = False
+        self._before: AlertsRead | None = None
+        self._send, self.evaluated = trio.open_memory_channel[None](1)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Evaluate until cancelled."""
+        task_status.started()
+        async for counted in self._counted:
+            try:
+                await self._evaluate(counted)
+            except BrokerError as error:
+                self._before = None
+                self._outages.record_error(error)
+            except Exception as error:  # alerts are never worth a worker
+                self._before = None
+                if not self._has_failed:
+                    self._has_failed = True
+                    why = describe_error(error, MAX_ERROR_LENGTH)
+                    self._log.event("alerts:evaluation-failed", "error", why=why)
+            else:
+                self._outages.record_recovery()
+                self._has_failed = False
+
+    async def _evaluate(self, counted: CountedCluster) -> None:
+        measured = await self._measure(counted)
+        before = self._before
+        if before is None:
+            before = await self._redis.perform(calls.read_alerts(self._keys))
+        silences = await self._redis.perform(calls.read_silences(self._keys))
+        rules = list(self._rules.values())
+        samples = add_sample(before.stored.samples, measured, rules)
+        decision = decide_alerts(
+            self._rules,
+            before.stored.instances,
+            read_conditions(rules, measured, samples),
+            {name: silence.until for name, silence in silences.items()},
+            measured.at,
+        )
+        after = StoredAlerts(decision.instances, samples)
+        if after != before.stored:
+            revision = await self._redis.perform(
+                calls.save_alerts(self._keys, self._worker, before.revision, after, decision.transitions)
+            )
+            self._before = AlertsRead(revision, after) if revision else None
+            if not revision:
+                return
+        else:
+            self._before = before
+        if not self._send.statistics().current_buffer_used:
+            self._send.send_nowait(None)
+
+    async def _measure(self, counted: CountedCluster) -> MeasuredCluster:
+        """Measure all queues, and all groups of streams."""
+        queues: dict[str, MeasuredQueue] = {}
+        lags: dict[tuple[str, str], float] = {}
+        measured = await run_all_async(
+            [partial(self._measure_broker, redis, counted.now) for redis in self._brokers.values()]
+        )
+        for found in measured:
+            if isinstance(found, MeasuredCluster):  # a broker that is unreachable has no queues
+                queues.update(found.queues)
+                lags.update(found.lags)
+        return MeasuredCluster(
+            at=counted.now, queues=queues, tasks=counted.tasks, lags=lags, loop_lag=counted.loop_lag
+        )
+
+    async def _measure_broker(self, redis: AsyncDriver, now: float) -> MeasuredCluster:
+        queues: dict[str, MeasuredQueue] = {}
+        if self._measures & {"oldest", "no-workers", "dead-letters"}:
+            names = sorted(await redis.perform(queue_calls.list_queues(self._keys)))[:MAX_SUBJECTS]
+            for start in range(0, len(names), QUEUES_AT_ONCE):
+                queues |= await self._measure_queues(redis, names[start : start + QUEUES_AT_ONCE], now)
+        lags: dict[tuple[str, str], float] = {}
+        if "stream-lag" in self._measures:
+            lags = await self._measure_groups(redis)
+        return MeasuredCluster(at=now, queues=queues, lags=lags)
+
+    async def _measure_queues(
+        self, redis: AsyncDriver, names: Sequence[str], now: float
+    ) -> dict[str, MeasuredQueue]:
+        keys = [self._keys.for_queue(name) for name in names]
+        depth_calls: list[Call[QueueDepth]] = [queue_calls.get_queue_depth(one) for one in keys]
+        depths = await redis.perform_all(depth_calls)
+        workers = await redis.perform_all([calls.count_live_workers(one, now) for one in keys])
+        return {
+            name: MeasuredQueue(
+                waiting=depth.waiting, oldest=depth.oldest or 0.0, dead=depth.dead, workers=live
+            )
+            for name, depth, live in zip(names, depths, workers, strict=True)
+        }
+
+    async def _measure_groups(self, redis: AsyncDriver) -> dict[tuple[str, str], float]:
+        lags: dict[tuple[str, str], float] = {}
+        for stream in await redis.perform(stream_calls.list_streams(self._keys)):
+            keys = self._keys.for_stream(stream)
+            for group in await redis.perform(stream_calls.list_groups(keys)):
+                if len(lags) >= MAX_GROUPS_MEASURED:
+                    return lags
+                lags[stream, group] = (await measure_group(keys, redis, group)).age
+        return lags

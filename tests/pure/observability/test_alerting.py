@@ -1,0 +1,309 @@
+"""Alerts become pending, fire and resolve: the decision alone, without a clock."""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.errors import Misconfigured
+from celery5.examples.webhooks.signature import key_of, verified
+from celery5.protocol.observability.alert_messages import (
+    check_webhook_url,
+    make_alert_message,
+    parse_webhook_secret,
+    sign_webhook,
+)
+from celery5.protocol.observability.alert_rules import (
+    AlertThresholds,
+    CounterSample,
+    MeasuredCluster,
+    MeasuredQueue,
+    StoredAlerts,
+    TaskCount,
+    add_sample,
+    check_names,
+    check_rule,
+    dead_letters,
+    failures,
+    make_builtin_rules,
+    oldest,
+    parse_rules,
+    read_conditions,
+)
+from celery5.protocol.observability.alerting import (
+    KEPT_UNMEASURED,
+    AlertInstance,
+    AlertReading,
+    AlertRule,
+    AlertTransition,
+    decide_alerts,
+)
+
+RULE = AlertRule(name="late", condition=oldest(above=100), for_=60, keep_firing_for=30)
+
+
+class History:
+    """One alert over time: what has become of it."""
+
+    def __init__(self, rule: AlertRule = RULE) -> None:
+        self.rule = rule
+        self.instances: tuple[AlertInstance, ...] = ()
+        self.transitions: list[AlertTransition] = []
+        self.notifications: list[AlertTransition] = []
+
+    def measure(self, now: float, value: float | None, silenced: Mapping[str, float] | None = None) -> str:
+        """Evaluate at a time; None: it could not be measured. Return the status."""
+        readings = {} if value is None else {(self.rule.name, "queue mail"): AlertReading(value, "in words")}
+        decision = decide_alerts({self.rule.name: self.rule}, self.instances, readings, silenced or {}, now)
+        self.instances = decision.instances
+        self.transitions += decision.transitions
+        self.notifications += decision.notifications
+        return self.instances[0].status if self.instances else "inactive"
+
+    def changes(self) -> list[str]:
+        """Return what somebody was notified of."""
+        return [one.change for one in self.notifications]
+
+
+def test_an_alert_fires_when_it_has_held_long_enough_and_resolves_when_it_was_low_long_enough() -> None:
+    history = History()
+    statuses = [
+        history.measure(now, value)
+        for now, value in (
+            (0, 100),
+            (10, 101),
+            (69, 200),
+            (70, 300),
+            (80, 90),
+            (90, 80),
+            (119, 70),
+            (120, 60),
+        )
+    ]
+    assert statuses == [
+        *("inactive", "pending", "pending", "firing"),
+        *("firing", "firing", "firing", "inactive"),
+    ]
+    assert history.changes() == ["fired", "resolved"]
+    assert [one.at for one in history.notifications] == [70, 120]
+    assert {one.since for one in history.notifications} == {10}
+
+
+def test_a_pending_alert_begins_anew_when_its_value_was_low_once() -> None:
+    history = History()
+    assert [history.measure(now, value) for now, value in ((0, 200), (50, 99), (60, 200), (119, 200))] == [
+        *("pending", "inactive", "pending", "pending"),
+    ]
+    assert history.measure(120, 200) == "firing"
+
+
+def test_a_value_between_the_two_thresholds_changes_nothing() -> None:
+    history = History()
+    for now, value in ((0, 101), (60, 101), (61, 99), (500, 81)):
+        status = history.measure(now, value)
+    assert status == "firing"
+    assert history.changes() == ["fired"]
+
+
+def test_a_silence_keeps_the_notification_back_until_it_is_over() -> None:
+    history = History()
+    silenced = {"late": 100.0}
+    history.measure(0, 200, silenced)
+    assert history.measure(60, 200, silenced) == "firing"
+    assert history.changes() == []
+    assert [one.silenced for one in history.transitions] == [True]
+    history.measure(101, 200, silenced)
+    assert history.changes() == ["fired"]
+
+
+def test_nobody_is_notified_that_an_alert_resolves_that_nobody_was_notified_of() -> None:
+    history = History()
+    for now, value in ((0, 200), (60, 200), (70, 0), (100, 0)):
+        history.measure(now, value, {"*": 1000.0})
+    assert history.instances == ()
+    assert history.changes() == []
+    assert [one.change for one in history.transitions] == ["fired", "resolved"]
+
+
+def test_a_resolved_alert_is_told_also_while_it_is_silenced_if_it_was_told_that_it_fires() -> None:
+    history = History()
+    history.measure(0, 200)
+    history.measure(60, 200)
+    history.measure(70, 0, {"late": 1000.0})
+    history.measure(100, 0, {"late": 1000.0})
+    assert history.changes() == ["fired", "resolved"]
+
+
+def test_an_alert_that_cannot_be_measured_keeps_its_status_for_a_while() -> None:
+    history = History()
+    history.measure(0, 200)
+    history.measure(60, 200)
+    assert history.measure(60 + KEPT_UNMEASURED, None) == "firing"
+    assert history.measure(61 + KEPT_UNMEASURED, None) == "inactive"
+    assert history.notifications[-1].description == "it is not measured any more"
+
+
+steps = st.lists(
+    st.tuples(
+        st.floats(min_value=0, max_value=400),
+        st.none() | st.floats(min_value=0, max_value=200),
+        st.booleans(),
+    ),
+    max_size=60,
+)
+
+
+@given(steps, st.floats(min_value=0, max_value=100), st.floats(min_value=0, max_value=100))
+def test_no_alert_fires_twice_without_a_resolution_between(
+    taken: list[tuple[float, float | None, bool]], for_: float, keep: float
+) -> None:
+    history = History(AlertRule(name="late", condition=oldest(above=100), for_=for_, keep_firing_for=keep))
+    now = 0.0
+    for elapsed, value, is_silenced in taken:
+        now += elapsed
+        history.measure(now, value, {"late": now + 1} if is_silenced else None)
+    expected = ["fired", "resolved"] * len(taken)
+    assert history.changes() == expected[: len(history.changes())]
+    assert len({one.id for one in history.transitions}) == len(history.transitions)
+    for one in history.transitions:
+        if one.change == "fired":
+            assert one.at - one.since >= for_
+
+
+@given(steps)
+def test_what_is_decided_is_the_same_whoever_decides_it(
+    taken: list[tuple[float, float | None, bool]],
+) -> None:
+    one, other = History(), History()
+    now = 0.0
+    for elapsed, value, _ in taken:
+        now += elapsed
+        one.measure(now, value)
+        other.instances = StoredAlerts.unpack(StoredAlerts(other.instances).pack()).instances
+        other.measure(now, value)
+    assert one.transitions == other.transitions
+
+
+def make_queue(**values: float) -> MeasuredQueue:
+    """Return what was measured of a queue; 0 where nothing is given."""
+    return msgspec.convert({"waiting": 0, "oldest": 0, "dead": 0, "workers": 1, **values}, MeasuredQueue)
+
+
+def test_failures_are_counted_within_their_time_and_only_if_enough_have_ended() -> None:
+    rule = AlertRule(name="fails", condition=failures(above=0.5, within=100, least=10))
+    samples = (
+        CounterSample(0, {"pay": TaskCount(500, 500)}, {}),
+        CounterSample(90, {"pay": TaskCount(500, 1000)}, {}),
+        CounterSample(150, {"pay": TaskCount(506, 1008)}, {}),
+    )
+    measured = MeasuredCluster(at=200, tasks={"pay": TaskCount(509, 1012), "new": TaskCount(9, 9)})
+    readings = read_conditions([rule], measured, samples)
+    assert readings["fails", "task pay"].value == 9 / 12
+    assert readings["fails", "task pay"].description == "9 of 12 attempts of task pay failed (75%)"
+    assert readings["fails", "task new"].value == 0
+
+
+def test_dead_letters_count_by_how_many_were_added() -> None:
+    rule = AlertRule(name="dead", condition=dead_letters(above=5, within=100))
+    samples = (CounterSample(0, {}, {"mail": 7}), CounterSample(90, {}, {"mail": 9}))
+    measured = MeasuredCluster(at=150, queues={"mail": make_queue(dead=20), "web": make_queue(dead=3)})
+    readings = read_conditions([rule], measured, samples)
+    assert {subject: one.value for (_, subject), one in readings.items()} == {
+        "queue mail": 13,
+        "queue web": 3,
+    }
+
+
+def test_samples_are_bounded_and_reach_back_far_enough() -> None:
+    rules = [
+        AlertRule(name="short", condition=failures(above=0.5, within=60)),
+        AlertRule(name="long", condition=dead_letters(above=5, within=3600)),
+    ]
+    samples: tuple[CounterSample, ...] = ()
+    for at in range(0, 20_000, 5):
+        samples = add_sample(samples, MeasuredCluster(at=at), rules)
+        assert len(samples) <= 60
+    assert samples[0].at <= at - 3600
+
+
+def test_rules_are_written_in_settings_as_text() -> None:
+    (rule,) = parse_rules(
+        {"mail is late": "oldest queue=mail above=5m for=2m severity=critical keep_firing_for=30"}
+    )
+    condition = oldest("mail", above=300)
+    assert rule == AlertRule(
+        name="mail is late", condition=condition, for_=120, severity="critical", keep_firing_for=30
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "error"),
+    [
+        ("oldes above=3", "alert 'x': nothing is measured as 'oldes'; did you mean 'oldest'?"),
+        ("oldest", "alert 'x': it has no threshold: add above="),
+        ("oldest above=soon", "alert 'x': above is 'soon': give a number, or a time such as 5m"),
+        ("oldest abov=3", "alert 'x': 'abov=3' is no option=value; did you mean 'above'?"),
+        ("oldest above=3 severity=bad", "alert 'x': severity is 'bad': give warning or critical"),
+        ("oldest above=3 below=4", "alert 'x': below is 4, more than above"),
+        ("failures above=20", "alert 'x': above is 20: give a share below 1, such as 0.2"),
+        ("failures above=0.2 within=2h", "alert 'x': within is 7200: give up to 3600 seconds"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused_in_one_line(written: str, error: str) -> None:
+    with pytest.raises(Misconfigured, match=f"^{re.escape(error)}$"):
+        parse_rules({"x": written})
+
+
+def test_unknown_queues_and_tasks_are_refused_in_one_line() -> None:
+    rule = AlertRule(name="late", condition=oldest("mial", above=3))
+    with pytest.raises(
+        Misconfigured, match=r"^alert 'late': there is no queue 'mial'; did you mean 'mail'\?$"
+    ):
+        check_names(rule, queues=["mail"], tasks=[])
+    rule = AlertRule(name="fails", condition=failures("pay", above=0.3))
+    with pytest.raises(Misconfigured, match=r"^alert 'fails': there is no task 'pay'; known: none$"):
+        check_names(rule, queues=[], tasks=[])
+
+
+@pytest.mark.parametrize("name", ["", "*", "two\nlines", " x", "x" * 101])
+def test_a_name_is_one_line(name: str) -> None:
+    with pytest.raises(Misconfigured):
+        check_rule(AlertRule(name=name, condition=oldest(above=3)))
+
+
+def test_a_threshold_of_0_switches_a_built_in_rule_off() -> None:
+    off = AlertThresholds(oldest=0, failures=0, no_workers=0, dead=0, stream_lag=0, loop_lag=0)
+    assert make_builtin_rules(off) == ()
+
+
+def test_a_message_is_signed_as_standard_webhooks_verify_it() -> None:
+    secret = "whsec_" + "bm90IGEgc2VjcmV0IGF0IGFsbCwgYnV0IGxvbmc="
+    history = History()
+    history.measure(0, 200)
+    history.measure(60, 200)
+    (fired,) = history.notifications
+    body = make_alert_message("shop", fired)
+    assert msgspec.json.decode(body)["type"] == "alert.fired"
+    headers = {
+        "webhook-id": fired.id,
+        "webhook-timestamp": "1000",
+        "webhook-signature": sign_webhook(parse_webhook_secret(secret), fired.id, "1000", body),
+    }
+    assert verified(headers, body, [key_of(secret)], now=1000) == fired.id
+
+
+@pytest.mark.parametrize("url", ["ftp://host/", "https://", "host", "https://ho st/", "http://host:x/"])
+def test_only_a_url_of_http_is_a_webhook(url: str) -> None:
+    with pytest.raises(
+        Misconfigured, match=r"^alert_webhook is no URL of a webhook: give https://host/path$"
+    ):
+        check_webhook_url(url)
+
+
+def test_a_short_secret_is_refused_without_being_shown() -> None:
+    with pytest.raises(Misconfigured, match=r"^alert_webhook_secret cannot be read") as raised:
+        parse_webhook_secret("whsec_c2hvcnQ=")
+    assert "c2hvcnQ" not in str(raised.value)

@@ -1,0 +1,144 @@
+"""Notifications of alerts arrive at a real HTTP server, signed, whatever it does, and are logged."""
+
+from typing import Any
+
+import pytest
+import redis
+
+from celery5 import App
+from celery5.broker.calls.alerts import read_outbox
+from celery5.observability import WebhookRefused, no_workers
+from celery5.services.observability import alert_delivery
+from tests.redis.observability.alerted import QUICK, Receiver, declare, get_changes
+from tests.redis.worker.workers import Lines, until, until_async, working
+
+
+def use(app: App, receiver: Receiver) -> Any:
+    """Declare a rule whose alerts go to a receiver, and the task whose jobs make it fire."""
+    app.configure(**QUICK, **receiver.settings)
+    declare(app, no_workers())
+
+    @app.task(name="work", queue="lonely")
+    async def work() -> None: ...
+
+    return work
+
+
+async def test_a_notification_is_signed_sent_and_logged_once(app: App, redis_client: "redis.Redis") -> None:
+    with Receiver() as receiver, Lines() as lines:
+        work = use(app, receiver)
+        await work.adelay()
+        async with working(app, queues=["default"]):
+            await until(lambda: len(receiver.received) == 1)
+            async with working(app, queues=["lonely"], name="late"):
+                await until(lambda: len(receiver.received) == 2)
+            await until_async(lambda: is_sent(app))
+    fired, resolved = receiver.received
+    assert receiver.forged == 0
+    assert [one.change for one in receiver.received] == [
+        ("alert.fired", "queue lonely"),
+        ("alert.resolved", "queue lonely"),
+    ]
+    assert fired.body["data"] == {
+        "app": app.name,
+        "name": "tested",
+        "subject": "queue lonely",
+        "severity": "warning",
+        "status": "firing",
+        "description": "1 jobs wait on queue lonely, and no worker reads it",
+        "value": 1.0,
+        "above": 0.0,
+        "since": fired.body["data"]["since"],
+    }
+    assert resolved.id != fired.id
+    assert redis_client.xlen(app.keys.alert_outbox) == 0
+    (logged,) = lines.of("alert:fired")
+    assert (logged["alert"], logged["subject"], logged["severity"]) == ("tested", "queue lonely", "warning")
+    assert len(lines.of("alert:resolved")) == 1
+
+
+async def is_sent(app: App) -> bool:
+    """Whether no notification waits."""
+    return not await app.aperform(read_outbox(app.keys, count=1))
+
+
+async def test_a_receiver_that_refuses_gets_the_same_notification_again_until_it_takes_it(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_delivery, "RETRY_DELAYS", (0.01,) * 100)
+    with Receiver() as receiver:
+        receiver.status = 503
+        work = use(app, receiver)
+        await work.adelay()
+        async with working(app, queues=["default"]):
+            await until(lambda: receiver.attempts >= 3)
+            assert receiver.received == []
+            receiver.status = 200
+            await until(lambda: len(receiver.received) == 1)
+            await until_async(lambda: is_sent(app))
+    assert len(receiver.received) == 1
+
+
+async def test_a_receiver_that_hangs_holds_up_no_evaluation(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_delivery, "DELIVERY_TIMEOUT", 0.3)
+    monkeypatch.setattr(alert_delivery, "RETRY_DELAYS", (0.01,) * 100)
+    with Receiver() as receiver:
+        receiver.status = 0
+        work = use(app, receiver)
+        await work.adelay()
+        async with working(app, queues=["default"]):
+            await until(lambda: receiver.attempts >= 1)
+            async with working(app, queues=["lonely"], name="late"):
+                changes = [("fired", "queue lonely"), ("resolved", "queue lonely")]
+                await until_async(lambda: are_changes(app, changes))
+                receiver.status = 200
+                await until(lambda: len({one.id for one in receiver.received}) == 2)
+        assert receiver.received[0].change[0] == "alert.fired"
+        assert receiver.received[-1].change[0] == "alert.resolved"
+        receiver.hung.set()
+
+
+async def are_changes(app: App, changes: list[tuple[str, str]]) -> bool:
+    """Whether this has fired and resolved."""
+    return await get_changes(app) == changes
+
+
+async def test_a_notification_that_nobody_takes_is_dropped_after_all_tries_and_logged_once(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_delivery, "RETRY_DELAYS", (0.01, 0.01))
+    with Receiver() as receiver, Lines() as lines:
+        receiver.status = 500
+        work = use(app, receiver)
+        await work.adelay()
+        async with working(app, queues=["default"]):
+            await until(lambda: receiver.attempts == 3)
+            await until_async(lambda: is_sent(app))
+    assert receiver.attempts == 3
+    (failed,) = lines.of("alerts:webhook-failed")
+    assert failed["to"].startswith("http://127.0.0.1:")
+    assert "/alerts" not in failed["to"]
+    (dropped,) = lines.of("alerts:notification-dropped")
+    assert (dropped["alert"], dropped["tries"]) == ("tested", 3)
+
+
+async def test_a_test_notification_is_sent_from_where_it_is_asked_for(app: App) -> None:
+    with Receiver() as receiver:
+        app.configure(**receiver.settings)
+        name = await app.alerts.atest()
+        (received,) = receiver.received
+        assert received.id == name
+        assert received.body["type"] == "alert.test"
+        receiver.status = 404
+        with pytest.raises(WebhookRefused, match=r"^the receiver answered with status 404$"):
+            await app.alerts.atest()
+
+
+async def test_the_secret_and_the_path_of_the_webhook_are_masked(app: App) -> None:
+    with Receiver() as receiver:
+        app.configure(**receiver.settings)
+    shown = repr(app.settings)
+    assert receiver.settings["alert_webhook_secret"] not in shown
+    assert "/alerts" not in shown

@@ -1,0 +1,93 @@
+"""Alerts on the command line: what fires, the rules, silences, the history, and a test of the webhook."""
+
+import json
+import time
+from pathlib import Path
+
+import redis
+
+from celery5.broker.calls.alerts import save_alerts
+from celery5.protocol.observability.alert_rules import StoredAlerts
+from celery5.protocol.observability.alerting import (
+    AlertReading,
+    AlertRule,
+    AlertTransition,
+    decide_alerts,
+)
+from tests.redis.observability.alerted import Receiver
+from tests.story.cli.commands import celery5
+from tests.story.conftest import Desk
+
+
+def fire(desk: Desk, client: "redis.Redis", name: str) -> None:
+    """Have the alert of a built-in rule fire, as the process would whose turn it is."""
+    rule: AlertRule = next(one for one in desk.app.alerts.rules() if one.name == name)
+    readings = {(name, "queue mail"): AlertReading(12, "12 jobs wait on queue mail, and no worker reads it")}
+    now = time.time()
+    pending = decide_alerts({name: rule}, (), readings, {}, now - rule.for_)
+    decision = decide_alerts({name: rule}, pending.instances, readings, {}, now)
+    transitions: tuple[AlertTransition, ...] = decision.transitions
+    assert [one.change for one in transitions] == ["fired"]
+    client.set(desk.app.keys.metrics_turn, "test", px=60_000)
+    assert desk.app.perform(
+        save_alerts(desk.app.keys, "test", "", StoredAlerts(decision.instances), transitions)
+    )
+
+
+def test_an_alert_that_fires_is_listed_and_fails_a_check(desk: Desk, redis_client: "redis.Redis") -> None:
+    assert "no-workers" in desk("alert", "list", "--check")
+    fire(desk, redis_client, "no-workers")
+    ended = celery5("-A", "shop", "alert", "list", "--check", cwd=desk.folder)
+    assert ended.code == 1
+    row = next(line for line in ended.out.splitlines() if line.startswith("no-workers"))
+    assert row.split()[:5] == ["no-workers", "queue", "mail", "firing", "critical"]
+    assert "12 jobs wait on queue mail, and no worker reads it" in row
+    states = json.loads(desk("alert", "list", "--json"))
+    assert [one["name"] for one in states if one["status"] == "firing"] == ["no-workers"]
+    assert "no-workers (queue mail): celery5 alert list" in desk("info")
+    doctor = celery5("-A", "shop", "doctor", cwd=desk.folder).out
+    assert next(line for line in doctor.splitlines() if " alerts " in line).startswith("warn")
+
+
+def test_a_silenced_alert_passes_a_check_until_the_silence_is_ended(
+    desk: Desk, redis_client: "redis.Redis"
+) -> None:
+    fire(desk, redis_client, "no-workers")
+    assert desk("alert", "silence", "no-workers", "--for", "2h").startswith("no-workers: silenced until ")
+    assert "silenced" in desk("alert", "list", "--check")
+    assert desk("alert", "unsilence", "no-workers") == "no-workers: not silenced any more\n"
+    assert celery5("-A", "shop", "alert", "list", "--check", cwd=desk.folder).code == 1
+    ended = celery5("-A", "shop", "alert", "unsilence", "no-workers", cwd=desk.folder)
+    assert (ended.code, ended.err) == (1, "no-workers was not silenced\n")
+
+
+def test_the_history_and_the_rules_are_shown(desk: Desk, redis_client: "redis.Redis") -> None:
+    assert desk("alert", "history") == "no alert has fired\n"
+    fire(desk, redis_client, "no-workers")
+    assert "fired" in desk("alert", "history")
+    (entry,) = json.loads(desk("alert", "history", "--json"))
+    assert (entry["name"], entry["change"]) == ("no-workers", "fired")
+    assert [one["name"] for one in json.loads(desk("alert", "rules", "--json"))][:2] == [
+        "oldest-job",
+        "failure-rate",
+    ]
+    assert "dead-letters" in desk("alert", "rules")
+
+
+def test_a_test_notification_arrives_or_the_command_fails(desk: Desk) -> None:
+    with Receiver() as receiver:
+        env = {f"CELERY5_{name.upper()}": value for name, value in receiver.settings.items()}
+        assert desk("alert", "test", **env).startswith("sent alert_test_")
+        assert [one.body["type"] for one in receiver.received] == ["alert.test"]
+        receiver.status = 500
+        ended = celery5("-A", "shop", "alert", "test", cwd=desk.folder, env=env)
+    assert ended.code == 1
+    assert "the receiver answered with status 500" in ended.err
+
+
+def test_a_webhook_without_a_secret_is_refused_in_one_line(desk: Desk, tmp_path: Path) -> None:
+    env = {"CELERY5_ALERT_WEBHOOK": "https://ops.example.com/celery5"}
+    ended = celery5("-A", "shop", "alert", "test", cwd=tmp_path, env=env)
+    assert ended.code != 0
+    assert "alert_webhook needs alert_webhook_secret: give whsec_" in ended.err
+    assert ended.err.count("\n") == 1
