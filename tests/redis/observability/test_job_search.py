@@ -164,6 +164,33 @@ async def test_arguments_are_found_by_their_path_and_redacted_ones_are_neither_s
     assert "hidden" not in stored
 
 
+async def test_redacted_parameters_are_shown_nowhere_and_a_replay_has_them(app: App) -> None:
+    seen: list[str] = []
+
+    @app.task(name="shop.book", queue="till", max_retries=0, redact=["card"])
+    async def book(order: int, card: str) -> None:
+        seen.append(card)
+        raise ValueError("no")
+
+    sent = [await book.adelay(7, "4111"), await book.adelay(7, card="4111")]
+    for one in sent:
+        details = await app.afind(one.id)
+        assert details is not None
+        assert "4111" not in str(details)
+        assert "***" in str((details.args, details.kwargs))
+    async with working(app):
+        await until_found(app, 2, state="DEAD")
+        async for job in app.dlq.aread():
+            assert (job.args, job.kwargs) in (([7, "***"], {}), ([7], {"card": "***"}))
+        await app.dlq.areplay()
+
+        async def have_run_again() -> bool:
+            return len(seen) == 4
+
+        await until_async(have_run_again)
+    assert seen == ["4111"] * 4
+
+
 @pytest.mark.parametrize(
     "filters",
     [
