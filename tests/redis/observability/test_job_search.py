@@ -164,6 +164,21 @@ async def test_arguments_are_found_by_their_path_and_redacted_ones_are_neither_s
     assert "hidden" not in stored
 
 
+async def test_a_job_of_a_workflow_is_found_with_its_run(app: App) -> None:
+    app.configure(**FAST)
+
+    @app.task(name="shop.double", queue="till")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async with working(app, name="one"):
+        run = await (double.s(2) | double.s()).astart()
+        assert await run.aget(timeout=30) == 8
+        found = await until_found(app, 2, task="shop.double")
+    assert {job.run for job in found} == {run.id}
+    assert [job.arguments["number"] for job in found if job.id.endswith("~0")] == [2]
+
+
 async def test_redacted_parameters_are_shown_nowhere_and_a_replay_has_them(app: App) -> None:
     seen: list[str] = []
 
