@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from celery5.broker.calls import dead_letters as graveyard
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.dead_letters import DeadLetterEntry
@@ -21,6 +23,7 @@ from celery5.protocol.job.dead_letters import (
     make_dead_document,
     make_dead_job,
 )
+from celery5.protocol.job.history import redact_call
 from celery5.sending.publisher import BYTES_PER_TRIP
 
 if TYPE_CHECKING:
@@ -65,8 +68,7 @@ class DeadJobReader:
             entries = await source.page(self._redis)
             if entries:
                 assert source.keys is not None  # entries come from a queue
-                queue, limit = source.keys.queue, self._app.settings.message_limit
-                return [_make_dead(queue, entry, limit) for entry in entries]
+                return [_make_dead(self._app, source.keys.queue, entry) for entry in entries]
             self._sources.pop(0)
         return []
 
@@ -269,10 +271,16 @@ async def find_dead_documents(
     return documents
 
 
-def _make_dead(queue: str, entry: DeadLetterEntry, limit: int) -> DeadJob:
+def _make_dead(app: "Application", queue: str, entry: DeadLetterEntry) -> DeadJob:
+    limit = app.settings.message_limit
     if entry.sink:
         return make_dead_document(queue, entry.entry, entry.sink, entry.document, entry.failure, limit)
-    return make_dead_job(queue, entry.entry, entry.message, entry.document, limit)
+    job = make_dead_job(queue, entry.entry, entry.message, entry.document, limit)
+    task = app.tasks.get(job.task)
+    if task is None or not task.call_shape.redacted:
+        return job
+    args, kwargs = redact_call(task.call_shape, job.args, job.kwargs)
+    return msgspec.structs.replace(job, args=args, kwargs=kwargs)
 
 
 def _fitting(entries: Sequence[DeadLetterEntry]) -> int:

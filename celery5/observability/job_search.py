@@ -11,7 +11,7 @@ from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.dead_letters import queue_exists
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.routing.unreachable import UNREACHABLE, skip_unreachable
+from celery5.broker.routing.unreachable import UNREACHABLE, retry_without_unreachable, skip_unreachable
 from celery5.errors import UnknownQueue
 from celery5.observability.job_sources import (
     DEAD,
@@ -187,10 +187,13 @@ async def _search(
 ) -> JobPage:
     position = read_cursor(cursor, query) if cursor else None
     with skip_unreachable() as unreachable:
-        queues = await redis.perform(queue_calls.list_queues(app.keys))
+        queues = await retry_without_unreachable(lambda: redis.perform(queue_calls.list_queues(app.keys)))
         is_known = not query.queue or query.queue in queues
         if not is_known:  # a raw producer may have sent to a queue that is not listed
-            is_known = await redis.perform(queue_exists(app.queue(query.queue)))
+            try:
+                is_known = await redis.perform(queue_exists(app.queue(query.queue)))
+            except UNREACHABLE:
+                is_known = True  # it may be there
         search = _Search(app, redis, query, limit, position, skips_live=not is_known)
         page = await search.run([query.queue] if query.queue else queues, sorted(unreachable))
     if not is_known and not page.jobs and page.cursor is None:
@@ -234,7 +237,8 @@ class _Search:
             except UNREACHABLE:
                 if len(self._app.brokers.names) == 1:
                     raise
-                self._notes.append(f"queue {source.queue}, whose broker is unreachable")
+                what = "the history" if source.stage == HISTORY else f"queue {source.queue}"
+                self._notes.append(f"{what}, whose broker is unreachable")
                 continue
             self._notes += await source.describe_rest(is_at_end=cursor is None)
             if cursor is not None:

@@ -27,6 +27,7 @@ from celery5.broker.routing.unreachable import (
 )
 from celery5.errors import UnknownQueue
 from celery5.protocol.cluster.leadership import LeaderRecord
+from celery5.protocol.job.history import redact_call
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails, make_job_details
 from celery5.results.sinks import get_sink_names
@@ -217,9 +218,14 @@ def _story(app: "Application", job_id: str, queue: str, inspection: JobInspectio
         progress=inspection.progress,
         limit=app.settings.message_limit,
     )
-    if story.max_retries is None and inspection.message and story.task in app.tasks:
+    task = app.tasks.get(story.task)
+    if task is None or not inspection.message:
+        return story
+    args, kwargs = redact_call(task.call_shape, story.args, story.kwargs)
+    story = replace(story, args=args, kwargs=kwargs)
+    if story.max_retries is None:
         # A message without a policy leaves it to its task, as a worker reads it.
-        return replace(story, max_retries=app.tasks[story.task].policy.max_retries)
+        return replace(story, max_retries=task.policy.max_retries)
     return story
 
 

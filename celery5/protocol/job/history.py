@@ -136,6 +136,22 @@ def read_arguments(shape: CallShape, args: Raw, kwargs: Raw) -> dict[str, Any]:
         return {}
 
 
+def redact_call(shape: CallShape, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return decoded arguments without the values of redacted parameters."""
+    if not shape.redacted:
+        return args, kwargs
+    if isinstance(args, list):
+        names = (*shape.names, *[""] * len(cast("list[Any]", args)))
+        args = [
+            MASK if name in shape.redacted else value
+            for name, value in zip(names, cast("list[Any]", args), strict=False)
+        ]
+    if isinstance(kwargs, dict):
+        pairs = cast("dict[str, Any]", kwargs).items()
+        kwargs = {name: MASK if name in shape.redacted else value for name, value in pairs}
+    return args, kwargs
+
+
 def shorten_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments in at most MAX_ARGUMENTS bytes, about: texts are cut, and parameters left out and counted."""
     shortened: dict[str, Any] = {}

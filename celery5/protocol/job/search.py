@@ -114,8 +114,12 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """A text that tells this query from others, for a cursor."""
-        return sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:8]
+        """A text that tells this query from others, for a cursor.
+
+        Its times are left out: a span until now has others on the next page.
+        """
+        timeless = msgspec.structs.replace(self, since=0.0, until=math.inf)
+        return sha256(msgspec.json.encode(timeless, order="deterministic")).hexdigest()[:8]
 
 
 class SearchPosition(msgspec.Struct, frozen=True, array_like=True):

@@ -113,6 +113,31 @@ def test_when_all_brokers_are_away_nobody_is_left_to_be_reached(
     app.close()
 
 
+def test_jobs_on_the_other_brokers_are_found_and_the_unreachable_one_is_named(
+    app: App, own_server: EmbeddedServer
+) -> None:
+    near, post = app.tasks["near"].delay(1), app.tasks["post"].delay(2)
+    page = app.jobs.search()
+    assert {job.id for job in page.jobs} == {near.id, post.id}
+    own_server.kill()
+    for queue in ("", "near", "post"):
+        page = app.jobs.search(queue=queue, task="*")
+        assert [job.id for job in page.jobs] == ([] if queue == "post" else [near.id])
+        assert "unreachable" in page.not_looked_at
+    assert app.jobs.search(id=near.id).jobs
+
+
+def test_while_the_default_broker_is_unreachable_only_the_history_is_left_out(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    app = App(app_name, broker="redis://127.0.0.1:1/0", brokers={"mails": own_server.url})
+    sent = app.task(name="post", broker="mails")(len).delay("x")
+    page = app.jobs.search()
+    assert [job.id for job in page.jobs] == [sent.id]
+    assert "the history, whose broker is unreachable" in page.not_looked_at
+    app.close()
+
+
 async def test_workers_on_the_other_brokers_are_commanded(
     app: App, app_name: str, own_server: EmbeddedServer
 ) -> None:

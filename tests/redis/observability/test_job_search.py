@@ -164,6 +164,48 @@ async def test_arguments_are_found_by_their_path_and_redacted_ones_are_neither_s
     assert "hidden" not in stored
 
 
+async def test_a_job_of_a_workflow_is_found_with_its_run(app: App) -> None:
+    app.configure(**FAST)
+
+    @app.task(name="shop.double", queue="till")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async with working(app, name="one"):
+        run = await (double.s(2) | double.s()).astart()
+        assert await run.aget(timeout=30) == 8
+        found = await until_found(app, 2, task="shop.double")
+    assert {job.run for job in found} == {run.id}
+    assert [job.arguments["number"] for job in found if job.id.endswith("~0")] == [2]
+
+
+async def test_redacted_parameters_are_shown_nowhere_and_a_replay_has_them(app: App) -> None:
+    seen: list[str] = []
+
+    @app.task(name="shop.book", queue="till", max_retries=0, redact=["card"])
+    async def book(order: int, card: str) -> None:
+        seen.append(card)
+        raise ValueError("no")
+
+    sent = [await book.adelay(7, "4111"), await book.adelay(7, card="4111")]
+    for one in sent:
+        details = await app.afind(one.id)
+        assert details is not None
+        assert "4111" not in str(details)
+        assert "***" in str((details.args, details.kwargs))
+    async with working(app):
+        await until_found(app, 2, state="DEAD")
+        async for job in app.dlq.aread():
+            assert (job.args, job.kwargs) in (([7, "***"], {}), ([7], {"card": "***"}))
+        await app.dlq.areplay()
+
+        async def have_run_again() -> bool:
+            return len(seen) == 4
+
+        await until_async(have_run_again)
+    assert seen == ["4111"] * 4
+
+
 @pytest.mark.parametrize(
     "filters",
     [
