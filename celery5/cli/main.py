@@ -21,6 +21,7 @@ from celery5.cli.terminal.target import Target
 COMMANDS = (
     "audit",
     "autoscale",
+    "bulk",
     "completion",
     "config",
     "controller",
