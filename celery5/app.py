@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     )
 
     from celery5.audit.trail import Audit
+    from celery5.bulk.actions import Bulk
     from celery5.config.configuration import Configuration
     from celery5.observability.alerts import Alerts
     from celery5.observability.job_search import Jobs
@@ -249,6 +250,13 @@ class App:
         from celery5.audit.trail import Audit
 
         return Audit(self)
+
+    @lazy_property
+    def bulk(self) -> "Bulk":
+        """The bulk actions of the application: those that run, and those of the last day."""
+        from celery5.bulk.actions import Bulk
+
+        return Bulk(self)
 
     @lazy_property
     def streams(self) -> "Streams":

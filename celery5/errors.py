@@ -390,3 +390,7 @@ class Superseded(CeleryError):
 
 class LeaseLost(CeleryError):
     """The cluster took this worker for dead, and other workers have its jobs (fencing)."""
+
+
+class BulkActionRefused(CeleryError):
+    """A bulk action is not performed: too many wait, it has ended, or another process has it."""

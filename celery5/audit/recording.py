@@ -70,7 +70,11 @@ class AuditedAction:
 
     def set_failure(self, why: str) -> None:
         """Set why it has failed, where nothing is raised."""
-        self._failure = why
+        self._failure = f"failed: {why}"
+
+    def set_interruption(self, why: str) -> None:
+        """Set why it has ended early, where nothing is raised."""
+        self._failure = f"interrupted: {why}"
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,7 +113,7 @@ class AuditedAction:
                 else f"{kind}: {type(error).__name__}"
             )
         if self._failure:
-            return f"failed: {self._failure}"
+            return self._failure
         return DRY_RUN if self._dry_run else DONE
 
 

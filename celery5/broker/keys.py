@@ -446,6 +446,19 @@ class Keys:
         """HASH    the rules of alerts that are silenced, and until when, with a time to live."""
         return f"celery5:{{{self.app}}}:alerts:silences"
 
+    def bulk_action(self, action_id: str) -> str:
+        """HASH    a bulk action and its progress, with a time to live."""
+        return f"celery5:{{{self.app}}}:bulk:{action_id}"
+
+    def bulk_lease(self, action_id: str) -> str:
+        """STRING  the process that performs a bulk action, with a time to live."""
+        return f"celery5:{{{self.app}}}:bulk-lease:{action_id}"
+
+    @property
+    def bulk_actions(self) -> str:
+        """ZSET    the ids of bulk actions, by when they were asked for, in ms, with a time to live."""
+        return f"celery5:{{{self.app}}}:bulk-actions"
+
     def for_stream(self, stream: str) -> StreamKeys:
         """Return the keys of one stream of records."""
         tag = f"celery5:{{{self.app}:{stream}}}"

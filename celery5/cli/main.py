@@ -22,6 +22,7 @@ COMMANDS = (
     "alert",
     "audit",
     "autoscale",
+    "bulk",
     "completion",
     "config",
     "controller",

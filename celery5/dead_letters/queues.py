@@ -136,7 +136,7 @@ class DeadLetters:
             dry_run: Count the jobs and do nothing else.
             progress: Called with the tally after each batch.
         """
-        query, jobs_per_second = parse_filter(choice), _check_rate(rate)
+        query, jobs_per_second = parse_filter(choice), check_rate(rate)
         return run_in_plain_python(_replay, self._app, query, jobs_per_second, dry_run, progress)
 
     async def areplay(
@@ -148,7 +148,7 @@ class DeadLetters:
         **choice: Unpack[DeadJobFilter],
     ) -> DeadLetterTally:
         """`replay`, from Trio or asyncio."""
-        query, jobs_per_second = parse_filter(choice), _check_rate(rate)
+        query, jobs_per_second = parse_filter(choice), check_rate(rate)
         return await run_in_event_loop(_replay, self._app, query, jobs_per_second, dry_run, progress)
 
     def purge(
@@ -233,7 +233,7 @@ async def _replay(
     dry_run: bool,
     progress: Progress | None,
 ) -> DeadLetterTally:
-    tally, reader, pace = DeadLetterTally(), DeadJobReader(app, redis, query), _Pace(rate)
+    tally, reader, pace = DeadLetterTally(), DeadJobReader(app, redis, query), Pace(rate)
     limit = app.settings.message_limit
     async with _audited(app, redis, "dlq:replay", query, dry_run, rate) as action:
         while jobs := await reader.read_batch():
@@ -250,6 +250,26 @@ async def _replay(
                 _count(action, tally, len(part), dry_run)
                 if progress is not None:
                     progress(tally)
+    return tally
+
+
+async def replay_batch(app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob]) -> DeadLetterTally:
+    """Send dead jobs of one queue to it again, and documents to their sinks. Whoever calls it records it."""
+    tally, limit = DeadLetterTally(matched=len(jobs)), app.settings.message_limit
+    replays = [
+        (job, message)
+        for job in jobs
+        if not job.sink and (message := _make_replay_message(job, limit, tally)) is not None
+    ]
+    await _put_back(redis, app.queue(jobs[0].queue), replays, [job for job in jobs if job.sink], tally)
+    return tally
+
+
+async def purge_batch(app: "Application", redis: AsyncDriver, jobs: Sequence[DeadJob]) -> DeadLetterTally:
+    """Delete dead jobs of one queue. Whoever calls it records it."""
+    tally = DeadLetterTally(matched=len(jobs))
+    entries = [(job.entry, job.id) for job in jobs]
+    _note(tally, jobs, await redis.perform(graveyard.purge_jobs(app.queue(jobs[0].queue), entries)))
     return tally
 
 
@@ -339,7 +359,7 @@ def _size(job: DeadJob) -> int:
     return len(job.raw)
 
 
-class _Pace:
+class Pace:
     """Limits the rate of jobs, in portions of a tenth of a second."""
 
     def __init__(self, rate: float | None) -> None:
@@ -357,7 +377,8 @@ class _Pace:
         self._due = max(self._due, now) + jobs / self._rate
 
 
-def _check_rate(rate: float | str | None) -> float | None:
+def check_rate(rate: float | str | None) -> float | None:
+    """Return a rate as a number per second. Raises Misconfigured."""
     if isinstance(rate, str):
         return RATE.parse(rate).per_second
     number = isinstance(cast("object", rate), int | float) and not isinstance(rate, bool)

@@ -222,16 +222,20 @@ class WorkflowRun(Generic[R_co]):
         await self._retry(self.app.connections)
 
     async def _retry(self, connections: AwaitableConnections) -> None:
-        first = 0
         async with await self._audited(connections, "retry"):
-            while True:
-                reply = int((await self._apply(connections, "again", first))[0])
-                if reply == 0:
-                    self._value = _MISSING
-                    return
-                if reply < 0:
-                    raise RunNotRetried(f"run {self.id} {_NOT_RETRIED[reply]}")
-                first = reply
+            await self.retry_unrecorded(connections)
+
+    async def retry_unrecorded(self, connections: AwaitableConnections) -> None:
+        """Do what `retry` does. Whoever calls it records it."""
+        first = 0
+        while True:
+            reply = int((await self._apply(connections, "again", first))[0])
+            if reply == 0:
+                self._value = _MISSING
+                return
+            if reply < 0:
+                raise RunNotRetried(f"run {self.id} {_NOT_RETRIED[reply]}")
+            first = reply
 
     def signal(self, name: str, value: object = None, *, id: str | None = None) -> bool:  # noqa: A002
         """Give a value to the node that waits for a signal of that name. For plain Python.

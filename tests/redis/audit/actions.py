@@ -90,6 +90,8 @@ NO_ACTIONS = {
     "AsyncResult": "forget get outcome progress status",
     "Audit": "acting_as list",
     "BulkActions": "get list mark_stopping start",
+    # A stop is told of in the entry of the action that it stops.
+    "Bulk": "count get list stop",
     "Control": "ping workers",
     "DeadLetters": "count groups read",
     "DeadRecords": "read",
@@ -101,7 +103,8 @@ NO_ACTIONS = {
     "Schedules": "list list_declared schedulers show",
     "Stream": "append encode find_partition make_append send send_many subscribe subscribe_check",
     "Streams": "declare declare_processor info parse_processors read subscribe subscribe_check",
-    "WorkflowRun": "get graph results status",
+    # The last one is what bulk actions call, which have an entry of their own.
+    "WorkflowRun": "get graph results status retry_unrecorded",
     # The last line is what workers call.
     "Workflows": "check_event declare find list_runs resolve start start_declared "
     "apply launch revoke_jobs revoke_members unwatch watch",

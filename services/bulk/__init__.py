@@ -1,0 +1,1 @@
+"""The service that performs bulk actions."""
