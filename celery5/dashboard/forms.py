@@ -68,8 +68,9 @@ def _choose_kind(hint: Any) -> tuple[str, Sequence[str], str]:
         return "checkbox", (), ""
     if hint in (int, float):
         return "number", (), ""
-    if origin in (list, tuple):
+    is_list = origin in (list, tuple)
+    if is_list and Any not in get_args(hint):
         return "textarea", (), "one on each line"
-    if origin is dict or hint is Any:
+    if is_list or origin is dict or hint is Any:
         return "textarea", (), "as JSON"
     return "text", (), ""

@@ -75,20 +75,20 @@ def _to_lists(text: bytes) -> dict[str, list[str]]:
 def to_parameters(operation: Operation, fields: Mapping[str, list[str]]) -> dict[str, Any]:
     """Return the fields of a form or query as parameters: lists where the operation takes lists, else the last value.
 
-    What the operation takes as an object or any value is JSON.
+    What the operation takes as an object, any value or a list of any values is JSON.
     """
     hints = {field.name: str(field.type) for field in msgspec.structs.fields(operation.parameters)}
     values: dict[str, Any] = {}
     for name, texts in fields.items():
         kind = hints.get(name, "")
-        if "list[" in kind or "tuple[" in kind:
-            # A text field has a line for each value.
-            values[name] = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
-        elif texts[-1] and ("dict[" in kind or "Any" in kind):
+        if texts[-1] and ("dict[" in kind or "Any" in kind):
             try:
                 values[name] = msgspec.json.decode(texts[-1])
             except msgspec.DecodeError as error:
                 raise Misconfigured(f"{operation.name}: {name} is no JSON: {error}") from None
+        elif "list[" in kind or "tuple[" in kind:
+            # A text field has a line for each value.
+            values[name] = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
         else:
             values[name] = texts[-1]
     return values

@@ -203,11 +203,10 @@ async def _change(
     total = await _count_selected(app, asked)
     if total is not None and total <= MAX_DIRECT and not verb.is_slow:
         return _summarize(await run(), verb)
-    words = ", ".join(f"{name} {value}" for name, value in _get_conditions(asked).items())
-    begun = get_bulk_actions(app).start(verb.action, words or "all dead jobs", total, run_in_thread)
+    target = await _describe(app, asked)
+    begun = get_bulk_actions(app).start(verb.action, target, total, run_in_thread)
     return Changed(
-        summary=f"bulk action {begun.id} has begun: {verb.action} of {words or 'all dead jobs'}",
-        bulk=begun.id,
+        summary=f"bulk action {begun.id} has begun: {verb.action} of {target}", count=total, bulk=begun.id
     )
 
 
@@ -234,8 +233,18 @@ async def _count_selected(app: App, asked: Replay | Purge) -> int | None:
     return None
 
 
+async def _describe(app: App, asked: Replay | Purge) -> str:
+    """Return in words which jobs are meant, and how fast they are changed."""
+    conditions = _get_conditions(asked)
+    if len(asked.group) == 1:
+        with anyio.move_on_after(COUNTING_TIME):
+            async for job in app.dlq.aread(group=asked.group[0], limit=1):
+                conditions["group"] += f" ({job.task}: {job.type})"
+    return ", ".join(f"{name} {value}" for name, value in conditions.items()) or "all dead jobs"
+
+
 def _get_conditions(asked: Replay | Purge) -> dict[str, str]:
-    """Return which jobs are meant and how, as texts."""
+    """Return the conditions that are given, as texts."""
     given = {name: _to_text(value) for name, value in msgspec.structs.asdict(asked).items() if value}
     if asked.ids:
         given["ids"] = f"{len(asked.ids)} jobs"

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from celery5.dashboard.page import Page, PageRequest
 from celery5.protocol.durations import format_duration
 from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails
+from celery5.protocol.masking import MASK
 from celery5.protocol.workflows.member_ids import parse_member_id
 
 FILTERS = ("id", "task", "queue", "state", "error", "worker", "argument", "since", "until")
@@ -41,8 +44,16 @@ async def load_job(request: PageRequest) -> Mapping[str, Any]:
         "story": tell_story(job, time.time()),
         "run": member.run if member else "",
         "can_revoke": not job.has_ended and not job.revoked,
+        "can_repeat": bool(job.task) and has_all_arguments(job),
         "is_dead": job.state is JobState.DEAD and not job.is_from_history,
     }
+
+
+def has_all_arguments(job: JobDetails) -> bool:
+    """Return whether the arguments are known as they were sent: none is redacted or lost."""
+    if job.is_from_history or (job.args is None and job.kwargs is None):
+        return False
+    return MASK not in msgspec.json.encode([job.args, job.kwargs]).decode()
 
 
 @dataclass(frozen=True, slots=True)

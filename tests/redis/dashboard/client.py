@@ -1,4 +1,4 @@
-"""A client of the dashboard of an application, without a server of HTTP, signed in with a role."""
+"""A client that looks at the pages of one application, and presses their buttons."""
 
 import re
 from collections.abc import AsyncGenerator, Mapping
@@ -7,16 +7,9 @@ from html import unescape
 from typing import Any
 
 import httpx
-from starlette.requests import HTTPConnection
 
 from celery5 import App
-from celery5.dashboard import Dashboard, Identify, User
-from celery5.dashboard.access import to_role
-
-
-def _identify(request: HTTPConnection) -> User | None:
-    role = to_role(request.headers.get("x-role", ""))
-    return None if role is None else User("anna", role)
+from tests.redis.dashboard.site import browsing, find_form_key, read_text
 
 
 class Client:
@@ -28,24 +21,22 @@ class Client:
 
     async def look(self, path: str, *, status: int = 200, **query: Any) -> str:
         """What a page shows, as text in one line."""
-        return to_text(await self.load(path, status=status, **query))
+        return read_text(await self.load(path, status=status, **query))
 
     async def load(self, path: str, *, status: int = 200, **query: Any) -> str:
         """The HTML of a page."""
         answer = await self._http.get(f"/{self._app.name}/{path}", params=query or None)
-        assert answer.status_code == status, to_text(answer.text)
+        assert answer.status_code == status, read_text(answer.text)
         return answer.text
 
     async def press(self, operation: str, *, status: int = 200, **values: Any) -> str:
         """Send the form of an operation, as a browser does; the text of the page that follows."""
         path = f"/{self._app.name}/do/{operation.replace(':', '/')}"
         page = await self._http.get(f"/{self._app.name}/jobs")
-        key = re.search(r'name="form_key" value="(\w+)"', page.text)
-        assert key
-        data = {**values, "form_key": key[1], "back": f"/{self._app.name}/bulk"}
+        data = {**values, "form_key": find_form_key(page.text), "back": f"/{self._app.name}/bulk"}
         answer = await self._http.post(path, data=data, follow_redirects=True)
-        assert answer.status_code == status, to_text(answer.text)
-        return to_text(answer.text)
+        assert answer.status_code == status, read_text(answer.text)
+        return read_text(answer.text)
 
     async def ask(self, operation: str, *, status: int = 200, **parameters: Any) -> Any:
         """What the JSON API answers to a look."""
@@ -58,18 +49,8 @@ class Client:
 @asynccontextmanager
 async def looking_at(app: App, *, role: str = "admin") -> AsyncGenerator[Client, None]:
     """A client of the dashboard of an application, as a user of this role."""
-    dashboard = Dashboard(app, authenticator=Identify(_identify))
-    transport = httpx.ASGITransport(app=dashboard)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://jobs.example", headers={"x-role": role}
-    ) as http:
+    async with browsing(app, role=role) as http:
         yield Client(http, app)
-
-
-def to_text(html: str) -> str:
-    """What a reader sees of a page, in one line."""
-    body = re.sub(r"(?s)<(script|style|title)\b.*?</\1>", " ", html)
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
 def find_links(html: str, part: str) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from celery5 import App
-from celery5.dashboard.pages.jobs import tell_story
+from celery5.dashboard.pages.jobs import has_all_arguments, tell_story
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails
@@ -149,6 +149,21 @@ async def test_chosen_jobs_are_counted_and_then_revoked(app: App) -> None:
     assert [await job.astatus() for job in jobs] == ["REVOKED", "SENT", "REVOKED"]
     entry = (await app.audit.alist(action="task:revoke"))[0]
     assert (entry.who, entry.source, entry.count) == ("anna", "dashboard", 2)
+
+
+async def test_a_job_is_sent_once_more_unless_some_of_its_arguments_are_hidden(app: App) -> None:
+    declare(app)
+    plain = await app.tasks["shop.pay"].adelay(7)
+    async with looking_at(app, role="operator") as client:
+        (link,) = find_links(await client.load(f"jobs/{plain.id}"), "do/task/send")
+        form = await client.load(link.removeprefix(f"/{app.name}/"))
+        assert "shop.pay" in form
+        text = await client.press("task:send", task="shop.pay", args="[7]", queue="till")
+        assert "is sent" in text
+        assert "args is no JSON" in await client.press("task:send", status=400, task="shop.pay", args="7,")
+    assert (await app.ainfo()).queues["till"].waiting == 2
+    hidden = JobDetails("8", "till", JobState.SENT, task="shop.pay", args=[8], kwargs={"card": "***"})
+    assert not has_all_arguments(hidden)
 
 
 async def test_a_job_that_nobody_knows_says_so(app: App) -> None:
