@@ -84,7 +84,7 @@ async def read_storage(app: Application, get_driver: GetDriver) -> Storage:
 
 
 async def _read_broker(app: Application, redis: AsyncDriver, broker: str) -> BrokerStorage:
-    info = await _perform_if_permitted(redis, health_calls.get_server_info()) or {}
+    info: dict[str, str] = await _perform_if_permitted(redis, health_calls.get_server_info()) or {}
     config: dict[str, str] = {}
     for name in health_calls.PARAMETERS:
         value = await _perform_if_permitted(redis, health_calls.get_parameter(name))

@@ -14,7 +14,6 @@ DRY_RUN = "dry run"
 """Outcomes. The others are `failed: ` or `interrupted: ` and why."""
 
 ACTIONS: Mapping[str, str] = {
-    "bulk:stop": "an action on many jobs stopped",
     "alert:silence": "a rule of alerts silenced",
     "alert:unsilence": "the silence of a rule ended",
     "dlq:replay": "dead jobs, or dead records of a stream, sent again",

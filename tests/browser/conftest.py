@@ -213,7 +213,8 @@ class Window:
 
     def find(self, selector: str) -> WebElement:
         """The first element, as soon as there is one."""
-        return until(lambda: self.driver.find_elements(By.CSS_SELECTOR, selector), selector)[0]
+        found: list[WebElement] = until(lambda: self.find_all(selector), selector)
+        return found[0]
 
     def find_all(self, selector: str) -> list[WebElement]:
         """All elements that there are."""
@@ -250,9 +251,14 @@ class Window:
         """Let the scripts of pages run, or not."""
         self.command("Emulation.setScriptExecutionDisabled", {"value": not run})
 
+    def _get_log(self, kind: str) -> list[dict[str, Any]]:
+        driver: Any = self.driver  # this method has no types
+        entries: list[dict[str, Any]] = driver.get_log(kind)
+        return entries
+
     def get_requests(self) -> list[str]:
         """The addresses that were asked for since the last call."""
-        entries: list[dict[str, Any]] = self.driver.get_log("performance")
+        entries: list[dict[str, Any]] = self._get_log("performance")
         messages = [json.loads(entry["message"])["message"] for entry in entries]
         return [
             message["params"]["request"]["url"]
@@ -262,7 +268,7 @@ class Window:
 
     def get_errors(self) -> list[str]:
         """What the console complained of since the last call."""
-        entries: list[dict[str, Any]] = self.driver.get_log("browser")
+        entries: list[dict[str, Any]] = self._get_log("browser")
         return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
 

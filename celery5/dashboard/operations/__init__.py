@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from celery5.dashboard.operation import Operation
+from celery5.dashboard.operations.alerts import ALERT_OPERATIONS
 from celery5.dashboard.operations.bulk import BULK_OPERATIONS
 from celery5.dashboard.operations.cluster import CLUSTER_OPERATIONS
 from celery5.dashboard.operations.dead_letters import DEAD_LETTER_OPERATIONS
@@ -19,6 +20,7 @@ OPERATIONS: Mapping[str, Operation] = {
     operation.name: operation
     for operation in (
         *CLUSTER_OPERATIONS,
+        *ALERT_OPERATIONS,
         *QUEUE_OPERATIONS,
         *JOB_OPERATIONS,
         *LIMIT_OPERATIONS,

@@ -1,10 +1,25 @@
-"""See actions on many jobs, how far they are, and stop them."""
+"""Begin actions on many jobs or runs, see how far they are, stop them, and resume what was interrupted."""
+
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.bulk_actions import BulkAction, get_bulk_actions
-from celery5.dashboard.operation import Changed, NotFound, Nothing, Operation, Text
+from celery5.dashboard.bulk_actions import get_bulk_thread
+from celery5.dashboard.operation import Changed, Limit, NotFound, Operation, Text
+from celery5.protocol.bulk import BulkRequest, BulkStatus
+
+
+class BulkListing(msgspec.Struct, frozen=True):
+    """Which bulk actions."""
+
+    count: Limit = 50
+
+
+async def list_bulk_actions(app: App, asked: BulkListing) -> list[BulkStatus]:
+    """Show the actions on many jobs of the last day, the last one first."""
+    return await app.bulk.alist(count=asked.count)
 
 
 class OneBulkAction(msgspec.Struct, frozen=True):
@@ -13,31 +28,83 @@ class OneBulkAction(msgspec.Struct, frozen=True):
     id: Text
 
 
-async def list_bulk_actions(app: App, _: Nothing) -> list[BulkAction]:
-    """Show the actions on many jobs that this dashboard performs or has performed, the last one first."""
-    return get_bulk_actions(app).list()
-
-
-async def show_bulk_action(app: App, asked: OneBulkAction) -> BulkAction:
+async def show_bulk_action(app: App, asked: OneBulkAction) -> BulkStatus:
     """Show how far an action on many jobs is."""
-    action = get_bulk_actions(app).get(asked.id)
-    if action is None:
-        raise NotFound(f"there is no bulk action {asked.id!r}: it may be of another process")
-    return action
+    status = await app.bulk.aget(asked.id)
+    if status is None:
+        raise NotFound(f"there is no bulk action {asked.id!r}: they are kept for a day")
+    return status
 
 
 async def stop_bulk_action(app: App, asked: OneBulkAction) -> Changed:
     """Stop an action on many jobs; what it has not come to stays as it is."""
-    action = await show_bulk_action(app, asked)
-    done = await get_bulk_actions(app).astop(asked.id)
-    return Changed(
-        summary=f"{action.action} stops" if done else f"{action.action} had ended before", count=int(done)
-    )
+    status = await show_bulk_action(app, asked)
+    done = await app.bulk.astop(asked.id)
+    verb = status.action.verb
+    return Changed(summary=f"{verb} stops" if done else f"{verb} had ended before", count=int(done))
+
+
+async def resume_bulk_action(app: App, asked: OneBulkAction) -> Changed:
+    """Go on with an action on many jobs whose process has ended; nothing is done twice."""
+    await get_bulk_thread(app).resume(asked.id)
+    return Changed(summary=f"bulk action {asked.id} goes on", count=1)
+
+
+Rate = Annotated[str, Meta(max_length=20)]
+
+
+class RevokeMany(msgspec.Struct, frozen=True):
+    """Which waiting jobs to revoke."""
+
+    queue: Text
+    # Of this task alone, with wildcards.
+    task: Annotated[str, Meta(max_length=500)] = ""
+    # So many per second, such as 50/s; '' for no limit.
+    rate: Rate = ""
+    dry_run: bool = False
+
+
+async def revoke_many(app: App, asked: RevokeMany) -> Changed:
+    """Revoke the jobs of a task that wait on a queue."""
+    selection = {"queue": asked.queue} | ({"task": asked.task} if asked.task else {})
+    request = BulkRequest(verb="task:revoke", filter=selection, rate=asked.rate or None)
+    return await begin(app, request, "jobs revoked", is_dry=asked.dry_run)
+
+
+class RetryMany(msgspec.Struct, frozen=True):
+    """Which failed runs to retry."""
+
+    # The queue where they live; '' for all.
+    queue: Annotated[str, Meta(max_length=500)] = ""
+    # Of this workflow alone, with wildcards.
+    workflow: Annotated[str, Meta(max_length=500)] = ""
+    rate: Rate = ""
+    dry_run: bool = False
+
+
+async def retry_many(app: App, asked: RetryMany) -> Changed:
+    """Start what has failed in many runs of workflows again."""
+    selection = {name: value for name in ("queue", "workflow") if (value := getattr(asked, name))}
+    request = BulkRequest(verb="workflow:retry", filter=selection, rate=asked.rate or None)
+    return await begin(app, request, "runs started again", is_dry=asked.dry_run)
+
+
+async def begin(app: App, request: BulkRequest, done: str, *, is_dry: bool) -> Changed:
+    """Begin a bulk action, or say how much it would change. `done` says in words what it does."""
+    count = await app.bulk.acount(request)
+    words = f"{'' if count.is_exact else 'at least '}{count.total} {done}"
+    if is_dry:
+        return Changed(summary=words, count=count.total, dry_run=True)
+    action_id = await get_bulk_thread(app).submit(request)
+    return Changed(summary=f"bulk action {action_id} has begun: {words}", count=count.total, bulk=action_id)
 
 
 BULK_OPERATIONS = (
     Operation("bulk:list", list_bulk_actions),
     Operation("bulk:show", show_bulk_action),
     Operation("bulk:stop", stop_bulk_action, "operator", "change"),
+    Operation("bulk:resume", resume_bulk_action, "operator", "change"),
+    Operation("bulk:revoke", revoke_many, "operator", "danger"),
+    Operation("bulk:retry", retry_many, "operator", "danger"),
 )
 """The operations on bulk actions."""

@@ -2,16 +2,18 @@
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal
 
 import anyio
 import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.bulk_actions import get_bulk_actions
 from celery5.dashboard.operation import Changed, Limit, Operation, Seconds
+from celery5.dashboard.operations.bulk import begin
 from celery5.dead_letters.queues import DeadLetterTally
+from celery5.errors import Misconfigured
+from celery5.protocol.bulk import BulkRequest, BulkVerb
 from celery5.protocol.job.dead_letters import DeadJob, DeadJobFilter
 from celery5.protocol.job.failure_groups import DeadJobGroups
 from celery5.protocol.job.messages import Failure
@@ -151,13 +153,11 @@ async def replay_dead(app: App, asked: Replay) -> Changed:
     rate = asked.rate or None
     if rate is not None:
         RATE.parse(rate)
-    return await _change(
-        app,
-        asked,
-        _Verb("dlq:replay", "sent again", is_slow=rate is not None),
-        partial(app.dlq.areplay, rate=rate, **conditions),
-        partial(app.dlq.replay, rate=rate, **conditions),
-    )
+    if asked.dry_run:
+        return await _try_out(partial(app.dlq.areplay, **conditions), "sent again")
+    if rate is None and await _are_few(app, asked):
+        return _summarize(await app.dlq.areplay(**conditions), "sent again")
+    return await begin(app, _make_request("dlq:replay", asked, rate), "dead jobs sent again", is_dry=False)
 
 
 class Purge(DeadFilter, frozen=True, kw_only=True):
@@ -171,46 +171,22 @@ async def purge_dead(app: App, asked: Purge) -> Changed:
     """Delete dead jobs for good."""
     conditions = asked.to_filter()
     conditions["limit"] = asked.limit
-    return await _change(
-        app,
-        asked,
-        _Verb("dlq:purge", "deleted"),
-        partial(app.dlq.apurge, **conditions),
-        partial(app.dlq.purge, **conditions),
-    )
-
-
-class _Verb(NamedTuple):
-    """What is done to dead jobs."""
-
-    action: str
-    # In words: `sent again`.
-    done: str
-    # Whether it takes long even for a few jobs.
-    is_slow: bool = False
-
-
-async def _change(
-    app: App,
-    asked: Replay | Purge,
-    verb: _Verb,
-    run: Callable[..., Awaitable[DeadLetterTally]],
-    run_in_thread: Callable[..., DeadLetterTally],
-) -> Changed:
-    """Count the jobs, or change a few at once, or begin to change many."""
     if asked.dry_run:
-        return await _try_out(run, verb)
-    total = await _count_selected(app, asked)
-    if total is not None and total <= MAX_DIRECT and not verb.is_slow:
-        return _summarize(await run(), verb)
-    target = await _describe(app, asked)
-    begun = get_bulk_actions(app).start(verb.action, target, total, run_in_thread)
-    return Changed(
-        summary=f"bulk action {begun.id} has begun: {verb.action} of {target}", count=total, bulk=begun.id
-    )
+        return await _try_out(partial(app.dlq.apurge, **conditions), "deleted")
+    if await _are_few(app, asked):
+        return _summarize(await app.dlq.apurge(**conditions), "deleted")
+    return await begin(app, _make_request("dlq:purge", asked, None), "dead jobs deleted", is_dry=False)
 
 
-async def _try_out(run: Callable[..., Awaitable[DeadLetterTally]], verb: _Verb) -> Changed:
+def _make_request(verb: BulkVerb, asked: Replay | Purge, rate: str | None) -> BulkRequest:
+    """Return a change as a bulk action. Raises Misconfigured: those have no limit."""
+    if asked.limit is not None:
+        raise Misconfigured(f"limit: give at most {MAX_DIRECT}, and no rate; or neither")
+    words = {name: value for name, value in asked.to_filter().items() if value is not None}
+    return BulkRequest(verb=verb, filter=words, rate=rate)
+
+
+async def _try_out(run: Callable[..., Awaitable[DeadLetterTally]], done: str) -> Changed:
     """Return how many jobs would be changed; of very many, at least how many."""
     counted = 0
 
@@ -221,44 +197,24 @@ async def _try_out(run: Callable[..., Awaitable[DeadLetterTally]], verb: _Verb) 
     with anyio.move_on_after(COUNTING_TIME) as scope:
         await run(dry_run=True, progress=note)
     more = "more than " if scope.cancelled_caught else ""
-    return Changed(summary=f"{more}{_count(counted)} {verb.done}", count=counted, dry_run=True)
+    return Changed(summary=f"{more}{_count(counted)} {done}", count=counted, dry_run=True)
 
 
-async def _count_selected(app: App, asked: Replay | Purge) -> int | None:
-    """Return how many jobs fit; None when they are too many to be counted."""
+async def _are_few(app: App, asked: Replay | Purge) -> bool:
+    """Return whether so few jobs are selected that they are changed at once."""
+    if asked.limit is not None:
+        return asked.limit <= MAX_DIRECT
     conditions = asked.to_filter()
-    conditions["limit"] = asked.limit
+    conditions["limit"] = MAX_DIRECT + 1
     with anyio.move_on_after(COUNTING_TIME):
-        return sum((await app.dlq.acount("reason", **conditions)).values())
-    return None
+        return sum((await app.dlq.acount("reason", **conditions)).values()) <= MAX_DIRECT
+    return False
 
 
-async def _describe(app: App, asked: Replay | Purge) -> str:
-    """Return in words which jobs are meant, and how fast they are changed."""
-    conditions = _get_conditions(asked)
-    if len(asked.group) == 1:
-        with anyio.move_on_after(COUNTING_TIME):
-            async for job in app.dlq.aread(group=asked.group[0], limit=1):
-                conditions["group"] += f" ({job.task}: {job.type})"
-    return ", ".join(f"{name} {value}" for name, value in conditions.items()) or "all dead jobs"
-
-
-def _get_conditions(asked: Replay | Purge) -> dict[str, str]:
-    """Return the conditions that are given, as texts."""
-    given = {name: _to_text(value) for name, value in msgspec.structs.asdict(asked).items() if value}
-    if asked.ids:
-        given["ids"] = f"{len(asked.ids)} jobs"
-    return {name.replace("_", " "): text for name, text in given.items()}
-
-
-def _to_text(value: object) -> str:
-    return " ".join(map(str, cast("list[object]", value))) if isinstance(value, list) else str(value)
-
-
-def _summarize(tally: DeadLetterTally, verb: _Verb) -> Changed:
+def _summarize(tally: DeadLetterTally, done: str) -> Changed:
     left = ", ".join(f"{count} {why}" for why, count in tally.left.items())
     return Changed(
-        summary=f"{_count(tally.done)} {verb.done}",
+        summary=f"{_count(tally.done)} {done}",
         count=tally.done,
         failure=f"left alone: {left}" if left else "",
     )

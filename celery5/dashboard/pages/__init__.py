@@ -1,6 +1,7 @@
 """The pages of the dashboard, in the order of the navigation."""
 
 from celery5.dashboard.page import Page
+from celery5.dashboard.pages.alerts import ALERT_PAGES
 from celery5.dashboard.pages.bulk import BULK_PAGES
 from celery5.dashboard.pages.dead_letters import DEAD_LETTER_PAGES
 from celery5.dashboard.pages.events import EVENT_PAGES
@@ -16,6 +17,7 @@ from celery5.dashboard.pages.workflows import WORKFLOW_PAGES
 
 PAGES: tuple[Page, ...] = (
     *OVERVIEW_PAGES,
+    *ALERT_PAGES,
     *TASK_PAGES,
     *QUEUE_PAGES,
     *JOB_PAGES,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from celery5.dashboard.bulk_actions import BulkAction
 from celery5.dashboard.page import Page, PageRequest
+from celery5.protocol.bulk import INTERRUPTED, RUNNING, WAITING, BulkStatus
 from celery5.protocol.job.failure_groups import DeadJobGroups
 
 SHOWN = 50
@@ -43,8 +43,12 @@ async def load_group(request: PageRequest) -> Mapping[str, Any]:
     }
 
 
-async def _read_running(request: PageRequest) -> list[BulkAction]:
-    return [action for action in await request.read("bulk:list") if action.is_running]
+async def _read_running(request: PageRequest) -> list[BulkStatus]:
+    return [
+        action
+        for action in await request.read("bulk:list")
+        if action.state in (WAITING, RUNNING, INTERRUPTED)
+    ]
 
 
 def _to_lists(chosen: Mapping[str, Any]) -> dict[str, Any]:

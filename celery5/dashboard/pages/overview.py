@@ -36,7 +36,8 @@ async def load_overview(request: PageRequest) -> Mapping[str, Any]:
         queue.name: await request.read("metrics:history", queue=queue.name)
         for queue in busiest[:SHOWN_QUEUES]
     }
-    return {"overview": overview, "depths": align_depths(histories)}
+    alerts = [alert for alert in await request.read("alert:list") if alert.fires]
+    return {"overview": overview, "depths": align_depths(histories), "alerts": alerts}
 
 
 OVERVIEW_PAGES = (

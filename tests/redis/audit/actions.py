@@ -9,7 +9,6 @@ from typing import Any
 
 import celery5
 from celery5 import App, AsyncResult
-from celery5.dashboard.bulk_actions import get_bulk_actions
 from celery5.streams import Stream
 from celery5.workflows.run import WorkflowRun
 
@@ -44,7 +43,6 @@ ORDERS = ("orders", "books")
 CALLS = [
     Call("queue:purge", app_itself, "empty", ("default",)),
     Call("task:revoke", a_job, "revoke"),
-    Call("bulk:stop", get_bulk_actions, "stop", ("nothing",)),
     Call("dlq:replay", lambda app: app.dlq, "replay"),
     Call("dlq:purge", lambda app: app.dlq, "purge"),
     Call("task:limit", lambda app: app.limits, "set", ("t", 3)),

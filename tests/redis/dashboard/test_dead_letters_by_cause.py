@@ -1,15 +1,9 @@
 """Dead letters in the dashboard: what died from one cause is seen, counted and replayed; many by a bulk action."""
 
-import threading
-from typing import Any
-
 import pytest
-import trio
 
 from celery5 import App
-from celery5.dashboard import bulk_actions
-from celery5.dashboard.bulk_actions import BulkAction, BulkActions, TooManyBulkActions, get_bulk_actions
-from celery5.dead_letters.queues import DeadLetterTally
+from celery5.protocol.bulk import BulkStatus
 from tests.redis.dashboard.client import find_links, looking_at, summarize_actions
 from tests.redis.worker.workers import until_async, working
 
@@ -42,14 +36,14 @@ async def get_group(app: App, error: str) -> str:
     return group.id
 
 
-async def until_ended(app: App) -> BulkAction:
+async def until_ended(app: App) -> BulkStatus:
     """The last bulk action, when it has ended."""
 
     async def has_ended() -> bool:
-        return not get_bulk_actions(app).list()[0].is_running
+        return (await app.bulk.alist())[0].has_ended
 
     await until_async(has_ended)
-    return get_bulk_actions(app).list()[0]
+    return (await app.bulk.alist())[0]
 
 
 async def test_three_clicks_replay_what_died_from_one_cause(app: App) -> None:
@@ -97,8 +91,8 @@ async def test_a_replay_with_a_rate_goes_on_by_itself_and_shows_how_far_it_is(ap
     async with looking_at(app, role="operator") as client:
         assert "has begun" in await client.press("dlq:replay", error="ConnectionError", rate="100/s")
     done = await until_ended(app)
-    assert (done.state, done.total, done.matched, done.done, done.who) == ("done", 3, 3, 3, "anna")
-    assert done.target == "error ConnectionError, rate 100/s"
+    assert (done.state, done.progress.total, done.progress.done, done.who) == ("done", 3, 3, "anna")
+    assert (done.action.filter, done.action.rate) == ({"error": ["ConnectionError"]}, 100.0)
     assert (await app.ainfo()).dead == 3
     async with looking_at(app, role="viewer") as client:
         assert "3 of 3" in await client.look("bulk")
@@ -112,9 +106,10 @@ async def test_many_jobs_are_changed_by_a_bulk_action(app: App, monkeypatch: pyt
     monkeypatch.setattr("celery5.dashboard.operations.dead_letters.MAX_DIRECT", 2)
     await bury(app, 6)
     async with looking_at(app) as client:
-        assert "has begun" in await client.press("dlq:purge", task="shop.*", limit="4")
-        assert (await until_ended(app)).done == 4
-        assert "2 dead jobs deleted" in await client.press("dlq:purge")
+        assert "2 dead jobs deleted" in await client.press("dlq:purge", task="shop.*", limit="2")
+        assert "give at most 2" in await client.press("dlq:purge", status=400, limit="3")
+        assert "has begun" in await client.press("dlq:purge", task="shop.*")
+        assert (await until_ended(app)).state == "done"
         assert "0 dead jobs deleted" in await client.press("dlq:purge")
 
 
@@ -122,24 +117,23 @@ async def test_a_bulk_action_is_stopped_and_the_others_stay_dead(app: App) -> No
     await bury(app, 40)
     async with looking_at(app, role="operator") as client:
         await client.press("dlq:replay", rate="10/s")
-        (running,) = get_bulk_actions(app).list()
+        (running,) = await app.bulk.alist()
         assert "Under way" in await client.look("dead")
         await client.press("bulk:stop", id=running.id)
         stopped = await until_ended(app)
-        assert (stopped.state, stopped.why) == ("stopped", "stopped by anna")
-        assert stopped.done < 40
-        assert (await app.ainfo()).dead == 40 - stopped.done
+        assert (stopped.state, stopped.stopped_by) == ("stopped", "anna")
+        assert stopped.progress.done < 40
+        assert (await app.ainfo()).dead == 40 - stopped.progress.done
         assert "had ended before" in await client.press("bulk:stop", id=running.id)
     (entry,) = [one for one in await app.audit.alist(action="dlq:replay") if one.outcome != "dry run"]
     assert entry.outcome.startswith("interrupted")
-    assert (await app.audit.alist(action="bulk:stop"))[0].who == "anna"
 
 
 async def test_a_wrong_rate_is_refused_before_anything_begins(app: App) -> None:
     await bury(app, 2)
     async with looking_at(app) as client:
         assert "rate" in await client.press("dlq:replay", status=400, rate="soon")
-    assert get_bulk_actions(app).list() == []
+    assert await app.bulk.alist() == []
     assert (await app.ainfo()).dead == 2
 
 
@@ -150,35 +144,3 @@ async def test_a_wrong_rate_is_refused_before_anything_begins(app: App) -> None:
 async def test_lower_roles_are_refused(app: App, role: str, operation: str) -> None:
     async with looking_at(app, role=role) as client:
         assert f"{operation} is for" in await client.press(operation, status=403, id="x", ids="x")
-
-
-async def test_no_more_bulk_actions_run_than_may_and_old_ones_are_forgotten(
-    app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk_actions, "MAX_KEPT", 3)
-    actions, may_end = BulkActions(app), threading.Event()
-
-    def wait(**_: Any) -> DeadLetterTally:
-        may_end.wait(30)
-        return DeadLetterTally(matched=1, done=1)
-
-    def fail(**_: Any) -> DeadLetterTally:
-        raise ValueError("no")
-
-    for _ in range(bulk_actions.MAX_RUNNING):
-        actions.start("dlq:replay", "all", None, wait)
-    with pytest.raises(TooManyBulkActions, match="4 bulk actions run"):
-        actions.start("dlq:replay", "all", None, wait)
-    may_end.set()
-
-    async def have_ended() -> bool:
-        return not any(one.is_running for one in actions.list())
-
-    await until_async(have_ended)
-    failing = actions.start("dlq:purge", "all", None, fail)
-    await until_async(have_ended)
-    assert len(actions.list()) == 3
-    last = actions.get(failing.id)
-    assert last is not None
-    assert (last.state, last.why) == ("failed", "no")
-    await trio.lowlevel.checkpoint()

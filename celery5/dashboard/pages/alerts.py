@@ -1,0 +1,21 @@
+"""The page of alerts: what fires, and what has fired."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery5.dashboard.page import Page, PageRequest
+
+
+async def load_alerts(request: PageRequest) -> Mapping[str, Any]:
+    """Return the alerts and their history: those that fire first."""
+    alerts = await request.read("alert:list")
+    return {
+        "alerts": sorted(alerts, key=lambda alert: (not alert.fires, alert.status == "inactive", alert.name)),
+        "history": await request.read("alert:history", count=50),
+    }
+
+
+ALERT_PAGES = (
+    Page(path="alerts", template="alerts.html", title="Alerts", load=load_alerts, nav="Alerts", refresh=5.0),
+)
+"""The page of alerts."""
