@@ -1,29 +1,46 @@
 """Lay the graph of a run out for a drawing: layer by layer, each node below all that it depends on. Pure.
 
+Nodes that are alike are drawn as one, as in a group of many jobs of one task: those of one layer and name that depend
+on nodes which are alike, and are followed by such. They are found as the states of a minimal automaton are, by
+splitting classes until no class splits any more.
+
 Source: the first two steps of Sugiyama's method; nodes of a layer are ordered by the middle of those they depend on.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from celery5.protocol.workflows.status import NodeState
 from celery5.workflows.graph import GraphNode
 
 MAX_DRAWN = 300
 """Nodes that are drawn."""
-NODE_WIDTH, NODE_HEIGHT = 180, 44
+MAX_READ = 5000
+"""Nodes that are looked at."""
+MAX_ALIKE = 5
+"""Nodes that are alike and drawn side by side; more are drawn as one."""
+MAX_ROUNDS = 20
+"""How often classes are split; those that could be split further are drawn as one."""
+NODE_WIDTH, NODE_HEIGHT = 224, 44
 GAP_ACROSS, GAP_DOWN = 24, 40
 MARGIN = 10
-MAX_LABEL = 24
+MAX_LABEL = 30
 """Characters of a name in the drawing."""
 
 
 class DrawnNode(NamedTuple):
-    """A node and where its upper left corner is, in pixels."""
+    """A node, or several that are alike, and where the upper left corner is, in pixels."""
 
     node: GraphNode
     x: int
     y: int
     label: str
+    # How many nodes it stands for.
+    alike: int
+    # The state that matters most of theirs, and all of them in words.
+    state: NodeState
+    states: str
 
 
 class DrawnEdge(NamedTuple):
@@ -48,8 +65,13 @@ class Drawing(NamedTuple):
 
 def draw_graph(nodes: Sequence[GraphNode]) -> Drawing:
     """Return the drawing of a graph without circles; of a large one the first nodes."""
-    shown = {node.id: node for node in nodes[:MAX_DRAWN]}
-    feeds = {number: [after for after in node.feeds if after in shown] for number, node in shown.items()}
+    groups = _group_alike({node.id: node for node in nodes[:MAX_READ]})
+    groups = dict(list(groups.items())[:MAX_DRAWN])
+    leaders = {node.id: first for first, group in groups.items() for node in group}
+    feeds = {
+        first: sorted({leaders[after] for node in group for after in node.feeds if after in leaders})
+        for first, group in groups.items()
+    }
     layers = _order_layers(feeds, _find_layers(feeds))
     widest = max((len(layer) for layer in layers), default=0)
     width = widest * (NODE_WIDTH + GAP_ACROSS) - GAP_ACROSS + 2 * MARGIN
@@ -72,10 +94,85 @@ def draw_graph(nodes: Sequence[GraphNode]) -> Drawing:
     return Drawing(
         width=max(width, 2 * MARGIN),
         height=len(layers) * (NODE_HEIGHT + GAP_DOWN) - GAP_DOWN + 2 * MARGIN,
-        nodes=[DrawnNode(shown[number], *places[number], _shorten(shown[number].name)) for number in places],
+        nodes=[_make_drawn(groups[number], place) for number, place in places.items()],
         edges=edges,
-        left_out=max(len(nodes) - MAX_DRAWN, 0),
+        left_out=len(nodes) - len(leaders),
     )
+
+
+def _make_drawn(group: Sequence[GraphNode], place: tuple[int, int]) -> DrawnNode:
+    first, states = group[0], Counter(node.state for node in group)
+    words = first.state.value
+    if first.kind == "map":
+        failed = f", {first.failed:,} failed" if first.failed else ""
+        words = f"{words} {first.done:,} of {first.total:,}{failed}"
+    elif len(group) > 1:
+        words = ", ".join(f"{states[state]:,} {state.value}" for state in _BY_WEIGHT if states[state])
+    state = next(state for state in _BY_WEIGHT if states[state])
+    return DrawnNode(
+        first, *place, _shorten(first.name, count=len(group)), alike=len(group), state=state, states=words
+    )
+
+
+_BY_WEIGHT = (
+    NodeState.FAILED,
+    NodeState.HELD,
+    NodeState.WAITING,
+    NodeState.ACTIVE,
+    NodeState.PENDING,
+    NodeState.SUCCESS,
+    NodeState.SKIPPED,
+)
+"""States of nodes, those first that a reader needs to see of several nodes that are drawn as one."""
+
+
+def _group_alike(nodes: Mapping[int, GraphNode]) -> dict[int, list[GraphNode]]:
+    """Return the nodes that are drawn as one, by the first of each, in the order of their numbers."""
+    feeds = {number: [after for after in node.feeds if after in nodes] for number, node in nodes.items()}
+    before = _reverse(feeds)
+    depths = _find_layers(feeds)
+    keys: dict[int, object] = {
+        number: number if node.kind == "map" or node.run else (node.name, node.kind, depths[number])
+        for number, node in nodes.items()
+    }
+    classes = _number_classes(keys)
+    for _ in range(MAX_ROUNDS):
+        count = len(set(classes.values()))
+        classes = _number_classes(
+            {
+                number: (
+                    classes[number],
+                    frozenset(classes[one] for one in before[number]),
+                    frozenset(classes[one] for one in feeds[number]),
+                )
+                for number in nodes
+            }
+        )
+        if len(set(classes.values())) == count:
+            break
+    sizes = Counter(classes.values())
+    groups: dict[int, list[GraphNode]] = {}
+    firsts: dict[int, int] = {}
+    for number, node in nodes.items():
+        alike = sizes[classes[number]] > MAX_ALIKE
+        first = firsts.setdefault(classes[number], number) if alike else number
+        groups.setdefault(first, []).append(node)
+    return groups
+
+
+def _number_classes(keys: Mapping[int, object]) -> dict[int, int]:
+    """Return a number for each key, the same for equal ones."""
+    numbers: dict[object, int] = {}
+    return {node: numbers.setdefault(key, len(numbers)) for node, key in keys.items()}
+
+
+def _reverse(feeds: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+    """Return the nodes before each node."""
+    before: dict[int, list[int]] = {number: [] for number in feeds}
+    for number, targets in feeds.items():
+        for after in targets:
+            before[after].append(number)
+    return before
 
 
 def _find_layers(feeds: dict[int, list[int]]) -> dict[int, int]:
@@ -101,10 +198,7 @@ def _order_layers(feeds: dict[int, list[int]], depths: dict[int, int]) -> list[l
     layers: list[list[int]] = [[] for _ in range(max(depths.values(), default=-1) + 1)]
     for number in sorted(depths):
         layers[depths[number]].append(number)
-    before: dict[int, list[int]] = {number: [] for number in feeds}
-    for number, targets in feeds.items():
-        for after in targets:
-            before[after].append(number)
+    before = _reverse(feeds)
     places: dict[int, float] = {}
     for layer in layers:
         middles = {
@@ -118,6 +212,8 @@ def _order_layers(feeds: dict[int, list[int]], depths: dict[int, int]) -> list[l
     return layers
 
 
-def _shorten(name: str) -> str:
-    """Return the end of a long name: what tasks of one module differ by."""
-    return name if len(name) <= MAX_LABEL else f"...{name[3 - MAX_LABEL :]}"
+def _shorten(name: str, *, count: int) -> str:
+    """Return the end of a long name, by which tasks of one module differ, and how many nodes have it."""
+    number = f" ×{count:,}" if count > 1 else ""  # noqa: RUF001  a sign of multiplication
+    room = MAX_LABEL - len(number)
+    return f"{name if len(name) <= room else f'...{name[3 - room :]}'}{number}"

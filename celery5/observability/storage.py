@@ -197,6 +197,7 @@ async def _measure_others(
     ]
     named = {
         "metrics": [keys.metrics_state, keys.metrics_reports, *history],
+        "jobs": [keys.failed_jobs, keys.other_jobs],
         "audit": [keys.audit],
         "subscriptions": [keys.subscriptions, keys.subscription_deadlines, keys.unclaimed_events],
     }

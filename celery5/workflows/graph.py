@@ -10,6 +10,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
+from celery5.protocol.workflows.member_ids import MemberId
 from celery5.protocol.workflows.status import NODE_STATES, NodeState
 
 MAX_DRAWN = 500
@@ -32,6 +33,9 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed: int = 0
     # The run in its place, that the job returned.
     run: str = ""
+    # The id of its job, and the queue of that; '' while it has none, and for a map.
+    job: str = ""
+    queue: str = ""
 
 
 class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +76,10 @@ _CLASSES = (
 )
 
 
+_WITHOUT_JOB = (NodeState.PENDING, NodeState.SKIPPED, NodeState.WAITING)
+"""States of nodes whose job was not sent, or was stopped."""
+
+
 async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGraph:
     """Read the graph of a run; it has no nodes when the run is not known."""
     fields = await scan_all(redis, partial(calls.scan_run, keys, run_id))
@@ -81,7 +89,10 @@ async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGra
     stored = await scan_all(redis, partial(calls.scan_plan, keys, digest))
     plan = {int(name): decode_node(raw) for name, raw in stored.items() if name.isdigit()}
     visible = {number: node for number, node in plan.items() if not node.get("h")}
-    nodes = tuple(_make_node(number, node, plan, fields) for number, node in sorted(visible.items()))
+    nodes = tuple(
+        _make_node(MemberId(run_id, number, home=keys.queue), node, plan, fields)
+        for number, node in sorted(visible.items())
+    )
     return RunGraph(id=run_id, nodes=nodes)
 
 
@@ -110,8 +121,18 @@ def get_node_state(fields: Mapping[str, bytes], number: int) -> NodeState:
 
 
 def _make_node(
-    number: int, node: Mapping[str, Any], plan: Mapping[int, Mapping[str, Any]], fields: Mapping[str, bytes]
+    member: MemberId,
+    node: Mapping[str, Any],
+    plan: Mapping[int, Mapping[str, Any]],
+    fields: Mapping[str, bytes],
 ) -> GraphNode:
+    number, state = member.node, get_node_state(fields, member.node)
+    generation = fields.get(f"node:{number}", b"").decode(errors="replace").partition(" ")[2]
+    has_job = node["k"] == "job" and state not in _WITHOUT_JOB
+    job = member._replace(
+        generation=int(generation) if generation.isdigit() else 0, home=member.home if node.get("p") else ""
+    )
+
     def count(name: str) -> int:
         return int(fields.get(f"{name}:{number}", b"0")) if node["k"] == "map" else 0
 
@@ -119,12 +140,14 @@ def _make_node(
         id=number,
         kind=node["k"],
         name=node.get("task") or node.get("name") or node["k"],
-        state=get_node_state(fields, number),
+        state=state,
         feeds=tuple(sorted(set(_find_visible(node, plan)))),
         total=count("total"),
         done=count("done"),
         failed=count("failed"),
         run=fields.get(f"run:{number}", b"").decode(),
+        job=str(job) if has_job else "",
+        queue=(node.get("queue") or member.home) if has_job else "",
     )
 
 
