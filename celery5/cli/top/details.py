@@ -5,10 +5,11 @@ from typing import TypeVar
 
 from celery5.cli.terminal.output import format_duration, format_time, to_one_line
 from celery5.cli.top.layout import Line
-from celery5.cli.top.readings import ActiveJob, DeadGroup, Reading
+from celery5.cli.top.readings import ActiveJob, Reading
 from celery5.cli.top.tables import Style, View, make_sparkline
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.job.dead_letters import DeadJob
+from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.observability.overview import (
     Overview,
     QueueOverview,
@@ -52,7 +53,7 @@ def make_details(view: View, key: str, reading: Reading, width: int) -> list[Lin
         jobs = None if reading.jobs is None else [job for job in reading.jobs if job.worker == key]
         lines = _describe_worker(worker, jobs, reading.jobs_note)
     elif view is View.DEAD:
-        group = next((group for group in reading.dead or () if group.key == key), None)
+        group = next((group for group in reading.dead or () if group.id == key), None)
         lines = None if group is None else _describe_group(group, overview.at)
     elif view is View.JOBS:
         job = next((job for job in reading.jobs or () if job.id == key), None)
@@ -155,20 +156,22 @@ def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, n
     )
 
 
-def _describe_group(group: DeadGroup, now: float) -> list[Line]:
-    newest = group.jobs[0]
+def _describe_group(group: DeadJobGroup, now: float) -> list[Line]:
+    first, last = (f"{format_span(max(0.0, now - died))} ago" for died in (group.first_died, group.last_died))
     lines = [
         _title(f"{group.count:,} dead letters of {group.task or 'unknown tasks'}"),
-        _field("queue", group.queue),
-        _field("reason", group.reason),
-        _field("error", f"{group.error}: {group.message}"),
-        _field("replay", "R replays all of this group, also those that are not counted here"),
+        _field("group", group.id),
+        _field("queues", ", ".join(group.queues)),
+        _field("reasons", ", ".join(group.reasons)),
+        _field("error", f"{group.type}: {group.message}"),
+        _field("first died", first),
+        _field("last died", last),
         (),
         _title("the newest"),
-        *(_summarize(job, now) for job in group.jobs),
+        *(_plain(job_id) for job_id in group.ids),
     ]
-    if newest.traceback:
-        shown = newest.traceback.rstrip().splitlines()[-TRACEBACK_LINES:]
+    if group.traceback:
+        shown = group.traceback.rstrip().splitlines()[-TRACEBACK_LINES:]
         lines += [(), _title("traceback of the newest"), *(_plain(to_one_line(text)) for text in shown)]
     return lines
 

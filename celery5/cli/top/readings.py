@@ -1,34 +1,14 @@
 """What the screen shows besides the overview: dead letters by cause, running jobs, and the details of one row."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from celery5.cli.terminal.output import format_progress
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.job.dead_letters import DeadJob
+from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.observability.overview import Overview
-
-
-@dataclass(frozen=True, slots=True)
-class DeadGroup:
-    """Dead letters of one queue with the same task, reason and error."""
-
-    queue: str
-    task: str
-    reason: str
-    error: str
-    count: int
-    # When the last one died, in seconds since 1970, and its message.
-    last: float
-    message: str
-    # The newest ones.
-    jobs: tuple[DeadJob, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """What tells it from all others."""
-        return "\n".join((self.queue, self.task, self.reason, self.error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +31,7 @@ class Reading:
     """What was read for the screen at one time. What was not needed is None."""
 
     overview: Overview | None = None
-    dead: Sequence[DeadGroup] | None = None
+    dead: Sequence[DeadJobGroup] | None = None
     dead_note: str = ""
     jobs: Sequence[ActiveJob] | None = None
     jobs_note: str = ""
@@ -62,27 +42,6 @@ class Reading:
     details_of: str = ""
     # Why the last reading failed; '' when it did not.
     error: str = ""
-
-
-JOBS_IN_GROUP = 10
-"""The newest dead letters that a group shows."""
-
-
-def group_dead_jobs(jobs: Iterable[DeadJob]) -> list[DeadGroup]:
-    """Return the groups of dead letters, which come the newest first; the largest group first."""
-    groups: dict[tuple[str, str, str, str], list[DeadJob]] = {}
-    counts: dict[tuple[str, str, str, str], int] = {}
-    for job in jobs:
-        name = (job.queue, job.task, job.reason, job.type)
-        counts[name] = counts.get(name, 0) + 1
-        newest = groups.setdefault(name, [])
-        if len(newest) < JOBS_IN_GROUP:
-            newest.append(job)
-    found = [
-        DeadGroup(*name, counts[name], newest[0].died, newest[0].message, tuple(newest))
-        for name, newest in groups.items()
-    ]
-    return sorted(found, key=lambda group: (-group.count, -group.last, group.key))
 
 
 def read_running_jobs(worker: str, answer: Any) -> list[ActiveJob]:

@@ -1,16 +1,16 @@
 """Read what the screen shows, and perform what a person asks for."""
 
-import glob
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from celery5.cli.top.readings import ActiveJob, DeadGroup, Reading, group_dead_jobs, read_running_jobs
+from celery5.cli.top.readings import ActiveJob, Reading, read_running_jobs
 from celery5.cli.top.tables import View
 from celery5.errors import CeleryError
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.commands.definitions import ACTIVE, PAUSE_QUEUE, RESUME_QUEUE
 from celery5.protocol.job.dead_letters import DeadJob
+from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.overview import Overview
 
@@ -43,7 +43,7 @@ class TopSources:
     def read(self, view: View, details: str) -> Reading:
         """Return what a view needs, and the details of the row with a key; '' for none. Raises CeleryError."""
         overview = self._app.metrics.overview(since=self._since)
-        dead, dead_note = self._read_dead(overview) if view is View.DEAD else (None, "")
+        dead, dead_note = self._read_dead() if view is View.DEAD else (None, "")
         jobs: Sequence[ActiveJob] | None = None
         jobs_note = ""
         if view is View.JOBS or (view is View.WORKERS and details):
@@ -71,12 +71,12 @@ class TopSources:
     def _read_histories(self, queues: Iterable[str]) -> dict[str, Sequence[HistoryPoint]]:
         return {queue: self._app.metrics.history(queue, step=60) for queue in queues}
 
-    def _read_dead(self, overview: Overview) -> tuple[list[DeadGroup], str]:
+    def _read_dead(self) -> tuple[Sequence[DeadJobGroup], str]:
         with self._app.brokers.reachable():
-            jobs = list(self._app.dlq.read(newest_first=True, limit=MAX_DEAD))
-        older = overview.totals.dead - len(jobs)
-        note = f"of the newest {len(jobs):,}; {older:,} older ones are not counted" if older > 0 else ""
-        return group_dead_jobs(jobs), note
+            found = self._app.dlq.groups(newest_first=True, limit=MAX_DEAD)
+        older = found.total - found.looked_at
+        note = f"of the newest {found.looked_at:,}; {older:,} older ones are not counted" if older > 0 else ""
+        return found.groups, note
 
     def _read_failures(self, task: str, queues: Sequence[str], overview: Overview) -> list[DeadJob]:
         dead = [queue.name for queue in overview.queues if queue.name in queues and queue.dead]
@@ -116,22 +116,12 @@ class TopSources:
             )
         return f"{queue} is {state}" if replies else f"{queue} is {state} for workers that start later"
 
-    def count_dead(self, group: DeadGroup) -> int:
+    def count_dead(self, group: DeadJobGroup) -> int:
         """Return how many dead letters a group has. Raises CeleryError."""
-        return sum(self._app.dlq.count("queue", **_select(group)).values())
+        return sum(self._app.dlq.count("queue", group=group.id).values())
 
-    def replay_dead(self, group: DeadGroup) -> str:
+    def replay_dead(self, group: DeadJobGroup) -> str:
         """Replay the dead letters of a group; return what became of them. Raises CeleryError."""
-        tally = self._app.dlq.replay(**_select(group))
+        tally = self._app.dlq.replay(group=group.id)
         left = "".join(f", {count:,} left ({why})" for why, count in tally.left.items())
         return f"{tally.done:,} replayed{left}"
-
-
-def _select(group: DeadGroup) -> Any:
-    """Return the conditions that select the dead letters of a group."""
-    conditions: dict[str, object] = {"queue": group.queue, "reason": group.reason}
-    if group.task:
-        conditions["task"] = glob.escape(group.task)
-    if group.error:
-        conditions["error"] = glob.escape(group.error)
-    return conditions

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from celery5.cli.top.readings import DeadGroup
 from celery5.cli.top.tables import Row, TopTable, View
+from celery5.protocol.job.failure_groups import DeadJobGroup
 
 VIEWS = tuple(View)
 PAGE = 10
@@ -31,14 +31,14 @@ class PauseQueue:
 class CountDead:
     """Count the dead letters of a group, so that the question before a replay can say how many there are."""
 
-    group: DeadGroup
+    group: DeadJobGroup
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayDead:
     """Replay the dead letters of a group."""
 
-    group: DeadGroup
+    group: DeadJobGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SeenRows:
     # Arranged.
     rows: Sequence[Row]
     paused_queues: frozenset[str] = frozenset()
-    groups: Sequence[DeadGroup] = ()
+    groups: Sequence[DeadJobGroup] = ()
 
 
 KeyResult = tuple[ScreenState, TopAction | None]
@@ -235,7 +235,7 @@ def _ask_to_pause(state: ScreenState, seen: SeenRows) -> KeyResult:
 
 def _begin_replay(state: ScreenState, seen: SeenRows) -> KeyResult:
     key = state.details or (seen.rows[find_selected(state, seen.rows)].key if seen.rows else "")
-    group = next((group for group in seen.groups if group.key == key), None)
+    group = next((group for group in seen.groups if group.id == key), None)
     if state.view is not View.DEAD or group is None:
         return replace(state, notice="R replays a group of dead letters: press 4 for them"), None
     return state, CountDead(group)
@@ -256,14 +256,13 @@ _HANDLERS: Mapping[str, Callable[[ScreenState, SeenRows], KeyResult]] = {
 }
 
 
-def ask_to_replay(state: ScreenState, group: DeadGroup, count: int) -> ScreenState:
+def ask_to_replay(state: ScreenState, group: DeadJobGroup, count: int) -> ScreenState:
     """Return the state that asks whether so many dead letters are to be replayed."""
     if not count:
         return replace(state, notice="this group has no dead letters any more")
     jobs = "1 dead letter" if count == 1 else f"{count:,} dead letters"
-    text = (
-        f"Replay {jobs} of {group.task or 'unknown tasks'} on {group.queue} ({group.error or group.reason})?"
-    )
+    where = ", ".join(group.queues)
+    text = f"Replay {jobs} of {group.task or 'unknown tasks'} on {where} ({group.type or 'no error'})?"
     return replace(state, question=Question(text, ReplayDead(group)), notice="")
 
 

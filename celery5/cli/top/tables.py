@@ -6,7 +6,8 @@ from enum import StrEnum
 from typing import Literal
 
 from celery5.cli.terminal.output import format_duration, to_one_line
-from celery5.cli.top.readings import ActiveJob, DeadGroup
+from celery5.cli.top.readings import ActiveJob
+from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.observability.overview import (
     Overview,
     QueueOverview,
@@ -240,7 +241,7 @@ def _make_worker_row(worker: WorkerOverview) -> Row:
     return Row(worker.name, cells, style == "bad")
 
 
-def make_dead_table(groups: Sequence[DeadGroup] | None, note: str, now: float) -> TopTable:
+def make_dead_table(groups: Sequence[DeadJobGroup] | None, note: str, now: float) -> TopTable:
     """Return the dead letters by task and error, the largest group first; None while they have not been read."""
     columns = (
         Column("count", is_number=True),
@@ -253,15 +254,15 @@ def make_dead_table(groups: Sequence[DeadGroup] | None, note: str, now: float) -
     )
     rows = [
         Row(
-            group.key,
+            group.id,
             (
                 _count(group.count),
                 _text(group.task),
-                _text(group.error),
-                _text(group.message, "dim"),
-                _text(group.reason, "dim"),
-                _text(group.queue),
-                Cell(format_span(max(0.0, now - group.last)), "", -group.last),
+                _text(group.type),
+                _text(group.pattern, "dim"),
+                _text(", ".join(group.reasons), "dim"),
+                _text(", ".join(group.queues)),
+                Cell(format_span(max(0.0, now - group.last_died)), "", -group.last_died),
             ),
         )
         for group in groups or ()

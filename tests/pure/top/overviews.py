@@ -1,7 +1,8 @@
 """An overview for tests of the screen: a queue that grows, one that nobody works on, a task that fails, a worker."""
 
-from celery5.cli.top.readings import ActiveJob, Reading, group_dead_jobs
+from celery5.cli.top.readings import ActiveJob, Reading
 from celery5.protocol.job.dead_letters import DeadJob
+from celery5.protocol.job.failure_groups import DeadJobGrouping
 from celery5.protocol.observability.overview import (
     DueSchedule,
     LastError,
@@ -135,6 +136,9 @@ def make_dead(number: int, *, task: str = "shop.charge", message: str = "no mone
 def make_reading(**more: object) -> Reading:
     """What was read for each view."""
     jobs = (ActiveJob("j1", "shop.charge", "web1", "orders", 12.0, 1, "order=7"),)
-    dead = group_dead_jobs([make_dead(1), make_dead(2), make_dead(3, task="shop.mail")])
+    grouping = DeadJobGrouping()
+    for job in (make_dead(1), make_dead(2), make_dead(3, task="shop.mail")):
+        grouping.add(job)
+    dead = grouping.finish(looked_at=3, total=3, last=None).groups
     parts: dict[str, object] = {"overview": make_overview(), "dead": dead, "jobs": jobs}
     return Reading(**{**parts, **more})  # type: ignore[arg-type]
