@@ -57,10 +57,12 @@ class OneRule(msgspec.Struct, frozen=True):
 async def unsilence(app: App, asked: OneRule) -> Changed:
     """End the silence of a rule."""
     done = await app.alerts.aunsilence(asked.name)
-    return Changed(summary=f"{asked.name} {'notifies again' if done else 'was not silenced'}", count=int(done))
+    return Changed(
+        summary=f"{asked.name} {'notifies again' if done else 'was not silenced'}", count=int(done)
+    )
 
 
-async def test_webhook(app: App, _: Nothing) -> Changed:
+async def try_webhook(app: App, _: Nothing) -> Changed:
     """Send a test notification to the webhook, from the machine of the dashboard."""
     name = await app.alerts.atest()
     return Changed(summary=f"notification {name} is sent", count=1)
@@ -72,6 +74,6 @@ ALERT_OPERATIONS = (
     Operation("alert:history", read_history),
     Operation("alert:silence", silence, "operator", "change"),
     Operation("alert:unsilence", unsilence, "operator", "change"),
-    Operation("alert:test", test_webhook, "operator", "change"),
+    Operation("alert:test", try_webhook, "operator", "change"),
 )
 """The operations on alerts."""

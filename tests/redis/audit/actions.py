@@ -66,6 +66,8 @@ CALLS = [
     Call("stream:release", lambda app: app.streams.parked_keys, "discard", ORDERS),
     Call("dlq:replay", lambda app: app.streams.dead_records, "replay", ORDERS),
     Call("dlq:purge", lambda app: app.streams.dead_records, "purge", ORDERS),
+    Call("alert:silence", lambda app: app.alerts, "silence", ("*", 60.0)),
+    Call("alert:unsilence", lambda app: app.alerts, "unsilence", ("*",)),
     Call("workflow:cancel", a_run, "cancel"),
     Call("workflow:retry", a_run, "retry"),
     Call("workflow:signal", a_run, "signal", ("go",)),
@@ -82,12 +84,12 @@ CALLS = [
 """The actions, each by one method in plain Python, and one of the same name with an `a` before it."""
 
 NO_ACTIONS = {
+    "Alerts": "history list rules test",
     "App": "add_middleware find info result signature check_message_size close configure dispatch load perform "
     "processor queue redirect read_configuration reload_configuration send_jobs send_many stream use_broker use_config "
     "workflow",
     "AsyncResult": "forget get outcome progress status",
     "Audit": "acting_as list",
-    "BulkActions": "get list mark_stopping start",
     # A stop is told of in the entry of the action that it stops.
     "Bulk": "count get list stop",
     "Control": "ping workers",
