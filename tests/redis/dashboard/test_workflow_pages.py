@@ -7,7 +7,8 @@ import pytest
 import trio
 
 from celery5 import App, chain, group
-from tests.redis.dashboard.client import find_links, looking_at, summarize_actions, to_text
+from tests.redis.dashboard.client import find_links, looking_at, summarize_actions
+from tests.redis.dashboard.site import read_text
 from tests.redis.worker.workers import until_async, working
 
 
@@ -66,7 +67,7 @@ async def test_a_failed_run_shows_which_job_failed_on_which_worker_and_why(app: 
             assert "night-1" not in await client.look("workflows", name="day")
             await until_recorded(app, "night-1~1")
             html = await client.load("workflows/night-1")
-            shown = to_text(html)
+            shown = read_text(html)
             assert re.search(r"fail night-1~1 1 one:\S+ ValueError: no <b>money</b> for 2", shown)
             assert "Traceback (most recent call last)" in shown
             assert "<b>money</b>" not in html
