@@ -67,6 +67,9 @@ def made_for_metrics() -> dict[str, str]:
     }
 
 
+ALERT_KEYS = ("alerts", "alert_outbox", "alert_logged", "alert_history", "alert_silences")
+
+
 def made() -> dict[str, str]:
     """Every key and channel that the code makes, by its name in the code."""
     return {
@@ -106,11 +109,7 @@ def made() -> dict[str, str]:
         "recycling": SHOP.recycling,
         "scaling": SHOP.scaling,
         "scaling_turn": SHOP.scaling_turn,
-        "alerts": SHOP.alerts,
-        "alert_outbox": SHOP.alert_outbox,
-        "alert_logged": SHOP.alert_logged,
-        "alert_history": SHOP.alert_history,
-        "alert_silences": SHOP.alert_silences,
+        **{name: getattr(SHOP, name) for name in ALERT_KEYS},
         "report": SHOP.report("<worker>"),
         "inbox": SHOP.inbox("<process>"),
         "nonce": SHOP.nonce("<id>"),
