@@ -52,9 +52,13 @@ def made_for_queues() -> dict[str, str]:
     return own
 
 
+ALERT_KEYS = ("alerts", "alert_outbox", "alert_logged", "alert_history", "alert_silences")
+
+
 def made_for_metrics() -> dict[str, str]:
     """Every key of the metrics of an application, and of the history of its jobs."""
     return {
+        **{name: getattr(SHOP, name) for name in ALERT_KEYS},
         "failed_jobs": SHOP.failed_jobs,
         "other_jobs": SHOP.other_jobs,
         "history_sent": SHOP.history_sent("<process>"),
@@ -65,9 +69,6 @@ def made_for_metrics() -> dict[str, str]:
         "metrics_minutes_prefix": SHOP.metrics_minutes_prefix + "<queue>",
         "metrics_hours_prefix": SHOP.metrics_hours_prefix + "<queue>",
     }
-
-
-ALERT_KEYS = ("alerts", "alert_outbox", "alert_logged", "alert_history", "alert_silences")
 
 
 def made() -> dict[str, str]:
@@ -109,7 +110,6 @@ def made() -> dict[str, str]:
         "recycling": SHOP.recycling,
         "scaling": SHOP.scaling,
         "scaling_turn": SHOP.scaling_turn,
-        **{name: getattr(SHOP, name) for name in ALERT_KEYS},
         "report": SHOP.report("<worker>"),
         "inbox": SHOP.inbox("<process>"),
         "nonce": SHOP.nonce("<id>"),
