@@ -1,4 +1,4 @@
-"""Dead letters in the dashboard: what died from one cause is seen, counted, replayed and purged; many by a bulk action."""
+"""Dead letters in the dashboard: what died from one cause is seen, counted and replayed; many by a bulk action."""
 
 import threading
 from typing import Any
