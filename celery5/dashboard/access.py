@@ -66,7 +66,7 @@ class Sessions:
     def __init__(self, secret: str | None = None) -> None:
         self._key = hashlib.sha256((secret or secrets.token_hex(32)).encode()).digest()
         # Browsers do not tell ports apart: each dashboard has a cookie of its own.
-        self.cookie = f"celery5_{hashlib.sha256(self._key).hexdigest()[:8]}"
+        self.cookie: str = f"celery5_{hashlib.sha256(self._key).hexdigest()[:8]}"
 
     def make(self, user: User) -> str:
         """Return the cookie of a new session."""
@@ -102,7 +102,7 @@ class OneTimeToken:
     """
 
     def __init__(self, announce: Callable[[str], object] = lambda token: None) -> None:
-        self.token = secrets.token_urlsafe(32)
+        self.token: str = secrets.token_urlsafe(32)
         self._announce = announce
 
     def identify(self, request: HTTPConnection) -> User | None:
@@ -113,7 +113,7 @@ class OneTimeToken:
         """Return the user of this process, once for each token."""
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             return None
-        self.token = secrets.token_urlsafe(32)
+        self.token: str = secrets.token_urlsafe(32)
         self._announce(self.token)
         return User(get_user(), "admin")
 

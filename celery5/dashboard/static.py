@@ -24,7 +24,7 @@ class StaticFiles:
         }
         digest = hashlib.sha256(b"".join(self._files.values())).hexdigest()
         # Modules import each other by relative names, so all have the version of all in their path.
-        self.path = f"/static/{digest[:12]}/"
+        self.path: str = f"/static/{digest[:12]}/"
 
     def make_routes(self) -> list[Route]:
         """Return the route of the files."""

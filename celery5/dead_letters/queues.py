@@ -365,7 +365,7 @@ class Pace:
     def __init__(self, rate: float | None) -> None:
         self._rate = rate
         self._due = time.monotonic()
-        self.portion = BATCH_SIZE if rate is None else max(1, min(BATCH_SIZE, int(rate / 10)))
+        self.portion: int = BATCH_SIZE if rate is None else max(1, min(BATCH_SIZE, int(rate / 10)))
 
     async def wait(self, jobs: int) -> None:
         """Wait until this many more jobs may be sent."""

@@ -94,8 +94,8 @@ class SearchSource:
 
     def __init__(self, scope: SearchScope, queue: str, start: SearchPosition | None) -> None:
         self.queue = queue
-        self.place = start.place if start else ""
-        self.looked_at = start.looked_at if start else 0
+        self.place: str = start.place if start else ""
+        self.looked_at: int = start.looked_at if start else 0
         self._app, self._redis, self._query = scope.app, scope.redis, scope.query
         self._keys = scope.app.queue(queue)
         self._page = FIRST_PAGE
@@ -115,7 +115,7 @@ class SearchSource:
 
     def note(self, found: FoundJob) -> None:
         """Go on after this job."""
-        self.place = found.place
+        self.place: str = found.place
         self.looked_at += 1
 
     def _make_live(self, place: str, message: bytes, state: JobState, **fields: Any) -> FoundJob:

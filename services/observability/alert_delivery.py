@@ -1,6 +1,7 @@
 """Log the notifications of alerts, and send them to a webhook, from the process that has decided on them last."""
 
 import time
+from collections.abc import Sequence
 
 import trio
 
@@ -57,6 +58,8 @@ class AlertDelivery:
         # The notification that is tried, how often it was, and from when it may be tried again.
         self._tried, self._tries, self._due = "", 0, 0.0
         self._is_failing = False
+        # The notification that this process has logged last.
+        self._logged = ""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver until cancelled."""
@@ -74,15 +77,29 @@ class AlertDelivery:
         waiting = await self._redis.perform(calls.read_outbox(self._keys, count=READ_AT_ONCE))
         if not waiting:
             return
-        logged = await self._redis.perform(calls.read_logged(self._keys))
+        stored = await self._log_new(waiting)
         for one in waiting:
-            if one.transition is not None and _split_id(one.id) > _split_id(logged):
-                self._log_transition(one.transition)
-                await self._redis.perform(calls.set_logged(self._keys, one.id))
-        for one in waiting:
+            if self._webhook is None and _split_id(one.id) > _split_id(stored):
+                return  # it is in the log of this process, and perhaps not written yet
             if not await self._send(one):
                 return
             await self._redis.perform(calls.remove_from_outbox(self._keys, one.id))
+
+    async def _log_new(self, waiting: Sequence[WaitingNotification]) -> str:
+        """Log what nobody has logged; return the last notification that counts as logged in Redis.
+
+        That it is logged is stored a round later: a process that is killed takes the lines with it that its log has
+        not written yet, and then another process logs them.
+        """
+        stored = await self._redis.perform(calls.read_logged(self._keys))
+        if _split_id(self._logged) > _split_id(stored):
+            await self._redis.perform(calls.set_logged(self._keys, self._logged))
+            stored = self._logged
+        for one in waiting:
+            if one.transition is not None and _split_id(one.id) > _split_id(stored):
+                self._log_transition(one.transition)
+                self._logged = one.id
+        return stored
 
     def _log_transition(self, transition: AlertTransition) -> None:
         if transition.change == "resolved":
