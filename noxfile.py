@@ -118,6 +118,7 @@ PUBLIC = (
     "app",
     "application",
     "boot_step",
+    "bulk",
     "commands",
     "config",
     "connections",

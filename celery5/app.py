@@ -120,6 +120,9 @@ class App:
         BadBrokerURL: A broker's URL is invalid.
     """
 
+    timer: DeclareTimer
+    alert: DeclareAlert
+
     def __init__(
         self,
         name: str,

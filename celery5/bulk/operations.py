@@ -71,7 +71,7 @@ class DeadJobOperation:
         self._act = replay_batch if action.verb == "dlq:replay" else purge_batch
         self._query = parse_filter(shift_ages(action.filter, elapsed))
         self._reader = DeadJobReader(app, redis, self._query)
-        self.looked_at = 0
+        self.looked_at: int = 0
 
     async def read_page(self) -> Sequence[DeadJob] | None:
         """Return the selected jobs of the next page; None at the end."""
@@ -101,7 +101,7 @@ class RevokeOperation:
         self._tasks = list_texts(action.filter, "task")
         self._cursor = "0"
         self._is_checked = False
-        self.looked_at = 0
+        self.looked_at: int = 0
 
     async def read_page(self) -> "Sequence[tuple[QueueKeys, str]] | None":
         """Return the waiting jobs of the next page; None at the end. Raises UnknownQueue."""
@@ -160,7 +160,7 @@ class RetryOperation:
         self._queues = list_texts(action.filter, "queue")
         self._names = list_texts(action.filter, "workflow")
         self._runs: list[tuple[str, str]] | None = None
-        self.looked_at = 0
+        self.looked_at: int = 0
 
     async def read_page(self) -> Sequence[tuple[str, str]] | None:
         """Return the failed runs of the next page, with their queues; None at the end."""

@@ -113,7 +113,7 @@ class OneTimeToken:
         """Return the user of this process, once for each token."""
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             return None
-        self.token: str = secrets.token_urlsafe(32)
+        self.token = secrets.token_urlsafe(32)
         self._announce(self.token)
         return User(get_user(), "admin")
 

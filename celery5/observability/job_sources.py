@@ -115,7 +115,7 @@ class SearchSource:
 
     def note(self, found: FoundJob) -> None:
         """Go on after this job."""
-        self.place: str = found.place
+        self.place = found.place
         self.looked_at += 1
 
     def _make_live(self, place: str, message: bytes, state: JobState, **fields: Any) -> FoundJob:
