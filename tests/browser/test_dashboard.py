@@ -40,7 +40,7 @@ PAGES = {
     "form": "/shop/do/schedule/add",
     "confirmation": "/shop/do/dlq/replay?task=shop.charge",
 }
-PICTURED = ("overview", "task", "dead-letters", "run", "workers")
+PICTURED = ("overview", "dead-letters")
 """The pages that the documentation shows, when CELERY5_SCREENSHOTS names a folder for them."""
 
 
