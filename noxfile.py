@@ -175,11 +175,8 @@ def imports(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, on a real server of their own. Further arguments go to pytest: `nox -s tests -- -k story`.
-
-    Those in a browser are a session of their own.
-    """
-    _test(session, *(session.posargs or ("--ignore=tests/browser",)))
+    """Run the tests, on a real server of their own. Further arguments go to pytest: `nox -s tests -- -k story`."""
+    _test(session, *session.posargs)
 
 
 @nox.session

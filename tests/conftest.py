@@ -5,6 +5,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
@@ -26,6 +27,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # Speed is never tested, so an example has no deadline. CI tries the same examples each time, a developer new ones.
 hypothesis.settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("house")
+
+collect_ignore = [] if find_spec("selenium") else ["browser"]
+"""Tests in a browser need packages that the session `browser` alone installs."""
 
 
 @pytest.fixture(scope="session", autouse=True)
