@@ -25,6 +25,8 @@ from celery5.protocol.similar_names import did_you_mean
 
 READ_ONCE = 1.0
 """Seconds for which all who look at the same thing share one look at Redis."""
+SHARED_FACTOR, MAX_SHARED_TIME = 10.0, 15.0
+"""A look that took long is shared for so many times as long, and at most for so many seconds."""
 TIME_LIMIT = 30.0
 """Seconds that an operation may take."""
 MAX_SHARED = 200
@@ -67,7 +69,8 @@ class _SharedRead:
     """One look that several share; whoever has the lock looks."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
-    at: float = -1e9
+    # Until when it is shared.
+    until: float = -1e9
     value: Any = None
 
 
@@ -138,9 +141,12 @@ class Performer:
         while len(self._shared) > MAX_SHARED:
             self._shared.popitem(last=False)
         async with shared.lock:
-            if anyio.current_time() - shared.at >= READ_ONCE:
+            began = anyio.current_time()
+            if began >= shared.until:
                 shared.value = await operation.perform(app, parameters)
-                shared.at = anyio.current_time()
+                ended = anyio.current_time()
+                took = min(SHARED_FACTOR * (ended - began), MAX_SHARED_TIME)
+                shared.until = ended + max(READ_ONCE, took)
             return shared.value
 
     def forget_reads(self, app_name: str) -> None:

@@ -1,0 +1,169 @@
+"""Measure the dashboard: how long pages take with many jobs, its memory, and what ten tabs cost.
+
+    nox -s bench -- dashboard --queued 1000000 --dead 100000 --seconds 60
+
+A real server, a real process of the dashboard, and clients that ask for pages as tabs do: each page every two seconds.
+"""
+
+import argparse
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from urllib.request import HTTPCookieProcessor, OpenerDirector, Request, build_opener
+
+import redis
+
+from celery5.broker.servers.embedded import EmbeddedServer
+
+SHOP = """
+from celery5 import App
+
+app = App("shop", metrics_interval=5)
+
+
+@app.task(queue="mail")
+async def send(number: int) -> None: ...
+
+
+@app.task(queue="money", max_retries=0)
+async def charge(order: int) -> None:
+    raise ValueError(f"card of order {order} was refused by bank {'ABCDEFGH'[order % 8]}")
+"""
+FILL = """
+import sys
+from shop import app, charge, send
+dead, queued = int(sys.argv[1]), int(sys.argv[2])
+for task, count in ((charge, dead), (send, queued)):
+    for start in range(0, count, 10000):
+        app.send_many([task.s(number) for number in range(start, min(start + 10000, count))])
+"""
+PAGES = (
+    "", "/alerts", "/tasks", "/tasks/shop.charge", "/queues", "/queues/money", "/jobs", "/jobs?task=shop.charge", "/dead",
+    "/dead/jobs", "/bulk", "/workers", "/schedules", "/events", "/streams", "/workflows", "/limits", "/storage", "/audit",
+)  # fmt: skip
+SLOW = 2000
+"""Microseconds above which the server notes a command."""
+
+
+def main() -> None:
+    """Fill an application, start its dashboard, and print what it takes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--queued", type=int, default=100_000)
+    parser.add_argument("--dead", type=int, default=10_000)
+    parser.add_argument("--tabs", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    options = parser.parse_args()
+    with EmbeddedServer.start() as server, tempfile.TemporaryDirectory() as folder:
+        client = redis.Redis.from_url(server.url)
+        (Path(folder) / "shop.py").write_text(SHOP)
+        environ = {**os.environ, "CELERY5_BROKER": server.url}
+        fill(folder, environ, options)
+        client.config_set("slowlog-log-slower-than", SLOW)
+        client.slowlog_reset()
+        log = Path(folder) / "dashboard.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "celery5", "-A", "shop", "dashboard", "start", "--port", "0"],
+                cwd=folder, env=environ, stderr=output,
+            )  # fmt: skip
+        try:
+            measure(process.pid, sign_in(log), client, options)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def fill(folder: str, environ: dict[str, str], options: argparse.Namespace) -> None:
+    """Have jobs die, and have others wait."""
+    run = [sys.executable, "-c", FILL]
+    subprocess.run([*run, str(options.dead), "0"], cwd=folder, env=environ, check=True)
+    work = [sys.executable, "-m", "celery5", "-A", "shop", "worker", "start", "--queues", "money", "--burst"]
+    subprocess.run(
+        [*work, "--log-level", "error"], cwd=folder, env=environ, check=True, stdout=subprocess.DEVNULL
+    )
+    subprocess.run([*run, "0", str(options.queued)], cwd=folder, env=environ, check=True)
+
+
+def sign_in(log: Path) -> tuple[OpenerDirector, str]:
+    """Return a client that is signed in, and the address of the application."""
+    while not (found := re.search(r"(http://\S+)/sign-in\?token=\S+", log.read_text())):
+        time.sleep(0.1)
+    opener = build_opener(HTTPCookieProcessor())
+    opener.open(found[0]).read()
+    return opener, f"{found[1]}/shop"
+
+
+def measure(
+    pid: int, signed_in: tuple[OpenerDirector, str], client: redis.Redis, options: argparse.Namespace
+) -> None:
+    """Look at all pages as several tabs do, and print times, memory and CPU."""
+    opener, root = signed_in
+    times: dict[str, list[float]] = {page: [] for page in PAGES}
+    first: dict[str, float] = {}
+    for page in PAGES:
+        first[page] = ask(opener, root + page)
+    memory, cpu, began = get_memory(pid), get_cpu(pid), time.monotonic()
+    commands = client.info("stats")["total_commands_processed"]
+
+    def look(number: int) -> None:
+        turn = number
+        while time.monotonic() < began + options.seconds:
+            page = PAGES[turn % len(PAGES)]
+            times[page].append(ask(opener, root + page))
+            turn += 1
+            time.sleep(2.0)
+
+    tabs = [threading.Thread(target=look, args=(number * 2,)) for number in range(options.tabs)]
+    for tab in tabs:
+        tab.start()
+    for tab in tabs:
+        tab.join()
+    elapsed = time.monotonic() - began
+    for page in PAGES:
+        seen = sorted(times[page]) or [first[page]]
+        p95 = seen[min(len(seen) - 1, int(len(seen) * 0.95))]
+        p50, began_with = statistics.median(seen), first[page]
+        print(
+            f"{page or '/':24} first {began_with * 1000:7.0f} ms"
+            f"  p50 {p50 * 1000:6.0f} ms  p95 {p95 * 1000:6.0f} ms  ({len(seen)})"
+        )
+    every = sorted(one for seen in times.values() for one in seen)
+    print(f"all pages: p95 {every[int(len(every) * 0.95)] * 1000:.0f} ms of {len(every)}")
+    print(f"memory: {memory / 2**20:.0f} MiB before, {get_memory(pid) / 2**20:.0f} MiB after {elapsed:.0f} s")
+    commands = client.info("stats")["total_commands_processed"] - commands
+    print(f"CPU: {(get_cpu(pid) - cpu) / elapsed:.2f} of a core; Redis: {commands / elapsed:.0f} commands/s")
+    slow = client.slowlog_get(128)
+    longest = max((one["duration"] for one in slow), default=0)
+    print(
+        f"calls above {SLOW / 1000:g} ms: {len(slow)}, the longest {longest / 1000:.1f} ms",
+        *{one["command"][:60] for one in slow[:5]},
+    )
+
+
+def ask(opener: OpenerDirector, url: str) -> float:
+    """Return the seconds that a page takes."""
+    began = time.monotonic()
+    opener.open(Request(url, headers={"X-Part": "main"}), timeout=60).read()
+    return time.monotonic() - began
+
+
+def get_memory(pid: int) -> int:
+    """Return the bytes that a process has in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def get_cpu(pid: int) -> float:
+    """Return the seconds of CPU that a process has used."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()
