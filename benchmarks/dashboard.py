@@ -45,8 +45,9 @@ for task, count in ((charge, dead), (send, queued)):
         app.send_many([task.s(number) for number in range(start, min(start + 10000, count))])
 """
 PAGES = (
-    "", "/alerts", "/tasks", "/tasks/shop.charge", "/queues", "/queues/money", "/jobs", "/jobs?task=shop.charge", "/dead",
-    "/dead/jobs", "/bulk", "/workers", "/schedules", "/events", "/streams", "/workflows", "/limits", "/storage", "/audit",
+    "", "/alerts", "/tasks", "/tasks/shop.charge", "/queues", "/queues/money", "/jobs", "/jobs?task=shop.charge",
+    "/dead", "/dead/jobs", "/bulk", "/workers", "/schedules", "/events", "/streams", "/workflows", "/limits", "/storage",
+    "/audit",
 )  # fmt: skip
 SLOW = 2000
 """Microseconds above which the server notes a command."""
