@@ -287,7 +287,7 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the measurements behind every number in the README. Peers get environments of their own.
 
-    With `streams`, `rebalance`, `workflows`, `degradation` or `dashboard` as the first argument: the measurements of those.
+    With `streams`, `rebalance`, `workflows`, `degradation` or `dashboard` as the first argument: those measurements.
     """
     _install(session, project=True)
     if session.posargs and session.posargs[0] in (

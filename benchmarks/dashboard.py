@@ -46,8 +46,8 @@ for task, count in ((charge, dead), (send, queued)):
 """
 PAGES = (
     "", "/alerts", "/tasks", "/tasks/shop.charge", "/queues", "/queues/money", "/jobs", "/jobs?task=shop.charge",
-    "/dead", "/dead/jobs", "/bulk", "/workers", "/schedules", "/events", "/streams", "/workflows", "/limits", "/storage",
-    "/audit",
+    "/dead", "/dead/jobs", "/bulk", "/workers", "/schedules", "/events", "/streams", "/workflows", "/limits",
+    "/storage", "/audit",
 )  # fmt: skip
 SLOW = 2000
 """Microseconds above which the server notes a command."""
