@@ -60,9 +60,21 @@ class Dashboard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or take part in the life of a server."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
         try:
             await self._guarded(scope, receive, send)
         except Exception as error:  # Starlette has answered: this site has an error
             if self._on_error is None:
                 raise
             self._on_error(scope.get("path", ""), error)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Say that nothing needs to start or to stop: Starlette would take a cancellation for a failure."""
+    while True:
+        phase = (await receive())["type"]
+        await send({"type": f"{phase}.complete"})
+        if phase == "lifespan.shutdown":
+            return

@@ -6,7 +6,7 @@ import click
 
 from celery5.cli.terminal.errors import EXIT_FAILED
 from celery5.cli.terminal.flags import Duration
-from celery5.cli.terminal.output import echo, format_cell, format_table, format_time, to_json
+from celery5.cli.terminal.output import echo, format_cell, format_table, format_time, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def rules(target: Target, /, *, wants_json: bool) -> None:
 def silence(target: Target, /, name: str, *, seconds: float, why: str) -> None:
     """Notify nobody of the alerts of the rule NAME for some time; of all rules: '*'."""
     silenced = target.load().alerts.silence(name, seconds, why)
-    echo(f"{name}: silenced until {format_time(silenced.until)}")
+    echo(f"{to_one_line(name)}: silenced until {format_time(silenced.until)}")
 
 
 @alert.command()
@@ -73,9 +73,9 @@ def unsilence(context: click.Context, /, name: str) -> None:
     """End the silence of the rule NAME."""
     target: Target = context.obj
     if target.load().alerts.unsilence(name):
-        echo(f"{name}: not silenced any more")
+        echo(f"{to_one_line(name)}: not silenced any more")
     else:
-        echo(f"{name} was not silenced", err=True)
+        echo(f"{to_one_line(name)} was not silenced", err=True)
         context.exit(EXIT_FAILED)
 
 
@@ -102,7 +102,7 @@ def test(context: click.Context, /) -> None:
     try:
         name = target.load().alerts.test()
     except WebhookRefused as error:
-        echo(f"the notification did not arrive: {error}", err=True)
+        echo(f"the notification did not arrive: {to_one_line(str(error))}", err=True)
         context.exit(EXIT_FAILED)
     echo(f"sent {name}")
 

@@ -3,13 +3,13 @@
 import asyncio
 from typing import Any
 
-import django
+import django  # type: ignore[import-untyped]
 import httpx
 import pytest
-from django.conf import settings
-from django.core.handlers.asgi import ASGIHandler
-from django.http import HttpRequest, HttpResponse
-from django.urls import path
+from django.conf import settings  # type: ignore[import-untyped]
+from django.core.handlers.asgi import ASGIHandler  # type: ignore[import-untyped]
+from django.http import HttpRequest, HttpResponse  # type: ignore[import-untyped]
+from django.urls import path  # type: ignore[import-untyped]
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount

@@ -255,7 +255,9 @@ async def test_nothing_is_left_of_ten_thousand_keys(app: App, redis_client: "red
     left = {
         key: kind
         for key, kind in leftovers(redis_client, app).items()
-        if not key.startswith((keys.result_prefix, f"celery5:{{{app.name}}}:metrics:"))
+        if not key.startswith(
+            (keys.result_prefix, f"celery5:{{{app.name}}}:metrics:", f"celery5:{{{app.name}}}:history:")
+        )
     }
     assert left == {keys.stream: "stream", app.keys.queues: "set"}
 

@@ -73,7 +73,8 @@ NOT_ACTING = {
         "dlq read",
     ),
     *("doctor", "event list", "event show", "health", "info", "keys show", "queue list", "schedule list"),
-    *("dashboard start", "dashboard token"),
+    *("dashboard start", "dashboard token", "top", "queue storage", "dlq groups"),
+    *("bulk list", "bulk show", "bulk stop"),  # an action has one entry, when it ends
     *("metrics dashboard", "metrics rules", "metrics show"),
     *(
         "schedule show",

@@ -22,6 +22,7 @@ FLAGS = {
     "--older-than": ("1h", ["old"]),
     "--newer-than": ("1h", ["new", "sunk"]),
     "--id": ("new", ["new"]),
+    "--error-group": ("", ["old"]),  # the id of a group that the test finds
 }
 
 
@@ -50,6 +51,8 @@ def test_each_flag_alone_leaves_some_out(desk: Desk, redis_client: Any) -> None:
         "a flag that is not tried here"
     )
     assert meant(desk) == ["new", "old", "sunk"]
-    assert {flag: meant(desk, flag, word) for flag, (word, _) in FLAGS.items()} == {
-        flag: left for flag, (_, left) in FLAGS.items()
+    (group,) = desk.app.dlq.groups(error="OS*").groups
+    flags = {**FLAGS, "--error-group": (group.id, ["old"])}
+    assert {flag: meant(desk, flag, word) for flag, (word, _) in flags.items()} == {
+        flag: left for flag, (_, left) in flags.items()
     }

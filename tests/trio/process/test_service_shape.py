@@ -36,6 +36,7 @@ from celery5.processes.scheduler import SchedulerParts
 from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
 from celery5.protocol.cluster.description import Cluster
+from celery5.services.bulk.bulk_performer import BulkPerformer
 from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands
 from celery5.services.controller.own_server import BrokerSupervisor
 from celery5.services.health.status_port import StatusPort
@@ -118,6 +119,8 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
         return of_an_application(service, log), []
     if service is StatusPort:  # it outlives all that a boot graph brings up
         return StatusPort(process_status=ProcessStatus(), log=log, port=0, host="127.0.0.1"), []
+    if service is BulkPerformer:  # the dashboard runs it in a thread
+        return BulkPerformer(app=app, worker="w", log=log), []
     if service is BrokerSupervisor:  # and it, too
         return BrokerSupervisor(server=Served(), hung_after=60, log=log), []
     wired = StreamProcessors if service in PARTS_OF_A_PROCESSOR else service
