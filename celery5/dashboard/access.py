@@ -208,7 +208,7 @@ def hash_token(token: str) -> str:
 
 
 class ProxyHeaders:
-    """Users whom a reverse proxy has authenticated, and names in headers. The proxy must remove these from clients.
+    """Users that a reverse proxy has authenticated, and names in headers. The proxy must remove these from clients.
 
     Args:
         user_header: The header with the user's name.
@@ -235,7 +235,7 @@ class ProxyHeaders:
         self._proxies = frozenset(proxies)
 
     def identify(self, request: HTTPConnection) -> User | None:
-        """Return the user whom the proxy names; None for a request that came another way."""
+        """Return the user that the proxy names; None for a request that came another way."""
         peer = request.client.host if request.client and request.client.host else ""
         name = request.headers.get(self._user_header, "").strip()
         if peer not in self._proxies or not 0 < len(name) <= MAX_NAME:
@@ -254,7 +254,7 @@ class ProxyHeaders:
 
 
 class Identify:
-    """Users whom the web application around the dashboard knows.
+    """Users that the web application around the dashboard knows.
 
     Args:
         function: Returns the user of a request, or None; called for each request. It must not block.

@@ -50,7 +50,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     since: float | None = None
     fired_at: float | None = None
     description: str = ""
-    # Until when the rule is silenced, by whom and why; None when it is not.
+    # Until when the rule is silenced, who did it and why; None when it is not.
     silence: AlertSilence | None = None
 
     @property

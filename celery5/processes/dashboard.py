@@ -34,7 +34,7 @@ BACKLOG = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardOptions:
-    """Where the dashboard is served, and to whom.
+    """Where the dashboard is served, and who may use it.
 
     Args:
         host: The address to listen on. One that is not loopback needs an `authenticator`.
@@ -110,7 +110,7 @@ async def run(
 
     Args:
         apps: The applications.
-        options: Where and to whom.
+        options: Where, and who may use it.
         listening: The socket, which is closed at the end.
         stop: Returns when it is to stop.
         say: Called with a line for whoever started it: the address, and errors.

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.broker.calls.scaling import get_scaling
-from celery5.cli.terminal.output import echo, format_duration, format_fields, format_time, to_json
+from celery5.cli.terminal.output import echo, format_fields, format_time, to_json
 from celery5.cli.terminal.target import Target
+from celery5.protocol.durations import format_duration
 from celery5.scaling.strategies import is_scaled
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ import msgspec
 
 from celery5.cli.commands.worker import reply_flags
 from celery5.cli.terminal.flags import Duration, broker_flag, configure, queue_names, serving_flags
-from celery5.cli.terminal.output import echo, format_duration, format_table, to_json, to_one_line
+from celery5.cli.terminal.output import echo, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
 from celery5.protocol.commands.definitions import MEMBERS, RESTART, SHUTDOWN
+from celery5.protocol.durations import format_duration
 
 if TYPE_CHECKING:
     from celery5.app import App

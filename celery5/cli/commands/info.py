@@ -13,16 +13,10 @@ from celery5.cli.commands.queue import format_unread_warning
 from celery5.cli.commands.stream import make_rows, make_summaries
 from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import Duration
-from celery5.cli.terminal.output import (
-    echo,
-    format_cell,
-    format_duration,
-    format_fields,
-    format_table,
-    to_json,
-)
+from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
+from celery5.protocol.durations import format_duration
 from celery5.protocol.masking import get_error_text
 
 if TYPE_CHECKING:

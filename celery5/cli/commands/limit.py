@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.cli.terminal.errors import skip_unreachable
-from celery5.cli.terminal.output import echo, format_cell, format_duration, format_table, format_time, to_json
+from celery5.cli.terminal.output import echo, format_cell, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
+from celery5.protocol.durations import format_duration
 from celery5.protocol.text_values import COUNT
 
 if TYPE_CHECKING:

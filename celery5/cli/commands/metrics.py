@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.cli.terminal.flags import Duration
-from celery5.cli.terminal.output import echo, format_duration, format_table, to_json
+from celery5.cli.terminal.output import echo, format_table, to_json
 from celery5.cli.terminal.target import Target
+from celery5.protocol.durations import format_duration
 
 if TYPE_CHECKING:
     from celery5.observability.metrics import HistoryPoint, TaskNumbers

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery5.cli.terminal.flags import Duration
-from celery5.cli.terminal.output import echo, format_cell, format_duration, format_table, format_time, to_json
+from celery5.cli.terminal.output import echo, format_cell, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
+from celery5.protocol.durations import format_duration
 
 if TYPE_CHECKING:
     from celery5.protocol.job.history import JobRecord

@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery5.cli.terminal.errors import interrupted_by_sigterm, skip_unreachable
-from celery5.cli.terminal.output import (
-    echo,
-    format_cell,
-    format_duration,
-    format_fields,
-    format_table,
-    format_time,
-    to_json,
-)
+from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import BadRecord, CeleryError, Misconfigured
+from celery5.protocol.durations import format_duration
 
 if TYPE_CHECKING:
     from celery5.streams.lags import GroupLag, StreamState

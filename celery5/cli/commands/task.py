@@ -14,7 +14,6 @@ from celery5.cli.terminal.output import (
     clean_lines,
     echo,
     format_cell,
-    format_duration,
     format_fields,
     format_progress,
     format_table,
@@ -23,6 +22,7 @@ from celery5.cli.terminal.output import (
 )
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError
+from celery5.protocol.durations import format_duration
 from celery5.protocol.text_values import parse_json_array, parse_json_object
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 

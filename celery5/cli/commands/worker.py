@@ -10,15 +10,7 @@ import click
 
 from celery5.cli.terminal.errors import skip_unreachable
 from celery5.cli.terminal.flags import Duration, broker_flag, configure, processes_flag, serving_flags
-from celery5.cli.terminal.output import (
-    clean_lines,
-    echo,
-    format_cell,
-    format_duration,
-    format_progress,
-    format_table,
-    to_json,
-)
+from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_progress, format_table, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE
@@ -37,6 +29,7 @@ from celery5.protocol.commands.definitions import (
     STATS,
     CommandDefinition,
 )
+from celery5.protocol.durations import format_duration
 from celery5.protocol.process.recycling import format_mib
 from celery5.protocol.scaling.budget import KINDS, is_full_task_name
 from celery5.protocol.similar_names import did_you_mean

@@ -6,16 +6,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery5.cli.terminal.errors import skip_unreachable
-from celery5.cli.terminal.output import (
-    echo,
-    format_duration,
-    format_fields,
-    format_table,
-    format_time,
-    to_json,
-)
+from celery5.cli.terminal.output import echo, format_fields, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError
+from celery5.protocol.durations import format_duration
 from celery5.protocol.text_values import parse_json
 
 if TYPE_CHECKING:

@@ -68,21 +68,6 @@ def format_time(moment: float) -> str:
     return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
-def format_duration(seconds: float) -> str:
-    """Return a duration as text: `85 ms`, `12 s`, `2 h 5 min`, `3 d 2 h`."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return "{} d {} h".format(*divmod(hours, 24))
-
-
 def format_progress(done: float, total: float | None, note: str) -> str:
     """Return the progress of a job for people: `30 of 120 (25 %): resizing`."""
     from celery5.protocol.job.progress import get_fraction  # a probe uses this module, too, and needs no jobs

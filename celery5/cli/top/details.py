@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from celery5.cli.terminal.output import format_duration, format_time, to_one_line
+from celery5.cli.terminal.output import format_time, to_one_line
 from celery5.cli.top.layout import Line
 from celery5.cli.top.readings import ActiveJob, Reading
 from celery5.cli.top.tables import Style, View, make_sparkline
 from celery5.observability.metrics import HistoryPoint
+from celery5.protocol.durations import format_duration
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.observability.overview import (

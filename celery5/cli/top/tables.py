@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from celery5.cli.terminal.output import format_duration, to_one_line
+from celery5.cli.terminal.output import to_one_line
 from celery5.cli.top.readings import ActiveJob
+from celery5.protocol.durations import format_duration
 from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.observability.overview import (
     Overview,

@@ -15,7 +15,7 @@ from celery5.dashboard.access import to_role
 
 
 def identify(request: HTTPConnection) -> User | None:
-    """The user whom a test names in a header."""
+    """The user that a test names in a header."""
     role = to_role(request.headers.get("x-test-role", ""))
     return None if role is None else User("anna", role)
 

@@ -1,4 +1,4 @@
-"""Who gets in: sessions, one-time tokens, tokens in a file, a proxy's headers, and whom the guard refuses."""
+"""Who gets in: sessions, one-time tokens, tokens in a file, a proxy's headers, and who is refused."""
 
 import re
 from pathlib import Path

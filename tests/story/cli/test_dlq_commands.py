@@ -14,7 +14,8 @@ import pytest
 import redis
 
 from celery5 import JobState
-from celery5.cli.terminal.output import clean_lines, format_cell, format_duration, format_time
+from celery5.cli.terminal.output import clean_lines, format_cell, format_time
+from celery5.protocol.durations import format_duration
 from celery5.protocol.job.states import FINISHED
 from tests.redis.dead_letters.many_dead_letters import bury, sent, state
 from tests.story.cli.commands import COMMAND, LIMIT, Ended, Serving, celery5, environment, until

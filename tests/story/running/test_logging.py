@@ -49,7 +49,9 @@ def test_what_a_task_logs_is_in_the_log_with_its_job(desk: Desk, url: str, words
     )
     assert ended.code == 0
     # A development Controller tells of the keys that it makes.
-    assert re.fullmatch(r"(commands are signed with new keys, in .*\n)?(dashboard: .*\n)?", ended.err), ended.err
+    assert re.fullmatch(r"(commands are signed with new keys, in .*\n)?(dashboard: .*\n)?", ended.err), (
+        ended.err
+    )
     assert "plainly\n" in ended.out
     lines = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]
     said = {each["message"]: each for each in lines if each.get("message_type") == "celery5:log"}
