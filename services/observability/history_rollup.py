@@ -154,12 +154,15 @@ class HistoryRollup:
             self._cursor = turn.cursor
             await self._load_index()
         before = cursor = turn.cursor
+        # What is read must be saved while the turn lasts: where reports come faster than they are added, reading would
+        # not end, and another process would begin with the same ones.
+        deadline = trio.current_time() + self._interval
         for _ in range(MAX_PAGES):
             page = await self._redis.perform(calls.read_reports(self._keys, cursor))
             if page:
                 await self._add(page)
                 cursor = page[-1].id
-            if len(page) < calls.REPORTS_READ:
+            if len(page) < calls.REPORTS_READ or trio.current_time() >= deadline:
                 break
         await self._measure_queues(turn.now)
         changes = await self._close(turn.now)

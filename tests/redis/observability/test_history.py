@@ -12,12 +12,14 @@ from celery5 import App
 from celery5.broker.calls import observability as calls
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerUnavailable, Misconfigured
+from celery5.logs.log import Log
 from celery5.observability.metrics import HistoryPoint
 from celery5.observability.outlets import StatsDOutlet
 from celery5.protocol.observability.report import Measurements, MetricsReport, compress
 from celery5.protocol.observability.rollup import HOURS, MINUTES, name_point, pack_point
 from celery5.protocol.observability.sketch import Sketch
 from celery5.services.health.vitals import ProcessStatus
+from celery5.services.observability.history_rollup import HistoryRollup
 from tests.redis.worker.workers import LEASE, until, until_async, working
 
 FAST: dict[str, Any] = {"metrics_interval": 0.1}
@@ -42,6 +44,44 @@ def count(points: list[HistoryPoint]) -> dict[str, int]:
             for state, number in task.counts.items():
                 total[state] = total.get(state, 0) + number
     return total
+
+
+async def test_what_is_read_is_saved_though_reports_wait_that_come_faster_than_they_are_read(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[str] = []
+    save = calls.save_rollup
+
+    def note(*args: Any, **words: Any) -> Any:
+        saved.append(words["cursor"])
+        return save(*args, **words)
+
+    monkeypatch.setattr(calls, "REPORTS_READ", 1)
+    monkeypatch.setattr(calls, "save_rollup", note)
+    redis = await app.connections.get_async_driver()
+    series = ("celery5_jobs_total", "queue", "slow", "state", "SUCCESS", "task", "pay")
+    for number in range(1, 101):
+        report = MetricsReport("w:1", "worker", number, Measurements(counters={series: 1.0}), frozenset())
+        await redis.perform(calls.send_report(app.keys, "w:1", number, report.pack()))
+    log = Log(worker="w", app=app.name)
+    rollup = HistoryRollup(
+        metrics_redis=redis,
+        all_brokers={"default": redis},
+        keys=app.keys,
+        worker="w",
+        metrics_interval=0.002,  # less than it takes to read them one by one
+        log=log,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rollup.run)
+
+        async def is_counted() -> bool:
+            return count(await app.metrics.ahistory("slow")) == {"SUCCESS": 100}
+
+        await until_async(is_counted)
+        nursery.cancel_scope.cancel()
+    log.finish()
+    assert len(set(saved)) > 2, "each turn saves what it has read"
 
 
 async def send(app: App, pays: int, fails: int = 0) -> None:
