@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery5.dashboard.access import Authenticator, Sessions, User
@@ -84,8 +84,18 @@ class Guard:
         path = _get_path(request)
         if path.startswith(OPEN_PATHS):
             return None
-        if path.startswith("/api/") or request.method == "POST":
-            return PlainTextResponse("sign in first\n", 401, {"www-authenticate": "Bearer"})
+        if path.startswith("/api/"):
+            has_token = bool(request.headers.get("authorization"))
+            detail = (
+                "this token is not valid"
+                if has_token
+                else "sign in, or send a token: Authorization: Bearer TOKEN"
+            )
+            body = {"status": 401, "title": "Unauthorized", "detail": detail}
+            headers = {"www-authenticate": "Bearer"}
+            return JSONResponse(body, 401, headers, media_type="application/problem+json")
+        if request.method == "POST":
+            return PlainTextResponse("sign in first\n", 401)
         return RedirectResponse(f"{request.scope.get('root_path', '')}/sign-in", 303)
 
 

@@ -55,13 +55,19 @@ def describe_problem(error: Exception) -> Problem:
         case Misconfigured() | BadArguments() | CommandRefused():
             return Problem(400, str(error))
         case BrokerUnavailable():
-            return Problem(503, f"the broker cannot be reached: {error}")
+            return Problem(503, _shorten_outage(str(error)))
         case TimeoutError():
             return Problem(504, f"this took longer than {TIME_LIMIT:g} s and was given up")
         case CeleryError():
             return Problem(409, str(error))
         case _:
             raise error
+
+
+def _shorten_outage(text: str) -> str:
+    """Return why a broker cannot be reached, without what its circuit breaker says of that."""
+    cause = text.rpartition("(circuit breaker open): ")[2]
+    return cause if "cannot be reached" in cause else f"the broker cannot be reached: {cause}"
 
 
 @dataclass(slots=True)
@@ -126,7 +132,9 @@ class Performer:
         """
         app = self.get_app(app_name)
         if not operation.allows(user.role):
-            raise Forbidden(f"{operation.name} is for {operation.role}s, and {user.name} is a {user.role}")
+            raise Forbidden(
+                f"{operation.name} is for {operation.role}s; the role of {user.name} is {user.role}"
+            )
         parameters = operation.parse(raw, is_text=is_text)
         with anyio.fail_after(TIME_LIMIT):
             if operation.is_change:

@@ -26,6 +26,8 @@ from celery5.dashboard.static import StaticFiles
 
 NOTICE = "celery5_notice"
 """The cookie with what was just done, which the next page says."""
+NOUNS = {"dlq": "dead letters", "task": "tasks and jobs", "bulk": "many jobs at once"}
+"""What stands for the nouns of commands that need a word more."""
 MAX_NOTICE = 500
 """Characters of it."""
 
@@ -146,7 +148,10 @@ class Site:
             "problem": problem,
         }
         status = 200 if problem is None else problem.status
-        return self._render(request, "operation.html", shown, title=operation.name, status=status)
+        title = (
+            f"{operation.verb.replace('-', ' ').capitalize()}: {NOUNS.get(operation.noun, operation.noun)}"
+        )
+        return self._render(request, "operation.html", shown, title=title, status=status)
 
     async def _perform(self, request: Request, operation: Operation, parameters: Mapping[str, Any]) -> Any:
         app = request.path_params["app"]

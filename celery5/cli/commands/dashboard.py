@@ -144,7 +144,7 @@ def token(*, name: str, role: str, file: str | None) -> None:
     if file:
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as opened:
             opened.write(f"{line}\n")
-        echo(f"{name} is a {role} by {file}. The token:", err=True)
+        echo(f"{name}: {role}, in {file}. The token:", err=True)
     else:
         echo(f"add this line to a file, for dashboard start --tokens FILE:\n{line}\nthe token:", err=True)
     echo(new)

@@ -79,9 +79,9 @@ async def purge_queue(app: App, asked: PurgeQueue) -> Changed:
     if asked.dry_run:
         state = await show_queue(app, OneQueue(asked.queue))
         count = state.waiting + state.scheduled + state.held
-        return Changed(summary=f"{count} jobs wait on {asked.queue}", count=count, dry_run=True)
+        return Changed(summary=f"jobs of {asked.queue} revoked: {count}", count=count, dry_run=True)
     count = await app.aempty(asked.queue)
-    return Changed(summary=f"{count} jobs of {asked.queue} revoked", count=count)
+    return Changed(summary=f"jobs of {asked.queue} revoked: {count}", count=count)
 
 
 QUEUE_OPERATIONS = (

@@ -1,10 +1,13 @@
 """The first page: what needs a person, and how the application is at a glance."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery5.dashboard.page import Page, PageRequest
+from celery5.observability.alerts import AlertState
 from celery5.observability.metrics import HistoryPoint
+from celery5.protocol.observability.overview import Overview
 
 SHOWN_QUEUES = 5
 """Queues in the chart: those with the most jobs."""
@@ -28,6 +31,19 @@ def align_depths(histories: Mapping[str, Sequence[HistoryPoint]]) -> Depths:
     return Depths([{"at": at} for at in times], series)
 
 
+def find_own_alerts(alerts: Sequence[AlertState], overview: Overview) -> list[AlertState]:
+    """Return the alerts on what the page has no line of its own for, the critical ones first."""
+    told = {f"task {task.name}" for task in overview.tasks if task.failing_since}
+    told |= {f"queue {queue.name}" for queue in overview.queues if queue.verdict.needs_attention}
+    own = [alert for alert in alerts if alert.fires and alert.subject not in told]
+    return sorted(own, key=lambda alert: (alert.severity != "critical", alert.name, alert.subject))
+
+
+def count_breakers(overview: Overview) -> dict[str, int]:
+    """Return what open circuit breakers hold back, and on how many workers."""
+    return dict(Counter(name for worker in overview.workers for name in worker.breakers))
+
+
 async def load_overview(request: PageRequest) -> Mapping[str, Any]:
     """Return the overview, and the history of the busiest queues."""
     overview = await request.read("top:show")
@@ -36,8 +52,14 @@ async def load_overview(request: PageRequest) -> Mapping[str, Any]:
         queue.name: await request.read("metrics:history", queue=queue.name)
         for queue in busiest[:SHOWN_QUEUES]
     }
-    alerts = [alert for alert in await request.read("alert:list") if alert.fires]
-    return {"overview": overview, "depths": align_depths(histories), "alerts": alerts}
+    alerts: list[AlertState] = await request.read("alert:list")
+    return {
+        "overview": overview,
+        "depths": align_depths(histories),
+        "alerts": find_own_alerts(alerts, overview),
+        "firing": {alert.subject: alert.severity for alert in alerts if alert.fires},
+        "breakers": count_breakers(overview),
+    }
 
 
 OVERVIEW_PAGES = (

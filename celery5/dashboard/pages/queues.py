@@ -22,6 +22,7 @@ async def load_queue(request: PageRequest) -> Mapping[str, Any]:
         "tasks": [task for task in overview.tasks if queue in task.queues],
         "history": await request.read("metrics:history", queue=queue, since=request.query.get("since")),
         "starts": overview.starts,
+        "held": sorted({name for worker in overview.workers for name in worker.breakers}),
     }
 
 

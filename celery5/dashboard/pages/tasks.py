@@ -4,6 +4,7 @@ import glob
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from celery5.dashboard.operation import NotFound
 from celery5.dashboard.page import Page, PageRequest
 from celery5.observability.job_search import JobPage
 from celery5.observability.metrics import HistoryPoint
@@ -74,14 +75,18 @@ async def load_task(request: PageRequest) -> Mapping[str, Any]:
     name = request.path["task"]
     overview = await request.read("top:show")
     found = next((task for task in overview.tasks if task.name == name), None)
+    limits = await request.read("task:limits")
+    pattern = glob.escape(name)
+    groups: DeadJobGroups = await request.read("dlq:groups", task=[pattern], limit=MAX_LOOKED_AT)
+    declared = await request.read("task:list")
+    known = {*(task.task for task in declared), *(limit.task for limit in limits)}
+    if found is None and not groups.groups and declared and name not in known:
+        raise NotFound(f"there is no task {name!r}")
     since = request.query.get("since")
     histories = [
         await request.read("metrics:history", queue=queue, since=since)
         for queue in (found.queues if found else ())[:MAX_QUEUES]
     ]
-    limits = await request.read("task:limits")
-    pattern = glob.escape(name)
-    groups: DeadJobGroups = await request.read("dlq:groups", task=[pattern], limit=MAX_LOOKED_AT)
     errors: JobPage = await request.read("task:search", task=pattern, error="*", limit=SHOWN_ERRORS)
     return {
         "name": name,
@@ -93,6 +98,7 @@ async def load_task(request: PageRequest) -> Mapping[str, Any]:
         "limit": next((limit for limit in limits if limit.task == name), None),
         "dead": await request.read("dlq:read", task=[pattern], count=5),
         "starts": overview.starts,
+        "held_on": sum(name in worker.breakers for worker in overview.workers),
     }
 
 

@@ -3,6 +3,7 @@ import uPlot from "./uplot.js";
 
 const drawn = new WeakMap();
 const HEIGHT = 160;
+const STEPS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
 
 export function drawCharts(root) {
   for (const figure of root.querySelectorAll("figure.chart")) draw(figure);
@@ -30,7 +31,7 @@ function draw(figure) {
     legend: { live: true },
     scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
     axes: [
-      { stroke: ink, grid, values: (_, ticks) => ticks.map((at) => formatTime(at, times)) },
+      { stroke: ink, grid, incrs: STEPS, values: (_, ticks) => ticks.map((at) => formatTime(at, times)) },
       { stroke: ink, grid, size: 60, values: (_, ticks) => ticks.map(format) },
     ],
     hooks: { draw: [(plot) => drawMarks(plot, JSON.parse(figure.dataset.marks || "[]"), ink)] },

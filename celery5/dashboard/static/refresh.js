@@ -26,16 +26,17 @@ export function keepFresh(main, onChange) {
       if (answer.type === "opaqueredirect") return location.reload(); // the session is over
       const next = document.createElement("main");
       next.innerHTML = await answer.text();
-      if (answer.ok || answer.status === 503 || answer.status === 504 || answer.status === 404) {
+      // While the broker is unreachable what was shown last stays, and its age is said.
+      if (answer.ok || answer.status === 404 || main.querySelector(".problem[data-status]")) {
         merge(main, next);
         onChange();
       }
       failures = answer.ok ? 0 : failures + 1;
       if (answer.ok) shownAt = Date.now();
-      say(answer.ok ? "" : answer.status === 503 ? "broker unreachable" : `error ${answer.status}`);
+      say(answer.ok ? "" : answer.status === 503 ? `broker unreachable; shown as of ${clock(shownAt)}` : `error ${answer.status}`);
     } catch {
       failures += 1;
-      say(`the dashboard does not answer; shown as of ${new Date(shownAt).toLocaleTimeString()}`);
+      say(`the dashboard does not answer; shown as of ${clock(shownAt)}`);
     } finally {
       clearTimeout(limit);
       schedule();
@@ -71,6 +72,10 @@ export function merge(old, next) {
     else present.replaceWith(wanted);
   });
   olds.slice(nexts.length).forEach((node) => node.remove());
+}
+
+function clock(ms) {
+  return new Date(ms).toLocaleTimeString();
 }
 
 function isSameElement(one, other) {

@@ -165,9 +165,9 @@ async def test_several_applications_are_on_one_page_and_an_unreachable_broker_is
         page = await client.get("/")
         text = read_text(page.text)
         assert app.name in text
-        assert "the broker cannot be reached" in text
+        assert "cannot be reached" in text
         answer = await client.get("/away/queues")
         assert answer.status_code == 503
-        assert "the broker cannot be reached" in read_text(answer.text)
+        assert "cannot be reached" in read_text(answer.text)
         assert "This page shows it as soon as it is back" in read_text(answer.text)
         assert (await client.get("/nowhere/queues")).status_code == 404

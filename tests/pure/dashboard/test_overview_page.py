@@ -1,0 +1,52 @@
+"""What the first page shows of alerts: one line for each trouble, the critical ones first."""
+
+from typing import Any
+
+from celery5.dashboard.pages.overview import count_breakers, find_own_alerts
+from celery5.observability.alerts import AlertState
+from celery5.protocol.observability.overview import (
+    Overview,
+    OverviewTotals,
+    QueueOverview,
+    QueueVerdict,
+    TaskOverview,
+    WorkerOverview,
+)
+
+
+def make_overview(**parts: Any) -> Overview:
+    counts = dict.fromkeys(OverviewTotals.__struct_fields__, 0)
+    empty: dict[str, Any] = {"queues": (), "tasks": (), "workers": ()}
+    return Overview(app="shop", at=100.0, since=0.0, totals=OverviewTotals(**counts), **{**empty, **parts})
+
+
+def make_alert(name: str, subject: str, **words: Any) -> AlertState:
+    known: dict[str, Any] = {"status": "firing", "severity": "warning", "above": 1.0}
+    return AlertState(name=name, subject=subject, **{**known, **words})
+
+
+def test_an_alert_on_what_has_a_line_of_its_own_is_not_told_twice() -> None:
+    verdict = QueueVerdict("grows", "grows by 3/s", needs_attention=True)
+    counts = {"waiting": 1, "running": 0, "held": 0, "scheduled": 0, "dead": 0, "runs": 0, "workers": 1}
+    queue = QueueOverview(name="mail", oldest=9.0, is_paused=False, flow=None, verdict=verdict, **counts)
+    task = TaskOverview(
+        name="pay", queues=("mail",), ended=9, failed=9, failed_share=1.0, ended_per_minute=1.0,
+        failed_per_minute=1.0, run=None, wait=None, failing_since=60,
+    )  # fmt: skip
+    alerts = [
+        make_alert("failure-rate", "task pay"),
+        make_alert("oldest-job", "queue mail"),
+        make_alert("dead-letters", "queue money"),
+        make_alert("loop-lag", "", severity="critical"),
+        make_alert("quiet", "queue other", status="silenced"),
+    ]
+    own = find_own_alerts(alerts, make_overview(queues=(queue,), tasks=(task,)))
+    assert [alert.name for alert in own] == ["loop-lag", "dead-letters"]
+
+
+def test_breakers_are_counted_over_all_workers() -> None:
+    workers = tuple(
+        WorkerOverview(name=f"w{number}", queues=("mail",), running=0, health="ok", breakers=breakers)
+        for number, breakers in enumerate([("pay",), ("pay", "mail"), ()])
+    )
+    assert count_breakers(make_overview(workers=workers)) == {"pay": 2, "mail": 1}
