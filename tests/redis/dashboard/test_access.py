@@ -65,7 +65,9 @@ async def test_a_session_ends_when_it_is_signed_out_forged_or_over(
     assert sessions.read(cookie) == user
     assert Sessions().read(cookie) is None
     body, _, signature = cookie.partition(".")
-    for forged in ("", ".", "nonsense", body, f"{body}.{signature[:-1]}0", f"{body}x.{signature}", "é.é"):
+    other = "1" if signature.endswith("0") else "0"
+    forgeries = ("", ".", "nonsense", body, f"{body}.{signature[:-1]}{other}", f"{body}x.{signature}", "é.é")
+    for forged in forgeries:
         assert sessions.read(forged) is None
     now = 1e12
     monkeypatch.setattr("celery5.dashboard.access.time.time", lambda: now)

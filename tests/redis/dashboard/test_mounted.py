@@ -1,15 +1,13 @@
 """The dashboard inside other web applications: FastAPI, Starlette and Django, on Trio and on asyncio."""
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
-import django  # type: ignore[import-untyped]
 import httpx
 import pytest
-from django.conf import settings  # type: ignore[import-untyped]
-from django.core.handlers.asgi import ASGIHandler  # type: ignore[import-untyped]
-from django.http import HttpRequest, HttpResponse  # type: ignore[import-untyped]
-from django.urls import path  # type: ignore[import-untyped]
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -19,16 +17,8 @@ from celery5.dashboard import Dashboard, Identify, User
 from tests.redis.dashboard.site import find_form_key, read_text
 
 
-def home(_: HttpRequest) -> HttpResponse:
-    """A view of the project around."""
-    return HttpResponse("the shop")
-
-
 def nothing() -> None:
     """A task."""
-
-
-urlpatterns = [path("", home)]
 
 
 def make_dashboard(app: App) -> Dashboard:
@@ -43,15 +33,6 @@ def in_fastapi(app: App) -> Any:
     api = FastAPI()
     api.mount("/jobs", make_dashboard(app))
     return api
-
-
-def in_django(app: App) -> Any:
-    if not settings.configured:
-        settings.configure(
-            ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="of a test", DATABASES={}, DEBUG=False
-        )
-        django.setup()
-    return Starlette(routes=[Mount("/jobs", make_dashboard(app)), Mount("/", ASGIHandler())])
 
 
 async def use(site: Any, app: App) -> None:
@@ -76,7 +57,7 @@ async def use(site: Any, app: App) -> None:
         await app.limits.aresume("t")
 
 
-SITES = [in_starlette, in_fastapi, in_django]
+SITES = [in_starlette, in_fastapi]
 
 
 @pytest.mark.parametrize("make", SITES)
@@ -95,11 +76,14 @@ def test_it_is_mounted_on_asyncio(app: App, make: Any) -> None:
     asyncio.run(run())
 
 
-def test_the_project_around_answers_elsewhere(app: App) -> None:
-    async def look() -> httpx.Response:
-        transport = httpx.ASGITransport(app=in_django(app))
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop.example") as client:
-            return await client.get("/")
-
-    answer = asyncio.run(look())
-    assert answer.text == "the shop"
+def test_it_is_mounted_in_front_of_a_django_project_that_answers_elsewhere(app: App) -> None:
+    """In a process of its own: Django has one configuration a process, and the pages of the guide have theirs."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.redis.dashboard.django_project", app.name, app.settings.broker],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "the shop, on asyncio and on trio\n"), ended.stderr

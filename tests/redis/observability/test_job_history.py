@@ -117,11 +117,14 @@ async def test_the_story_of_a_job_is_told_when_its_result_has_expired(
         3,
         True,
     )
-    assert [(one.attempt, one.state, one.error, one.kept) for one in story.attempts] == [
-        (1, "RETRY", "LookupError: try 1", "failure"),
-        (2, "RETRY", "LookupError: try 2", "failure"),
-        (3, "SUCCESS", "", "slow"),
+    assert [(one.attempt, one.state, one.error) for one in story.attempts] == [
+        (1, "RETRY", "LookupError: try 1"),
+        (2, "RETRY", "LookupError: try 2"),
+        (3, "SUCCESS", ""),
     ]
+    *failed, succeeded = [one.kept for one in story.attempts]
+    assert failed == ["failure", "failure"]
+    assert succeeded in ("slow", "sample")  # which of them depends on when it ended within the interval
     for one in story.attempts:
         assert one.worker.startswith("one:")
         assert one.sent <= one.ended
