@@ -15,6 +15,7 @@ from celery5.protocol.observability.report import (
     MetricsReport,
     Series,
     compress,
+    compress_for_long,
     decompress,
     get_labels,
     make_series,
@@ -239,7 +240,7 @@ def pack_chunk(tier: Tier, points: Iterable[tuple[int, Measurements]]) -> bytes:
             for *series, value in point.pack(in_short=not tier.is_reduced)[kind]:
                 by_series.setdefault(tuple(series), [None] * len(packed))[number] = value
         columns.append([[*series, values] for series, values in by_series.items()])
-    return compress([[at for at, _ in points], *columns])
+    return compress_for_long([[at for at, _ in points], *columns])
 
 
 def unpack_chunk(packed: bytes) -> list[tuple[int, Measurements]]:

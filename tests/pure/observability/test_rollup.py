@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from celery5.protocol.observability import report as report_module
 from celery5.protocol.observability.report import Measurements, MetricsReport, Series, compress
 from celery5.protocol.observability.rollup import (
     CLUSTER,
@@ -148,3 +149,21 @@ def test_an_index_is_read_with_tolerance() -> None:
     nothing: dict[str, list[int]] = {"minutes": [], "hours": []}
     assert read_index(compress(index)) == {"slow": {"minutes": [60], "hours": []}, "bad": nothing}
     assert read_index(b"") == read_index(b"nothing like it") == {}
+
+
+@pytest.mark.parametrize("has_bz2", [True, False])
+def test_what_is_kept_for_long_can_be_read_and_what_is_broken_or_too_large_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, has_bz2: bool
+) -> None:
+    value = [[number, "celery5_jobs_total"] for number in range(2000)]
+    small = report_module.compress_for_long(value)
+    assert small[:3] == b"BZh"
+    assert report_module.decompress(small) == value
+    assert report_module.decompress(small[:-9]) is None
+    assert report_module.decompress(b"BZh nonsense") is None
+    monkeypatch.setattr(report_module, "MAX_PACKED", 1000)
+    assert report_module.decompress(small) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(report_module, "HAS_BZ2", has_bz2)
+    assert report_module.decompress(report_module.compress_for_long(value)) == value
+    assert (report_module.decompress(small) == value) is has_bz2
