@@ -156,8 +156,8 @@ class TokenFile:
 
     def identify(self, request: HTTPConnection) -> User | None:
         """Return whose token the header `Authorization: Bearer TOKEN` has."""
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        return self.sign_in(token.strip()) if kind.lower() == "bearer" else None
+        token = read_bearer(request)
+        return self.sign_in(token) if token else None
 
     def sign_in(self, token: str) -> User | None:
         """Return whose token this is."""
@@ -274,3 +274,9 @@ class Identify:
     def confirm(self, user: User) -> bool:
         """Return False: no session of ours stands for the application's."""
         return False
+
+
+def read_bearer(request: HTTPConnection) -> str:
+    """Return the token of the header `Authorization: Bearer TOKEN`, '' for none."""
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Collection, Sequence
 
 from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery5.app import App
 from celery5.dashboard.access import Authenticator, Sessions
@@ -63,9 +64,21 @@ class Dashboard:
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
+        has_started = False
+
+        async def note(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
         try:
-            await self._guarded(scope, receive, send)
-        except Exception as error:  # Starlette has answered: this site has an error
+            await self._guarded(scope, receive, note)
+        except Exception as error:
+            # Starlette has answered, unless the error is the guard's: its file of tokens is gone, for example.
+            if not has_started:
+                await PlainTextResponse("this dashboard has an error: see its log\n", 500)(
+                    scope, receive, send
+                )
             if self._on_error is None:
                 raise
             self._on_error(scope.get("path", ""), error)

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from celery5.dashboard.access import Authenticator, Sessions, User
+from celery5.dashboard.access import Authenticator, Sessions, User, read_bearer
 
 OPEN_PATHS = ("/sign-in", "/static/")
 """What is shown to everybody: nothing of the application is in it."""
@@ -65,8 +65,8 @@ class Guard:
         if user is None:
             return self._ask_to_sign_in(request)
         state["user"] = user
-        # A request with a token of its own in a header is no browser's doing: it needs no key.
-        has_token = bool(request.headers.get("authorization"))
+        # No browser sends a bearer token by itself, so such a request needs no key. A password (`Basic`) it does send.
+        has_token = bool(read_bearer(request))
         state["form_key"] = "" if has_token else self._sessions.make_form_key(user, cookie)
         state["needs_form_key"] = request.method == "POST" and not has_token
         return None
@@ -74,7 +74,7 @@ class Guard:
     def _identify(self, request: Request) -> tuple[User | None, str]:
         """Return who makes a request, and the cookie of the session, '' for none."""
         user = self._authenticator.identify(request)
-        if user is not None or request.headers.get("authorization"):
+        if user is not None or read_bearer(request):
             return user, ""
         cookie = request.cookies.get(self._sessions.cookie, "")
         user = self._sessions.read(cookie) if cookie else None
@@ -85,10 +85,9 @@ class Guard:
         if path.startswith(OPEN_PATHS):
             return None
         if path.startswith("/api/"):
-            has_token = bool(request.headers.get("authorization"))
             detail = (
                 "this token is not valid"
-                if has_token
+                if read_bearer(request)
                 else "sign in, or send a token: Authorization: Bearer TOKEN"
             )
             body = {"status": 401, "title": "Unauthorized", "detail": detail}

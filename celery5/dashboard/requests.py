@@ -1,6 +1,7 @@
 """Read the bodies and parameters of requests, within bounds."""
 
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -22,10 +23,11 @@ MAX_FIELDS = 1000
 async def read_body(request: Request) -> bytes:
     """Return the body of a request. Raises Misconfigured when it is too large."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise Misconfigured(f"this request has more than {MAX_BODY} bytes")
+    async with aclosing(request.stream()) as parts:
+        async for part in parts:
+            body += part
+            if len(body) > MAX_BODY:
+                raise Misconfigured(f"this request has more than {MAX_BODY} bytes")
     return bytes(body)
 
 

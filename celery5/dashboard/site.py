@@ -26,10 +26,10 @@ from celery5.dashboard.static import StaticFiles
 
 NOTICE = "celery5_notice"
 """The cookie with what was just done, which the next page says."""
+MAX_NOTICE = 300
+"""Characters of it. Browsers drop a cookie of more than 4,096 bytes, and quoting makes up to 12 of a character."""
 NOUNS = {"dlq": "dead letters", "task": "tasks and jobs", "bulk": "many jobs at once"}
 """What stands for the nouns of commands that need a word more."""
-MAX_NOTICE = 500
-"""Characters of it."""
 
 
 class Site:
@@ -83,16 +83,16 @@ class Site:
 
     async def _show_page(self, page: Page, request: Request) -> Response:
         path = {name: str(value) for name, value in request.path_params.items() if name != "app"}
-        query = {name: values[-1] for name, values in read_query(request).items()}
-        asked = PageRequest(
-            app=request.path_params["app"],
-            path=path,
-            query=query,
-            user=request.state.user,
-            performer=self._performer,
-        )
         title = page.title.format_map(path)
         try:
+            query = {name: values[-1] for name, values in read_query(request).items()}
+            asked = PageRequest(
+                app=request.path_params["app"],
+                path=path,
+                query=query,
+                user=request.state.user,
+                performer=self._performer,
+            )
             self._performer.get_app(asked.app)
             shown = await page.load(asked)
         except Exception as error:
@@ -191,10 +191,13 @@ class Site:
     # signing in
 
     async def _sign_in(self, request: Request) -> Response:
-        texts = await self._read_token(request)
-        user = self._authenticator.sign_in(texts) if texts else None
+        try:
+            token = await self._read_token(request)
+            user = self._authenticator.sign_in(token) if token else None
+        except Exception as error:
+            return self._render_problem(request, describe_problem(error), title="Sign in")
         if user is None:
-            wrong = "This token is not valid, or has been used." if texts else ""
+            wrong = "This token is not valid, or has been used." if token else ""
             by_address = isinstance(self._authenticator, OneTimeToken)
             return self._render(
                 request,
@@ -222,7 +225,10 @@ class Site:
         return (await read_form(request, self._sessions)).get("token", [""])[-1].strip()
 
     async def _sign_out(self, request: Request) -> Response:
-        await read_form(request, self._sessions)
+        try:
+            await read_form(request, self._sessions)
+        except Exception as error:
+            return self._render_problem(request, describe_problem(error), title="Sign out")
         response = RedirectResponse(f"{_root(request)}/sign-in", 303)
         response.delete_cookie(self._sessions.cookie, path=_root(request) or "/")
         return response

@@ -166,7 +166,7 @@ async def test_a_command_by_the_api_is_done_and_recorded_under_the_users_name(ap
     async def mail() -> None: ...
 
     async with browsing(app, role="operator") as client:
-        headers = {"authorization": "none of ours: Identify knows the user"}
+        headers = {"authorization": "Bearer none-of-ours-since-Identify-knows-the-user"}
         answer = await client.post(
             f"/api/v1/{app.name}/task/suspend", json={"task": "mail", "why": "too many"}, headers=headers
         )
