@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -96,13 +97,22 @@ orders.send({"order": 1}, {"order": 2})
 """
 
 
-def until(condition: Callable[[], object], what: str = "") -> Any:
-    """What a condition gives, as soon as it is true."""
+def until(condition: Callable[[], object], what: str | Callable[[], str] = "") -> Any:
+    """What a condition gives, as soon as it is true.
+
+    While a page gives way to the next one, the browser refuses to answer, or answers for an element that is gone.
+    """
     deadline = time.monotonic() + LIMIT
+    refusal: WebDriverException | None = None
     while True:
-        if found := condition():
-            return found
-        assert time.monotonic() < deadline, f"not within {LIMIT:g} s: {what or condition}"
+        try:
+            if found := condition():
+                return found
+        except WebDriverException as error:
+            refusal = error
+        if time.monotonic() > deadline:
+            told = what() if callable(what) else what
+            raise AssertionError(f"not within {LIMIT:g} s: {told or condition}") from refusal
         time.sleep(0.05)
 
 
@@ -223,15 +233,19 @@ class Window:
     def press(self, label: str, within: str = "main") -> None:
         """Press a button or a link with this label."""
 
-        def find() -> list[WebElement]:
-            elements = self.find_all(f"{within} button, {within} a")
-            return [one for one in elements if one.text.strip() == label]
+        def is_clicked() -> bool:
+            for element in self.find_all(f"{within} button, {within} a"):
+                if element.text.strip() == label:
+                    with suppress(StaleElementReferenceException):  # the page was shown anew: find it there
+                        element.click()
+                        return True
+            return False
 
-        until(find, label)[0].click()
+        until(is_clicked, label)
 
     def until_text(self, text: str) -> None:
         """Wait until the main part says this."""
-        until(lambda: text in self.find("body").text, f"{text!r} in {self.find('body').text!r}")
+        until(lambda: text in self.find("body").text, lambda: f"{text!r} in {self.find('body').text!r}")
 
     def command(self, name: str, parameters: dict[str, Any]) -> None:
         """Give a command of the DevTools protocol."""

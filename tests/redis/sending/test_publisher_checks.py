@@ -120,8 +120,9 @@ def test_a_forked_child_runs_checks_of_its_own(shop: App, bank: Bank) -> None:
     child = os.fork()  # while a check runs, in a thread that the child does not have
     if child == 0:
         try:
-            bank.is_busy = bank.is_open = False
-            task.delay(2)
+            bank.is_busy = False
+            task.delay(2)  # begins the child's own checks
+            bank.is_open = False
             bank.wait_for_checks(2)
             try:
                 shop.dispatch([task.job(3)])
