@@ -20,6 +20,7 @@ from celery5.protocol.audit import (
     AuditEntry,
     AuditSource,
     is_action,
+    is_entry_id,
     is_of_action,
 )
 from celery5.protocol.similar_names import did_you_mean
@@ -67,6 +68,7 @@ class Audit:
         action: str = "",
         who: str = "",
         since: float | datetime | None = None,
+        before: str = "",
     ) -> list[AuditEntry]:
         """Return actions, the newest first. For plain Python.
 
@@ -75,13 +77,14 @@ class Audit:
             action: This one alone, such as `dlq:replay`; or those of a noun: `dlq`.
             who: Those of this person alone: a whole name, or the part before the `@`.
             since: Those since this time: a datetime with a zone, or seconds since 1970.
+            before: Those older than the entry with this id: the last one of the page before.
 
         Raises:
             Misconfigured: An argument makes no sense.
             BrokerError: The default broker cannot be reached, or refuses.
         """
-        since_ms = _check(count, action, since)
-        return run_in_plain_python(_list, self._app, count, action, who, since_ms)
+        since_ms = _check(count, action, since, before)
+        return run_in_plain_python(_list, self._app, count, action, who, since_ms, before)
 
     async def alist(
         self,
@@ -90,13 +93,14 @@ class Audit:
         action: str = "",
         who: str = "",
         since: float | datetime | None = None,
+        before: str = "",
     ) -> builtins.list[AuditEntry]:
         """`list`, from Trio or asyncio."""
-        since_ms = _check(count, action, since)
-        return await run_in_event_loop(_list, self._app, count, action, who, since_ms)
+        since_ms = _check(count, action, since, before)
+        return await run_in_event_loop(_list, self._app, count, action, who, since_ms, before)
 
 
-def _check(count: object, action: str, since: float | datetime | None) -> int:
+def _check(count: object, action: str, since: float | datetime | None, before: str) -> int:
     """Return the time in ms since 1970. Raises Misconfigured."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise Misconfigured(f"count is {count!r}: give 1 or more")
@@ -104,6 +108,8 @@ def _check(count: object, action: str, since: float | datetime | None) -> int:
     if action and action not in nouns and not is_action(action):
         hint = did_you_mean(action, [*ACTIONS, *nouns], otherwise=f"nouns are {', '.join(sorted(nouns))}")
         raise Misconfigured(f"no action {action!r}; {hint}")
+    if before and not is_entry_id(before):
+        raise Misconfigured(f"before is {before!r}: give the id of an entry, such as 1764000000000-0")
     if since is None:
         return 0
     if isinstance(since, datetime):
@@ -117,9 +123,9 @@ def _check(count: object, action: str, since: float | datetime | None) -> int:
 
 
 async def _list(
-    app: "Application", redis: AsyncDriver, count: int, action: str, who: str, since_ms: int
+    app: "Application", redis: AsyncDriver, count: int, action: str, who: str, since_ms: int, before: str
 ) -> list[AuditEntry]:
-    chosen, before = list[AuditEntry](), ""
+    chosen = list[AuditEntry]()
     while len(chosen) < count:
         call = audit.read_actions(app.keys, before=before, since_ms=since_ms, count=ENTRIES_PER_CALL)
         entries = await redis.perform(call)

@@ -1,5 +1,6 @@
 """The audit trail: what an entry says of one action, and how it is stored."""
 
+import re
 from collections.abc import Iterable, Mapping, Sized
 from typing import Any, Literal, cast, get_args
 
@@ -127,6 +128,11 @@ def join_names(names: Iterable[str]) -> str:
     listed = list(names)
     more = len(listed) - SHOWN_NAMES
     return ", ".join(listed[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def is_entry_id(text: str) -> bool:
+    """Return whether an entry may have this id."""
+    return re.fullmatch(r"\d{1,20}-\d{1,20}", text, re.ASCII) is not None
 
 
 def is_action(name: str) -> bool:

@@ -24,19 +24,30 @@ def audit() -> None:
 @click.option(
     "--since", type=Duration(min=0), metavar="SPAN", help="Those of the last 90 (seconds), 15m, 2h, 7d."
 )
+@click.option("--before", metavar="ID", default="", help="Those older than this one: the next page.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def list_actions(
-    target: Target, /, *, count: int, action: str, who: str, since: float | None, wants_json: bool
+    target: Target,
+    /,
+    *,
+    count: int,
+    action: str,
+    who: str,
+    since: float | None,
+    before: str,
+    wants_json: bool,
 ) -> None:
     """Show who has done what, from where, and what came of it: the newest first."""
     app = target.load()
     moment = None if since is None else max(0.0, time.time() - since)
-    entries = app.audit.list(count=count, action=action, who=who, since=moment)
+    entries = app.audit.list(count=count, action=action, who=who, since=moment, before=before)
     if wants_json:
         echo(to_json([{"at": entry.at, **_get_fields(entry)} for entry in entries]))
     else:
         echo(format_table([_make_row(entry) for entry in entries], empty="no actions are recorded"))
+        if len(entries) == count:
+            click.echo(f"older ones: --before {entries[-1].id}", err=True)
 
 
 def _get_fields(entry: AuditEntry) -> dict[str, object]:

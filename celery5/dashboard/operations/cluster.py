@@ -32,12 +32,16 @@ class AuditFilter(msgspec.Struct, frozen=True):
     who: Annotated[str, Meta(max_length=200)] = ""
     # Those of so many seconds.
     since: Seconds | None = None
+    # Those older than the entry with this id.
+    before: Annotated[str, Meta(max_length=50)] = ""
 
 
 async def list_actions(app: App, asked: AuditFilter) -> list[AuditEntry]:
     """Show who has done what, from where, and what came of it: the newest first."""
     since = None if asked.since is None else time.time() - asked.since
-    return await app.audit.alist(count=asked.count, action=asked.action, who=asked.who, since=since)
+    return await app.audit.alist(
+        count=asked.count, action=asked.action, who=asked.who, since=since, before=asked.before
+    )
 
 
 async def examine(app: App, _: Nothing) -> list[Finding]:

@@ -40,6 +40,25 @@ def test_a_replay_says_which_jobs_how_many_and_what_came_of_it(app: App, redis_c
     assert began - 1 <= dry_run.at <= replay.at <= purge.at <= time.time() + 1
 
 
+def test_the_trail_is_read_page_by_page(app: App, redis_client: "redis.Redis") -> None:
+    for number in range(7):
+        bury(app, redis_client, f"j{number}")
+        with app.audit.acting_as("bob" if number % 2 else "anna"):
+            app.dlq.purge()
+    whole = app.audit.list()
+    pages, before = list[list[AuditEntry]](), ""
+    while page := app.audit.list(count=3, before=before):
+        pages.append(page)
+        before = page[-1].id
+    assert [len(page) for page in pages] == [3, 3, 1]
+    assert [entry for page in pages for entry in page] == whole
+    older = app.audit.list(who="anna", before=whole[2].id)
+    assert older == [entry for entry in whole[3:] if entry.who == "anna"]
+    for wrong in ("+", "yesterday", "1-2-3"):
+        with pytest.raises(Misconfigured, match="give the id of an entry"):
+            app.audit.list(before=wrong)
+
+
 def test_an_action_that_is_interrupted_says_how_far_it_came(app: App, redis_client: "redis.Redis") -> None:
     bury(app, redis_client, *numbered(5))
 

@@ -1,5 +1,7 @@
 """Bulk actions: counted first, performed at a rate, stopped, interrupted and resumed, and recorded once."""
 
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -21,6 +23,23 @@ from tests.redis.dead_letters.many_dead_letters import QUEUE, bury, numbered, se
 from tests.redis.worker.workers import until_async, working
 
 REPLAY = BulkRequest(verb="dlq:replay")
+KILLED = """
+import trio
+from celery5 import App
+from celery5.bulk import BulkRequest
+from celery5.logs.log import NullLog
+from celery5.services.bulk.bulk_performer import BulkPerformer
+
+app = App({name!r}, broker={broker!r})
+
+async def main():
+    performer = BulkPerformer(app=app, worker="killed", log=NullLog(), bulk_lease=1.0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(performer.run)
+        print(await performer.submit(BulkRequest(verb="dlq:replay", rate="100/s")), flush=True)
+
+trio.run(main)
+"""
 
 
 @asynccontextmanager
@@ -181,6 +200,33 @@ async def test_a_killed_process_is_seen_by_its_lease(app: App, redis_client: "re
     assert (entry.who, entry.count, entry.outcome) == ("anna", 3, "interrupted: stopped by bob")
     save = calls.save_action(app.keys, "a", "killed", {"state": "running"}, lease=10)
     assert await app.aperform(save) == calls.LOST
+
+
+async def test_what_a_killed_process_left_is_resumed_by_another_without_doubling(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    await dead(app, redis_client, *numbered(300))
+    program = KILLED.format(name=app.name, broker=app.settings.broker)
+    process = await trio.lowlevel.open_process([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        with trio.fail_after(30):
+            action_id = (await process.stdout.receive_some()).decode().strip()
+        await until_some_are_done(app, action_id, 20)
+    finally:
+        process.kill()
+        await process.wait()
+
+    async def is_interrupted() -> bool:
+        return (await status_of(app, action_id)).state == "interrupted"
+
+    await until_async(is_interrupted)
+    assert 20 <= len(sent(redis_client, app)) < 300
+    async with performing(app, "two") as other:
+        await other.resume(action_id)
+        status = await until_ended(app, action_id)
+    assert (status.state, status.progress.total) == ("done", 300)
+    assert sorted(sent(redis_client, app)) == sorted(numbered(300))
 
 
 async def test_waiting_jobs_of_a_task_are_revoked(app: App) -> None:

@@ -1,5 +1,7 @@
 """The pages: each shows what it must, reads without scripts, and its buttons do what they say."""
 
+import re
+from html import unescape
 from typing import Any
 
 import pytest
@@ -171,3 +173,19 @@ async def test_several_applications_are_on_one_page_and_an_unreachable_broker_is
         assert "cannot be reached" in read_text(answer.text)
         assert "This page shows it as soon as it is back" in read_text(answer.text)
         assert (await client.get("/nowhere/queues")).status_code == 404
+
+
+async def test_the_audit_trail_goes_on_on_the_next_page(app: App) -> None:
+    for number in range(5):
+        await app.alerts.asilence("no-workers", seconds=60, why=f"test {number}")
+    async with browsing(app, role="viewer") as client:
+        address, found = f"/{app.name}/audit?count=2&action=alert", list[str]()
+        for _ in range(3):
+            answer = await client.get(address)
+            found += re.findall(r"why=test (\d)", read_text(answer.text))
+            following = re.search(r'href="([^"]+)">Next page', answer.text)
+            address = unescape(following[1]) if following else ""
+    assert (found, address) == (["4", "3", "2", "1", "0"], "")
+    async with browsing(app, role="viewer") as client:
+        wrong = await client.get(f"/{app.name}/audit?before=yesterday")
+    assert "give the id of an entry" in read_text(wrong.text)
