@@ -275,10 +275,17 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the measurements behind every number in the README. Peers get environments of their own.
 
-    With `streams`, `rebalance`, `workflows` or `degradation` as the first argument: the measurements of those.
+    With `streams`, `rebalance`, `workflows`, `degradation` or `reports` as the first argument: the measurements of
+    those.
     """
     _install(session, project=True)
-    if session.posargs and session.posargs[0] in ("streams", "rebalance", "workflows", "degradation"):
+    if session.posargs and session.posargs[0] in (
+        "streams",
+        "rebalance",
+        "workflows",
+        "degradation",
+        "reports",
+    ):
         session.run("python", f"benchmarks/{session.posargs[0]}.py", *session.posargs[1:])
         return
     session.run("python", "benchmarks/run.py", *session.posargs)

@@ -50,6 +50,8 @@ MAX_TRIMS = 100
 """Calls in which old reports are deleted before the rest waits for the next interval."""
 RECENT = 15.0
 """Seconds for which reports stay readable that were rolled up."""
+INDEX = "index"
+"""The field that has the names of all groups."""
 SAVED_BYTES = 64 * 1024
 """Bytes that are saved by one call, about: a group is never divided."""
 SAVED_WORDS = 600
@@ -197,10 +199,10 @@ class HistoryRollup:
 
     async def _load_index(self) -> None:
         """Read which groups there are, and what is under way of each."""
-        found = await self._redis.perform(calls.read_state(self._keys, ["index", "mark:index"]))
-        names = read_index(found.get("index", b""))
+        found = await self._redis.perform(calls.read_state(self._keys, [INDEX, f"mark:{INDEX}"]))
+        names = read_index(found.get(INDEX, b""))
         self._indexed = set(names)
-        self._index_mark = found.get("mark:index", b"").decode()
+        self._index_mark = found.get(f"mark:{INDEX}", b"").decode()
         await self._load_groups(set(names))
 
     async def _load_groups(self, names: set[str]) -> None:
@@ -283,9 +285,7 @@ class HistoryRollup:
             return []
         before, self._indexed = self._index_mark, names
         self._index_mark = str(int(before or 0) + 1)
-        return [
-            StateChange("index", before, self._index_mark, [("set", "index", compress(sorted(names)), "")])
-        ]
+        return [StateChange(INDEX, before, self._index_mark, [("set", INDEX, compress(sorted(names)), "")])]
 
     def _choose_packed(self, now: float) -> None:
         """Choose the groups that are packed now: not all at once, since a group takes some milliseconds."""
