@@ -14,7 +14,7 @@ from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
-from celery5.protocol.observability.report import Measurements, Series, compress, unpack_report
+from celery5.protocol.observability.report import Measurements, MetricsReport, Series, compress, unpack_report
 from celery5.protocol.observability.rollup import (
     CLUSTER,
     HOURS,
@@ -187,15 +187,15 @@ class HistoryRollup:
 
     async def _add(self, page: Sequence[calls.StoredReport]) -> None:
         """Add reports, one at each step of the event loop: jobs run on it, too."""
+        reports = list[tuple[calls.StoredReport, MetricsReport, dict[str, Measurements]]]()
         for one in page:
-            report = unpack_report(one.packed)
+            if (report := unpack_report(one.packed)) is not None:
+                reports.append((one, report, self._rollup.split(report)))
             await trio.lowlevel.checkpoint()
-            if report is None:
-                continue
-            parts = self._rollup.split(report)
-            if not parts.keys() <= self._rollup.groups.keys():
-                await self._load_groups(set(parts))
+        await self._load_groups({name for _, _, parts in reports for name in parts})
+        for one, report, parts in reports:
             self._rollup.add_report(one.at, report, parts, read_report_id(one.id))
+            await trio.lowlevel.checkpoint()
 
     async def _load_index(self) -> None:
         """Read which groups there are, and what is under way of each."""
