@@ -98,11 +98,12 @@ def save_rollup(keys: Keys, state_changes: Sequence[StateChange]) -> Call[bool]:
     Return False when another process has saved one of them meanwhile; then nothing is changed.
     """
     named = (keys.metrics_state, keys.metrics_minutes_prefix, keys.metrics_hours_prefix)
-    words: list[Word] = [to_ms(HOURS_KEPT), to_ms(MINUTES_KEPT), to_ms(HOURS_KEPT)]
+    flat: list[Word] = []
     for one in state_changes:
-        words += (one.name, one.before, one.after, len(one.changes))
-        words += (word for change in one.changes for word in change)
-    return script_call(SAVE_ROLLUP, named, tuple(words), bool)
+        flat += (one.name, one.before, one.after, len(one.changes))
+        flat += (word for change in one.changes for word in change)
+    words = (to_ms(HOURS_KEPT), to_ms(MINUTES_KEPT), to_ms(HOURS_KEPT), *flat)
+    return script_call(SAVE_ROLLUP, named, words, bool)
 
 
 def advance_rollup(keys: Keys, *, before: str, cursor: str) -> Call[bool]:
