@@ -199,14 +199,20 @@ class OverviewReader:
     async def _read_histories(
         self, redis: AsyncDriver, state: AppState, begin: float, now: float
     ) -> dict[str, QueueHistory]:
-        """Read the minutes of the busiest queues, and the hours for their percentiles, in one trip after the index."""
+        """Read the minutes of the busiest queues, and the hours for their percentiles, in two trips after the index."""
         keys = self._app.keys
         index = read_index((await redis.perform(calls.read_state(keys, ["index"]))).get("index", b""))
         by_jobs = sorted(state.queues.values(), key=lambda queue: -queue.waiting - queue.running)
         names = [queue.queue for queue in by_jobs if queue.queue in index][:MAX_HISTORIES]
-        plans = {name: _plan_history(name, index[name], begin, now) for name in names}
-        fields = [f"group:{name}" for name in names]
-        fields += [field for plan in plans.values() for field in plan.fields if field not in self._points]
+        if not names:
+            return {}
+        states = await redis.perform_all([calls.read_state(keys, [f"group:{name}"]) for name in names])
+        groups = {
+            name: MetricsGroup.unpack(state.get(f"group:{name}"))
+            for name, state in zip(names, states, strict=True)
+        }
+        plans = {name: _plan_history(name, group.waiting, begin, now) for name, group in groups.items()}
+        fields = [field for plan in plans.values() for field in plan.fields if field not in self._points]
         chunks = [chunk for plan in plans.values() for chunk in plan.chunks if chunk.key not in self._points]
         reads: list[Call[Any]] = [
             calls.read_state(keys, fields[start : start + FIELDS_AT_ONCE])
@@ -226,10 +232,7 @@ class OverviewReader:
         for reply in replies[: len(reads) - len(chunks)]:
             stored.update(reply)
         self._remember(plans.values(), stored, zip(chunks, replies[len(reads) - len(chunks) :], strict=True))
-        return {
-            name: self._make_history(plan, MetricsGroup.unpack(stored.get(f"group:{name}")), begin)
-            for name, plan in plans.items()
-        }
+        return {name: self._make_history(plan, groups[name], begin) for name, plan in plans.items()}
 
     def _remember(
         self,
