@@ -287,7 +287,8 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the measurements behind every number in the README. Peers get environments of their own.
 
-    With `streams`, `rebalance`, `workflows`, `degradation` or `dashboard` as the first argument: those measurements.
+    With `streams`, `rebalance`, `workflows`, `degradation`, `dashboard` or `reports` as the first argument: those
+    measurements.
     """
     _install(session, project=True)
     if session.posargs and session.posargs[0] in (
@@ -296,6 +297,7 @@ def bench(session: nox.Session) -> None:
         "workflows",
         "degradation",
         "dashboard",
+        "reports",
     ):
         session.run("python", f"benchmarks/{session.posargs[0]}.py", *session.posargs[1:])
         return

@@ -1,7 +1,8 @@
 """The metrics of an application: `app.metrics` reads their history, and sends them to other systems."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -41,7 +42,11 @@ from celery5.protocol.observability.storage import Storage
 FINE_HISTORY = 6 * HOUR
 """Seconds: the history of a longer time is given in hours."""
 STATE_FIELDS = 60
-"""Fields of the hour that is under way, read in one trip."""
+"""Fields of the hour that is under way, read in one call."""
+QUEUES_AT_ONCE = 10
+"""Queues whose points are read at once: no more than these are in memory."""
+MAX_READINGS = 3
+"""How often a queue is read again that was saved meanwhile."""
 
 
 class TaskNumbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,34 +133,52 @@ class Metrics:
             raise ValueError(f"step is {step!r}: give 60 for minutes or 3600 for hours")
         now = time.time()
         begin, end = now - since, now - until
-        points = await self._read_points(connections, queue, _TIERS[step], begin, end)
+        stored = await self._read_points(connections, [queue], _TIERS[step], begin, end)
         by_time: dict[int, list[Measurements]] = {}
-        for at, point in points:
+        for at, point in stored[queue].unpack():
             if begin - step < at <= end:
                 by_time.setdefault(at // step * step, []).append(point)
         return [_make_point(at, step, sum_points(found)) for at, found in sorted(by_time.items())]
 
     async def _read_points(
-        self, connections: AwaitableConnections, queue: str, tier: Tier, begin: float, end: float
-    ) -> list[tuple[int, Measurements]]:
-        """Return the points of a queue: those that are packed, those that wait for it, and what is under way."""
+        self, connections: AwaitableConnections, queues: Sequence[str], tier: Tier, begin: float, end: float
+    ) -> "dict[str, _StoredPoints]":
+        """Return the points of some queues: those that are packed, those that wait for it, and what is under way.
+
+        That takes several trips. The mark of a queue tells whether it was saved between them; then it is read again.
+        """
         redis, keys = await connections.get_async_driver(), self._app.keys
         prefix = keys.metrics_minutes_prefix if tier is MINUTES else keys.metrics_hours_prefix
-        packed = await redis.perform(calls.read_points(prefix, queue, begin - tier.chunk, end))
-        points = [point for _, chunk in packed for point in unpack_chunk(chunk)]
-        found = await redis.perform(calls.read_state(keys, ["index", f"group:{queue}"]))
-        waiting = read_index(found.get("index", b"")).get(queue, {})
-        fields = [name_point(MINUTES, at, queue) for at in waiting.get(MINUTES.name, ())]
-        if tier is HOURS:
-            fields += [name_point(HOURS, at, queue) for at in waiting.get(HOURS.name, ())]
-        for start in range(0, len(fields), STATE_FIELDS):
-            part = fields[start : start + STATE_FIELDS]
-            stored: dict[str, bytes] = await redis.perform(calls.read_state(keys, part))
-            points += [(int(name.split(":")[1]), unpack_point(content)) for name, content in stored.items()]
-        group = MetricsGroup.unpack(found.get(f"group:{queue}"))
-        if group.minute:
-            points.append((group.minute, group.current))
-        return points
+        found: dict[str, _StoredPoints] = {}
+        left = list(queues)
+        for _ in range(MAX_READINGS):
+            states = await redis.perform_all(
+                [calls.read_state(keys, [f"group:{queue}", f"mark:group:{queue}"]) for queue in left]
+            )
+            for queue, state in zip(left, states, strict=True):
+                found[queue] = _StoredPoints(
+                    MetricsGroup.unpack(state.get(f"group:{queue}"), state.get(f"mark:group:{queue}"))
+                )
+            parts = [part for queue in left for part in found[queue].list_fields(queue, tier)]
+            waiting = await redis.perform_all([calls.read_state(keys, fields) for fields in parts])
+            for fields, contents in zip(parts, waiting, strict=True):
+                found[fields[0].split(":", 2)[2]].waiting.update(contents)
+            packed = await redis.perform_all(
+                [calls.read_points(prefix, queue, begin - tier.chunk, end) for queue in left]
+            )
+            marks = await redis.perform_all(
+                [calls.read_state(keys, [f"mark:group:{queue}"]) for queue in left]
+            )
+            for queue, chunks in zip(left, packed, strict=True):
+                found[queue].packed = [chunk for _, chunk in chunks]
+            left = [
+                queue
+                for queue, mark in zip(left, marks, strict=True)
+                if mark.get(f"mark:group:{queue}", b"").decode() != found[queue].group.mark
+            ]
+            if not left:
+                break
+        return found
 
     def summary(self, queue: str = "", *, since: float = HOUR) -> dict[str, HistoryPoint]:
         """Return what was measured in all of some time until now, by queue. For plain Python.
@@ -179,16 +202,20 @@ class Metrics:
         now = time.time()
         begin = int(now - since) // HOUR * HOUR
         summaries: dict[str, HistoryPoint] = {}
-        for name in sorted(set(names) - {CLUSTER}):
-            points = await self._read_points(connections, name, HOURS, begin, now)
-            if found := [point for at, point in points if at >= begin]:
-                summaries[name] = _make_point(begin, int(now) - begin, sum_points(found))
+        names = sorted(set(names) - {CLUSTER})
+        for start in range(0, len(names), QUEUES_AT_ONCE):
+            part = names[start : start + QUEUES_AT_ONCE]
+            stored = await self._read_points(connections, part, HOURS, begin, now)
+            for name in part:
+                total = sum_points(point for at, point in stored.pop(name).unpack() if at >= begin)
+                if total != Measurements():
+                    summaries[name] = _make_point(begin, int(now) - begin, total)
         return summaries
 
     async def _read_group_names(self, connections: AwaitableConnections) -> list[str]:
         redis = await connections.get_async_driver()
         found = await redis.perform(calls.read_state(self._app.keys, ["index"]))
-        return list(read_index(found.get("index", b"")))
+        return read_index(found.get("index", b""))
 
     def overview(self, *, since: float = HOUR) -> Overview:
         """Return how the queues, tasks and workers of the application stand. For plain Python.
@@ -250,6 +277,30 @@ class Metrics:
             for name, packed in stored.items():
                 _add_families(families, name.partition(":")[2], MetricsGroup.unpack(packed).totals)
         return list(families.values())
+
+
+@dataclass(slots=True)
+class _StoredPoints:
+    """The points of one queue, still packed: a long history takes many times more when it is not."""
+
+    group: MetricsGroup
+    packed: list[bytes] = field(default_factory=list[bytes])
+    waiting: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def list_fields(self, queue: str, tier: Tier) -> list[list[str]]:
+        """Return the fields of the points that wait, in parts of one call."""
+        tiers = (MINUTES, HOURS) if tier is HOURS else (MINUTES,)
+        fields = [name_point(one, at, queue) for one in tiers for at in self.group.waiting[one.name]]
+        return [fields[start : start + STATE_FIELDS] for start in range(0, len(fields), STATE_FIELDS)]
+
+    def unpack(self) -> Iterator[tuple[int, Measurements]]:
+        """Yield when each point began, in seconds since 1970, and what was measured."""
+        for chunk in self.packed:
+            yield from unpack_chunk(chunk)
+        for name, content in self.waiting.items():
+            yield int(name.split(":")[1]), unpack_point(content)
+        if self.group.minute:
+            yield self.group.minute, self.group.current
 
 
 def _add_families(families: dict[str, MetricFamily], queue: str, totals: Measurements) -> None:

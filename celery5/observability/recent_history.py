@@ -1,4 +1,4 @@
-"""Read the last hours of the history of many queues in two trips, and remember what does not change any more."""
+"""Read the last hours of the history of many queues in three trips, and remember what does not change any more."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -87,9 +87,9 @@ class RecentHistoryReader:
         found = await redis.perform(calls.read_state(self._keys, ["index"]))
         index = read_index(found.get("index", b""))
         names = [queue for queue in queues if queue in index][:most]
-        plans = [plan_history(name, index[name], begin, now) for name in names]
-        fields = [f"group:{name}" for name in names]
-        fields += [field for plan in plans for field in plan.fields if field not in self._points]
+        groups = await self._read_groups(redis, names)
+        plans = [plan_history(name, groups[name].waiting, begin, now) for name in names]
+        fields = [field for plan in plans for field in plan.fields if field not in self._points]
         chunks = [chunk for plan in plans for chunk in plan.chunks if chunk.key not in self._points]
         reads: list[Call[Any]] = [
             calls.read_state(self._keys, fields[start : start + FIELDS_AT_ONCE])
@@ -112,12 +112,20 @@ class RecentHistoryReader:
                 if (known := self._points.get(source) or _unpack(source, stored, packed))
             }
             durations[plan.queue] = added_up = _add_up(plan, own, self._durations.get(plan.queue))
-            group = MetricsGroup.unpack(stored.get(f"group:{plan.queue}"))
-            histories[plan.queue] = _make_history(plan, own, added_up.durations, group, begin)
+            histories[plan.queue] = _make_history(plan, own, added_up.durations, groups[plan.queue], begin)
             points |= own
             await sleep(0)  # unpacking many queues takes time
         self._points, self._durations = points, durations
         return histories
+
+    async def _read_groups(self, redis: AsyncDriver, names: Sequence[str]) -> dict[str, MetricsGroup]:
+        reads = [calls.read_state(self._keys, [f"group:{name}"]) for name in names]
+        states = await redis.perform_all(reads) if reads else []
+        groups: dict[str, MetricsGroup] = {}
+        for name, state in zip(names, states, strict=True):
+            groups[name] = MetricsGroup.unpack(state.get(f"group:{name}"))
+            await sleep(0)
+        return groups
 
     def _read_chunk(self, chunk: HistoryChunk) -> Call[list[tuple[int, bytes]]]:
         is_minutes = chunk.tier is MINUTES

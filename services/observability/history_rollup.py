@@ -9,7 +9,7 @@ import trio
 
 from celery5.broker.calls import observability as calls
 from celery5.broker.calls import queues as queue_calls
-from celery5.broker.calls.observability import Change, RollupTurn
+from celery5.broker.calls.observability import Change, RollupTurn, StateChange
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.broker.routing.broker_router import run_all_async
@@ -17,7 +17,7 @@ from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
-from celery5.protocol.observability.report import Measurements, Series, compress, unpack_report
+from celery5.protocol.observability.report import Measurements, MetricsReport, Series, compress, unpack_report
 from celery5.protocol.observability.rollup import (
     CLUSTER,
     HOURS,
@@ -31,6 +31,7 @@ from celery5.protocol.observability.rollup import (
     pack_chunk,
     pack_point,
     read_index,
+    read_report_id,
     sum_points,
     unpack_point,
 )
@@ -42,10 +43,24 @@ MAX_DEPTHS = 500
 """Queues of one broker whose depth is measured."""
 QUEUES_AT_ONCE = 50
 """Queues that are measured in one trip."""
-MAX_PAGES = 200
-"""Pages of reports that are rolled up before the rest waits for the next interval."""
-RECENT = 120.0
+MAX_READ = 60_000
+"""Reports that are rolled up before the rest waits for the next interval."""
+PAGE_BYTES = 256 * 1024
+"""Bytes of reports that are read at once, about."""
+FIRST_PAGE = 20
+"""Reports that are read first, before it is known how large they are."""
+MAX_TRIMS = 100
+"""Calls in which old reports are deleted before the rest waits for the next interval."""
+RECENT = 15.0
 """Seconds for which reports stay readable that were rolled up."""
+INDEX = "index"
+"""The field that has the names of all groups."""
+SAVED_BYTES = 64 * 1024
+"""Bytes that are saved by one call, about: a group is never divided."""
+SAVED_WORDS = 600
+"""Words that are saved by one call, about, so that it takes Redis less than 2 ms."""
+PACKED_AT_ONCE = 100
+"""Groups whose hours are packed before the rest waits for the next interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +78,8 @@ class CountedCluster:
 class HistoryRollup:
     """Rolls reports up while it is this process' turn.
 
-    Every report counts once: what it is rolled up to is saved together with its place on the stream, unless another
-    process has saved meanwhile.
+    Every report counts once: each group is saved together with the id of the last report that counts in it, unless
+    another process has saved it meanwhile. When all groups are saved, the reports are done with.
 
     Args:
         metrics_redis: The default broker, where the history of the application is.
@@ -101,8 +116,11 @@ class HistoryRollup:
         """Forget what is saved in Redis: another process may have changed it."""
         self._cursor: str | None = None
         self._rollup = Rollup()
-        # When the points of each group began that are not packed yet, by tier.
-        self._waiting: dict[str, dict[str, list[int]]] = {}
+        # The names that the index has, and how often it was saved.
+        self._indexed: set[str] = set()
+        self._index_mark = ""
+        self._page_size = FIRST_PAGE
+        self._packed = set[str]()
         self._measured_at = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -153,55 +171,74 @@ class HistoryRollup:
             self._forget()
             self._cursor = turn.cursor
             await self._load_index()
-        before = cursor = turn.cursor
-        # What is read must be saved while the turn lasts: where reports come faster than they are added, reading would
-        # not end, and another process would begin with the same ones.
-        deadline = trio.current_time() + self._interval
-        for _ in range(MAX_PAGES):
-            page = await self._redis.perform(calls.read_reports(self._keys, cursor))
-            if page:
-                await self._add(page)
-                cursor = page[-1].id
-            if len(page) < calls.REPORTS_READ or trio.current_time() >= deadline:
-                break
-        await self._measure_queues(turn.now)
-        changes = await self._close(turn.now)
-        saved = await self._redis.perform(
-            calls.save_rollup(
-                self._keys,
-                before=before,
-                cursor=cursor,
-                needed_from=turn.now - RECENT,
-                changes=changes,
-            )
-        )
-        if saved:
+        cursor, now = await self._read_reports(turn)
+        await self._measure_queues(now)
+        gauges = dict[Series, float]()
+        for _ in self._rollup.merge_gauges(now, gauges):
+            await trio.lowlevel.checkpoint()
+        self._rollup.add_gauges(now, CLUSTER, gauges)
+        if await self._save(now) and await self._redis.perform(
+            calls.advance_rollup(self._keys, before=turn.cursor, cursor=cursor)
+        ):
             self._cursor = cursor
-            self._pass_on(turn.now)
+            self._pass_on(now, gauges)
+            await self._trim_reports(now)
         else:
             self._forget()
 
-    def _pass_on(self, now: float) -> None:
+    def _pass_on(self, now: float, gauges: Mapping[Series, float]) -> None:
         """Pass on what was counted to whoever reads `counted`, unless it has not read what came before."""
-        gauges = self._rollup.merge_gauges(now)
         lags = [value for series, value in gauges.items() if series[0] == "celery5_loop_lag_seconds"]
         with suppress(trio.WouldBlock):
             self._send.send_nowait(
                 CountedCluster(now, count_tasks(self._rollup.groups.values()), max(lags, default=None))
             )
 
+    async def _read_reports(self, turn: RollupTurn) -> tuple[str, float]:
+        """Add the reports that wait. Return the id of the last one, and up to when all have been added."""
+        cursor, left = turn.cursor, MAX_READ
+        # What is read must be saved while the turn lasts: where reports come faster than they are added, reading would
+        # not end, and another process would begin with the same ones.
+        deadline = trio.current_time() + self._interval
+        while left > 0 and trio.current_time() < deadline:
+            count = min(self._page_size, left)
+            page = await self._redis.perform(calls.read_reports(self._keys, cursor, count))
+            if page:
+                await self._add(page)
+                cursor = page[-1].id
+                size = sum(len(one.packed) for one in page) // len(page) or 1
+                self._page_size = min(max(PAGE_BYTES // size, 1), calls.REPORTS_READ)
+            if len(page) < count:
+                return cursor, turn.now
+            left -= count
+        # The minute of the last report may go on, whatever the time is.
+        return cursor, min(read_report_id(cursor)[0] / 1000, turn.now)
+
+    async def _trim_reports(self, now: float) -> None:
+        """Delete old reports, but only what was rolled up: `now` is never later than that."""
+        for _ in range(MAX_TRIMS):
+            if not await self._redis.perform(calls.trim_reports(self._keys, now - RECENT)):
+                return
+
     async def _add(self, page: Sequence[calls.StoredReport]) -> None:
-        reports = [(one.at, report) for one in page if (report := unpack_report(one.packed)) is not None]
-        await self._load_groups({name for _, report in reports for name in self._rollup.split(report)})
-        for at, report in reports:
-            self._rollup.add_report(at, report)
+        """Add reports, one at each step of the event loop: jobs run on it, too."""
+        reports = list[tuple[calls.StoredReport, MetricsReport, dict[str, Measurements]]]()
+        for one in page:
+            if (report := unpack_report(one.packed)) is not None:
+                reports.append((one, report, self._rollup.split(report)))
+            await trio.lowlevel.checkpoint()
+        await self._load_groups({name for _, _, parts in reports for name in parts})
+        for one, report, parts in reports:
+            self._rollup.add_report(one.at, report, parts, read_report_id(one.id))
             await trio.lowlevel.checkpoint()
 
     async def _load_index(self) -> None:
-        """Read which groups there are, which points of each wait, and what is under way of each."""
-        found = await self._redis.perform(calls.read_state(self._keys, ["index"]))
-        self._waiting = read_index(found.get("index", b""))
-        await self._load_groups(set(self._waiting))
+        """Read which groups there are, and what is under way of each."""
+        found = await self._redis.perform(calls.read_state(self._keys, [INDEX, f"mark:{INDEX}"]))
+        names = read_index(found.get(INDEX, b""))
+        self._indexed = set(names)
+        self._index_mark = found.get(f"mark:{INDEX}", b"").decode()
+        await self._load_groups(set(names))
 
     async def _load_groups(self, names: set[str]) -> None:
         """Read groups that are not known here; of too many, further ones count for the cluster."""
@@ -209,11 +246,13 @@ class HistoryRollup:
         missing = missing[: max(MAX_GROUPS - len(self._rollup.groups), 0)]
         for start in range(0, len(missing), QUEUES_AT_ONCE):
             part = missing[start : start + QUEUES_AT_ONCE]
-            found = await self._redis.perform(
-                calls.read_state(self._keys, [f"group:{name}" for name in part])
-            )
+            fields = [field for name in part for field in (f"group:{name}", f"mark:group:{name}")]
+            found = await self._redis.perform(calls.read_state(self._keys, fields))
             for name in part:
-                self._rollup.groups[name] = MetricsGroup.unpack(found.get(f"group:{name}"))
+                self._rollup.groups[name] = MetricsGroup.unpack(
+                    found.get(f"group:{name}"), found.get(f"mark:group:{name}")
+                )
+                await trio.lowlevel.checkpoint()
 
     async def _measure_queues(self, now: float) -> None:
         """Measure once a minute how far behind all queues are."""
@@ -250,38 +289,66 @@ class HistoryRollup:
                 }
         return measured
 
-    async def _close(self, now: float) -> list[Change]:
-        """Return the changes that save everything, and those that pack what is over."""
+    async def _save(self, now: float) -> bool:
+        """Save all groups that have changed. Return False if another process has saved one meanwhile."""
         rollup = self._rollup
-        rollup.add_gauges(now, CLUSTER, rollup.merge_gauges(now))
-        new = {
-            name_point(MINUTES, closed.at, closed.group): closed.measurements
-            for closed in rollup.close_minutes(now)
-        }
-        for name in new:
-            _, at, group = name.split(":", 2)
-            self._get_waiting(group)[MINUTES.name].append(int(at))
-        changes: list[Change] = []
-        for group in list(self._waiting):
-            for tier in (MINUTES, HOURS):
-                changes += await self._pack_chunks(tier, group, now, new)
-        changes += [("set", name, pack_point(point), "") for name, point in new.items()]
-        changes += [
-            ("set", f"group:{name}", group.pack(), "") for name, group in rollup.take_changed().items()
-        ]
-        changes.append(
-            ("set", "index", compress({name: self._get_waiting(name) for name in rollup.groups}), "")
-        )
-        return changes
+        new: dict[str, dict[str, Measurements]] = {}
+        for closed in rollup.close_minutes(now):
+            new.setdefault(closed.group, {})[name_point(MINUTES, closed.at, closed.group)] = (
+                closed.measurements
+            )
+            waiting = rollup.groups[closed.group].waiting[MINUTES.name]
+            if closed.at not in waiting:
+                waiting.append(closed.at)
+        self._choose_packed(now)
+        part = self._index_groups()
+        for name, group in rollup.take_changed().items():
+            part.append(await self._make_change(name, group, now, new.get(name, {})))
+            if _is_full(part):
+                if not await self._redis.perform(calls.save_rollup(self._keys, part)):
+                    return False
+                part = []
+        return not part or await self._redis.perform(calls.save_rollup(self._keys, part))
 
-    def _get_waiting(self, group: str) -> dict[str, list[int]]:
-        return self._waiting.setdefault(group, {MINUTES.name: [], HOURS.name: []})
+    def _index_groups(self) -> list[StateChange]:
+        """Return the change of the index, which is saved before any group that is new in it."""
+        names = set(self._rollup.groups)
+        if names == self._indexed:
+            return []
+        before, self._indexed = self._index_mark, names
+        self._index_mark = str(int(before or 0) + 1)
+        return [StateChange(INDEX, before, self._index_mark, [("set", INDEX, compress(sorted(names)), "")])]
+
+    def _choose_packed(self, now: float) -> None:
+        """Choose the groups that are packed now: not all at once, since a group takes some milliseconds."""
+        self._packed.clear()
+        for name, group in self._rollup.groups.items():
+            if len(self._packed) < PACKED_AT_ONCE and any(
+                min(group.waiting[tier.name], default=now) < now // tier.chunk * tier.chunk
+                for tier in (MINUTES, HOURS)
+            ):
+                self._packed.add(name)
+                self._rollup.change(name)
+
+    async def _make_change(
+        self, name: str, group: MetricsGroup, now: float, new: dict[str, Measurements]
+    ) -> StateChange:
+        """Return all changes of a group: they are saved together."""
+        changes: list[Change] = []
+        if name in self._packed:
+            for tier in (MINUTES, HOURS):
+                changes += await self._pack_chunks(tier, name, now, new)
+        changes += [("set", field, pack_point(point), "") for field, point in new.items()]
+        await trio.lowlevel.checkpoint()
+        changes.append(("set", f"group:{name}", group.pack(), ""))
+        before = group.advance_mark()
+        return StateChange(f"group:{name}", before, group.mark, changes)
 
     async def _pack_chunks(
         self, tier: Tier, group: str, now: float, new: dict[str, Measurements]
     ) -> list[Change]:
         """Return the changes that pack the chunks that are over, and enter the sum of an hour in `new`."""
-        waiting = self._get_waiting(group)
+        waiting = self._rollup.groups[group].waiting
         over = [at for at in sorted(set(waiting[tier.name])) if at < now // tier.chunk * tier.chunk]
         if not over:
             return []
@@ -294,7 +361,17 @@ class HistoryRollup:
         for begin in sorted({at // tier.chunk * tier.chunk for at in points}):
             chunk = [(at, point) for at, point in sorted(points.items()) if begin <= at < begin + tier.chunk]
             changes.append((tier.name, group, str(begin * 1000), pack_chunk(tier, chunk)))
+            await trio.lowlevel.checkpoint()
             if tier is MINUTES:
                 new[name_point(HOURS, begin, group)] = sum_points([point for _, point in chunk])
                 waiting[HOURS.name].append(begin)
         return changes
+
+
+def _is_full(part: Sequence[StateChange]) -> bool:
+    """Whether a call that saves these changes is as large as it may be."""
+    words = [word for one in part for change in one.changes for word in change]
+    return (
+        len(words) >= SAVED_WORDS
+        or sum(len(word) for word in words if isinstance(word, bytes)) >= SAVED_BYTES
+    )

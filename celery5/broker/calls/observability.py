@@ -13,13 +13,16 @@ from celery5.protocol.observability.rollup import HOURS_KEPT, MINUTES_KEPT
 SEND_REPORT = Script.load("observability/send_report")
 CLAIM_ROLLUP = Script.load("observability/claim_rollup", "clock")
 SAVE_ROLLUP = Script.load("observability/save_rollup")
+ADVANCE_ROLLUP = Script.load("observability/advance_rollup")
 
-MAX_REPORTS = 20_000
-"""Reports that wait to be rolled up, about: half a minute of ten thousand processes."""
+MAX_REPORTS = 60_000
+"""Reports that wait to be rolled up, about: of ten thousand processes, until another one has taken the turn."""
 REPORT_TTL = 3600.0
 """Seconds that a report waits to be rolled up."""
 REPORTS_READ = 200
-"""Reports in one reply."""
+"""Reports in one reply, at most."""
+REPORTS_TRIMMED = 1000
+"""Reports that are deleted in one call, about."""
 MEMORY_SAMPLES = 5
 """Entries of a key whose size is looked at: the server does nothing else in that time."""
 
@@ -50,6 +53,17 @@ Change = tuple[str, str, Word, Word]
 """A change of what is kept, as `save_rollup.lua` takes it."""
 
 
+class StateChange(NamedTuple):
+    """All changes of one group, or of the index: they are saved together."""
+
+    # `group:` and its name, or `index`.
+    name: str
+    # Its mark before and after.
+    before: str
+    after: str
+    changes: Sequence[Change]
+
+
 def send_report(keys: Keys, process: str, number: int, packed: bytes) -> Call[bool]:
     """Send a report. Return whether it is new. Safe to repeat."""
     named = (keys.metrics_reports, keys.metrics_sent(process))
@@ -63,9 +77,9 @@ def claim_rollup(keys: Keys, process: str, *, seconds: float) -> Call[RollupTurn
     return script_call(CLAIM_ROLLUP, named, (process, to_ms(seconds)), _turn, repeatable=True)
 
 
-def read_reports(keys: Keys, cursor: str) -> Call[list[StoredReport]]:
-    """Return reports that came after the one with the id `cursor`, the oldest first."""
-    words = ("XRANGE", keys.metrics_reports, f"({cursor}" if cursor else "-", "+", "COUNT", REPORTS_READ)
+def read_reports(keys: Keys, cursor: str, count: int = REPORTS_READ) -> Call[list[StoredReport]]:
+    """Return reports that came after the one with the id `cursor`, the oldest first, at most `count`."""
+    words = ("XRANGE", keys.metrics_reports, f"({cursor}" if cursor else "-", "+", "COUNT", count)
     return Call(words, _reports, repeatable=True)
 
 
@@ -80,33 +94,35 @@ def read_state(keys: Keys, names: Sequence[str]) -> Call[dict[str, bytes]]:
     return Call(("HMGET", keys.metrics_state, *names), partial(_found, names), repeatable=True)
 
 
-def save_rollup(
-    keys: Keys, *, before: str, cursor: str, needed_from: float, changes: Sequence[Change]
-) -> Call[bool]:
-    """Save changes. Return False when another process has saved meanwhile; then nothing is changed.
+def save_rollup(keys: Keys, state_changes: Sequence[StateChange]) -> Call[bool]:
+    """Save some groups, each as a whole.
+
+    Return False when another process has saved one of them meanwhile; then nothing is changed.
+    """
+    named = (keys.metrics_state, keys.metrics_minutes_prefix, keys.metrics_hours_prefix)
+    flat: list[Word] = []
+    for one in state_changes:
+        flat += (one.name, one.before, one.after, len(one.changes))
+        flat += (word for change in one.changes for word in change)
+    words = (to_ms(HOURS_KEPT), to_ms(MINUTES_KEPT), to_ms(HOURS_KEPT), *flat)
+    return script_call(SAVE_ROLLUP, named, words, bool)
+
+
+def advance_rollup(keys: Keys, *, before: str, cursor: str) -> Call[bool]:
+    """Note that the reports up to `cursor` are in all groups. Return False when another process has noted some.
 
     Args:
         before: The id of the last report that had been rolled up before.
         cursor: The id of the last one that is rolled up now.
-        needed_from: Reports that came before this time are not needed any more, in seconds since 1970.
     """
-    named = (
-        keys.metrics_state,
-        keys.metrics_reports,
-        keys.metrics_minutes_prefix,
-        keys.metrics_hours_prefix,
-    )
-    flat: list[Word] = [word for change in changes for word in change]
-    words = (
-        before,
-        cursor,
-        to_ms(needed_from),
-        to_ms(HOURS_KEPT),
-        to_ms(MINUTES_KEPT),
-        to_ms(HOURS_KEPT),
-        *flat,
-    )
-    return script_call(SAVE_ROLLUP, named, words, bool)
+    words = (before, cursor, to_ms(HOURS_KEPT))
+    return script_call(ADVANCE_ROLLUP, (keys.metrics_state,), words, bool)
+
+
+def trim_reports(keys: Keys, needed_from: float) -> Call[int]:
+    """Delete some of the reports that came before a time, in seconds since 1970. Return how many were deleted."""
+    words = ("XTRIM", keys.metrics_reports, "MINID", "~", to_ms(needed_from), "LIMIT", REPORTS_TRIMMED)
+    return Call(words, int, repeatable=True)
 
 
 def read_points(prefix: str, group: str, since: float, until: float) -> Call[list[tuple[int, bytes]]]:

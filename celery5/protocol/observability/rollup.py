@@ -6,7 +6,8 @@ to a *group*: the queue that a series names in its label `queue`, or the cluster
 Source: RRDtool's archives of different steps; the reports are deltas, so a point can be added to at any time.
 """
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -39,6 +40,13 @@ MAX_GROUP_SERIES = 2000
 """Series of one group; further ones are left out."""
 STALE_AFTER = 45
 """Seconds after which the gauges of a process that does not report any more are forgotten."""
+MERGED_AT_ONCE = 200
+"""Processes whose gauges are merged in one step."""
+MAX_KNOWN_SERIES = 20_000
+"""Series whose group is remembered, so that it is not derived for each report again."""
+
+ReportId = tuple[int, int]
+"""The id of a report on its stream: ms, then its number of those in that ms."""
 
 
 class Tier(NamedTuple):
@@ -56,27 +64,58 @@ MINUTES = Tier("minutes", MINUTE, HOUR, is_reduced=True)
 HOURS = Tier("hours", HOUR, DAY, is_reduced=False)
 
 
+def read_report_id(text: str) -> ReportId:
+    """Return an id of the stream as numbers, which are in the order of the stream; (0, 0) for what is none."""
+    ms, _, number = text.partition("-")
+    return (int(ms), int(number)) if ms.isdecimal() and number.isdecimal() else (0, 0)
+
+
 @dataclass(slots=True)
 class MetricsGroup:
-    """The numbers of one queue, or of the cluster."""
+    """The numbers of one queue, or of the cluster.
+
+    A group is saved as a whole, with the id of the last report that counts in it. So groups can be saved one after
+    another: when that is interrupted, the next one skips in each group the reports that count there already.
+    """
 
     # All that was ever counted.
     totals: Measurements = field(default_factory=Measurements)
     # The minute that is under way, in seconds since 1970; 0: nothing has been measured in any.
     minute: int = 0
     current: Measurements = field(default_factory=Measurements)
+    # When the points that are not packed yet began, in seconds since 1970, by tier.
+    waiting: dict[str, list[int]] = field(default_factory=lambda: {MINUTES.name: [], HOURS.name: []})
+    # The last report that counts here.
+    counted_to: ReportId = (0, 0)
+    # How the group is marked in Redis: the last report that counted when it was saved, and how often it was; '' before.
+    mark: str = ""
+
+    def advance_mark(self) -> str:
+        """Mark the group as saved once more. Return the mark before."""
+        before, saves = self.mark, int(self.mark.partition("/")[2] or 0)
+        self.mark = f"{self.counted_to[0]}-{self.counted_to[1]}/{saves + 1}"
+        return before
 
     def pack(self) -> bytes:
-        """Return the group as it stands in Redis."""
-        return compress([self.totals.pack(), self.minute, self.current.pack()])
+        """Return the group as it stands in Redis, except for its mark."""
+        waiting = [self.waiting[MINUTES.name], self.waiting[HOURS.name]]
+        return compress([self.totals.pack(), self.minute, self.current.pack(), waiting])
 
     @classmethod
-    def unpack(cls, packed: bytes | None) -> "MetricsGroup":
+    def unpack(cls, packed: bytes | None, mark: bytes | None = None) -> "MetricsGroup":
         """Return the group of what stands in Redis; an empty one when that is nothing."""
         words = _as_list(decompress(packed) if packed else None)
-        if len(words) != 3 or type(words[1]) is not int:
-            return cls()
-        return cls(Measurements.unpack(words[0]), words[1], Measurements.unpack(words[2]))
+        group = cls()
+        if len(words) == 4 and type(words[1]) is int:
+            group.totals, group.minute = Measurements.unpack(words[0]), words[1]
+            group.current = Measurements.unpack(words[2])
+            for tier, times in zip((MINUTES, HOURS), _as_list(words[3]), strict=False):
+                group.waiting[tier.name] = [at for at in _as_list(times) if type(at) is int]
+        text = (mark or b"").decode("ascii", "replace")
+        counted_to, _, saves = text.partition("/")
+        if saves.isdecimal():
+            group.counted_to, group.mark = read_report_id(counted_to), text
+        return group
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +128,16 @@ class ClosedMinute:
     measurements: Measurements
 
 
+class _ProcessGauges(NamedTuple):
+    """The gauges of one process, in a tenth of the memory of its report."""
+
+    # When its report came, in seconds since 1970.
+    at: float
+    series: tuple[Series, ...]
+    values: "array[float]"
+    largest: frozenset[str]
+
+
 class Rollup:
     """Adds reports to groups, and closes the minutes that are over."""
 
@@ -96,8 +145,10 @@ class Rollup:
         self.groups: dict[str, MetricsGroup] = {}
         self._changed: set[str] = set()
         self._closed: list[ClosedMinute] = []
-        # The last gauges of each process, and when they came, in seconds since 1970.
-        self._gauges: dict[str, tuple[float, MetricsReport]] = {}
+        # The last gauges of each process. Their series are the same for most processes, and stand here once.
+        self._gauges: dict[str, _ProcessGauges] = {}
+        self._columns: dict[tuple[Series, ...], tuple[Series, ...]] = {}
+        self._assigned: dict[Series, tuple[str, Series]] = {}
 
     def split(self, report: MetricsReport) -> dict[str, Measurements]:
         """Return the counters and sketches of a report by group; its gauges are the cluster's."""
@@ -111,15 +162,42 @@ class Rollup:
         return parts
 
     def _assign(self, series: Series) -> tuple[str, Series]:
-        labels = get_labels(series)
-        queue = labels.pop("queue", CLUSTER)
-        return (queue, make_series(series[0], labels)) if queue else (CLUSTER, series)
+        """Return the group of a series, and the series without it."""
+        found = self._assigned.get(series)
+        if found is None:
+            labels = get_labels(series)
+            queue = labels.pop("queue", CLUSTER)
+            found = (queue, make_series(series[0], labels)) if queue else (CLUSTER, series)
+            if len(self._assigned) >= MAX_KNOWN_SERIES:
+                self._assigned.clear()
+            self._assigned[series] = found
+        return found
 
-    def add_report(self, at: float, report: MetricsReport) -> None:
-        """Add a report that has come at a time, in seconds since 1970. Its groups are known."""
-        for name, part in self.split(report).items():
-            self._add(at, name if name in self.groups else CLUSTER, part)
-        self._gauges[report.process] = (at, report)
+    def add_report(
+        self, at: float, report: MetricsReport, parts: dict[str, Measurements], report_id: ReportId
+    ) -> None:
+        """Add a report to the groups in which it does not count yet. They are known.
+
+        Args:
+            at: When it came, in seconds since 1970.
+            parts: What `split` has returned of it.
+            report_id: Its id on the stream.
+        """
+        by_group: dict[str, list[Measurements]] = {}
+        for name, part in parts.items():
+            by_group.setdefault(name if name in self.groups else CLUSTER, []).append(part)
+        for name, several in by_group.items():
+            group = self.groups.setdefault(name, MetricsGroup())
+            if report_id > group.counted_to:
+                for part in several:
+                    self._add(at, name, part)
+                group.counted_to = report_id
+        gauges = report.measurements.gauges
+        columns = tuple(gauges)
+        columns = self._columns.setdefault(columns, columns)
+        self._gauges[report.process] = _ProcessGauges(
+            at, columns, array("d", gauges.values()), report.largest
+        )
 
     def add_gauges(self, at: float, group: str, gauges: dict[Series, float]) -> None:
         """Add what was measured of a queue."""
@@ -138,19 +216,22 @@ class Rollup:
         group.current.add(part)
         self._changed.add(name)
 
-    def merge_gauges(self, at: float) -> dict[Series, float]:
-        """Return the gauges of the cluster: of all processes that have reported lately."""
-        merged: dict[Series, float] = {}
-        for process, (came, report) in list(self._gauges.items()):
-            if came < at - STALE_AFTER:
+    def merge_gauges(self, at: float, merged: dict[Series, float]) -> Iterator[None]:
+        """Enter the gauges of the cluster in `merged`, of all processes that have reported lately, in small steps."""
+        columns: dict[tuple[Series, ...], tuple[Series, ...]] = {}
+        for number, (process, gauges) in enumerate(list(self._gauges.items()), start=1):
+            if gauges.at < at - STALE_AFTER:
                 del self._gauges[process]
                 continue
-            for series, value in report.measurements.gauges.items():
-                if series[0] in report.largest:
+            columns[gauges.series] = gauges.series
+            for series, value in zip(gauges.series, gauges.values, strict=True):
+                if series[0] in gauges.largest:
                     merged[series] = max(merged.get(series, value), value)
                 else:
                     merged[series] = merged.get(series, 0.0) + value
-        return merged
+            if number % MERGED_AT_ONCE == 0:
+                yield
+        self._columns = columns
 
     def close_minutes(self, at: float) -> list[ClosedMinute]:
         """Return the minutes that are over at a time, by Redis' clock, and have not been returned before."""
@@ -164,6 +245,10 @@ class Rollup:
     def _close(self, name: str, group: MetricsGroup) -> None:
         self._closed.append(ClosedMinute(name, group.minute, group.current))
         group.minute, group.current = 0, Measurements()
+        self._changed.add(name)
+
+    def change(self, name: str) -> None:
+        """Note that a group has to be saved."""
         self._changed.add(name)
 
     def take_changed(self) -> dict[str, MetricsGroup]:
@@ -195,21 +280,9 @@ def name_point(tier: Tier, at: int, group: str) -> str:
     return f"{tier.name}:{at}:{group}"
 
 
-def read_index(packed: bytes) -> dict[str, dict[str, list[int]]]:
-    """Return when the points that wait began, by group and tier: what cannot be read of it is left out."""
-    index: dict[str, dict[str, list[int]]] = {}
-    for name, tiers in _as_dict(decompress(packed) if packed else None).items():
-        if isinstance(name, str):
-            waiting = _as_dict(tiers)
-            index[name] = {
-                tier.name: [at for at in _as_list(waiting.get(tier.name)) if type(at) is int]
-                for tier in (MINUTES, HOURS)
-            }
-    return index
-
-
-def _as_dict(value: Any) -> dict[Any, Any]:
-    return cast("dict[Any, Any]", value) if isinstance(value, dict) else {}
+def read_index(packed: bytes) -> list[str]:
+    """Return the names of all groups: what cannot be read is left out."""
+    return [name for name in _as_list(decompress(packed) if packed else None) if isinstance(name, str)]
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -262,7 +335,7 @@ def _reduce(point: Measurements) -> Measurements:
     return Measurements(point.counters, point.gauges, sketches)
 
 
-def sum_points(points: Sequence[Measurements]) -> Measurements:
+def sum_points(points: Iterable[Measurements]) -> Measurements:
     """Return one point for all: counters and sketches added up, and of each gauge the largest."""
     total = Measurements()
     for point in points:

@@ -73,8 +73,9 @@ class Sketch:
 
     def add_all(self, other: "Sketch") -> None:
         """Count all that another sketch has counted."""
+        counts = self._counts
         for bucket, count in list(other.counts.items()):
-            self._counts[bucket] += count
+            counts[bucket] += count
         self._total += other.total
 
     @property
@@ -189,9 +190,11 @@ class Sketch:
         if not isinstance(words, list | tuple) or not words:
             return sketch
         total, *pairs = cast("list[object]", words)
+        counts = sketch._counts
         for bucket, count in zip(pairs[::2], pairs[1::2], strict=False):
             if type(bucket) is int and type(count) is int and 0 < count <= MAX_COUNT:
-                sketch._counts[min(max(bucket, LOWEST), HIGHEST)] += count
+                is_inside = LOWEST <= bucket <= HIGHEST  # quicker than min and max for each of them
+                counts[bucket if is_inside else min(max(bucket, LOWEST), HIGHEST)] += count
         if sketch._counts:
             sketch._total = _to_total(total)
         return sketch

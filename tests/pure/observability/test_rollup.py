@@ -1,6 +1,7 @@
 """The rollup: reports become minutes and hours, each counted once."""
 
 import random
+from itertools import count
 
 import pytest
 
@@ -13,9 +14,11 @@ from celery5.protocol.observability.rollup import (
     MINUTES,
     STALE_AFTER,
     MetricsGroup,
+    ReportId,
     Rollup,
     pack_chunk,
     read_index,
+    read_report_id,
     sum_points,
     unpack_chunk,
 )
@@ -23,6 +26,7 @@ from celery5.protocol.observability.sketch import Sketch
 
 NOON = 1_700_000_040.0 // 3600 * 3600
 JOBS: Series = ("celery5_jobs_total", "queue", "slow", "state", "SUCCESS", "task", "pay")
+NUMBERS = count(1)
 IN_GROUP: Series = ("celery5_jobs_total", "state", "SUCCESS", "task", "pay")
 
 
@@ -44,10 +48,23 @@ def rollup_of(*queues: str) -> Rollup:
     return rollup
 
 
+def add(rollup: Rollup, at: float, one: MetricsReport, report_id: ReportId | None = None) -> None:
+    """Add a report, with an id of the stream."""
+    rollup.add_report(at, one, rollup.split(one), report_id or (int(at * 1000), next(NUMBERS)))
+
+
+def merge(rollup: Rollup, at: float) -> dict[Series, float]:
+    """The gauges of the cluster."""
+    merged: dict[Series, float] = {}
+    for _ in rollup.merge_gauges(at, merged):
+        pass
+    return merged
+
+
 def test_a_minute_has_what_came_in_it_and_is_closed_once() -> None:
     rollup = rollup_of("slow")
-    rollup.add_report(NOON, report("a", 3))
-    rollup.add_report(NOON + 59, report("b", 4))
+    add(rollup, NOON, report("a", 3))
+    add(rollup, NOON + 59, report("b", 4))
     assert rollup.close_minutes(NOON + 59.9) == []
     (closed,) = rollup.close_minutes(NOON + 60)
     assert (closed.group, closed.at, closed.measurements.counters) == ("slow", int(NOON), {IN_GROUP: 7})
@@ -58,7 +75,7 @@ def test_a_minute_has_what_came_in_it_and_is_closed_once() -> None:
 def test_reports_that_have_waited_are_not_all_of_one_minute() -> None:
     rollup = rollup_of("slow")
     for minute in range(5):
-        rollup.add_report(NOON + 60 * minute, report("a", 1 + minute))
+        add(rollup, NOON + 60 * minute, report("a", 1 + minute))
     closed = rollup.close_minutes(NOON + 600)
     assert [(one.at - NOON, one.measurements.counters[IN_GROUP]) for one in closed] == [
         (60 * minute, 1 + minute) for minute in range(5)
@@ -67,7 +84,7 @@ def test_reports_that_have_waited_are_not_all_of_one_minute() -> None:
 
 def test_what_belongs_to_no_known_queue_counts_for_the_cluster() -> None:
     rollup = rollup_of()
-    rollup.add_report(NOON, report("a", 3))
+    add(rollup, NOON, report("a", 3))
     assert rollup.groups[CLUSTER].totals.counters == {IN_GROUP: 3}
 
 
@@ -76,10 +93,10 @@ def test_gauges_of_processes_are_added_up_or_the_largest_counts_until_they_fall_
     running: Series = ("celery5_jobs_running",)
     lag: Series = ("celery5_loop_lag_seconds",)
     for process, number in (("a", 2.0), ("b", 5.0)):
-        rollup.add_report(NOON, report(process, 0, {running: number, lag: number}, lag[0]))
-    assert rollup.merge_gauges(NOON) == {running: 7, lag: 5}
-    rollup.add_report(NOON + 30, report("a", 0, {running: 1}))
-    assert rollup.merge_gauges(NOON + STALE_AFTER + 1) == {running: 1}
+        add(rollup, NOON, report(process, 0, {running: number, lag: number}, lag[0]))
+    assert merge(rollup, NOON) == {running: 7, lag: 5}
+    add(rollup, NOON + 30, report("a", 0, {running: 1}))
+    assert merge(rollup, NOON + STALE_AFTER + 1) == {running: 1}
 
 
 def test_series_without_end_do_not_fill_a_group() -> None:
@@ -87,7 +104,7 @@ def test_series_without_end_do_not_fill_a_group() -> None:
     many: dict[Series, float] = {
         ("celery5_x_total", "id", str(n), "queue", "slow"): 1.0 for n in range(MAX_GROUP_SERIES + 100)
     }
-    rollup.add_report(NOON, MetricsReport("a", "worker", 1, Measurements(counters=dict(many))))
+    add(rollup, NOON, MetricsReport("a", "worker", 1, Measurements(counters=dict(many))))
     group = rollup.groups["slow"]
     assert len(group.totals.counters) == len(group.current.counters) == MAX_GROUP_SERIES
 
@@ -98,12 +115,12 @@ def test_a_group_is_the_same_when_another_process_goes_on_with_it() -> None:
     sketch.add(0.3)
     one = report("a", 3)
     one.measurements.sketches["celery5_job_run_seconds", "queue", "slow", "task", "pay"] = sketch
-    rollup.add_report(NOON, one)
+    add(rollup, NOON, one)
     packed = {name: group.pack() for name, group in rollup.take_changed().items()}
     assert set(packed) == {"slow"}
     other = Rollup()
     other.groups = {name: MetricsGroup.unpack(content) for name, content in packed.items()}
-    other.add_report(NOON + 30, report("a", 1))
+    add(other, NOON + 30, report("a", 1))
     (closed,) = other.close_minutes(NOON + 60)
     assert closed.measurements.counters == {IN_GROUP: 4}
     assert closed.measurements.sketches["celery5_job_run_seconds", "task", "pay"].count == 1
@@ -124,9 +141,9 @@ def test_an_hour_is_the_sum_of_its_minutes_and_the_peak_of_its_gauges() -> None:
 def test_packed_points_keep_their_percentiles() -> None:
     rng = random.Random(3)
     series: Series = ("celery5_job_run_seconds", "task", "pay")
-    for count in (1, 3, 39, 40, 400, 20_000):
+    for number in (1, 3, 39, 40, 400, 20_000):
         sketch = Sketch()
-        for _ in range(count):
+        for _ in range(number):
             sketch.add(rng.lognormvariate(-3, 1))
         for tier in (MINUTES, HOURS):
             ((_, point),) = unpack_chunk(pack_chunk(tier, [(0, Measurements(sketches={series: sketch}))]))
@@ -137,18 +154,16 @@ def test_packed_points_keep_their_percentiles() -> None:
                 # Rounded counts may move a percentile to the next bucket where the hour is packed in short.
                 near = 0.01 if tier is MINUTES else 0.1
                 assert packed.quantile(fraction) == pytest.approx(exact, rel=near), (
-                    count,
+                    number,
                     tier.name,
                     fraction,
                 )
-            assert packed.count == pytest.approx(count, rel=0.04)
+            assert packed.count == pytest.approx(number, rel=0.04)
 
 
 def test_an_index_is_read_with_tolerance() -> None:
-    index = {"slow": {"minutes": [60, "x"], "hours": None}, "bad": 3, 7: {}}
-    nothing: dict[str, list[int]] = {"minutes": [], "hours": []}
-    assert read_index(compress(index)) == {"slow": {"minutes": [60], "hours": []}, "bad": nothing}
-    assert read_index(b"") == read_index(b"nothing like it") == {}
+    assert read_index(compress(["slow", 7, "bad"])) == ["slow", "bad"]
+    assert read_index(b"") == read_index(b"nothing like it") == []
 
 
 @pytest.mark.parametrize("has_bz2", [True, False])
@@ -167,3 +182,25 @@ def test_what_is_kept_for_long_can_be_read_and_what_is_broken_or_too_large_is_le
     monkeypatch.setattr(report_module, "HAS_BZ2", has_bz2)
     assert report_module.decompress(report_module.compress_for_long(value)) == value
     assert (report_module.decompress(small) == value) is has_bz2
+
+
+def test_a_report_counts_only_in_the_groups_that_were_saved_without_it() -> None:
+    rollup = rollup_of("slow", "fast")
+    both = report("a", 3)
+    both.measurements.counters["celery5_jobs_total", "queue", "fast", "state", "SUCCESS", "task", "pay"] = 5
+    add(rollup, NOON, both, (7, 0))
+    slow = rollup.groups["slow"]
+    assert slow.advance_mark() == ""
+    assert slow.mark == "7-0/1"
+    other = rollup_of("fast")
+    other.groups["slow"] = MetricsGroup.unpack(slow.pack(), slow.mark.encode())
+    add(other, NOON, both, (7, 0))
+    add(other, NOON, report("b", 1), (7, 1))
+    assert other.groups["slow"].totals.counters == {IN_GROUP: 4}
+    assert other.groups["fast"].totals.counters == {IN_GROUP: 5}
+    assert other.groups["slow"].waiting == slow.waiting
+
+
+def test_an_id_that_is_none_is_before_all_others() -> None:
+    assert read_report_id("12-3") == (12, 3)
+    assert read_report_id("") == read_report_id("x-1") == read_report_id("5") == (0, 0)

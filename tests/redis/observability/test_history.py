@@ -16,9 +16,10 @@ from celery5.logs.log import Log
 from celery5.observability.metrics import HistoryPoint
 from celery5.observability.outlets import StatsDOutlet
 from celery5.protocol.observability.report import Measurements, MetricsReport, compress
-from celery5.protocol.observability.rollup import HOURS, MINUTES, name_point, pack_point
+from celery5.protocol.observability.rollup import HOURS, MINUTES, MetricsGroup, name_point, pack_point
 from celery5.protocol.observability.sketch import Sketch
 from celery5.services.health.vitals import ProcessStatus
+from celery5.services.observability import history_rollup
 from celery5.services.observability.history_rollup import HistoryRollup
 from tests.redis.worker.workers import LEASE, until, until_async, working
 
@@ -50,14 +51,15 @@ async def test_what_is_read_is_saved_though_reports_wait_that_come_faster_than_t
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved: list[str] = []
-    save = calls.save_rollup
+    advance = calls.advance_rollup
 
     def note(*args: Any, **words: Any) -> Any:
         saved.append(words["cursor"])
-        return save(*args, **words)
+        return advance(*args, **words)
 
     monkeypatch.setattr(calls, "REPORTS_READ", 1)
-    monkeypatch.setattr(calls, "save_rollup", note)
+    monkeypatch.setattr(history_rollup, "FIRST_PAGE", 1)
+    monkeypatch.setattr(calls, "advance_rollup", note)
     redis = await app.connections.get_async_driver()
     series = ("celery5_jobs_total", "queue", "slow", "state", "SUCCESS", "task", "pay")
     for number in range(1, 101):
@@ -142,8 +144,10 @@ async def test_a_summary_of_hours_has_the_percentiles_of_all_of_them(
             sketch.add(seconds)
         point.counters["celery5_jobs_total", "state", "SUCCESS", "task", "pay"] = 100
         points.append((hour - ago * 3600, point))
-    index = {"slow": {HOURS.name: [at for at, _ in points], MINUTES.name: []}}
-    redis_client.hset(app.keys.metrics_state, "index", compress(index))
+    group = MetricsGroup(waiting={HOURS.name: [at for at, _ in points], MINUTES.name: []})
+    redis_client.hset(
+        app.keys.metrics_state, mapping={"index": compress(["slow"]), "group:slow": group.pack()}
+    )
     for at, point in points:
         redis_client.hset(app.keys.metrics_state, name_point(HOURS, at, "slow"), pack_point(point))
     (pay,) = (await app.metrics.asummary("slow", since=7200))["slow"].tasks
@@ -232,21 +236,33 @@ async def test_a_report_that_comes_twice_counts_once(app: App) -> None:
     assert len(waiting) == 1
 
 
-async def test_only_one_of_two_that_roll_up_saves(app: App) -> None:
+async def test_only_one_of_two_that_save_a_group_does(app: App) -> None:
     redis_driver = await app.connections.get_async_driver()
 
-    async def save(before: str, cursor: str, value: str) -> bool:
-        changes = [("set", "group:slow", value, "")]
-        return await redis_driver.perform(
-            calls.save_rollup(app.keys, before=before, cursor=cursor, needed_from=0, changes=changes)
-        )
+    async def save(before: str, after: str, value: str) -> bool:
+        states = [
+            calls.StateChange(f"group:{name}", before if name == "slow" else "", after, [change])
+            for name in (f"of-{value}", "slow")
+            for change in [("set", f"group:{name}", value, "")]
+        ]
+        return await redis_driver.perform(calls.save_rollup(app.keys, states))
 
-    assert await save("", "5-0", "first")
-    assert not await save("", "6-0", "second")
-    assert await save("5-0", "6-0", "third")
-    assert await redis_driver.perform(calls.read_state(app.keys, ["group:slow", "x"])) == {
-        "group:slow": b"third"
+    assert await save("", "5-0/1", "first")
+    assert not await save("", "6-0/1", "second")
+    assert await save("5-0/1", "6-0/2", "third")
+    names = ["group:slow", "mark:group:slow", "group:of-second", "group:of-third"]
+    assert await redis_driver.perform(calls.read_state(app.keys, names)) == {
+        "group:slow": b"third",
+        "mark:group:slow": b"6-0/2",
+        "group:of-third": b"third",
     }
+
+
+async def test_only_one_of_two_notes_up_to_which_report_all_is_rolled_up(app: App) -> None:
+    redis_driver = await app.connections.get_async_driver()
+    assert await redis_driver.perform(calls.advance_rollup(app.keys, before="", cursor="5-0"))
+    assert not await redis_driver.perform(calls.advance_rollup(app.keys, before="", cursor="6-0"))
+    assert await redis_driver.perform(calls.advance_rollup(app.keys, before="5-0", cursor="6-0"))
 
 
 async def test_statsd_gets_what_redis_gets(app: App) -> None:

@@ -51,7 +51,7 @@ async def test_a_busy_queue_takes_at_most_its_budget(app: App, redis_client: "re
     rng = random.Random(7)
     hours = [[busy_minute(rng) for _ in range(60)] for _ in range(24)]
     redis_driver = await app.connections.get_async_driver()
-    cursor = ""
+    mark = ""
     for number in range(HOURS_KEPT // HOUR):
         at = NOW - HOURS_KEPT + number * HOUR
         minutes = hours[number % len(hours)]
@@ -63,10 +63,10 @@ async def test_a_busy_queue_takes_at_most_its_budget(app: App, redis_client: "re
             points = [(at + MINUTE * n, minute) for n, minute in enumerate(minutes)]
             changes.append(("minutes", "orders", str(at * 1000), pack_chunk(MINUTES, points)))
         saved = await redis_driver.perform(
-            calls.save_rollup(app.keys, before=cursor, cursor=f"{at}-0", needed_from=0, changes=changes)
+            calls.save_rollup(app.keys, [calls.StateChange("group:orders", mark, f"{at}-0/1", changes)])
         )
         assert saved
-        cursor = f"{at}-0"
+        mark = f"{at}-0/1"
     streams = [app.keys.metrics_minutes_prefix + "orders", app.keys.metrics_hours_prefix + "orders"]
     sizes = [redis_client.memory_usage(stream, samples=0) or 0 for stream in streams]
     assert all(redis_client.pttl(stream) > 0 for stream in streams)

@@ -1,0 +1,226 @@
+"""Measure how one process rolls up the reports of many workers: `python benchmarks/reports.py [--workers 10000]`.
+
+Simulated workers send real reports, spread over the interval, to a server of their own. One real rollup runs in a
+process of its own, which also measures by how much its event loop wakes up late. The longest calls are those of
+SLOWLOG, above 1 ms. At the end each job that was sent must be in the totals of the cluster, once.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any, cast
+
+import redis
+import trio
+
+from celery5 import App
+from celery5.broker.calls import observability as calls
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.logs.log import NullLog
+from celery5.protocol.observability.report import MetricsReport
+from celery5.services.health.vitals import ProcessStatus
+from celery5.services.observability.history_rollup import HistoryRollup
+
+JOBS = 100_000
+"""Jobs in a second, of all workers together."""
+SHAPES = 500
+"""Reports that are made of real tallies: workers send them in turns, each with its name and number."""
+QUEUES_OF_WORKER = 2
+TASKS = 3
+SAMPLE = 2.0
+"""Seconds between two samples."""
+
+
+def make_report(number: int, jobs: int, queues: int) -> tuple[MetricsReport, int]:
+    """Return the report of a worker that has done so many jobs, and how many it counts."""
+    rng, status, done = random.Random(number), ProcessStatus(app="bench"), 0
+    status.lag = rng.uniform(0, 0.01)
+    each = max(jobs // (QUEUES_OF_WORKER * TASKS), 1)
+    for place in range(QUEUES_OF_WORKER):
+        queue = f"queue-{(number * QUEUES_OF_WORKER + place) % queues}"
+        for task in range(TASKS):
+            tally = status.jobs.tallies[queue, f"shop.orders.task_{task}"]
+            tally.counts["SUCCESS"] += each
+            tally.counts["RETRY"] += 1
+            done += each
+            for _ in range(each):
+                tally.run_times.add(rng.lognormvariate(-3 + task, 0.8))
+                tally.wait_times.add(rng.lognormvariate(-4, 1.2))
+    return status.report_maker.make(status.metric_families(), kind="worker"), done
+
+
+async def roll_up(url: str, interval: float) -> None:
+    """Roll up until cancelled, and print samples of this process."""
+    app = App("bench", broker=url, metrics_interval=interval)
+    driver = await app.connections.get_async_driver()
+    rollup = HistoryRollup(
+        metrics_redis=driver,
+        all_brokers={"default": driver},
+        keys=app.keys,
+        worker="rollup",
+        metrics_interval=interval,
+        log=NullLog(),
+    )
+    lags: list[float] = []
+
+    async def watch_loop() -> None:
+        while True:
+            before = trio.current_time()
+            await trio.sleep(0.005)
+            lags.append(trio.current_time() - before - 0.005)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch_loop)
+        await nursery.start(rollup.run)
+        while True:
+            await trio.sleep(SAMPLE)
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            pages = int((await trio.Path("/proc/self/statm").read_text()).split()[1])
+            sample = {
+                "cpu": used.ru_utime + used.ru_stime,
+                "rss": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+                "lag": max(lags, default=0) * 1000,
+                "lag_p99": sorted(lags)[len(lags) * 99 // 100] * 1000 if lags else 0,
+            }
+            lags.clear()
+            print(json.dumps(sample), flush=True)
+
+
+async def send(asked: argparse.Namespace, url: str) -> int:
+    """Send the reports of all workers, and return how many jobs they count."""
+    app = App("bench", broker=url, metrics_interval=asked.interval)
+    driver = await app.connections.get_async_driver()
+    jobs = int(JOBS / 10_000 * asked.interval)
+    shapes = [make_report(number, jobs, asked.queues) for number in range(min(SHAPES, asked.workers))]
+    sent, began, number = 0, trio.current_time(), 0
+    pace = asked.interval / asked.workers
+    while trio.current_time() < began + asked.seconds:
+        await trio.sleep_until(began + number * pace)
+        report, counted = shapes[number % len(shapes)]
+        turn, worker = divmod(number, asked.workers)
+        one = replace(report, process=f"host-{worker % 100}:{worker}", number=turn + 1)
+        await driver.perform(calls.send_report(app.keys, one.process, one.number, one.pack()))
+        sent += counted
+        number += 1
+    await trio.sleep(2 * asked.interval + 1)
+    return sent
+
+
+async def watch(asked: argparse.Namespace, url: str, behind: list[float], sizes: list[float]) -> None:
+    """Sample how far the rollup is behind, and the memory of the server."""
+    client, app = redis.Redis.from_url(url), App("bench", broker=url)
+    began = trio.current_time()
+    while trio.current_time() < began + asked.seconds:
+        await trio.sleep(SAMPLE)
+        cursor = cast("bytes | None", client.hget(app.keys.metrics_state, "cursor")) or b""
+        at = float(cursor.partition(b"-")[0] or 0) / 1000
+        behind.append(time.time() - at if at else trio.current_time() - began)
+        sizes.append(cast("dict[str, Any]", client.info("memory"))["used_memory"] / 2**20)
+
+
+async def read(app: App) -> tuple[int, dict[str, float]]:
+    """Return the jobs that the totals have, and how long readers take, in ms."""
+    counted = sum(
+        sample.value
+        for family in await app.metrics.atotals()
+        if family.name == "celery5_jobs_total"
+        for sample in family.samples
+        if sample.labels.get("state") == "SUCCESS"
+    )
+    took: dict[str, float] = {}
+    began = time.perf_counter()
+    queues = len(await app.metrics.asummary())
+    took[f"summary of {queues} queues, ms"] = (time.perf_counter() - began) * 1000
+    began = time.perf_counter()
+    await app.metrics.ahistory("queue-0")
+    took["history of a queue, ms"] = (time.perf_counter() - began) * 1000
+    return int(counted), took
+
+
+def find_longest(client: redis.Redis) -> tuple[dict[str, float], int]:
+    """Return the longest time of each command above 1 ms, in ms, and how many took above 2 ms."""
+    longest, above = dict[str, float](), Counter[str]()
+    for entry in cast("list[dict[str, Any]]", client.slowlog_get(5000)):
+        words = cast("bytes", entry["command"]).split()
+        name = b" ".join(words[:2]).decode()[:24]
+        longest[name] = max(longest.get(name, 0), entry["duration"] / 1000)
+        above[name] += entry["duration"] > 2000
+    return longest, above.total()
+
+
+def measure(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return all figures of one run."""
+    with EmbeddedServer.start() as server, redis.Redis.from_url(server.url) as client:
+        client.config_set("slowlog-log-slower-than", 1000)
+        client.config_set("slowlog-max-len", 5000)
+        command = [sys.executable, __file__, "--rollup", server.url, "--interval", str(asked.interval)]
+        behind: list[float] = []
+        sizes: list[float] = []
+        counts: list[int] = []
+
+        async def run() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch, asked, server.url, behind, sizes)
+                counts.append(await send(asked, server.url))
+
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            try:
+                trio.run(run)
+            finally:
+                child.terminate()
+            output, _ = child.communicate(timeout=30)
+        samples = [json.loads(line) for line in output.splitlines()]
+        app = App("bench", broker=server.url)
+        longest, above = find_longest(client)
+        counted, took = trio.run(read, app)
+        half = samples[len(samples) // 2 :]
+        history = cast("int | None", client.memory_usage(app.keys.metrics_state, samples=0)) or 0
+        return {
+            "jobs sent": counts[0],
+            "jobs counted": counted,
+            "reports/s": asked.workers / asked.interval,
+            "cpu share": (samples[-1]["cpu"] - samples[0]["cpu"]) / (SAMPLE * (len(samples) - 1)),
+            "rss MiB, at half time": half[0]["rss"],
+            "rss MiB, at the end": samples[-1]["rss"],
+            "loop late at most, ms": max(one["lag"] for one in samples),
+            "loop late p99, ms": max(one["lag_p99"] for one in samples),
+            "behind at most, s": max(behind),
+            "behind, at the end, s": behind[-1],
+            "Redis MiB, highest": max(sizes),
+            "history MiB": history / 2**20,
+            "calls above 2 ms": above,
+            "longest calls above 1 ms, ms": longest,
+            **took,
+        }
+
+
+def main() -> None:
+    """Measure, and print the figures; as JSON for programs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=10_000)
+    parser.add_argument("--queues", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--interval", type=float, default=15)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rollup", default="", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.rollup:
+        trio.run(roll_up, asked.rollup, asked.interval)
+        return
+    figures = measure(asked)
+    if asked.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name:>32}  {value:,.2f}" if isinstance(value, float) else f"{name:>32}  {value}")
+
+
+if __name__ == "__main__":
+    main()
