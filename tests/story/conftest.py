@@ -81,15 +81,11 @@ def fresh_modules() -> Iterator[None]:
     """Forgets what the test has imported, and its folder on the import path.
 
     What is installed stays: an extension module keeps types of the first import, which are not those of a second one.
-    An example is imported anew, since its application may have read its settings in another test of this process.
     """
-    for name in [name for name in sys.modules if name.startswith("celery5.examples.")]:
-        del sys.modules[name]
     before, path = set(sys.modules), list(sys.path)
     yield
     sys.path[:] = path
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None) or ""
-        is_ours = name.startswith("celery5.") and not name.startswith("celery5.examples.")
-        if not is_ours and not file.startswith((sys.prefix, sys.base_prefix)):
+        if not name.startswith("celery5.") and not file.startswith((sys.prefix, sys.base_prefix)):
             del sys.modules[name]

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sqlite3
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -78,6 +79,8 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_modules: None) -
         shop.env["CELERY5_BROKER"] = broker[1]
         for name, value in shop.env.items():
             monkeypatch.setenv(name, value)
+        for name in [name for name in sys.modules if name.startswith(TARGET)]:
+            monkeypatch.delitem(sys.modules, name)  # its application may have read its settings in another test
         yield shop
 
 
