@@ -202,6 +202,7 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "sections", ", ".join(f"{count} for {name}" for name, count in (details.sections or {}).items())
     yield "replays", details.replays or None
     yield "deliveries", f"{details.deliveries} workers died with it" if details.deliveries else None
+    yield "event", details.event
     yield "key", details.key
     yield "priority", details.priority if details.priority != "normal" else ""
     yield "worker", details.worker

@@ -113,7 +113,7 @@ def make_job_template(job: Job) -> tuple[Job, float | None]:
     """Return `job` without the fields that differ for each job, and the seconds until such jobs expire."""
     fields = _FIELDS.decode(job.message)
     sent, expires = (msgspec.json.decode(fields.pop(name, Raw(b"null"))) for name in ("sent", "expires"))
-    for name in ("id", "key", "args", "kwargs", "trace", "headers"):
+    for name in ("id", "key", "args", "kwargs", "trace", "headers", "event"):
         fields.pop(name, None)
     message = _ENCODER.encode(fields)
     expires_in = None if expires is None else round(float(expires) - float(sent or 0.0), 3)
@@ -130,7 +130,7 @@ def make_event_job(event: EventMessage, subscription: Subscription, *, now: floa
     values = {**subscription.defaults, **event.fields} if subscription.defaults else event.fields
     kwargs = values if takes is None else {name: values[name] for name in takes if name in values}
     fields: dict[str, Any] = _FIELDS.decode(job.message)
-    fields.update(id=job_id, kwargs=kwargs, sent=now, key=job_id)
+    fields.update(id=job_id, kwargs=kwargs, sent=now, key=job_id, event=f"{event.event} {event.id}")
     if event.trace:
         fields["trace"] = event.trace
     if event.headers:

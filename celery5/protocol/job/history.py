@@ -86,6 +86,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     # Its traceparent.
     trace: str = ""
     kept: Kept = ""
+    # The event that it is for: its name, a blank and its id; '' for none.
+    event: str = ""
 
     @property
     def at(self) -> float:
@@ -259,6 +261,7 @@ def _read_command(
         "arguments": shorten_arguments(arguments),
         "run": get_run_id(command.id),
         "trace": command.trace[:MAX_NAME],
+        "event": _cut(command.event, MAX_NAME),
     }
 
 

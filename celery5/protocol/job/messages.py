@@ -72,6 +72,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     priority: str = ""  # high or low; anything else is normal
     flow: str = ""  # how a member of a workflow gets its arguments: `arguments`, `map` or `chunk`
     headers: dict[str, str] | None = None  # what middleware of the producer has added
+    event: Annotated[str, Meta(max_length=800)] = ""  # the event that it is for: its name, a blank, its id
 
     @property
     def lock(self) -> str:

@@ -67,6 +67,8 @@ class JobDetails(msgspec.Struct, frozen=True):
     progress: Progress | None = None
     # Its traceparent; '' when unknown.
     trace: str = ""
+    # The event that it is for: its name, a blank and its id; '' when there is none, or it is not known.
+    event: str = ""
     # Its attempts that the history has, the first one first. `App.find` does not look for them.
     attempts: tuple[JobRecord, ...] = ()
     # Only the history knows of it: its result has expired, and there are no `args`.
@@ -158,7 +160,8 @@ def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> Jo
             attempts[record.replays, record.attempt, record.ended] = record
     in_order = sorted(attempts.values(), key=lambda one: (one.ended, one.attempt))
     trace = details.trace or next((one.trace for one in in_order if one.trace), "")
-    return msgspec.structs.replace(details, attempts=tuple(in_order), trace=trace)
+    event = details.event or next((one.event for one in in_order if one.event), "")
+    return msgspec.structs.replace(details, attempts=tuple(in_order), trace=trace, event=event)
 
 
 def _make_from_record(record: JobRecord) -> JobDetails:
@@ -210,6 +213,7 @@ def _with_message(story: JobDetails, command: Command) -> JobDetails:
         expires=command.expires or 0.0,
         failures=command.failures,
         trace=command.trace,
+        event=command.event,
     )
 
 

@@ -193,6 +193,7 @@ def test_the_job_of_a_subscriber_is_always_the_same_and_has_what_it_takes() -> N
         "kwargs": {"email": "a@b.c"},
         "sent": 200.0,
         "expires": 260.0,
+        "event": f"Paid {message.id}",
         "retry": json.loads(one.message)["retry"],
         "key": one.id,
         "trace": "t-1",

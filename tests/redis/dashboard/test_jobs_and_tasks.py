@@ -3,15 +3,18 @@
 from typing import Any
 
 import pytest
+import redis
 import trio
 
-from celery5 import App
+from celery5 import App, Event
 from celery5.dashboard.pages.jobs import has_all_arguments, tell_story
+from celery5.processes.router import ROUTER
+from celery5.protocol.job.job import derive_job_id
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails
 from tests.redis.dashboard.client import find_links, looking_at
-from tests.redis.worker.workers import until_async, working
+from tests.redis.worker.workers import start, until_async, working
 
 FAST: dict[str, Any] = {"metrics_interval": 0.1}
 
@@ -93,6 +96,45 @@ async def test_a_job_tells_its_story(app: App) -> None:
     ):
         assert words in text, words
     assert text.index("attempt 1 began") < text.index("attempt 1 failed") < text.index("attempt 2 began")
+
+
+async def test_a_job_names_its_event_while_it_lives_and_when_its_result_has_expired(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    app.configure(**FAST)
+
+    @app.event(name="shop.Paid")
+    class Paid(Event):
+        order: int
+
+    @Paid.subscribe
+    @app.task(name="shop.thank", queue="till")
+    async def thank(order: int) -> None:
+        await is_shown.wait()
+
+    is_shown = trio.Event()
+    async with working(app), trio.open_nursery() as nursery:
+        routing = await start(nursery, app, page=ROUTER)
+        event = await Paid.adelay(order=7)
+        job_id = derive_job_id(event.id, app.name, "shop.thank")
+
+        async def is_known() -> bool:
+            details = await app.afind(job_id)
+            return details is not None and details.event == f"shop.Paid {event.id}"
+
+        await until_async(is_known)
+        is_shown.set()
+
+        async def is_kept() -> bool:
+            return bool((await app.jobs.asearch(id=job_id, state="SUCCESS")).jobs)
+
+        await until_async(is_kept)
+        await routing.stop()
+    redis_client.delete(app.queue("till").result(job_id))
+    async with looking_at(app) as client:
+        page = await client.load(f"jobs/{job_id}", queue="till")
+        assert list(find_links(page, "/events/shop.Paid"))
+        assert event.id in await client.look(f"jobs/{job_id}", queue="till")
 
 
 async def test_jobs_are_found_by_what_is_known_of_them_and_page_by_page(app: App) -> None:

@@ -80,7 +80,9 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_modules: None) -
         for name, value in shop.env.items():
             monkeypatch.setenv(name, value)
         for name in [name for name in sys.modules if name.startswith(TARGET)]:
-            monkeypatch.delitem(sys.modules, name)  # its application may have read its settings in another test
+            monkeypatch.delitem(
+                sys.modules, name
+            )  # its application may have read its settings in another test
         yield shop
 
 
