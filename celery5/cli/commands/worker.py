@@ -249,16 +249,14 @@ def revoke(target: Target, /, job_id: str, **flags: Any) -> None:
 
 
 @_command(STACK)
-@click.argument("name", required=False)
 @click.option(
-    "--job", metavar="ID", help="Of this job alone. Without NAME, the worker that runs it is found."
+    "--job", metavar="ID", help="Of this job alone. Without --to, the worker that runs it is found."
 )
-@reply_flags
+@worker_command_flags
 @click.pass_obj
-def stack(target: Target, /, name: str | None, *, job: str | None, **flags: Any) -> None:
+def stack(target: Target, /, *, job: str | None, **flags: Any) -> None:
     parameters = {} if job is None else {"job": job}
-    to = () if name is None else (name,)
-    _send(target.load(), STACK.name, parameters, to=to, one_is_enough=job is not None, **flags)
+    _send(target.load(), STACK.name, parameters, one_is_enough=job is not None, **flags)
 
 
 @_command(SHUTDOWN)

@@ -331,7 +331,7 @@ STACK = CommandDefinition(
     permission="read",
     is_idempotent=True,
     is_routine=True,
-    cli_usage="stack [NAME] [--job ID]",
+    cli_usage="stack [--job ID]",
 )
 HEALTH = CommandDefinition(
     name="health",

@@ -146,6 +146,29 @@ async def test_the_trio_tasks_of_a_job_are_shown_those_that_are_alike_once(app: 
     assert "fetch_page" in find_functions([child])
 
 
+async def test_an_asyncio_job_that_blocks_its_loop_is_shown_where_it_does(app: App) -> None:
+    released, started = threading.Event(), threading.Event()
+
+    def block_the_loop() -> None:
+        started.set()
+        released.wait()
+
+    @app.task(name="freeze", loop="asyncio")
+    async def freeze() -> None:
+        block_the_loop()
+
+    async with working(app, name="w1"):
+        try:
+            handle = await freeze.adelay()
+            assert await trio.to_thread.run_sync(started.wait, 30)
+            (reply,) = await app.control.astack(handle.id, to="w1")
+        finally:
+            released.set()
+        await handle.aget(timeout=30)
+    (stack,) = reply.answer["stacks"]
+    assert find_functions([stack])[:2] == ["freeze", "block_the_loop"]
+
+
 async def test_an_answer_stays_within_its_bound_and_keeps_the_innermost_functions(app: App) -> None:
     gate, started = trio.Event(), 0
 

@@ -9,8 +9,8 @@ from celery5.runners.stacks import (
     MAX_FRAMES,
     MAX_SIZE,
     MAX_SOURCE,
-    StackPlace,
     ReadStack,
+    StackPlace,
     format_stacks,
     read_job_stacks,
 )
