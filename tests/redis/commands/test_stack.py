@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from celery5 import App
+from celery5.observability import IncomingJob, Middleware
 from celery5.runners.stacks import MAX_SIZE
 from tests.redis.worker.workers import until_async, working
 
@@ -167,6 +168,36 @@ async def test_an_asyncio_job_that_blocks_its_loop_is_shown_where_it_does(app: A
         await handle.aget(timeout=30)
     (stack,) = reply.answer["stacks"]
     assert find_functions([stack])[:2] == ["freeze", "block_the_loop"]
+
+
+async def test_a_job_inside_of_middleware_is_shown_from_its_own_function_on(app: App) -> None:
+    gate, entering, running = trio.Event(), trio.Event(), trio.Event()
+
+    class Slow(Middleware):
+        @asynccontextmanager
+        async def running(self, job: IncomingJob) -> AsyncGenerator[None, None]:
+            entering.set()
+            await gate.wait()
+            yield
+
+    @app.task(name="pay")
+    async def pay() -> None:
+        running.set()
+        await trio.sleep_forever()
+
+    app.add_middleware(Slow())
+    async with working(app, name="w1"):
+        handle = await pay.adelay()
+        with trio.fail_after(30):
+            await entering.wait()
+            (before,) = await app.control.astack(handle.id, to="w1")
+            gate.set()
+            await running.wait()
+        (reply,) = await app.control.astack(handle.id, to="w1")
+        await app.control.asend("revoke", {"id": handle.id}, to="w1")
+    assert "running" in find_functions(before.answer["stacks"])
+    assert "pay" not in find_functions(before.answer["stacks"])
+    assert find_functions(reply.answer["stacks"])[0] == "pay"
 
 
 async def test_an_answer_stays_within_its_bound_and_keeps_the_innermost_functions(app: App) -> None:
