@@ -37,6 +37,7 @@ from celery5.protocol.commands.definitions import (
     RESUME_QUEUE,
     RUN_TASK,
     SHUTDOWN,
+    STACK,
     CommandReply,
     describe_unknown_worker,
     find_inbox,
@@ -187,6 +188,23 @@ class Control:
         """`ping`, from Trio or asyncio."""
         return await self.asend(PING.name, to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
 
+    def stack(self, job: str | None = None, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
+        """Return where the code of running jobs stands now, and of each worker itself. For plain Python.
+
+        An answer has the stacks in `stacks`, each with `job`, `task`, `kind` and `lines`. No values of variables are in
+        them.
+
+        Args:
+            job: The id of a job, for its stack alone. A worker that does not run it refuses.
+            to: The workers.
+            timeout: Seconds to wait for answers.
+        """
+        return self.send(STACK.name, _get_stack_parameters(job), to=to, timeout=timeout)
+
+    async def astack(self, job: str | None = None, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
+        """`stack`, from Trio or asyncio."""
+        return await self.asend(STACK.name, _get_stack_parameters(job), to=to, timeout=timeout)
+
     def run(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
         """Run a job on one worker, like an actor: `app.control.run(resize.s(path), to="web1")`. For plain Python.
 
@@ -281,6 +299,10 @@ def _describe_parameters(request: _Request) -> dict[str, object]:
         return {"parameters": sorted(request.parameters)}
     hidden = ("job", "messages")
     return {name: value for name, value in request.parameters.items() if name not in hidden}
+
+
+def _get_stack_parameters(job: str | None) -> dict[str, Any]:
+    return {} if job is None else {"job": job}
 
 
 async def _list_live_workers(app: "Application", redis: AsyncDriver) -> tuple[str, ...]:

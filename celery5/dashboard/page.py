@@ -32,6 +32,10 @@ class PageRequest:
         given = {name: value for name, value in parameters.items() if value not in ("", None)}
         return await self.performer.perform(self.app, OPERATIONS[operation], given, self.user, is_text=True)
 
+    def wants(self, part: str) -> bool:
+        """Return whether the address asks for a part of the page that is not always shown."""
+        return self.query.get(part) == "true"
+
     def choose(self, *names: str) -> dict[str, str]:
         """Return those parameters of the address that are given and not empty."""
         return {name: self.query[name] for name in names if self.query.get(name)}

@@ -109,6 +109,7 @@ class ThreadRunner:
         if running_job.limits is not None:
             interrupter = call.interrupter = CallInterrupter()
             running_job.allow_interrupts(interrupter.interrupt, interrupter.interrupt)
+        running_job.set_thread(call)
         try:
             # Trio accepts any object with the two methods as a limiter.
             limiter = cast("trio.CapacityLimiter", call)
@@ -123,6 +124,7 @@ class ThreadRunner:
             raise
         finally:
             running_job.forbid_interrupts()
+            running_job.set_thread(None)
 
 
 class _Call:
@@ -141,10 +143,14 @@ class _Call:
         self.outcome: Outcome | None = None
         self.end: trio.Event | None = None
         self.has_begun = self.is_over = False
+        # The identity of the thread; None before the call and after it.
+        self.thread_id: int | None = None
+        self.coroutine = None
 
     def run(self) -> Outcome:
         """Run in the thread, and encode the result there too, to keep that off the event loop."""
         function, args, kwargs = self._call
+        self.thread_id = threading.get_ident()
         isolate_decimal_context()
         try:
             value = (
@@ -157,6 +163,8 @@ class _Call:
             raise  # the task called check_cancelled()
         except BaseException as error:
             outcome = get_error_outcome(error)
+        finally:
+            self.thread_id = None
         self.outcome = outcome
         return outcome
 

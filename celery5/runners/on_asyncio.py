@@ -5,7 +5,8 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from typing import Any
+from types import CoroutineType
+from typing import Any, cast
 
 import trio
 from trio.lowlevel import Abort, RaiseCancelT
@@ -84,6 +85,10 @@ class AsyncioSoftLimit:
             self._task.cancel()
 
 
+DRIVER_CODE = AsyncioSoftLimit.__await__.__code__
+"""The code that drives the coroutine of a job with a soft limit, its local variable `coroutine`."""
+
+
 class SoftLimitCancelled(SoftTimeLimitExceeded, asyncio.CancelledError):
     """A SoftTimeLimitExceeded that asyncio's own tools (TaskGroup, `wait_for`) treat as a cancellation: they clean up
     and let it through. Its class is shown as SoftTimeLimitExceeded."""
@@ -135,6 +140,7 @@ class AsyncioRunner:
         loop = self._get_loop()
         job = _AsyncioJob(loop, function, args, kwargs, running_job)
         loop.jobs.add(job)
+        running_job.set_thread(job)
         try:
             return await job.wait()
         except trio.Cancelled:
@@ -144,6 +150,7 @@ class AsyncioRunner:
             return job.outcome
         finally:
             running_job.forbid_interrupts()
+            running_job.set_thread(None)
             if running_job.thread_ended is None:
                 loop.jobs.discard(job)
 
@@ -223,6 +230,7 @@ class _AsyncioJob:
         running_job: RunningJob,
     ) -> None:
         self._loop = loop.loop
+        self._thread = loop.thread
         self._jobs = loop.jobs
         self._call = (function, args, kwargs)
         self._running_job = running_job
@@ -235,6 +243,17 @@ class _AsyncioJob:
         self._is_parked = False
         self._is_over = False
         self._ended: trio.Event | None = None
+
+    @property
+    def thread_id(self) -> int | None:
+        """The identity of the loop's thread."""
+        return self._thread.ident
+
+    @property
+    def coroutine(self) -> "CoroutineType[Any, Any, Any] | None":
+        """What the loop runs for the job; None before that and afterwards."""
+        task = self._task
+        return None if task is None or task.done() else cast("CoroutineType[Any, Any, Any]", task.get_coro())
 
     async def wait(self) -> Outcome:
         """Return the outcome. Cancelled, it cancels the asyncio task; `wait_cancelled` waits for the end of that."""

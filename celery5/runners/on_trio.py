@@ -105,11 +105,11 @@ def _at_a_checkpoint(coroutine: Any) -> bool:
     while inner is not None:
         if getattr(inner, "cr_code", None) is _CHECKPOINT:
             return True
-        inner = _get_awaited(inner)
+        inner = get_awaited(inner)
     return False
 
 
-def _get_awaited(outer: Any) -> Any:
+def get_awaited(outer: Any) -> Any:
     """Return what a coroutine, a generator or a step of an asynchronous generator awaits; None at the end."""
     for name in ("cr_await", "gi_yieldfrom", "ag_await"):
         if hasattr(outer, name):
@@ -239,10 +239,6 @@ def _drive_with_soft_limit(
             return stop.value
 
 
-def find_driven_coroutine(frame: types.FrameType) -> Coroutine[Any, Any, Any] | None:
-    """Return the job's coroutine if a frame is one that drives it: it is not among what the task awaits."""
-    return frame.f_locals.get("coroutine") if frame.f_code in _DRIVERS else None
-
-
-_DRIVERS = (_drive.__code__, _drive_with_soft_limit.__code__)
+DRIVER_CODES = (_drive.__code__, _drive_with_soft_limit.__code__)
+"""The code that drives a job's coroutine, its local variable `coroutine`, which is not among what the task awaits."""
 _NOT_OUTCOMES = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)

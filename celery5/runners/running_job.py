@@ -6,6 +6,8 @@ An executor reuses one RunningJob for job after job until one of them is cancell
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import CoroutineType
+from typing import Any, Protocol
 
 import msgspec
 import trio
@@ -29,6 +31,18 @@ INTERRUPT_TIMEOUT = 0.5
 """Seconds that a thread has to end after its time limit was raised in it; after that it is abandoned."""
 
 
+class JobThread(Protocol):
+    """The thread in which a job runs."""
+
+    @property
+    def thread_id(self) -> int | None:
+        """Its identity; None before the job's call and after it."""
+
+    @property
+    def coroutine(self) -> "CoroutineType[Any, Any, Any] | None":
+        """The coroutine that its event loop runs for the job; None for a plain call."""
+
+
 @dataclass(slots=True, eq=False)
 class RunningJob:
     """The job that an executor runs, with its limits and the ways to end it."""
@@ -44,6 +58,10 @@ class RunningJob:
     """The same for the hard limit. Only threads need it: other jobs are cancelled."""
     thread_ended: trio.Event | None = None
     """Set when an abandoned thread has ended; None if no thread was abandoned."""
+    executor_task: trio.lowlevel.Task | None = None
+    """The Trio task of the executor, to read where the job's code stands."""
+    job_thread: JobThread | None = None
+    """The thread that runs the job's code; None while none does."""
     _limit_error: TimeLimitExceeded | None = None
     _wait_scope: trio.CancelScope | None = None
     _max_wait: float = math.inf
@@ -57,6 +75,10 @@ class RunningJob:
     def set_delivery(self, delivery: Delivery | None) -> None:
         """Set the job that runs now; None when it has ended."""
         self.delivery = delivery
+
+    def set_thread(self, job_thread: JobThread | None) -> None:
+        """Set the thread that runs the job's code: called by its runner."""
+        self.job_thread = job_thread
 
     @property
     def has_soft_limit(self) -> bool:

@@ -1,4 +1,4 @@
-"""Handle the commands that a worker has: `ping`, `stats`, `active`, `revoke`, `run-task`, `shutdown` and others."""
+"""Handle the commands that a worker has: `ping`, `stats`, `active`, `stack`, `revoke`, `shutdown` and others."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,18 @@ from celery5.protocol.commands.definitions import (
     REVOKE,
     RUN_TASK,
     SHUTDOWN,
+    STACK,
     STATS,
     NoParameters,
     RevokeParameters,
     RunTaskParameters,
     ShutdownParameters,
+    StackParameters,
 )
 from celery5.protocol.job.arguments import format_call
 from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.job.states import get_lane
+from celery5.runners.stacks import MAX_STACKS, ReadStack, format_stacks, read_job_stacks, read_main_stack
 from celery5.services.commands.dispatcher import CommandHandler, handle
 from celery5.services.commands.paused_queues import PausedQueues
 from celery5.services.commands.process_commands import ProcessCommands
@@ -126,6 +129,7 @@ class WorkerCommands:
             **handle(PING, self._process_commands.ping),
             **handle(STATS, self._stats),
             **handle(ACTIVE, self._active),
+            **handle(STACK, self._stack),
             **handle(PAUSE_QUEUE, self._pauses.pause),
             **handle(RESUME_QUEUE, self._pauses.resume),
             **handle(REVOKE, self._revoke),
@@ -161,6 +165,21 @@ class WorkerCommands:
             for delivery in self._execution.running_deliveries[:MAX_SHOWN_JOBS]
             if delivery.command is not None and delivery.started
         ]
+
+    async def _stack(self, parameters: StackParameters) -> object:
+        stacks = list[ReadStack]()
+        for delivery, running_job in self._execution.running_jobs.items():
+            command = delivery.command
+            if command is not None and delivery.started and parameters.job in (None, command.id):
+                kind = self._tasks[command.task].kind
+                stacks += read_job_stacks(command.id, command.task, kind, running_job)
+        if parameters.job is not None and not stacks:
+            raise CommandRefused(f"job {parameters.job!r} does not run on this worker now")
+        if parameters.job is None:
+            stacks.append(read_main_stack())
+        return await trio.to_thread.run_sync(
+            format_stacks, stacks[:MAX_STACKS], max(0, len(stacks) - MAX_STACKS)
+        )
 
     def _get_progress(self, queue: str, command: Command) -> dict[str, object] | None:
         report = self._progress_reports.find(queue, command.id, command.attempt)

@@ -133,6 +133,11 @@ class TaskExecution:
         """The jobs that run now."""
         return list(self._running)
 
+    @property
+    def running_jobs(self) -> dict[Delivery, RunningJob]:
+        """The jobs that run now, and how."""
+        return dict(self._running)
+
     def cancel_now(self) -> None:
         """Grant no grace period: cancel and release running jobs when this stops, at once if it is stopping."""
         self._grace.deadline = -math.inf
@@ -222,7 +227,7 @@ class TaskExecution:
         )
         wanted = True
         while wanted:
-            running_job = RunningJob()
+            running_job = RunningJob(executor_task=trio.lowlevel.current_task())
             try:
                 with running_job.scope:
                     wanted = await self._run_jobs(running_job, queue, runner, estimate, record)

@@ -25,6 +25,7 @@ PAGES = {
     "bulk": "/shop/bulk",
     "workers": "/shop/workers",
     "worker": "/shop/workers/web1",
+    "worker-stack": "/shop/workers/web1?stack=true",
     "cluster": "/shop/cluster",
     "schedules": "/shop/schedules",
     "events": "/shop/events",
@@ -85,6 +86,20 @@ def test_a_queue_is_paused_and_resumed_with_a_word_on_it(window: Window) -> None
     window.until_text("films is paused")
     window.press("Resume")
     window.until_text("films is read again")
+
+
+def test_the_live_stack_of_a_running_job_is_shown_at_a_click(window: Window) -> None:
+    window.open("/shop/workers/web1")
+    window.press("Show the live stack")
+    window.until_text("in encode")
+    window.open("/shop/jobs?task=shop.encode")
+    window.driver.execute_script("document.querySelector('td a.id').click()")
+    window.until_text("What happened")
+    assert "in encode" not in window.text
+    window.press("Show the live stack")
+    window.until_text("in encode")
+    window.press("Hide")
+    window.until_text("Show the live stack")
 
 
 def test_what_destroys_asks_first_and_can_be_left(window: Window) -> None:

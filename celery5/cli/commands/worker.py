@@ -26,6 +26,7 @@ from celery5.protocol.commands.definitions import (
     RUN_TASK,
     SET_LOG_LEVEL,
     SHUTDOWN,
+    STACK,
     STATS,
     CommandDefinition,
 )
@@ -120,6 +121,20 @@ def format_answers(command: str, answers: Iterable[tuple[str, Any]]) -> str:
     return format_table([row for worker, answer in answers for row in make_rows(worker, answer)], empty=empty)
 
 
+def format_stacks(worker: str, answer: Any) -> str:
+    """Return the stacks of a worker: each has a line that says whose it is, and below that its own lines."""
+    reply = _mapping(answer)
+    parts: list[str] = []
+    for stack in _mappings(reply.get("stacks")):
+        fields = [worker, *(str(stack.get(name) or "") for name in ("job", "task", "kind", "child"))]
+        lines = ["  ".join(format_cell(field) for field in fields if field)]
+        lines += [f"  {clean_lines(str(line))}" for line in _list(stack.get("lines"))]
+        lines += [f"  ({format_cell(stack['note'])})"] if stack.get("note") else []
+        parts.append("\n".join(lines))
+    parts += [format_cell(f"{worker}: {reply['note']}")] if reply.get("note") else []
+    return "\n\n".join(parts or [f"{format_cell(worker)}  no stacks"])
+
+
 def _slots(slots: Mapping[str, Any]) -> Iterator[str]:
     """Yield how many slots of each kind are taken, and how many there are; kinds without slots are left out."""
     for kind, slot in slots.items():
@@ -135,6 +150,10 @@ def _queues(queues: Mapping[str, Any]) -> Iterator[str]:
 
 def _format_seconds(seconds: object) -> str:
     return format_duration(seconds) if isinstance(seconds, int | float) else ""
+
+
+def _list(value: object) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -227,6 +246,17 @@ def resume_queue(target: Target, /, queue: str, **flags: Any) -> None:
 @click.pass_obj
 def revoke(target: Target, /, job_id: str, **flags: Any) -> None:
     _send(target.load(), REVOKE.name, {"id": job_id}, one_is_enough=True, **flags)
+
+
+@_command(STACK)
+@click.option(
+    "--job", metavar="ID", help="Of this job alone. Without --to, the worker that runs it is found."
+)
+@worker_command_flags
+@click.pass_obj
+def stack(target: Target, /, *, job: str | None, **flags: Any) -> None:
+    parameters = {} if job is None else {"job": job}
+    _send(target.load(), STACK.name, parameters, one_is_enough=job is not None, **flags)
 
 
 @_command(SHUTDOWN)
@@ -439,12 +469,15 @@ def _print_replies(replies: "list[Reply]", command: str, *, wants_json: bool, on
 
 
 def format_replies(replies: "list[Reply]", command: str) -> str:
-    """Return the answers as a table if the command has one, and below it those that failed."""
-    if command not in TABLES:
+    """Return the answers as a table or stacks if the command has such, and below them those that failed."""
+    if command not in TABLES and command != STACK.name:
         return _format_lines(replies)
     failed = [reply for reply in replies if not reply.ok]
     answers = [(reply.worker, reply.answer) for reply in replies if reply.ok]
-    parts = [format_answers(command, answers)] if answers else []
+    if command == STACK.name:
+        parts = [format_stacks(worker, answer) for worker, answer in answers]
+    else:
+        parts = [format_answers(command, answers)] if answers else []
     return "\n\n".join([*parts, *([_format_lines(failed)] if failed else [])])
 
 

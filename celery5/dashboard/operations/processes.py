@@ -19,6 +19,7 @@ from celery5.protocol.commands.definitions import (
     RESUME_QUEUE,
     RUN_TASK,
     SHUTDOWN,
+    STACK,
     CommandDefinition,
     get_inbox_name,
 )
@@ -29,6 +30,8 @@ TIMEOUT = 5.0
 """Seconds to wait for the answers of processes."""
 DANGEROUS = frozenset((SHUTDOWN.name, "restart", "scale"))
 """Commands that a page asks about first."""
+SHOWING_CODE = frozenset((STACK.name,))
+"""Commands that change nothing and show lines of source, which are not for viewers."""
 ELSEWHERE = frozenset((RUN_TASK.name, PAUSE_QUEUE.name, RESUME_QUEUE.name))
 """Commands with an operation of their own."""
 CONTROLLER_NAMES = {MEMBERS.name: "status", SHUTDOWN.name: "stop"}
@@ -128,7 +131,8 @@ def _make_operation(definition: CommandDefinition[Any], noun: ProcessNoun) -> Op
     verb = CONTROLLER_NAMES.get(definition.name, definition.name) if noun == "controller" else definition.name
     name = f"{noun}:{verb}"
     if definition.permission == "read":
-        return Operation(name, _make_reading(definition, noun))
+        reader: Role = "operator" if definition.name in SHOWING_CODE else "viewer"
+        return Operation(name, _make_reading(definition, noun), reader)
     role: Role = "admin" if definition.name in DANGEROUS or noun == "controller" else "operator"
     access: Access = "danger" if definition.name in DANGEROUS else "change"
     return Operation(name, _make_change(definition, noun), role, access)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from celery5.dashboard.page import Page, PageRequest
+from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.durations import format_duration
 from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.messages import Failure
@@ -39,10 +40,14 @@ async def load_job(request: PageRequest) -> Mapping[str, Any]:
     """Return all that is known of a job."""
     job: JobDetails = await request.read("task:show", id=request.path["id"], queue=request.query.get("queue"))
     member = parse_member_id(job.id)
+    worker = "" if job.has_ended or job.is_from_history else get_inbox_name(job.worker)
+    wants_stack = bool(worker) and request.wants("stack")
     return {
         "job": job,
         "story": tell_story(job, time.time()),
         "run": member.run if member else "",
+        "worker": worker,
+        "stack": (await request.read("worker:stack", job=job.id, to=[worker]))[0] if wants_stack else None,
         "can_revoke": not job.has_ended and not job.revoked,
         "can_repeat": bool(job.task) and has_all_arguments(job),
         "is_dead": job.state is JobState.DEAD and not job.is_from_history,

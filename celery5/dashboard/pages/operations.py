@@ -17,10 +17,9 @@ async def load_limits(request: PageRequest) -> Mapping[str, Any]:
 
 async def load_health(request: PageRequest) -> Mapping[str, Any]:
     """Return what workers say of their checks and breakers, and what the doctor finds when it is asked."""
-    wants_doctor = request.query.get("doctor") == "true"
     return {
         "replies": await request.read("worker:health"),
-        "findings": await request.read("doctor:run") if wants_doctor else None,
+        "findings": await request.read("doctor:run") if request.wants("doctor") else None,
     }
 
 

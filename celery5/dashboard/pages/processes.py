@@ -31,6 +31,7 @@ async def load_worker(request: PageRequest) -> Mapping[str, Any]:
         "active": active,
         "stats": stats,
         "health": health,
+        "stack": (await request.read("worker:stack", to=[name]))[0] if request.wants("stack") else None,
     }
 
 

@@ -10,14 +10,13 @@ When the whole process did not run, because it was stopped or got no CPU, no job
 distinguishes the two.
 """
 
-import sys
 import threading
 import time
 import traceback
 from collections import Counter
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Self, cast
+from typing import Self
 
 import trio
 
@@ -26,6 +25,7 @@ from celery5.logs.log import Log
 from celery5.protocol.masking import collapse_whitespace
 from celery5.runners import on_trio
 from celery5.runners.context import CURRENT_JOB
+from celery5.runners.stacks import get_thread_frame, walk_outwards
 from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.systemd_notify import notify
@@ -152,7 +152,7 @@ class LoopWatchdog:
         `locked`: something held the interpreter's lock since the last look. Then nobody could ask, and where the loop's
         thread is now must be read before anything else is done: each call may let that thread go on.
         """
-        frame = cast("Any", sys)._current_frames().get(self._main)
+        frame = get_thread_frame(self._main)
         asked = self._asked
         if not asked and not locked and is_idle(frame):
             self._turned = now  # only an answer changes this elsewhere, and none is due
@@ -196,7 +196,7 @@ class LoopWatchdog:
 
 def find_job(frame: FrameType | None) -> tuple[str, str]:
     """Return the task and the id of the job that runs in a stack of the loop's thread; '' for both if none does."""
-    for each in _outwards(frame):
+    for each in walk_outwards(frame, MAX_DEPTH):
         if each.f_code is TaskExecution.EXECUTOR_CODE:
             command = each.f_locals["delivery"].command
             return command.task, command.id
@@ -214,19 +214,11 @@ def is_idle(frame: FrameType | None) -> bool:
 def format_stack(frame: FrameType | None) -> str:
     """Return the innermost frames of a stack as text, from the job's own function on if there is one."""
     found: list[tuple[FrameType, int]] = []
-    for each in _outwards(frame):
+    for each in walk_outwards(frame, MAX_DEPTH):
         if each.f_code.co_filename == on_trio.__file__ or len(found) >= MAX_FRAMES:
             break
         found.append((each, each.f_lineno))
     return "".join(traceback.StackSummary.extract(reversed(found)).format())
-
-
-def _outwards(frame: FrameType | None) -> "list[FrameType]":
-    found: list[FrameType] = []
-    while frame is not None and len(found) < MAX_DEPTH:
-        found.append(frame)
-        frame = frame.f_back
-    return found
 
 
 def _fields(block: LoopBlock) -> dict[str, object]:

@@ -18,14 +18,14 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any, Self, cast
 
 import trio
 
 from celery5.logs.log import Log
 from celery5.runners.context import CURRENT_JOB
-from celery5.runners.on_trio import find_driven_coroutine
+from celery5.runners.stacks import walk_awaited, walk_outwards
 
 DUMP_SIGNAL = signal.SIGUSR1
 LOOP_TIMEOUT = 1.0
@@ -155,31 +155,15 @@ def _awaited(task: trio.lowlevel.Task) -> Iterable[str]:
     """Where a task waits, the outermost frame first. Of one that runs right now only its beginning can be seen."""
     found: deque[str] = deque(maxlen=MAX_FRAMES)
     with suppress(Exception):  # it goes on while the loop's own thread does not ask
-        for frame, line in islice(_all_frames(task), MAX_DEPTH):
-            found.append(_place(frame, line))
+        for frame in islice(walk_awaited(task.coro), MAX_DEPTH):
+            found.append(_place(frame))
     return found
-
-
-def _all_frames(task: trio.lowlevel.Task) -> Iterator[tuple[FrameType, int]]:
-    """What a task awaits, and what the job awaits that it drives."""
-    of: Any = task
-    while of is not None:
-        last = None
-        for last, line in trio.lowlevel.Task.iter_await_frames(of):
-            yield last, line
-        coroutine = None if last is None else find_driven_coroutine(last)
-        of = None if coroutine is None else SimpleNamespace(coro=coroutine)
 
 
 def _called(frame: FrameType) -> list[str]:
     """Where a thread is, the outermost frame first."""
-    found: list[str] = []
-    at: FrameType | None = frame
-    while at is not None and len(found) < MAX_FRAMES:
-        found.append(_place(at, at.f_lineno))
-        at = at.f_back
-    return found[::-1]
+    return [_place(each) for each in walk_outwards(frame, MAX_FRAMES)][::-1]
 
 
-def _place(frame: FrameType, line: int) -> str:
-    return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -115,6 +115,13 @@ class RevokeParameters(msgspec.Struct, frozen=True):
     id: Text
 
 
+class StackParameters(msgspec.Struct, frozen=True):
+    """The parameters of `stack`."""
+
+    # The id of a running job; None for all, and the worker itself.
+    job: Text | None = None
+
+
 class RunTaskParameters(msgspec.Struct, frozen=True):
     """The parameters of `run-task`."""
 
@@ -317,6 +324,15 @@ ACTIVE = CommandDefinition(
     is_routine=True,
     cli_usage="active",
 )
+STACK = CommandDefinition(
+    name="stack",
+    help="Show where the code of running jobs, or of one, stands now: files, lines and functions, no values.",
+    parameters=StackParameters,
+    permission="read",
+    is_idempotent=True,
+    is_routine=True,
+    cli_usage="stack [--job ID]",
+)
 HEALTH = CommandDefinition(
     name="health",
     help="Show all health checks and circuit breakers.",
@@ -448,7 +464,7 @@ SCALE = CommandDefinition(
 COMMAND_DEFINITIONS: Mapping[str, CommandDefinition[msgspec.Struct]] = {
     definition.name: definition
     for definition in (
-        *(PING, STATS, ACTIVE, HEALTH, PAUSE_QUEUE, RESUME_QUEUE, REVOKE, RUN_TASK, SHUTDOWN, RELOAD),
+        *(PING, STATS, ACTIVE, STACK, HEALTH, PAUSE_QUEUE, RESUME_QUEUE, REVOKE, RUN_TASK, SHUTDOWN, RELOAD),
         *(RETRY_BOOT_STEP, SET_LOG_LEVEL, BUDGET, PREFETCH, CONCURRENCY, PREFER, CHECK_EXPIRED, LOG_AGAIN),
         *(MEMBERS, RESTART, SCALE),
     )

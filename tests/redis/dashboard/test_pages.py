@@ -5,9 +5,11 @@ from html import unescape
 from typing import Any
 
 import pytest
+import trio
 
 from celery5 import App, group
 from celery5.dashboard.pages import PAGES
+from tests.redis.dashboard.client import find_links
 from tests.redis.dashboard.site import browsing, find_form_key, press, read_text
 from tests.redis.worker.workers import until_async, working
 
@@ -120,6 +122,44 @@ async def test_a_workers_page_shows_what_it_runs(app: App) -> None:
         assert page.status_code == 200
         assert "What runs Nothing." in read_text(page.text)
         assert "one" in read_text((await client.get(f"/{app.name}/workers")).text)
+
+
+async def test_operators_see_where_the_code_of_a_running_job_stands(app: App) -> None:
+    gate, waits = trio.Event(), trio.Event()
+
+    async def wait_for_bank() -> None:
+        waits.set()
+        await gate.wait()
+
+    @app.task(name="charge")
+    async def charge() -> None:
+        await wait_for_bank()
+
+    async with working(app, name="one"), browsing(app, role="operator") as client:
+        handle = await charge.adelay()
+        with trio.fail_after(30):
+            await waits.wait()
+        for path in (f"/{app.name}/workers/one", f"/{app.name}/jobs/{handle.id}"):
+            page = await client.get(path)
+            assert "in wait_for_bank" not in page.text
+            (link,) = find_links(page.text, "stack=true")
+            page = await client.get(link.partition("#")[0])
+            assert "in wait_for_bank await gate.wait()" in read_text(page.text)
+            assert 'href="' + path.partition("?")[0] in page.text
+        answer = await client.get(f"/api/v1/{app.name}/worker/stack", params={"job": handle.id})
+        (reply,) = answer.json()
+        assert [stack["kind"] for stack in reply["answer"]["stacks"]] == ["trio"]
+        for path in ("workers/one", f"jobs/{handle.id}"):
+            headers = {"x-test-role": "viewer"}
+            page = await client.get(f"/{app.name}/{path}", headers=headers)
+            assert "Live stack" not in page.text
+            page = await client.get(f"/{app.name}/{path}", params={"stack": "true"}, headers=headers)
+            assert (page.status_code, "worker:stack is for operators" in page.text) == (403, True)
+        gate.set()
+        await handle.aget(timeout=30)
+    async with browsing(app, role="operator") as client:
+        page = await client.get(f"/{app.name}/jobs/{handle.id}", params={"stack": "true"})
+        assert "Live stack" not in page.text
 
 
 async def test_a_runs_page_draws_its_graph(app: App) -> None:

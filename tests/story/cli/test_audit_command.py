@@ -86,7 +86,8 @@ NOT_ACTING = {
         "task search",
         "task show",
     ),
-    *("worker active", "worker list", "worker ping", "worker stats", "workflow graph", "workflow list"),
+    *("worker active", "worker list", "worker ping", "worker stack", "worker stats"),
+    *("workflow graph", "workflow list"),
     "workflow show",  # all of these read
     *("event send", "stream send", "task send"),  # they send, as programs do
     *(

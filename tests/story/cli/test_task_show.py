@@ -55,7 +55,7 @@ def test_who_did_a_job_and_when_and_what_came_of_it(desk: Desk) -> None:
     assert not {"finished", "took", "value", "error", "reason"} & runs.keys()
 
 
-def test_how_far_a_job_is_is_shown_by_task_show_and_by_worker_active(desk: Desk) -> None:
+def test_how_far_a_job_is_and_where_its_code_stands_is_shown_while_it_runs(desk: Desk) -> None:
     shop = sys.modules["shop"]
     with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder).ready():
         running = shop.resize.delay()
@@ -68,5 +68,10 @@ def test_how_far_a_job_is_is_shown_by_task_show_and_by_worker_active(desk: Desk)
         assert "30 of 120 (25 %): resizing" in desk("worker", "active")
         (job,) = json.loads(desk("worker", "active", "--json"))[0]["answer"]
         assert job["progress"] == {"done": 30, "total": 120, "note": "resizing"}
+        head, *lines = desk("worker", "stack", "--job", running.id).splitlines()
+        assert head == f"w1  {running.id}  shop.resize  trio"
+        assert any(line.startswith('  File "') and line.endswith(", in resize") for line in lines)
+        (reply,) = json.loads(desk("worker", "stack", "--to", "w1", "--json"))
+        assert [stack["kind"] for stack in reply["answer"]["stacks"]] == ["trio", "worker"]
         assert running.revoke()
         until(lambda: running.status() is JobState.REVOKED)

@@ -112,6 +112,7 @@ COMMANDS = {
     "worker run": ["POISON --to ghost --timeout 2"],
     "worker set-log-level": ["info --to ghost --timeout 2"],
     "worker shutdown": ["--to ghost --timeout 2"],
+    "worker stack": ["--to ghost --job POISON --timeout 2", "--to ghost --timeout 2"],
     "worker stats": ["--to ghost --timeout 2"],
     "worker tell": ["anything --to ghost --timeout 2"],
     "workflow cancel": ["POISON"],
