@@ -247,7 +247,7 @@ def count_tasks(groups: Iterable[MetricsGroup]) -> dict[str, TaskCount]:
     """Return how many attempts of each task have failed and ended on all queues, from the totals of all groups."""
     counts: dict[str, TaskCount] = {}
     for group in groups:
-        for series, value in group.totals.counters.items():
+        for series, value in group.count_all().items():
             if series[0] != "celery5_jobs_total":
                 continue
             labels = get_labels(series)

@@ -21,6 +21,7 @@ from celery5.protocol.observability.report import (
     get_labels,
     make_series,
 )
+from celery5.protocol.observability.sketch import Sketch
 
 MINUTE = 60
 """Seconds of the finer points."""
@@ -78,8 +79,9 @@ class MetricsGroup:
     another: when that is interrupted, the next one skips in each group the reports that count there already.
     """
 
-    # All that was ever counted.
-    totals: Measurements = field(default_factory=Measurements)
+    # All that was counted before the minute that is under way, and its gauges as they stand. So a report is added
+    # once, to that minute, which takes a third off the work of a rollup.
+    before: Measurements = field(default_factory=Measurements)
     # The minute that is under way, in seconds since 1970; 0: nothing has been measured in any.
     minute: int = 0
     current: Measurements = field(default_factory=Measurements)
@@ -90,6 +92,21 @@ class MetricsGroup:
     # How the group is marked in Redis: the last report that counted when it was saved, and how often it was; '' before.
     mark: str = ""
 
+    @property
+    def totals(self) -> Measurements:
+        """All that was ever counted, and the gauges as they stand."""
+        totals = Measurements(gauges=dict(self.before.gauges))
+        for part in (self.before, self.current):
+            totals.add(Measurements(counters=part.counters, sketches=part.sketches))
+        return totals
+
+    def count_all(self) -> dict[Series, float]:
+        """Return the counters of `totals`."""
+        counters = dict(self.before.counters)
+        for series, value in self.current.counters.items():
+            counters[series] = counters.get(series, 0.0) + value
+        return counters
+
     def advance_mark(self) -> str:
         """Mark the group as saved once more. Return the mark before."""
         before, saves = self.mark, int(self.mark.partition("/")[2] or 0)
@@ -99,7 +116,7 @@ class MetricsGroup:
     def pack(self) -> bytes:
         """Return the group as it stands in Redis, except for its mark."""
         waiting = [self.waiting[MINUTES.name], self.waiting[HOURS.name]]
-        return compress([self.totals.pack(), self.minute, self.current.pack(), waiting])
+        return compress([self.before.pack(), self.minute, self.current.pack(), waiting])
 
     @classmethod
     def unpack(cls, packed: bytes | None, mark: bytes | None = None) -> "MetricsGroup":
@@ -107,7 +124,7 @@ class MetricsGroup:
         words = _as_list(decompress(packed) if packed else None)
         group = cls()
         if len(words) == 4 and type(words[1]) is int:
-            group.totals, group.minute = Measurements.unpack(words[0]), words[1]
+            group.before, group.minute = Measurements.unpack(words[0]), words[1]
             group.current = Measurements.unpack(words[2])
             for tier, times in zip((MINUTES, HOURS), _as_list(words[3]), strict=False):
                 group.waiting[tier.name] = [at for at in _as_list(times) if type(at) is int]
@@ -209,10 +226,13 @@ class Rollup:
             self._close(name, group)
         if group.minute == 0:
             group.minute = minute
-        part = _limit(part, group.totals)
-        group.totals.add(Measurements(counters=part.counters, sketches=part.sketches))
+        part = _limit(part, group.before)
+        for series in part.counters:  # `before` knows all series, so that they can be limited
+            group.before.counters.setdefault(series, 0.0)
+        for series in part.sketches:
+            group.before.sketches.setdefault(series, Sketch())
         if part.gauges:  # all of the group, so that none stays that is not measured any more
-            group.totals.gauges = dict(part.gauges)
+            group.before.gauges = dict(part.gauges)
         group.current.add(part)
         self._changed.add(name)
 
@@ -243,7 +263,9 @@ class Rollup:
         return closed
 
     def _close(self, name: str, group: MetricsGroup) -> None:
-        self._closed.append(ClosedMinute(name, group.minute, group.current))
+        current = group.current
+        group.before.add(Measurements(counters=current.counters, sketches=current.sketches))
+        self._closed.append(ClosedMinute(name, group.minute, current))
         group.minute, group.current = 0, Measurements()
         self._changed.add(name)
 
