@@ -51,7 +51,7 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
 
 
-Perform = Callable[[App, Any], Awaitable[Any]]
+Perform = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,14 @@ class Operation:
             first line says what it does.
         role: What a user must at least be.
         access: What it does.
+        make_state: Makes what it keeps of an application between calls, its third argument; None: it keeps nothing.
     """
 
     name: str
     perform: Perform
     role: Role = "viewer"
     access: Access = "see"
+    make_state: Callable[[App], Any] | None = None
 
     @property
     def noun(self) -> str:

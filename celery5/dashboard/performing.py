@@ -90,6 +90,8 @@ class Performer:
     def __init__(self, apps: Mapping[str, App]) -> None:
         self.apps = apps
         self._shared: OrderedDict[tuple[str, str, bytes], _SharedRead] = OrderedDict()
+        # What operations keep of an application, by its name and theirs.
+        self._states: dict[tuple[str, str], Any] = {}
 
     def get_operation(self, noun: str, verb: str) -> Operation:
         """Return an operation. Raises NotFound."""
@@ -139,7 +141,7 @@ class Performer:
         with anyio.fail_after(TIME_LIMIT):
             if operation.is_change:
                 with app.audit.acting_as(user.name, source="dashboard"):
-                    return await operation.perform(app, parameters)
+                    return await self._call(app, operation, parameters)
             return await self._read(app, operation, parameters)
 
     async def _read(self, app: App, operation: Operation, parameters: Any) -> Any:
@@ -151,11 +153,19 @@ class Performer:
         async with shared.lock:
             began = anyio.current_time()
             if began >= shared.until:
-                shared.value = await operation.perform(app, parameters)
+                shared.value = await self._call(app, operation, parameters)
                 ended = anyio.current_time()
                 took = min(SHARED_FACTOR * (ended - began), MAX_SHARED_TIME)
                 shared.until = ended + max(READ_ONCE, took)
             return shared.value
+
+    async def _call(self, app: App, operation: Operation, parameters: Any) -> Any:
+        if operation.make_state is None:
+            return await operation.perform(app, parameters)
+        key = (app.name, operation.name)
+        if key not in self._states:
+            self._states[key] = operation.make_state(app)
+        return await operation.perform(app, parameters, self._states[key])
 
     def forget_reads(self, app_name: str) -> None:
         """Have the next looks at an application see what was just changed."""
