@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -54,6 +54,13 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
 Perform = Callable[..., Awaitable[Any]]
 
 
+class OperationState(Protocol):
+    """What an operation keeps of an application between calls."""
+
+    async def read_ahead(self) -> None:
+        """Read a part of what the next call needs, for some 50 ms; nothing when it needs nothing."""
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation.
@@ -71,7 +78,7 @@ class Operation:
     perform: Perform
     role: Role = "viewer"
     access: Access = "see"
-    make_state: Callable[[App], Any] | None = None
+    make_state: Callable[[App], OperationState] | None = None
 
     @property
     def noun(self) -> str:

@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import trio
@@ -10,12 +11,14 @@ import trio
 from celery5 import App
 from celery5.broker.calls.dead_letters import DeadLetterEntry
 from celery5.broker.calls.queues import register_queue
-from celery5.dashboard import dead_letter_index
+from celery5.dashboard import Dashboard, Identify, dead_letter_index
 from celery5.dashboard.dead_letter_index import DeadLetterIndex
+from celery5.errors import BrokerUnavailable
 from celery5.protocol.job.dead_letters import DeadJobFilter, parse_filter
 from celery5.protocol.job.failure_groups import DeadJobGroups
 from celery5.protocol.job.messages import Command, Document, Failure, encode
 from tests.redis.dashboard.client import looking_at
+from tests.redis.dashboard.site import identify
 
 QUEUES = ("mail", "money", "stock")
 FILTERS: tuple[DeadJobFilter, ...] = (
@@ -231,3 +234,48 @@ async def test_pages_show_new_dead_jobs_and_drop_those_that_were_replayed_and_pu
         left = sum([1 async for _ in app.dlq.aread()])
         groups = await client.ask("dlq:groups")
         assert (groups["total"], groups["looked_at"], groups["next"]) == (left, left, "")
+
+
+async def test_what_is_left_is_read_ahead_after_a_look(app: App, redis_client: Any) -> None:
+    dying = await trio.to_thread.run_sync(Dying, app, redis_client, 6)
+    await trio.to_thread.run_sync(dying.bury, 2000)
+    index = DeadLetterIndex(app)
+    await index.read_ahead()
+    assert index.count() == 0  # nobody has looked
+    await index.group(parse_filter({}), within=0.0)
+    assert 0 < index.count() < 2000
+    while index.count() < 2000:
+        before = index.count()
+        await index.read_ahead()
+        assert index.count() > before
+    await compare(app, index, {})
+
+
+async def test_a_server_that_runs_the_lifespan_has_the_dashboard_read_ahead(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_reading = trio.Event()
+
+    async def note(self: DeadLetterIndex) -> None:
+        is_reading.set()
+        raise BrokerUnavailable("no broker")  # the next look says so
+
+    monkeypatch.setattr(DeadLetterIndex, "read_ahead", note)
+    monkeypatch.setattr("celery5.dashboard.performing.READ_AHEAD_PAUSE", 0.01)
+    dashboard = Dashboard(app, authenticator=Identify(identify))
+    phases, receive = trio.open_memory_channel[Any](2)
+    sent: list[str] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dashboard, {"type": "lifespan"}, receive.receive, send)
+        await phases.send({"type": "lifespan.startup"})
+        transport = httpx.ASGITransport(app=dashboard)
+        async with httpx.AsyncClient(transport=transport, base_url="http://jobs.example") as client:
+            page = await client.get(f"/{app.name}/dead", headers={"x-test-role": "viewer"})
+            assert page.status_code == 200
+        await is_reading.wait()
+        await phases.send({"type": "lifespan.shutdown"})
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
