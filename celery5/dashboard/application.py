@@ -1,7 +1,9 @@
 """The dashboard as one ASGI application, which is served by itself or mounted in another one."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any
 
+import anyio
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -57,12 +59,13 @@ class Dashboard:
         ]
         pages: ASGIApp = Starlette(routes=routes)
         self._guarded = Guard(pages, authenticator=authenticator, sessions=sessions, hosts=hosts)
+        self._performer = performer
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or take part in the life of a server."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _live(receive, send, self._performer.read_ahead)
             return
         has_started = False
 
@@ -84,10 +87,18 @@ class Dashboard:
             self._on_error(scope.get("path", ""), error)
 
 
-async def _live(receive: Receive, send: Send) -> None:
-    """Say that nothing needs to start or to stop: Starlette would take a cancellation for a failure."""
-    while True:
-        phase = (await receive())["type"]
-        await send({"type": f"{phase}.complete"})
-        if phase == "lifespan.shutdown":
-            return
+async def _live(receive: Receive, send: Send, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run what belongs to the life of a server: Starlette would take a cancellation for a failure.
+
+    A dashboard that is mounted has no such life, and works without.
+    """
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        while True:
+            phase = (await receive())["type"]
+            if phase == "lifespan.shutdown":
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await send({"type": f"{phase}.complete"})
+                return
+            await send({"type": f"{phase}.complete"})

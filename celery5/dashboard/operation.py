@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -51,7 +51,14 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
 
 
-Perform = Callable[[App, Any], Awaitable[Any]]
+Perform = Callable[..., Awaitable[Any]]
+
+
+class OperationState(Protocol):
+    """What an operation keeps of an application between calls."""
+
+    async def read_ahead(self) -> None:
+        """Read a part of what the next call needs, for some 50 ms; nothing when it needs nothing."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +71,14 @@ class Operation:
             first line says what it does.
         role: What a user must at least be.
         access: What it does.
+        make_state: Makes what it keeps of an application between calls, its third argument; None: it keeps nothing.
     """
 
     name: str
     perform: Perform
     role: Role = "viewer"
     access: Access = "see"
+    make_state: Callable[[App], OperationState] | None = None
 
     @property
     def noun(self) -> str:

@@ -61,6 +61,11 @@ class DeadJobReader:
 
     async def read_page(self) -> list[DeadJob]:
         """Return the dead jobs of the next page, whether they are selected or not; an empty list at the end."""
+        queue, entries = await self.read_entries()
+        return [make_dead(self._app, queue, entry) for entry in entries]
+
+    async def read_entries(self) -> tuple[str, list[DeadLetterEntry]]:
+        """Return the entries of the next page and their queue; no entries at the end."""
         if self._sources is None:
             self._sources = await self._opened()
         while self._sources:
@@ -68,18 +73,18 @@ class DeadJobReader:
             entries = await source.page(self._redis)
             if entries:
                 assert source.keys is not None  # entries come from a queue
-                return [_make_dead(self._app, source.keys.queue, entry) for entry in entries]
+                return source.keys.queue, entries
             self._sources.pop(0)
-        return []
+        return "", []
 
     async def count_all(self) -> int:
         """Return how many dead jobs there are in the queues of the query."""
-        queues = [self._app.queue(name) for name in await self._names()]
+        queues = [self._app.queue(name) for name in await self.list_queues()]
         return sum(await self._redis.perform_all([graveyard.count_entries(keys) for keys in queues]))
 
     async def _opened(self) -> "list[_Span | _Picked | _NewestFirst]":
-        first, last = await self._get_ms_range()
-        queues = [self._app.queue(name) for name in await self._names()]
+        first, last = await self.get_ms_range()
+        queues = [self._app.queue(name) for name in await self.list_queues()]
         if self._meant.ids:
             # Entries in two queues may have the same id: an entry id alone is ambiguous.
             is_only_queue = len(queues) == 1
@@ -114,7 +119,8 @@ class DeadJobReader:
             raise UnknownQueue(queue, queues)
         return queue or (queues[0] if entry and queues else ""), entry
 
-    async def _names(self) -> Sequence[str]:
+    async def list_queues(self) -> Sequence[str]:
+        """Return the queues of the query. Raises UnknownQueue."""
         if not self._meant.queues:
             return await self._redis.perform(queue_calls.list_queues(self._app.keys))
         with skip_unreachable():  # an unreachable broker matters only when it has a queue that was named
@@ -126,7 +132,7 @@ class DeadJobReader:
                 raise UnknownQueue(name, queues)
         return self._meant.queues
 
-    async def _get_ms_range(self) -> tuple[int, float]:
+    async def get_ms_range(self) -> tuple[int, float]:
         """Return the first and the last ms in which the jobs of the query died."""
         older, newer = self._meant.older_than, self._meant.newer_than
         if older is None and newer is None:
@@ -157,7 +163,7 @@ class _Span:
         )
         if entries:
             self._first = f"({entries[-1].entry}"
-            self._count = _fitting(entries)
+            self._count = fit_count(entries)
         return entries
 
 
@@ -183,7 +189,7 @@ class _ReverseEntryRange:
             )
             if self.waiting:
                 self._last = f"({self.waiting[-1].entry}"
-                self._count = _fitting(self.waiting)
+                self._count = fit_count(self.waiting)
         return bool(self.waiting)
 
     @property
@@ -271,7 +277,8 @@ async def find_dead_documents(
     return documents
 
 
-def _make_dead(app: "Application", queue: str, entry: DeadLetterEntry) -> DeadJob:
+def make_dead(app: "Application", queue: str, entry: DeadLetterEntry) -> DeadJob:
+    """Return the dead job in an entry, with its arguments redacted where its task says so."""
     limit = app.settings.message_limit
     if entry.sink:
         return make_dead_document(queue, entry.entry, entry.sink, entry.document, entry.failure, limit)
@@ -283,7 +290,7 @@ def _make_dead(app: "Application", queue: str, entry: DeadLetterEntry) -> DeadJo
     return msgspec.structs.replace(job, args=args, kwargs=kwargs)
 
 
-def _fitting(entries: Sequence[DeadLetterEntry]) -> int:
+def fit_count(entries: Sequence[DeadLetterEntry]) -> int:
     """Return how many entries to read next, by the size of the last ones."""
     size = sum(len(entry.message) + len(entry.document) for entry in entries) / len(entries)
     return max(1, min(BATCH_SIZE, int(BYTES_PER_TRIP / max(size, 1))))

@@ -41,7 +41,12 @@ def list_entries_backwards(
 
 def get_newest_entry(keys: QueueKeys) -> Call[str]:
     """Return the newest entry, '' when there is none."""
-    return Call(("XREVRANGE", keys.dead, "+", "-", "COUNT", 1), _newest, repeatable=True)
+    return Call(("XREVRANGE", keys.dead, "+", "-", "COUNT", 1), _get_first_id, repeatable=True)
+
+
+def get_oldest_entry(keys: QueueKeys) -> Call[str]:
+    """Return the oldest entry, '' when there is none."""
+    return Call(("XRANGE", keys.dead, "-", "+", "COUNT", 1), _get_first_id, repeatable=True)
 
 
 def count_entries(keys: QueueKeys) -> Call[int]:
@@ -92,7 +97,7 @@ def _dead_entries(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[DeadLetterEn
     ]
 
 
-def _newest(raw: Any) -> str:
+def _get_first_id(raw: Any) -> str:
     return decode_text(raw[0][0]) if raw else ""
 
 

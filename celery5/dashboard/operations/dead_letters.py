@@ -9,12 +9,13 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
+from celery5.dashboard.dead_letter_index import DeadLetterIndex
 from celery5.dashboard.operation import Changed, Limit, Operation, Seconds
 from celery5.dashboard.operations.bulk import begin
 from celery5.dead_letters.queues import DeadLetterTally
 from celery5.errors import Misconfigured
 from celery5.protocol.bulk import BulkRequest, BulkVerb
-from celery5.protocol.job.dead_letters import DeadJob, DeadJobFilter
+from celery5.protocol.job.dead_letters import DeadJob, DeadJobFilter, parse_filter
 from celery5.protocol.job.failure_groups import DeadJobGroups
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.text_values import RATE
@@ -122,14 +123,21 @@ class DeadGrouping(DeadFilter, frozen=True, kw_only=True):
 
     # Dead jobs to look at, at most.
     limit: Annotated[int, Meta(ge=1, le=MAX_GROUPED)] = MAX_GROUPED
+    # Seconds to read for, at most; None to read all. What was not looked at begins at `next` of the reply.
+    within: Seconds | None = None
     newest_first: bool = True
     # Start behind this one: `QUEUE:ENTRY`.
     after: Annotated[str, Meta(max_length=500)] = ""
 
 
-async def group_dead(app: App, asked: DeadGrouping) -> DeadJobGroups:
+async def group_dead(app: App, asked: DeadGrouping, index: DeadLetterIndex) -> DeadJobGroups:
     """Group dead jobs by what made them fail: how many, which error, since when and when last."""
     conditions = asked.to_filter()
+    # The index has neither messages nor positions, and a small limit needs none.
+    if asked.limit == MAX_GROUPED and asked.newest_first and not (asked.after or asked.message or asked.ids):
+        groups = await index.group(parse_filter(conditions), within=asked.within)
+        if groups is not None:
+            return groups
     conditions["limit"], conditions["newest_first"] = asked.limit, asked.newest_first
     if asked.after:
         conditions["after"] = asked.after
@@ -227,7 +235,7 @@ def _count(number: int) -> str:
 DEAD_LETTER_OPERATIONS = (
     Operation("dlq:read", read_dead),
     Operation("dlq:count", count_dead),
-    Operation("dlq:groups", group_dead),
+    Operation("dlq:groups", group_dead, make_state=DeadLetterIndex),
     Operation("dlq:replay", replay_dead, "operator", "change"),
     Operation("dlq:purge", purge_dead, "admin", "danger"),
 )

@@ -10,15 +10,18 @@ from celery5.protocol.job.failure_groups import DeadJobGroups
 SHOWN = 50
 """Dead jobs on one page."""
 SHOWN_GROUPS = 200
-MAX_LOOKED_AT = 10_000
-"""Dead jobs, the newest ones, that are grouped for one look at a page."""
+MAX_SEARCHED = 10_000
+"""Dead jobs, the newest ones, in which one look at a page searches for a part of the message."""
+READING_TIME = 0.1
+"""Seconds for which one look at a page reads dead jobs that were not read before; further looks go on."""
 FILTERS = ("queue", "task", "error", "reason", "message")
 
 
 async def load_groups(request: PageRequest) -> Mapping[str, Any]:
     """Return what made jobs fail that are dead, and what is done about it."""
     chosen: dict[str, Any] = request.choose(*FILTERS, "newer_than")
-    found: DeadJobGroups = await request.read("dlq:groups", **_to_lists(chosen), limit=MAX_LOOKED_AT)
+    bounds = {"limit": MAX_SEARCHED} if "message" in chosen else {"within": READING_TIME}
+    found: DeadJobGroups = await request.read("dlq:groups", **_to_lists(chosen), **bounds)
     return {
         "found": found,
         "groups": found.groups[:SHOWN_GROUPS],
@@ -31,7 +34,7 @@ async def load_groups(request: PageRequest) -> Mapping[str, Any]:
 async def load_group(request: PageRequest) -> Mapping[str, Any]:
     """Return the dead jobs that failed in one way."""
     group = request.path["group"]
-    found: DeadJobGroups = await request.read("dlq:groups", group=[group], limit=MAX_LOOKED_AT)
+    found: DeadJobGroups = await request.read("dlq:groups", group=[group], within=READING_TIME)
     jobs = await request.read("dlq:read", group=[group], count=SHOWN, after=request.query.get("after"))
     last = jobs[-1] if len(jobs) == SHOWN else None
     return {

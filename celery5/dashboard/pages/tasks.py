@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from celery5.dashboard.operation import NotFound
 from celery5.dashboard.page import Page, PageRequest
+from celery5.dashboard.pages.dead_letters import READING_TIME
 from celery5.observability.job_search import JobPage
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.job.failure_groups import DeadJobGroups
@@ -13,8 +14,6 @@ from celery5.protocol.job.failure_groups import DeadJobGroups
 FAILED = ("RETRY", "DEAD")
 SHOWN_ERRORS = 5
 SHOWN_GROUPS = 10
-MAX_LOOKED_AT = 5000
-"""Dead jobs that are looked at for the causes."""
 MAX_QUEUES = 10
 """Queues of a task whose history is read."""
 
@@ -77,7 +76,7 @@ async def load_task(request: PageRequest) -> Mapping[str, Any]:
     found = next((task for task in overview.tasks if task.name == name), None)
     limits = await request.read("task:limits")
     pattern = glob.escape(name)
-    groups: DeadJobGroups = await request.read("dlq:groups", task=[pattern], limit=MAX_LOOKED_AT)
+    groups: DeadJobGroups = await request.read("dlq:groups", task=[pattern], within=READING_TIME)
     declared = await request.read("task:list")
     known = {*(task.task for task in declared), *(limit.task for limit in limits)}
     if found is None and not groups.groups and declared and name not in known:

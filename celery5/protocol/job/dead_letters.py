@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
-from typing import Any, Literal, TypedDict, cast, get_args
+from typing import Any, Literal, Protocol, TypedDict, cast, get_args
 
 import msgspec
 
@@ -94,6 +94,21 @@ class DeadJobFilter(TypedDict, total=False):
     after: str | None  # start behind this job: `QUEUE:ENTRY`, or its `entry` when one queue is read
 
 
+class FailureKind(Protocol):
+    """What the failures of many dead jobs have in common."""
+
+    @property
+    def reason(self) -> str: ...
+    @property
+    def sink(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+
+
 class DeadJobQuery(msgspec.Struct, frozen=True):
     """A `DeadJobFilter` that was checked. Ages are in seconds."""
 
@@ -116,13 +131,19 @@ class DeadJobQuery(msgspec.Struct, frozen=True):
         """Return whether `job` is selected. Queue and age are not compared: readers do that."""
         return (
             (not self.ids or job.id in self.ids or job.entry in self.ids)
-            and (not self.reasons or job.reason in self.reasons)
-            and (not self.sinks or job.sink in self.sinks)
-            and _like(job.task, self.tasks)
-            and _like(job.type, self.errors)
+            and self.selects(job)
             and self.message in job.message
-            and (not self.groups or job.group in self.groups)
             and (self.where is None or bool(self.where(job)))
+        )
+
+    def selects(self, kind: FailureKind) -> bool:
+        """Return whether jobs that failed so are selected, as far as the kind of the failure says."""
+        return (
+            (not self.reasons or kind.reason in self.reasons)
+            and (not self.sinks or kind.sink in self.sinks)
+            and _like(kind.task, self.tasks)
+            and _like(kind.type, self.errors)
+            and (not self.groups or kind.group in self.groups)
         )
 
 

@@ -24,9 +24,12 @@ _TOKENS = r"""
   | (?P<word>(?<![\w#<>*])(?=[^\W\d]*\d)\w+)
   | (?P<digits>\d+)
 """
+_GUARD = r"(?!\s|(?<=\w)[^\W\d])"
+"""Nothing begins at white space, nor at a letter inside of a word: most characters are passed by one look, in half of
+the time."""
 _END = r"(?P=mark)(?![\w#<*])"
-_WHOLE = re.compile(_QUOTED.replace("END", _END) + _TOKENS, re.VERBOSE)
-_CUT = re.compile(_QUOTED.replace("END", rf"{_END}|\Z") + _TOKENS, re.VERBOSE)
+_WHOLE = re.compile(_GUARD + "(?:" + _QUOTED.replace("END", _END) + _TOKENS + ")", re.VERBOSE)
+_CUT = re.compile(_GUARD + "(?:" + _QUOTED.replace("END", rf"{_END}|\Z") + _TOKENS + ")", re.VERBOSE)
 """For the beginning of a long message: a quotation may lack its end."""
 _DIGITS = re.compile(r"\d+")
 _ADDRESS = re.compile(r"0[xX][0-9a-fA-F]+")
