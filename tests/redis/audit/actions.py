@@ -92,7 +92,7 @@ NO_ACTIONS = {
     "Audit": "acting_as list",
     # A stop is told of in the entry of the action that it stops.
     "Bulk": "count get list stop",
-    "Control": "ping workers",
+    "Control": "ping stack workers",
     "DeadLetters": "count groups read",
     "DeadRecords": "read",
     "Events": "add group_subscriptions list_queues make_event send state versions waiting",
