@@ -27,12 +27,16 @@ MAX_KINDS = 20_000
 """Kinds of failures that are kept: about 500 bytes each. With more of them, fewer dead jobs are kept."""
 MAX_NEW = 5000
 """New dead jobs that one look reads. After more of them all is read again, the newest first, look by look."""
-CHECKED, CONFIRMED = 200, 50
-"""Dead jobs in one trip: whose places are read, and whose entries are read."""
+PLACES_PER_TRIP = 200
+"""Dead jobs whose places are read in one trip."""
+ENTRIES_PER_TRIP = 50
+"""Dead jobs whose entries are read in one trip."""
 PIECE = 2000
 """Dead jobs that are counted before other tasks have a turn: about 1 ms."""
-STEP, WANTED_FOR = 0.05, 300.0
-"""Seconds of one step of reading ahead, and for how long after a look it goes on."""
+READ_AHEAD_STEP = 0.05
+"""Seconds that one step of reading ahead takes."""
+READ_AHEAD_FOR = 300.0
+"""Seconds after a look for which reading ahead goes on."""
 
 Order = tuple[int, int, str]
 
@@ -118,9 +122,8 @@ class _CountedKind:
                 self.is_open = False
                 return
             self.samples.append((ms, letter.id or letter.entry))
-            if (
-                ms == self.samples[0][0]
-            ):  # of those that died in one ms, the library shows the last that it reads
+            # Of those that died in one ms, the library shows the last that it reads.
+            if ms == self.samples[0][0]:
                 self.newest = letter
 
 
@@ -161,9 +164,8 @@ class DeadLetterIndex:
         asked = anyio.current_time()
         redis = await self._app.connections.get_async_driver()
         async with self._lock:
-            if (
-                self._updated < asked
-            ):  # else whoever had the lock has seen all that was there when this call began
+            # Otherwise whoever had the lock has seen all that was there when this call began.
+            if self._updated < asked:
                 began = anyio.current_time()
                 await self._update(redis)
                 self._updated = began
@@ -175,11 +177,11 @@ class DeadLetterIndex:
     async def read_ahead(self) -> None:
         """Read some older dead jobs, if there are more, and someone has looked at the groups lately."""
         now = anyio.current_time()
-        if not self._queues or self._is_complete or self._is_full() or now > self._updated + WANTED_FOR:
+        if not self._queues or self._is_complete or self._is_full() or now > self._updated + READ_AHEAD_FOR:
             return
         redis = await self._app.connections.get_async_driver()
         async with self._lock:
-            await self._fill(redis, now + STEP)
+            await self._fill(redis, now + READ_AHEAD_STEP)
 
     def count(self) -> int:
         """Return how many dead jobs are kept."""
@@ -314,16 +316,16 @@ class DeadLetterIndex:
         """Return up to `missing` entries that Redis has not any more, the oldest first."""
         removed: set[str] = set()
         letters = list(held.letters)
-        for start in range(0, len(letters), CHECKED):
-            part = letters[start : start + CHECKED]
+        for start in range(0, len(letters), PLACES_PER_TRIP):
+            part = letters[start : start + PLACES_PER_TRIP]
             ids = [letter.id or "-" for letter in part]
             places = await redis.perform(calls.find_entries(held.keys, ids))
             # A document that a sink refused has no place, and neither has what cannot be read: their entries tell.
             suspects = [
                 letter.entry for letter, place in zip(part, places, strict=True) if place != letter.entry
             ]
-            for at in range(0, len(suspects), CONFIRMED):
-                asked = suspects[at : at + CONFIRMED]
+            for at in range(0, len(suspects), ENTRIES_PER_TRIP):
+                asked = suspects[at : at + ENTRIES_PER_TRIP]
                 found = await self._read_entries(redis, [(held.keys, entry) for entry in asked])
                 removed.update(entry for entry, one in zip(asked, found, strict=True) if one is None)
             if len(removed) >= missing:

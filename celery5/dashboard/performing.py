@@ -176,7 +176,7 @@ class Performer:
         while True:
             await anyio.sleep(READ_AHEAD_PAUSE)
             for state in list(self._states.values()):
-                with suppress(CeleryError):  # whoever looks next sees it
+                with suppress(Exception):  # whoever looks next is told of it: the server goes on
                     await state.read_ahead()
 
     def forget_reads(self, app_name: str) -> None:

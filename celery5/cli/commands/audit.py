@@ -47,7 +47,7 @@ def list_actions(
     else:
         echo(format_table([_make_row(entry) for entry in entries], empty="no actions are recorded"))
         if len(entries) == count:
-            echo(f"older ones: --before {entries[-1].id}", err=True)
+            echo(f"for older actions: --before {entries[-1].id}", err=True)
 
 
 def _get_fields(entry: AuditEntry) -> dict[str, object]:
