@@ -243,9 +243,8 @@ class TaskCount(msgspec.Struct, frozen=True, array_like=True):
     ended: float = 0
 
 
-def count_tasks(groups: Iterable[MetricsGroup]) -> dict[str, TaskCount]:
-    """Return how many attempts of each task have failed and ended on all queues, from the totals of all groups."""
-    counts: dict[str, TaskCount] = {}
+def count_tasks(groups: Iterable[MetricsGroup], counts: dict[str, TaskCount]) -> Iterator[None]:
+    """Enter in `counts` how many attempts of each task have failed and ended, one group of totals at each step."""
     for group in groups:
         for series, value in group.count_all().items():
             if series[0] != "celery5_jobs_total":
@@ -256,7 +255,7 @@ def count_tasks(groups: Iterable[MetricsGroup]) -> dict[str, TaskCount]:
                 before = counts.get(task, TaskCount())
                 failed = value if state in FAILED else 0.0
                 counts[task] = TaskCount(before.failed + failed, before.ended + value)
-    return counts
+        yield
 
 
 class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
 from typing import Any, NamedTuple, cast
@@ -26,16 +26,15 @@ Series = tuple[str, ...]
 """What is measured: the name of a metric, then the names and values of its labels, sorted."""
 
 
-@dataclass(slots=True)
-class Measurements:
+class Measurements(msgspec.Struct):
     """Numbers by series."""
 
     # How much was added.
-    counters: dict[Series, float] = field(default_factory=dict[Series, float])
+    counters: dict[Series, float] = {}
     # How it stands.
-    gauges: dict[Series, float] = field(default_factory=dict[Series, float])
+    gauges: dict[Series, float] = {}
     # How durations are distributed.
-    sketches: dict[Series, Sketch] = field(default_factory=dict[Series, Sketch])
+    sketches: dict[Series, Sketch] = {}
 
     def add(self, other: "Measurements") -> None:
         """Add the counters and sketches of `other`, and take over its gauges."""

@@ -7,6 +7,7 @@ Source: RRDtool's archives of different steps; the reports are deltas, so a poin
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -41,8 +42,6 @@ MAX_GROUP_SERIES = 2000
 """Series of one group; further ones are left out."""
 STALE_AFTER = 45
 """Seconds after which the gauges of a process that does not report any more are forgotten."""
-MERGED_AT_ONCE = 200
-"""Processes whose gauges are merged in one step."""
 MAX_KNOWN_SERIES = 20_000
 """Series whose group is remembered, so that it is not derived for each report again."""
 
@@ -161,7 +160,7 @@ class Rollup:
     def __init__(self) -> None:
         self.groups: dict[str, MetricsGroup] = {}
         self._changed: set[str] = set()
-        self._closed: list[ClosedMinute] = []
+        self._closed: deque[ClosedMinute] = deque()
         # The last gauges of each process. Their series are the same for most processes, and stand here once.
         self._gauges: dict[str, _ProcessGauges] = {}
         self._columns: dict[tuple[Series, ...], tuple[Series, ...]] = {}
@@ -237,9 +236,9 @@ class Rollup:
         self._changed.add(name)
 
     def merge_gauges(self, at: float, merged: dict[Series, float]) -> Iterator[None]:
-        """Enter the gauges of the cluster in `merged`, of all processes that have reported lately, in small steps."""
+        """Enter the gauges of the cluster in `merged`, one process that has reported lately at each step."""
         columns: dict[tuple[Series, ...], tuple[Series, ...]] = {}
-        for number, (process, gauges) in enumerate(list(self._gauges.items()), start=1):
+        for process, gauges in list(self._gauges.items()):
             if gauges.at < at - STALE_AFTER:
                 del self._gauges[process]
                 continue
@@ -249,18 +248,20 @@ class Rollup:
                     merged[series] = max(merged.get(series, value), value)
                 else:
                     merged[series] = merged.get(series, 0.0) + value
-            if number % MERGED_AT_ONCE == 0:
-                yield
+            yield
         self._columns = columns
 
-    def close_minutes(self, at: float) -> list[ClosedMinute]:
-        """Return the minutes that are over at a time, by Redis' clock, and have not been returned before."""
+    def close_minutes(self, at: float) -> Iterator[ClosedMinute]:
+        """Yield the minutes that are over at a time, by Redis' clock, and have not been yielded before.
+
+        A minute is closed when it is reached, so that the caller can let others run on the way.
+        """
         now = int(at // MINUTE) * MINUTE
-        for name, group in self.groups.items():
+        for name, group in list(self.groups.items()):
             if 0 < group.minute < now:
                 self._close(name, group)
-        closed, self._closed = self._closed, []
-        return closed
+            while self._closed:
+                yield self._closed.popleft()
 
     def _close(self, name: str, group: MetricsGroup) -> None:
         current = group.current

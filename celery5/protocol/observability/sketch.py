@@ -1,7 +1,6 @@
 """Count durations in buckets, so that percentiles of any set of processes can be derived within 5 %."""
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from math import ceil, log2
 from typing import Any, Self, cast
@@ -35,26 +34,31 @@ class Sketch:
     __slots__ = ("_counts", "_new", "_total")
 
     def __init__(self) -> None:
-        self._counts: defaultdict[int, int] = defaultdict(int)
+        # A cluster has tens of thousands of sketches. A plain dict of numbers is nothing to the garbage collector.
+        self._counts: dict[int, int] = {}
         self._total = 0.0
-        self._new: list[float] = []
+        # None until a value is added: a sketch of sums never has any.
+        self._new: list[float] | None = None
 
     def add(self, value: float) -> None:
         """Count a value of at least 0."""
-        self._new.append(value)
-        if len(self._new) >= BATCH:
+        new = self._new
+        if new is None:
+            new = self._new = []
+        new.append(value)
+        if len(new) >= BATCH:
             self._sort()
 
     def _sort(self) -> None:
         """Put the new values into their buckets."""
-        values, self._new = self._new, []
+        values, self._new = self._new or [], None
         values.sort()
         self._total += sum(values)
         start = 0
         while start < len(values):
             bucket = _bucket_of(values[start])
             end = max(bisect_right(values, 2.0 ** (bucket / PER_OCTAVE), start), start + 1)
-            self._counts[bucket] += end - start
+            self._counts[bucket] = self._counts.get(bucket, 0) + end - start
             start = end
 
     @property
@@ -75,7 +79,7 @@ class Sketch:
         """Count all that another sketch has counted."""
         counts = self._counts
         for bucket, count in list(other.counts.items()):
-            counts[bucket] += count
+            counts[bucket] = counts.get(bucket, 0) + count
         self._total += other.total
 
     @property
@@ -143,7 +147,7 @@ class Sketch:
             for bucket, count in counts:
                 below += count
                 if below >= rank:
-                    reduced._counts[bucket] += ceil(upto * total) - taken
+                    reduced._counts[bucket] = reduced._counts.get(bucket, 0) + ceil(upto * total) - taken
                     break
             taken = ceil(upto * total)
         return reduced
@@ -171,7 +175,8 @@ class Sketch:
         lowest, shift = int.from_bytes(packed[:2], "big", signed=True), min(packed[2], 22)
         for offset, byte in enumerate(packed[3 : 3 + HIGHEST - LOWEST]):
             if byte:
-                sketch._counts[min(max(lowest + offset, LOWEST), HIGHEST)] += _from_byte(byte) << shift
+                bucket = min(max(lowest + offset, LOWEST), HIGHEST)
+                sketch._counts[bucket] = sketch._counts.get(bucket, 0) + (_from_byte(byte) << shift)
         return sketch
 
     def to_wire(self) -> list[float | int]:
@@ -189,12 +194,14 @@ class Sketch:
         sketch = cls()
         if not isinstance(words, list | tuple) or not words:
             return sketch
-        total, *pairs = cast("list[object]", words)
-        counts = sketch._counts
-        for bucket, count in zip(pairs[::2], pairs[1::2], strict=False):
-            if type(bucket) is int and type(count) is int and 0 < count <= MAX_COUNT:
-                is_inside = LOWEST <= bucket <= HIGHEST  # quicker than min and max for each of them
-                counts[bucket if is_inside else min(max(bucket, LOWEST), HIGHEST)] += count
+        rest = iter(cast("list[Any]", words))
+        total = next(rest)
+        # The quickest of several ways: 10,000 workers send 100,000 pairs in a second.
+        sketch._counts = {
+            bucket: count
+            for bucket, count in zip(rest, rest, strict=False)
+            if type(bucket) is int is type(count) and LOWEST <= bucket <= HIGHEST and 0 < count <= MAX_COUNT
+        }
         if sketch._counts:
             sketch._total = _to_total(total)
         return sketch

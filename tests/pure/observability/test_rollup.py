@@ -65,10 +65,10 @@ def test_a_minute_has_what_came_in_it_and_is_closed_once() -> None:
     rollup = rollup_of("slow")
     add(rollup, NOON, report("a", 3))
     add(rollup, NOON + 59, report("b", 4))
-    assert rollup.close_minutes(NOON + 59.9) == []
+    assert list(rollup.close_minutes(NOON + 59.9)) == []
     (closed,) = rollup.close_minutes(NOON + 60)
     assert (closed.group, closed.at, closed.measurements.counters) == ("slow", int(NOON), {IN_GROUP: 7})
-    assert rollup.close_minutes(NOON + 500) == []
+    assert list(rollup.close_minutes(NOON + 500)) == []
     assert rollup.groups["slow"].totals.counters == {IN_GROUP: 7}
 
 
@@ -76,7 +76,7 @@ def test_reports_that_have_waited_are_not_all_of_one_minute() -> None:
     rollup = rollup_of("slow")
     for minute in range(5):
         add(rollup, NOON + 60 * minute, report("a", 1 + minute))
-    closed = rollup.close_minutes(NOON + 600)
+    closed = list(rollup.close_minutes(NOON + 600))
     assert [(one.at - NOON, one.measurements.counters[IN_GROUP]) for one in closed] == [
         (60 * minute, 1 + minute) for minute in range(5)
     ]
