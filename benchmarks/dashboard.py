@@ -3,6 +3,7 @@
     nox -s bench -- dashboard --queued 1000000 --dead 100000 --seconds 60
 
 A real server, a real process of the dashboard, and clients that ask for pages as tabs do: each page every two seconds.
+With `--workers 10000 --queues 1000` so many simulated workers report beside it, from `benchmarks/reports.py`.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import HTTPCookieProcessor, OpenerDirector, Request, build_opener
 
@@ -25,7 +28,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 SHOP = """
 from celery5 import App
 
-app = App("shop", metrics_interval=5)
+app = App("shop", metrics_interval=15)
 
 
 @app.task(queue="mail")
@@ -49,6 +52,8 @@ PAGES = (
     "/dead", "/dead/jobs", "/bulk", "/workers", "/schedules", "/events", "/streams", "/workflows", "/limits",
     "/storage", "/audit",
 )  # fmt: skip
+HEAD_START = 45.0
+"""Seconds for which simulated workers report before the measurement begins."""
 SLOW = 2000
 """Microseconds above which the server notes a command."""
 
@@ -59,6 +64,8 @@ def main() -> None:
     parser.add_argument("--queued", type=int, default=100_000)
     parser.add_argument("--dead", type=int, default=10_000)
     parser.add_argument("--tabs", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=0, help="simulated workers that report")
+    parser.add_argument("--queues", type=int, default=1000, help="queues of the simulated workers")
     parser.add_argument("--seconds", type=float, default=30.0)
     options = parser.parse_args()
     with EmbeddedServer.start() as server, tempfile.TemporaryDirectory() as folder:
@@ -75,10 +82,28 @@ def main() -> None:
                 cwd=folder, env=environ, stderr=output,
             )  # fmt: skip
         try:
-            measure(process.pid, sign_in(log), client, options)
+            with simulate_workers(server.url, options):
+                measure(process.pid, sign_in(log), client, options)
         finally:
             process.terminate()
             process.wait()
+
+
+@contextmanager
+def simulate_workers(url: str, options: argparse.Namespace) -> Iterator[None]:
+    """Have simulated workers report, and begin when their first reports are in the history."""
+    if not options.workers:
+        yield
+        return
+    command = [sys.executable, str(Path(__file__).with_name("reports.py")), "--broker", url, "--app", "shop"]
+    command += ["--workers", str(options.workers), "--queues", str(options.queues)]
+    with subprocess.Popen([*command, "--seconds", str(options.seconds + HEAD_START)]) as process:
+        time.sleep(HEAD_START)
+        try:
+            yield
+            process.wait(120)  # it prints its own figures
+        finally:
+            process.terminate()
 
 
 def fill(folder: str, environ: dict[str, str], options: argparse.Namespace) -> None:
@@ -110,7 +135,7 @@ def measure(
     first: dict[str, float] = {}
     for page in PAGES:
         first[page] = ask(opener, root + page)
-    memory, cpu, began = get_memory(pid), get_cpu(pid), time.monotonic()
+    sizes, cpu, began = [get_memory(pid)], get_cpu(pid), time.monotonic()
     commands = client.info("stats")["total_commands_processed"]
 
     def look(number: int) -> None:
@@ -124,6 +149,9 @@ def measure(
     tabs = [threading.Thread(target=look, args=(number * 2,)) for number in range(options.tabs)]
     for tab in tabs:
         tab.start()
+    while time.monotonic() < began + options.seconds:
+        time.sleep(min(options.seconds / 10, 60.0))
+        sizes.append(get_memory(pid))
     for tab in tabs:
         tab.join()
     elapsed = time.monotonic() - began
@@ -137,7 +165,7 @@ def measure(
         )
     every = sorted(one for seen in times.values() for one in seen)
     print(f"all pages: p95 {every[int(len(every) * 0.95)] * 1000:.0f} ms of {len(every)}")
-    print(f"memory: {memory / 2**20:.0f} MiB before, {get_memory(pid) / 2**20:.0f} MiB after {elapsed:.0f} s")
+    print(f"memory in {elapsed:.0f} s, MiB: {' '.join(f'{size / 2**20:.0f}' for size in sizes)}")
     commands = client.info("stats")["total_commands_processed"] - commands
     print(f"CPU: {(get_cpu(pid) - cpu) / elapsed:.2f} of a core; Redis: {commands / elapsed:.0f} commands/s")
     slow = client.slowlog_get(128)

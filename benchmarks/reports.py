@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,10 +22,11 @@ import redis
 import trio
 
 from celery5 import App
+from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import observability as calls
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.logs.log import NullLog
-from celery5.protocol.observability.report import MetricsReport
+from celery5.protocol.observability.report import MetricsReport, ReportOrigin
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.observability.history_rollup import HistoryRollup
 
@@ -43,8 +45,7 @@ def make_report(number: int, jobs: int, queues: int) -> tuple[MetricsReport, int
     rng, status, done = random.Random(number), ProcessStatus(app="bench"), 0
     status.lag = rng.uniform(0, 0.01)
     each = max(jobs // (QUEUES_OF_WORKER * TASKS), 1)
-    for place in range(QUEUES_OF_WORKER):
-        queue = f"queue-{(number * QUEUES_OF_WORKER + place) % queues}"
+    for queue in name_queues(number, queues):
         for task in range(TASKS):
             tally = status.jobs.tallies[queue, f"shop.orders.task_{task}"]
             tally.counts["SUCCESS"] += each
@@ -56,9 +57,9 @@ def make_report(number: int, jobs: int, queues: int) -> tuple[MetricsReport, int
     return status.report_maker.make(status.metric_families(), kind="worker"), done
 
 
-async def roll_up(url: str, interval: float) -> None:
+async def roll_up(url: str, name: str, interval: float) -> None:
     """Roll up until cancelled, and print samples of this process."""
-    app = App("bench", broker=url, metrics_interval=interval)
+    app = App(name, broker=url, metrics_interval=interval)
     driver = await app.connections.get_async_driver()
     rollup = HistoryRollup(
         metrics_redis=driver,
@@ -93,19 +94,49 @@ async def roll_up(url: str, interval: float) -> None:
             print(json.dumps(sample), flush=True)
 
 
+def name_queues(worker: int, queues: int) -> list[str]:
+    """Return the queues that a worker reads."""
+    return [f"queue-{(worker * QUEUES_OF_WORKER + place) % queues}" for place in range(QUEUES_OF_WORKER)]
+
+
+def name_worker(number: int) -> str:
+    """Return the name of a simulated worker."""
+    return f"host-{number % 100}:{number}"
+
+
+async def join_queues(app: App, asked: argparse.Namespace) -> None:
+    """Have all workers join their queues, with leases that outlast the measurement."""
+
+    @app.task(name="shop.orders.task_0")
+    async def order() -> None: ...
+
+    await app.asend_many([order.options(queue=f"queue-{number}").s() for number in range(asked.queues)])
+    driver = await app.connections.get_async_driver()
+    for start in range(0, asked.workers, 500):
+        await driver.perform_all(
+            [
+                lease_calls.join_queue(app.queue(queue), name_worker(worker), lease=asked.seconds + 600)
+                for worker in range(start, min(start + 500, asked.workers))
+                for queue in name_queues(worker, asked.queues)
+            ]
+        )
+
+
 async def send(asked: argparse.Namespace, url: str) -> int:
     """Send the reports of all workers, and return how many jobs they count."""
-    app = App("bench", broker=url, metrics_interval=asked.interval)
+    app = App(asked.app, broker=url, metrics_interval=asked.interval)
     driver = await app.connections.get_async_driver()
+    await join_queues(app, asked)
     jobs = int(JOBS / 10_000 * asked.interval)
     shapes = [make_report(number, jobs, asked.queues) for number in range(min(SHAPES, asked.workers))]
-    sent, began, number = 0, trio.current_time(), 0
+    sent, began, started, number = 0, trio.current_time(), time.time(), 0
     pace = asked.interval / asked.workers
     while trio.current_time() < began + asked.seconds:
         await trio.sleep_until(began + number * pace)
         report, counted = shapes[number % len(shapes)]
         turn, worker = divmod(number, asked.workers)
-        one = replace(report, process=f"host-{worker % 100}:{worker}", number=turn + 1)
+        name = name_worker(worker)
+        one = replace(report, process=name, number=turn + 1, origin=ReportOrigin(name, started))
         await driver.perform(calls.send_report(app.keys, one.process, one.number, one.pack()))
         sent += counted
         number += 1
@@ -115,7 +146,7 @@ async def send(asked: argparse.Namespace, url: str) -> int:
 
 async def watch(asked: argparse.Namespace, url: str, behind: list[float], sizes: list[float]) -> None:
     """Sample how far the rollup is behind, and the memory of the server."""
-    client, app = redis.Redis.from_url(url), App("bench", broker=url)
+    client, app = redis.Redis.from_url(url), App(asked.app, broker=url)
     began = trio.current_time()
     while trio.current_time() < began + asked.seconds:
         await trio.sleep(SAMPLE)
@@ -157,18 +188,29 @@ def find_longest(client: redis.Redis) -> tuple[dict[str, float], int]:
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
     """Return all figures of one run."""
-    with EmbeddedServer.start() as server, redis.Redis.from_url(server.url) as client:
+    with ExitStack() as stack:
+        url = asked.broker or stack.enter_context(EmbeddedServer.start()).url
+        client = stack.enter_context(redis.Redis.from_url(url))
         client.config_set("slowlog-log-slower-than", 1000)
         client.config_set("slowlog-max-len", 5000)
-        command = [sys.executable, __file__, "--rollup", server.url, "--interval", str(asked.interval)]
+        command = [
+            sys.executable,
+            __file__,
+            "--rollup",
+            url,
+            "--app",
+            asked.app,
+            "--interval",
+            str(asked.interval),
+        ]
         behind: list[float] = []
         sizes: list[float] = []
         counts: list[int] = []
 
         async def run() -> None:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch, asked, server.url, behind, sizes)
-                counts.append(await send(asked, server.url))
+                nursery.start_soon(watch, asked, url, behind, sizes)
+                counts.append(await send(asked, url))
 
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             try:
@@ -177,7 +219,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
                 child.terminate()
             output, _ = child.communicate(timeout=30)
         samples = [json.loads(line) for line in output.splitlines()]
-        app = App("bench", broker=server.url)
+        app = App(asked.app, broker=url)
         longest, above = find_longest(client)
         counted, took = trio.run(read, app)
         half = samples[len(samples) // 2 :]
@@ -209,10 +251,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--interval", type=float, default=15)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--app", default="bench", help="the name of the application")
+    parser.add_argument("--broker", default="", help="a server to use instead of one of its own")
     parser.add_argument("--rollup", default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.rollup:
-        trio.run(roll_up, asked.rollup, asked.interval)
+        trio.run(roll_up, asked.rollup, asked.app, asked.interval)
         return
     figures = measure(asked)
     if asked.json:
