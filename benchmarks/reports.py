@@ -101,7 +101,7 @@ def name_queues(worker: int, queues: int) -> list[str]:
 
 def name_worker(number: int) -> str:
     """Return the name of a simulated worker."""
-    return f"host-{number % 100}:{number}"
+    return f"host-{number % 100}-{number}:1"
 
 
 async def join_queues(app: App, asked: argparse.Namespace) -> None:
@@ -186,6 +186,41 @@ def find_longest(client: redis.Redis) -> tuple[dict[str, float], int]:
     return longest, above.total()
 
 
+def run_beside_rollup(asked: argparse.Namespace, url: str) -> dict[str, Any]:
+    """Send reports while a process of its own rolls them up, and return what was seen of both."""
+    command = [sys.executable, __file__, "--rollup", url, "--app", asked.app]
+    behind: list[float] = []
+    sizes: list[float] = []
+    counts: list[int] = []
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch, asked, url, behind, sizes)
+            counts.append(await send(asked, url))
+
+    with subprocess.Popen(
+        [*command, "--interval", str(asked.interval)], stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            trio.run(run)
+        finally:
+            child.terminate()
+        output, _ = child.communicate(timeout=30)
+    samples = [json.loads(line) for line in output.splitlines()]
+    half = samples[len(samples) // 2 :]
+    return {
+        "jobs sent": counts[0],
+        "cpu share": (samples[-1]["cpu"] - samples[0]["cpu"]) / (SAMPLE * (len(samples) - 1)),
+        "rss MiB, at half time": half[0]["rss"],
+        "rss MiB, at the end": samples[-1]["rss"],
+        "loop late at most, ms": max(one["lag"] for one in samples),
+        "loop late p99, ms": max(one["lag_p99"] for one in samples),
+        "behind at most, s": max(behind),
+        "behind, at the end, s": behind[-1],
+        "Redis MiB, highest": max(sizes),
+    }
+
+
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
     """Return all figures of one run."""
     with ExitStack() as stack:
@@ -193,49 +228,15 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         client = stack.enter_context(redis.Redis.from_url(url))
         client.config_set("slowlog-log-slower-than", 1000)
         client.config_set("slowlog-max-len", 5000)
-        command = [
-            sys.executable,
-            __file__,
-            "--rollup",
-            url,
-            "--app",
-            asked.app,
-            "--interval",
-            str(asked.interval),
-        ]
-        behind: list[float] = []
-        sizes: list[float] = []
-        counts: list[int] = []
-
-        async def run() -> None:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch, asked, url, behind, sizes)
-                counts.append(await send(asked, url))
-
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            try:
-                trio.run(run)
-            finally:
-                child.terminate()
-            output, _ = child.communicate(timeout=30)
-        samples = [json.loads(line) for line in output.splitlines()]
+        seen = run_beside_rollup(asked, url)
         app = App(asked.app, broker=url)
         longest, above = find_longest(client)
         counted, took = trio.run(read, app)
-        half = samples[len(samples) // 2 :]
         history = cast("int | None", client.memory_usage(app.keys.metrics_state, samples=0)) or 0
         return {
-            "jobs sent": counts[0],
             "jobs counted": counted,
+            **seen,
             "reports/s": asked.workers / asked.interval,
-            "cpu share": (samples[-1]["cpu"] - samples[0]["cpu"]) / (SAMPLE * (len(samples) - 1)),
-            "rss MiB, at half time": half[0]["rss"],
-            "rss MiB, at the end": samples[-1]["rss"],
-            "loop late at most, ms": max(one["lag"] for one in samples),
-            "loop late p99, ms": max(one["lag_p99"] for one in samples),
-            "behind at most, s": max(behind),
-            "behind, at the end, s": behind[-1],
-            "Redis MiB, highest": max(sizes),
             "history MiB": history / 2**20,
             "calls above 2 ms": above,
             "longest calls above 1 ms, ms": longest,

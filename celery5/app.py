@@ -540,13 +540,21 @@ class App:
         """`find`, from Trio or asyncio."""
         return await run_in_event_loop(find_job, self, check_job_id(job_id), queue)
 
-    def info(self, queue: str | None = None) -> AppState:
-        """Return what is in the queues, or in one of them, and which workers read them. For plain Python."""
-        return run_in_plain_python(read_app_state, self, queue)
+    def info(self, queue: str | None = None, *, most: int | None = None) -> AppState:
+        """Return what is in the queues, or in one of them, and which processes are live. For plain Python.
 
-    async def ainfo(self, queue: str | None = None) -> AppState:
+        Args:
+            queue: Only this queue. Default: all of them.
+            most: Queues that are read at most, the first by name; 0 for none. Default: all of them.
+
+        Raises:
+            UnknownQueue: There is no such queue.
+        """
+        return run_in_plain_python(read_app_state, self, queue, most=most)
+
+    async def ainfo(self, queue: str | None = None, *, most: int | None = None) -> AppState:
         """`info`, from Trio or asyncio."""
-        return await run_in_event_loop(read_app_state, self, queue)
+        return await run_in_event_loop(read_app_state, self, queue, most=most)
 
     def empty(self, queue: str) -> int:
         """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many. For plain Python.

@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
+
 from celery5.dashboard.access import User
 from celery5.dashboard.operations import OPERATIONS
 from celery5.dashboard.performing import Performer
@@ -31,6 +33,24 @@ class PageRequest:
         """Return the result of an operation. Parameters that are '' or None are left out. Raises what it raises."""
         given = {name: value for name, value in parameters.items() if value not in ("", None)}
         return await self.performer.perform(self.app, OPERATIONS[operation], given, self.user, is_text=True)
+
+    async def read_together(self, *operations: str, **parameters: Any) -> list[Any]:
+        """Return the results of operations with the same parameters, read at the same time. Raises what one raises."""
+        results: dict[str, Any] = {}
+        errors: list[Exception] = []
+
+        async def read(operation: str) -> None:
+            try:
+                results[operation] = await self.read(operation, **parameters)
+            except Exception as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for operation in operations:
+                tasks.start_soon(read, operation)
+        if errors:
+            raise errors[0]
+        return [results[operation] for operation in operations]
 
     def wants(self, part: str) -> bool:
         """Return whether the address asks for a part of the page that is not always shown."""

@@ -26,7 +26,7 @@ from celery5.protocol.similar_names import did_you_mean
 
 READ_ONCE = 1.0
 """Seconds for which all who look at the same thing share one look at Redis."""
-SHARED_FACTOR, MAX_SHARED_TIME = 10.0, 15.0
+SHARED_FACTOR, MAX_SHARED_TIME = 20.0, 15.0
 """A look that took long is shared for so many times as long, and at most for so many seconds."""
 TIME_LIMIT = 30.0
 """Seconds that an operation may take."""
@@ -79,8 +79,9 @@ class _SharedRead:
     """One look that several share; whoever has the lock looks."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
-    # Until when it is shared.
+    # Until when it is shared, and until when it still is while someone looks anew.
     until: float = -1e9
+    usable_until: float = -1e9
     value: Any = None
 
 
@@ -154,13 +155,15 @@ class Performer:
         self._shared.move_to_end(key)
         while len(self._shared) > MAX_SHARED:
             self._shared.popitem(last=False)
+        if shared.lock.locked() and anyio.current_time() < shared.usable_until:
+            return shared.value
         async with shared.lock:
             began = anyio.current_time()
             if began >= shared.until:
                 shared.value = await self._call(app, operation, parameters)
                 ended = anyio.current_time()
-                took = min(SHARED_FACTOR * (ended - began), MAX_SHARED_TIME)
-                shared.until = ended + max(READ_ONCE, took)
+                shared_for = max(READ_ONCE, min(SHARED_FACTOR * (ended - began), MAX_SHARED_TIME))
+                shared.until, shared.usable_until = ended + shared_for, ended + 2 * shared_for
             return shared.value
 
     async def _call(self, app: App, operation: Operation, parameters: Any) -> Any:

@@ -12,13 +12,14 @@ from celery5.broker.calls.dead_letters import queue_exists
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, retry_without_unreachable, skip_unreachable
-from celery5.errors import UnknownQueue
+from celery5.errors import BrokerError, UnknownQueue
 from celery5.observability.job_sources import (
     DEAD,
     HISTORY,
     SearchScope,
     SearchSource,
     get_dead_entry,
+    list_stages,
     make_sources,
     parse_entry,
 )
@@ -229,7 +230,8 @@ class _Search:
     async def run(self, queues: Sequence[str], unreachable: Sequence[str]) -> JobPage:
         """Look at one place after another, until the page is full or all is looked at."""
         self._notes += [f"queues on the broker {name}, which is unreachable" for name in unreachable]
-        scope = SearchScope(self._app, self._redis, self._query, queues, self._skips_live)
+        in_use = await self._find_stages(queues)
+        scope = SearchScope(self._app, self._redis, self._query, queues, self._skips_live, in_use)
         cursor: str | None = None
         for source in make_sources(scope, self._start):
             try:
@@ -249,6 +251,18 @@ class _Search:
             looked_at=self._looked_at,
             not_looked_at="; ".join(dict.fromkeys(self._notes)),
         )
+
+    async def _find_stages(self, queues: Sequence[str]) -> dict[str, frozenset[int]]:
+        """Return in which stages each queue has jobs, so that a search of many queues skips the places without any."""
+        if len(queues) < 2 or self._skips_live or self._query.id:
+            return {}
+        try:
+            sizes = await self._redis.perform_all(
+                [queue_calls.measure_queue(self._app.queue(queue)) for queue in queues]
+            )
+        except BrokerError:  # of one queue or broker: each place is looked at, and says so
+            return {}
+        return {queue: list_stages(size) for queue, size in zip(queues, sizes, strict=True)}
 
     async def _look_at(self, source: SearchSource) -> str | None:
         """Look at the jobs of one place. Return the cursor when the page is full; None at the end of the place."""

@@ -12,6 +12,7 @@ from celery5.application import Application
 from celery5.broker.calls import dead_letters as dead_calls
 from celery5.broker.calls import job_history as calls
 from celery5.broker.calls import jobs as job_calls
+from celery5.broker.calls.queues import QueueSize
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerReplied
 from celery5.protocol.job.history import (
@@ -85,6 +86,8 @@ class SearchScope(NamedTuple):
     query: JobQuery
     queues: Sequence[str]
     skips_live: bool
+    # The stages in which a queue has jobs, of those queues of which it is known.
+    in_use: Mapping[str, frozenset[int]] = {}
 
 
 class SearchSource:
@@ -481,6 +484,18 @@ async def read_held(
         return ()
 
 
+def list_stages(size: QueueSize) -> frozenset[int]:
+    """Return in which stages a queue of this size has jobs."""
+    counts = {
+        RUNNING: size.in_workers,
+        DEAD: size.dead,
+        DUE: size.due or size.limited,  # jobs that expire at a limit are in both
+        LIMITED: size.limited,
+        WAITING: size.stream,
+    }
+    return frozenset(stage for stage, count in counts.items() if count)
+
+
 _SOURCES: Sequence[type[SearchSource]] = (
     RunningJobSource,
     DeadJobSource,
@@ -510,7 +525,7 @@ def make_sources(scope: SearchScope, start: SearchPosition | None) -> Sequence[S
                 continue
             if stage == HISTORY:
                 sources.append(HistorySource(scope, begin))
-            elif not scope.skips_live:
+            elif not scope.skips_live and stage in scope.in_use.get(queue, STAGES):
                 kind = OneJobSource if query.id else kinds[stage]
                 sources.append(kind(scope, queue, begin))
     return sources

@@ -9,7 +9,7 @@ from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import observability as calls
 from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.queues import QueueState
-from celery5.broker.colour import AwaitableConnections
+from celery5.broker.colour import AwaitableConnections, sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, skip_unreachable
 from celery5.errors import Misconfigured
@@ -37,7 +37,7 @@ from celery5.protocol.observability.report import (
     MetricsReport,
     Series,
     get_labels,
-    unpack_report,
+    unpack_gauges,
 )
 from celery5.protocol.observability.rollup import (
     HOUR,
@@ -57,8 +57,10 @@ MAX_TASKS = 200
 """Tasks that are shown: those that failed first, then the busiest."""
 MAX_WORKERS = 200
 """Workers that are shown: those with something wrong first."""
-MAX_REPORTS = 500
-"""Reports of processes that are read at once, the newest."""
+MAX_REPORTS = 2000
+"""Reports of processes that are read for an overview, the newest."""
+REPORTS_AT_ONCE = 500
+"""Reports that are read in one trip."""
 MAX_DEAD_QUEUES = 20
 """Queues whose newest dead letters are read for the last errors of tasks."""
 DEAD_READ = 5
@@ -76,11 +78,25 @@ BREAKERS = ("celery5_breaker_state", "celery5_connection_breaker_state")
 
 
 class ProcessNews(NamedTuple):
-    """The last report of a process."""
+    """What the last report of a process says of the process itself: a hundredth of the report."""
 
     # When it came, by the clock of Redis.
     at: float
-    report: MetricsReport
+    host: str
+    # The name of its inbox; '' when it has not said it.
+    name: str
+    # When it started, in seconds since 1970; 0: not known.
+    started: float
+    ended: int
+    is_ready: bool
+    # Seconds by which its event loop woke up late.
+    lag: float
+    running: int
+    slots: int
+    # In bytes; None: not known.
+    memory: int | None
+    # Its circuit breakers that hold something up.
+    breakers: tuple[str, ...]
 
 
 class DeadNews(NamedTuple):
@@ -155,7 +171,7 @@ class OverviewReader:
             workers=max(0, len(workers) - MAX_WORKERS),
             histories=max(0, len(state.queues) - MAX_HISTORIES),
         )
-        starts = [news.report.origin.started for news in self._processes.values()]
+        starts = [news.started for news in self._processes.values()]
         return Overview(
             app=self._app.name,
             at=now,
@@ -172,16 +188,26 @@ class OverviewReader:
 
     async def _read_reports(self, redis: AsyncDriver, now: float) -> None:
         """Read the reports that have come since the last overview, and forget processes that are silent."""
-        found = await redis.perform(
-            calls.read_latest_reports(self._app.keys, self._last_report, count=MAX_REPORTS)
-        )
-        if found:
-            self._last_report = found[0].id
+        found: list[calls.StoredReport] = []
+        before = ""
+        while len(found) < MAX_REPORTS:
+            page = await redis.perform(
+                calls.read_latest_reports(
+                    self._app.keys, self._last_report, before=before, count=REPORTS_AT_ONCE
+                )
+            )
+            found += page
+            if len(page) < REPORTS_AT_ONCE:
+                break
+            before = page[-1].id
         processes = dict(self._processes)
         for stored in reversed(found):
-            report = unpack_report(stored.packed)
+            report = unpack_gauges(stored.packed)
             if report is not None:
-                processes[report.process] = ProcessNews(stored.at, report)
+                processes[report.process] = _read_news(stored.at, report)
+            await sleep(0)  # many reports take time
+        if found:
+            self._last_report = found[0].id
         self._processes = {
             name: news for name, news in processes.items() if news.at > now - self._get_stale_after() * 4
         }
@@ -201,7 +227,7 @@ class OverviewReader:
                     name = name if at and broker in brokers else get_inbox_name(worker.name)
                     queues[name].append(queue.queue)
                     running[name] += worker.running
-        news = {get_inbox_name(one.report.origin.name): one for one in self._processes.values()}
+        news = {one.name: one for one in self._processes.values()}
         return [
             _make_worker(name, queues[name], running[name], news.get(name), now, self._get_stale_after())
             for name in queues
@@ -309,11 +335,7 @@ def _make_worker(
     if news is None:
         health = judge_worker(reported=None, stale_after=stale_after, is_ready=False, lag=0.0, breakers=())
         return WorkerOverview(name=name, queues=tuple(queues), running=running, health=health)
-    gauges, reported = news.report.measurements.gauges, max(0.0, now - news.at)
-    origin = news.report.origin
-    lag = gauges.get(("celery5_loop_lag_seconds",), 0.0)
-    breakers = _find_open_breakers(gauges)
-    memory = gauges.get(("process_resident_memory_bytes",))
+    reported = max(0.0, now - news.at)
     return WorkerOverview(
         name=name,
         queues=tuple(queues),
@@ -321,19 +343,37 @@ def _make_worker(
         health=judge_worker(
             reported=reported,
             stale_after=stale_after,
-            is_ready=bool(gauges.get(("celery5_process_ready",))),
-            lag=lag,
-            breakers=breakers,
+            is_ready=news.is_ready,
+            lag=news.lag,
+            breakers=news.breakers,
         ),
-        host=news.report.process.rsplit(":", 2)[0],
-        uptime=now - origin.started if origin.started else None,
-        slots_used=int(gauges.get(("celery5_jobs_running",), 0)),
-        slots=int(sum(value for series, value in gauges.items() if series[0] == "celery5_slots")),
-        ended=origin.ended,
-        lag=lag,
-        memory=int(memory) if memory is not None else None,
-        breakers=breakers,
+        host=news.host,
+        uptime=now - news.started if news.started else None,
+        slots_used=news.running,
+        slots=news.slots,
+        ended=news.ended,
+        lag=news.lag,
+        memory=news.memory,
+        breakers=news.breakers,
         reported=reported,
+    )
+
+
+def _read_news(at: float, report: MetricsReport) -> ProcessNews:
+    gauges, origin = report.measurements.gauges, report.origin
+    memory = gauges.get(("process_resident_memory_bytes",))
+    return ProcessNews(
+        at=at,
+        host=report.process.rsplit(":", 2)[0],
+        name=get_inbox_name(origin.name),
+        started=origin.started,
+        ended=origin.ended,
+        is_ready=bool(gauges.get(("celery5_process_ready",))),
+        lag=gauges.get(("celery5_loop_lag_seconds",), 0.0),
+        running=int(gauges.get(("celery5_jobs_running",), 0)),
+        slots=int(sum(value for series, value in gauges.items() if series[0] == "celery5_slots")),
+        memory=int(memory) if memory is not None else None,
+        breakers=_find_open_breakers(gauges),
     )
 
 

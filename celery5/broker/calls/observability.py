@@ -83,9 +83,10 @@ def read_reports(keys: Keys, cursor: str, count: int = REPORTS_READ) -> Call[lis
     return Call(words, _reports, repeatable=True)
 
 
-def read_latest_reports(keys: Keys, cursor: str, *, count: int) -> Call[list[StoredReport]]:
-    """Return the newest reports that came after the one with the id `cursor`, the newest first."""
-    words = ("XREVRANGE", keys.metrics_reports, "+", f"({cursor}" if cursor else "-", "COUNT", count)
+def read_latest_reports(keys: Keys, cursor: str, *, before: str = "", count: int) -> Call[list[StoredReport]]:
+    """Return the newest reports after the one with the id `cursor` and before that with `before`, the newest first."""
+    last, first = f"({before}" if before else "+", f"({cursor}" if cursor else "-"
+    words = ("XREVRANGE", keys.metrics_reports, last, first, "COUNT", count)
     return Call(words, _reports, repeatable=True)
 
 

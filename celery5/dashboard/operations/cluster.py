@@ -18,9 +18,16 @@ from celery5.protocol.observability.rollup import HOUR
 from celery5.results.job_details import AppState
 
 
-async def read_state(app: App, _: Nothing) -> AppState:
+class StateFilter(msgspec.Struct, frozen=True):
+    """How much of the state."""
+
+    # Queues that are read at most, the first by name; none for 0.
+    most: Annotated[int, Meta(ge=0, le=10_000)] = 10_000
+
+
+async def read_state(app: App, asked: StateFilter) -> AppState:
     """Show the queues, what is in them, who works on them, and the other processes."""
-    return await app.ainfo()
+    return await app.ainfo(most=asked.most)
 
 
 class AuditFilter(msgspec.Struct, frozen=True):

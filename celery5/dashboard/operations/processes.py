@@ -27,7 +27,9 @@ from celery5.scaling.strategies import is_scaled
 
 Names = Annotated[list[str], Meta(max_length=1000)]
 TIMEOUT = 5.0
-"""Seconds to wait for the answers of processes."""
+"""Seconds to wait for processes to do something."""
+READING_TIMEOUT = 2.0
+"""Seconds to wait for what processes say of themselves: a page waits for it, and they say it within milliseconds."""
 DANGEROUS = frozenset((SHUTDOWN.name, "restart", "scale"))
 """Commands that a page asks about first."""
 SHOWING_CODE = frozenset((STACK.name,))
@@ -73,7 +75,7 @@ def _make_reading(definition: CommandDefinition[Any], noun: ProcessNoun) -> Perf
             definition.name,
             _get_parameters(definition, asked),
             to=await _find_recipients(app, asked.to, noun),
-            timeout=TIMEOUT,
+            timeout=READING_TIMEOUT,
             noun=noun,
         )
         return [

@@ -6,7 +6,7 @@ import msgspec
 
 from celery5.app import App
 from celery5.broker.calls.queues import QueueState
-from celery5.dashboard.operation import Changed, NotFound, Nothing, Operation, Seconds, Text
+from celery5.dashboard.operation import Changed, Nothing, Operation, Seconds, Text
 from celery5.dashboard.operations.replies import summarize_replies
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE
@@ -38,10 +38,7 @@ async def list_queues(app: App, _: Nothing) -> list[QueueState]:
 
 async def show_queue(app: App, asked: OneQueue) -> QueueState:
     """Show one queue."""
-    queues = (await app.ainfo()).queues
-    if asked.queue not in queues:
-        raise NotFound(f"there is no queue {asked.queue!r}")
-    return queues[asked.queue]
+    return (await app.ainfo(asked.queue)).queues[asked.queue]
 
 
 async def read_history(app: App, asked: HistorySpan) -> list[HistoryPoint]:

@@ -9,7 +9,7 @@ from celery5.dashboard.page import Page, PageRequest
 async def load_schedules(request: PageRequest) -> Mapping[str, Any]:
     """Return the schedules, the next one first, and whether a Scheduler runs."""
     schedules = await request.read("schedule:list")
-    state = await request.read("info:show")
+    state = await request.read("info:show", most=0)
     return {
         "schedules": sorted(schedules, key=lambda one: (one.next is None, one.next or 0.0, one.name)),
         "schedulers": state.schedulers,

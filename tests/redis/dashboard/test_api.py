@@ -130,7 +130,7 @@ async def test_answers_fit_their_description(app: App) -> None:
         ({"url": "metrics/history?queu=a"}, 400, "metrics:history has no parameter 'queu'"),
         ({"url": "metrics/history?since=soon"}, 400, "metrics:history: since: expected `float`"),
         ({"url": "queue/show"}, 400, "queue:show: give queue"),
-        ({"url": "queue/show?queue=nothing"}, 404, "there is no queue 'nothing'"),
+        ({"url": "queue/show?queue=nothing"}, 404, "no queue 'nothing' here"),
         ({"url": "queue/purge"}, 400, "queue:purge changes something: use POST"),
         ({"url": "queue/purge", "content": "queue=a"}, 400, "send the parameters as a JSON object"),
         ({"url": "queue/purge", "content": "[1]", "json": True}, 400, "the parameters are no JSON object"),

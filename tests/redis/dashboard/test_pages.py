@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from celery5 import App, group
+from celery5.commands.control import Reply
 from celery5.dashboard.pages import PAGES
 from tests.redis.dashboard.client import find_links
 from tests.redis.dashboard.site import browsing, find_form_key, press, read_text
@@ -188,10 +189,10 @@ async def test_many_tabs_share_one_look(app: App, monkeypatch: pytest.MonkeyPatc
     looks = 0
     read = app.ainfo
 
-    async def count() -> Any:
+    async def count(**options: Any) -> Any:
         nonlocal looks
         looks += 1
-        return await read()
+        return await read(**options)
 
     monkeypatch.setattr(app, "ainfo", count)
     monkeypatch.setattr("celery5.dashboard.performing.READ_ONCE", 60.0)
@@ -229,3 +230,24 @@ async def test_the_audit_trail_goes_on_on_the_next_page(app: App) -> None:
     async with browsing(app, role="viewer") as client:
         wrong = await client.get(f"/{app.name}/audit?before=yesterday")
     assert "give the id of an entry" in read_text(wrong.text)
+
+
+async def test_the_page_of_a_frozen_worker_waits_for_all_its_answers_at_once(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    all_asked = trio.Event()
+
+    async def send(command: str, *_: Any, to: Any, **__: Any) -> list[Reply]:
+        asked.append(command)
+        if len(asked) == 4:
+            all_asked.set()
+        await all_asked.wait()
+        return [Reply(worker=to[0], ok=False, reason="no-answer", why=f"no answer to {command}")]
+
+    monkeypatch.setattr(app.control, "asend", send)
+    async with browsing(app, role="operator") as client:
+        answer = await client.get(f"/{app.name}/workers/host:1?stack=true")
+    assert answer.status_code == 200
+    assert sorted(asked) == ["active", "health", "stack", "stats"]
+    assert "no answer to" in read_text(answer.text)

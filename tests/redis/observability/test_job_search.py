@@ -1,13 +1,14 @@
 """Jobs are found while they live and after they have ended: by every filter, page by page, each of them once."""
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 import trio
 
 from celery5 import App
+from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured, UnknownQueue
 from celery5.observability import job_search, job_sources
 from celery5.observability.job_search import JobPage
@@ -270,3 +271,20 @@ async def test_a_job_that_waits_at_a_limit_is_found_with_the_limit(app: App) -> 
         end.set()
         for one in sent:
             await one.aget(timeout=30)
+
+
+async def test_a_search_of_many_queues_reads_only_places_that_have_jobs(own_server: EmbeddedServer) -> None:
+    app = App("many", broker=own_server.url)
+    declare(app)
+    pay = app.tasks["shop.pay"]
+    await app.asend_many([pay.options(queue=f"queue-{number}").s({}) for number in range(30)])
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_resetstat()
+        assert len(await find(app)) == 30
+        assert await find(app, state="EXECUTING") == await find(app, state="DEAD") == []
+        stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
+    counts = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()}
+    # Each search measures each queue. Only the first one reads: the jobs that wait, and which of them workers have.
+    assert counts["evalsha"] >= 3 * 30
+    assert counts["xpending"] == 30
+    app.close()

@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 
 from celery5 import App
+from celery5.broker.calls import leases as lease_calls
+from celery5.broker.calls import observability as report_calls
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BrokerUnavailable, Misconfigured
+from celery5.observability import overview as overview_module
 from celery5.protocol.observability.overview import Overview
+from celery5.protocol.observability.report import Measurements, MetricsReport, ReportOrigin, Series
 from tests.redis.worker.workers import until_async, working
 
 FAST: dict[str, Any] = {"metrics_interval": 0.1}
@@ -110,3 +115,32 @@ def test_without_any_broker_the_error_is_raised(app_name: str) -> None:
     app = App(app_name, broker="redis://127.0.0.1:1/0")
     with pytest.raises(BrokerUnavailable):
         app.metrics.overview()
+
+
+async def test_all_workers_that_have_reported_are_known_however_many_pages_their_reports_take(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview_module, "REPORTS_AT_ONCE", 3)
+    driver = await app.connections.get_async_driver()
+    await driver.perform(queue_calls.register_queue(app.keys, "mail"))
+    gauges: dict[Series, float] = {
+        ("celery5_process_ready",): 1.0,
+        ("celery5_loop_lag_seconds",): 0.25,
+        ("celery5_slots", "task", "pay"): 3.0,
+        ("celery5_slots", "task", "mail"): 4.0,
+        ("celery5_breaker_state", "breaker", "pay"): 1.0,
+    }
+    counters: dict[Series, float] = {("celery5_jobs_total", "queue", "mail"): 5.0}
+    for number in range(10):
+        name = f"worker-{number}:1"
+        await driver.perform(lease_calls.join_queue(app.queue("mail"), name, lease=60))
+        report = MetricsReport(
+            f"host:{number}:1", "worker", 1, Measurements(counters, gauges), origin=ReportOrigin(name, 1.0, 7)
+        )
+        await driver.perform(report_calls.send_report(app.keys, report.process, 1, report.pack()))
+    workers = (await app.metrics.aoverview()).workers
+    assert len(workers) == 10
+    for worker in workers:
+        assert (worker.health, worker.lag, worker.slots, worker.ended, worker.host) == (
+            "breaker open: pay", 0.25, 7, 7, "host",
+        )  # fmt: skip
