@@ -70,6 +70,7 @@ class QueueKeys:
     run_outbox: str
     live_runs: str
     past_runs: str
+    revoked_jobs: str
     idle_runs: str
     progress_prefix: str
     lane: str = NORMAL
@@ -517,6 +518,7 @@ class Keys:
             run_outbox=f"{tag}:jobs:to-send",  # STREAM  what runs send to other queues, and to runs of other queues
             live_runs=f"{tag}:jobs:runs",  # ZSET    live runs, by when to look at them, in ms
             past_runs=f"{tag}:past-runs",  # ZSET    runs that have ended lately, by when, in ms
+            revoked_jobs=f"{tag}:revoked",  # STREAM  jobs that were revoked while they waited, the newest
             idle_runs=f"{tag}:jobs:idle-runs",  # HASH    live runs without a job that is on a queue or runs, packed
             progress_prefix=f"{tag}:progress:",
         )

@@ -6,6 +6,7 @@ from typing import ClassVar
 import msgspec
 
 from celery5.application import Application
+from celery5.broker.calls import job_history as calls
 from celery5.broker.calls import jobs as job_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.dead_letters import queue_exists
@@ -170,12 +171,15 @@ async def _tell_story(
     details = await find_job(app, redis, job_id, queue)
     since = max(0.0, details.sent - CLOCK_ERROR) if details else 0.0
     query = make_job_query(id=job_id, queue=queue or "", since=since)
+    queues: Sequence[str] = ()
+    if details is None:  # it may have been revoked while it waited
+        queues = [queue] if queue else await redis.perform(queue_calls.list_queues(app.keys))
     records: list[JobRecord] = []
     cursor: str | None = None
     for _ in range(2 * app.settings.job_history // MAX_LOOKED_AT + 2):  # it has about so many entries
         position = read_cursor(cursor, query) if cursor else None
         search = _Search(app, redis, query, MAX_LIMIT, position, skips_live=True)
-        page = await search.run([], [])
+        page = await search.run(queues, [])
         records += page.jobs
         cursor = page.cursor
         if cursor is None:
@@ -256,13 +260,15 @@ class _Search:
         """Return in which stages each queue has jobs, so that a search of many queues skips the places without any."""
         if len(queues) < 2 or self._skips_live or self._query.id:
             return {}
+        keys = [self._app.queue(queue) for queue in queues]
         try:
-            sizes = await self._redis.perform_all(
-                [queue_calls.measure_queue(self._app.queue(queue)) for queue in queues]
-            )
+            sizes = await self._redis.perform_all([queue_calls.measure_queue(one) for one in keys])
+            revoked = await self._redis.perform_all([calls.count_stream(one.revoked_jobs) for one in keys])
         except BrokerError:  # of one queue or broker: each place is looked at, and says so
             return {}
-        return {queue: list_stages(size) for queue, size in zip(queues, sizes, strict=True)}
+        return {
+            queue: list_stages(size, count) for queue, size, count in zip(queues, sizes, revoked, strict=True)
+        }
 
     async def _look_at(self, source: SearchSource) -> str | None:
         """Look at the jobs of one place. Return the cursor when the page is full; None at the end of the place."""

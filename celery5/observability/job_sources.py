@@ -42,7 +42,7 @@ EMPTY_SCANS = 20
 LATE = 3600.0
 """Seconds by which an attempt may come later into the history than it has ended: Redis was unreachable."""
 
-RUNNING, DEAD, HISTORY, DUE, LIMITED, WAITING = range(6)
+RUNNING, DEAD, HISTORY, REVOKED, DUE, LIMITED, WAITING = range(7)
 """The stages of a search, in this order: kinds of places."""
 STAGES: Mapping[int, frozenset[JobState]] = {
     RUNNING: frozenset({JobState.EXECUTING}),
@@ -57,12 +57,13 @@ STAGES: Mapping[int, frozenset[JobState]] = {
             JobState.EXPIRED,
         }
     ),
+    REVOKED: frozenset({JobState.REVOKED}),
     DUE: frozenset({JobState.SCHEDULED, JobState.RETRY, JobState.HELD}),
     LIMITED: frozenset({JobState.HELD}),
     WAITING: frozenset({JobState.SENT}),
 }
 """The states of the jobs that each stage finds."""
-WITHOUT_WORKER = frozenset({DUE, LIMITED, WAITING})
+WITHOUT_WORKER = frozenset({REVOKED, DUE, LIMITED, WAITING})
 """The stages that find no job which a worker has."""
 
 
@@ -217,6 +218,45 @@ class DeadJobSource(SearchSource):
             return ()
         total = await self._redis.perform(calls.count_stream(self._keys.dead))
         return await self._describe_deep("dead jobs", total)
+
+
+class RevokedJobSource(SearchSource):
+    """The jobs of a queue that were revoked while they waited, the newest first. No worker has seen their end."""
+
+    stage = REVOKED
+
+    async def read(self) -> Sequence[FoundJob]:
+        """Return the next jobs; none at the end."""
+        last = f"({self.place}" if self.place else "+"
+        entries = await self._redis.perform(
+            dead_calls.list_revoked_jobs(self._keys, last=last, count=self._page)
+        )
+        self._fit_page([len(entry.message) + len(entry.document) for entry in entries])
+        return [self._make_revoked(entry) for entry in entries]
+
+    def _make_revoked(self, entry: dead_calls.DeadLetterEntry) -> FoundJob:
+        end = try_read_document(entry.document, self._app.settings.message_limit)
+        if end is None:
+            return FoundJob(entry.entry, None, None, len(entry.document))
+        if entry.message:
+            return self._make_live(entry.entry, entry.message, JobState.REVOKED, ended=end.finished)
+        record = JobRecord(
+            id=end.id,
+            queue=self.queue,
+            state=JobState.REVOKED.value,
+            task=end.task,
+            attempt=end.attempt,
+            replays=end.replays,
+            sent=end.sent,
+            ended=end.finished,
+        )
+        return FoundJob(entry.entry, record, None, len(entry.document))
+
+    async def describe_rest(self, *, is_at_end: bool) -> Sequence[str]:
+        """Return what was not looked at here, in words."""
+        if not is_at_end or self.looked_at < job_calls.REVOKED_KEPT:
+            return ()
+        return (f"jobs of queue {self.queue} that were revoked before the last {self.looked_at:,}",)
 
 
 class DueJobSource(SearchSource):
@@ -484,9 +524,10 @@ async def read_held(
         return ()
 
 
-def list_stages(size: QueueSize) -> frozenset[int]:
-    """Return in which stages a queue of this size has jobs."""
+def list_stages(size: QueueSize, revoked: int) -> frozenset[int]:
+    """Return in which stages a queue of this size has jobs; `revoked` were revoked while they waited."""
     counts = {
+        REVOKED: revoked,
         RUNNING: size.in_workers,
         DEAD: size.dead,
         DUE: size.due or size.limited,  # jobs that expire at a limit are in both
@@ -499,6 +540,7 @@ def list_stages(size: QueueSize) -> frozenset[int]:
 _SOURCES: Sequence[type[SearchSource]] = (
     RunningJobSource,
     DeadJobSource,
+    RevokedJobSource,
     DueJobSource,
     LimitedJobSource,
     WaitingJobSource,
@@ -514,7 +556,7 @@ def make_sources(scope: SearchScope, start: SearchPosition | None) -> Sequence[S
         if (query.state is None or query.state in states) and not (query.worker and stage in WITHOUT_WORKER)
     ]
     if query.id:
-        stages = [RUNNING, *([HISTORY] if HISTORY in stages else ())]
+        stages = [RUNNING, *(stage for stage in (HISTORY, REVOKED) if stage in stages)]
     kinds: dict[int, type[SearchSource]] = {kind.stage: kind for kind in _SOURCES}
     sources: list[SearchSource] = []
     for stage in stages:
@@ -525,7 +567,7 @@ def make_sources(scope: SearchScope, start: SearchPosition | None) -> Sequence[S
                 continue
             if stage == HISTORY:
                 sources.append(HistorySource(scope, begin))
-            elif not scope.skips_live and stage in scope.in_use.get(queue, STAGES):
-                kind = OneJobSource if query.id else kinds[stage]
+            elif (stage == REVOKED or not scope.skips_live) and stage in scope.in_use.get(queue, STAGES):
+                kind = OneJobSource if query.id and stage == RUNNING else kinds[stage]
                 sources.append(kind(scope, queue, begin))
     return sources

@@ -164,6 +164,7 @@ def _get_parts(keys: QueueKeys) -> tuple[tuple[str, ...], ...]:
             keys.run_outbox,
             keys.live_runs,
             keys.past_runs,
+            keys.revoked_jobs,
             keys.idle_runs,
         ),
     )

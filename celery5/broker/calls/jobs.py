@@ -28,6 +28,12 @@ INSPECT_JOB = Script.load("job/inspect_job", "clock", "ending")
 PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 """A call without effect, to test the connection."""
 
+REVOKED_KEPT = 1000
+"""Jobs of a queue that were revoked while they waited, and are kept for those who look for them."""
+REVOKED_TTL = 90 * 86_400.0
+"""Seconds for which they are kept after the last one."""
+MAX_REVOKED_MESSAGE = 4096
+"""Bytes of a message that is kept of such a job; of a longer one only the document is."""
 REVOCATION_BATCH = 200
 """Jobs in one trip: a script blocks the server while it runs."""
 
@@ -264,12 +270,18 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
         keys.documents,
         keys.limited_counts,
         keys.waiting_list_prefix,
+        keys.revoked_jobs,
         *map(keys.result, job_ids),
     )
     ids: tuple[Word, ...] = tuple(job_ids)
     least = to_ms(MIN_DOCUMENT_TTL)
+    kept_for = to_ms(REVOKED_TTL)
     return script_call(
-        REVOKE, named, (GROUP, keys.revoke, to_ms(ttl), least, *ids), _texts_of, repeatable=True
+        REVOKE,
+        named,
+        (GROUP, keys.revoke, to_ms(ttl), least, REVOKED_KEPT, kept_for, MAX_REVOKED_MESSAGE, *ids),
+        _texts_of,
+        repeatable=True,
     )
 
 

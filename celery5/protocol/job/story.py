@@ -131,6 +131,11 @@ def make_job_details(
     return _with_end(story, ended) if ended else story
 
 
+def _get_order(one: JobRecord) -> tuple[float, int, int]:
+    """Return the order of an attempt. Two may end in the same millisecond."""
+    return (one.ended, one.replays, one.attempt)
+
+
 def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> JobDetails | None:
     """Return the details of a job with its attempts in the history; None when nothing is known of it.
 
@@ -140,8 +145,7 @@ def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> Jo
         return None
     attempts = {(one.replays, one.attempt, one.ended): one for one in records}
     if details is None:
-        last = records[-1]
-        details = _make_from_record(max(attempts.values(), key=lambda one: one.ended, default=last))
+        details = _make_from_record(max(attempts.values(), key=_get_order))
     known = {(one.replays, one.attempt) for one in records}
     for failure in details.failures if records else ():
         if (details.replays, failure.attempt) not in known:
@@ -158,7 +162,7 @@ def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> Jo
                 error_message=failure.message,
             )
             attempts[record.replays, record.attempt, record.ended] = record
-    in_order = sorted(attempts.values(), key=lambda one: (one.ended, one.attempt))
+    in_order = sorted(attempts.values(), key=_get_order)
     trace = details.trace or next((one.trace for one in in_order if one.trace), "")
     event = details.event or next((one.event for one in in_order if one.event), "")
     return msgspec.structs.replace(details, attempts=tuple(in_order), trace=trace, event=event)

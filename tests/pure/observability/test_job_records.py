@@ -25,6 +25,8 @@ from celery5.protocol.job.history import (
     unpack_record,
 )
 from celery5.protocol.job.search import SearchPosition, make_job_query, read_cursor
+from celery5.protocol.job.states import JobState
+from celery5.protocol.job.story import add_attempts
 from celery5.protocol.observability import ended_jobs
 from celery5.protocol.observability.ended_jobs import BATCH, EndedJobs, SuccessWatch
 
@@ -159,3 +161,13 @@ def test_failures_are_sent_in_parts_each_again_until_it_has_arrived(monkeypatch:
     assert (second.number, len(second.failures), second.lost) == (2, 100, 0)
     kept.acknowledge()
     assert kept.make_batch() is None
+
+
+def test_the_last_attempt_is_told_also_when_two_ended_in_the_same_millisecond() -> None:
+    first = JobRecord(id="a", queue="till", state="RETRY", attempt=1, ended=7.001)
+    second = JobRecord(id="a", queue="till", state="SUCCESS", attempt=2, ended=7.001)
+    for records in ([first, second], [second, first]):
+        story = add_attempts(None, records)
+        assert story is not None
+        assert (story.state, story.attempt) == (JobState.SUCCESS, 2)
+        assert [one.attempt for one in story.attempts] == [1, 2]

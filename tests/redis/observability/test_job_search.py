@@ -8,6 +8,7 @@ import redis
 import trio
 
 from celery5 import App
+from celery5.broker.calls import jobs as job_calls
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured, UnknownQueue
 from celery5.observability import job_search, job_sources
@@ -288,3 +289,56 @@ async def test_a_search_of_many_queues_reads_only_places_that_have_jobs(own_serv
     assert counts["evalsha"] >= 3 * 30
     assert counts["xpending"] == 30
     app.close()
+
+
+async def test_a_job_that_is_revoked_while_it_waits_is_found_and_so_is_its_story(app: App) -> None:
+    declare(app)
+    pay = app.tasks["shop.pay"]
+    waiting = await pay.adelay({"id": 7}, card="4111")
+    scheduled = await pay.options(countdown=600).adelay({"id": 8})
+    large = await pay.adelay({"id": 9}, card="x" * 5000)
+    for job in (waiting, scheduled, large):
+        assert await job.arevoke()
+    found = await find(app, state="REVOKED")
+    assert {job.id for job in found} == {waiting.id, scheduled.id, large.id}
+    assert all(job.task == "shop.pay" and job.ended >= job.sent > 0 for job in found)
+    assert [job.id for job in await find(app, state="REVOKED", argument="order.id=8")] == [scheduled.id]
+    assert [job.id for job in await find(app, id=waiting.id)] == [waiting.id]
+    assert await find(app, state="REVOKED", worker="*:*") == []
+    await waiting.aforget()
+    story = await app.jobs.astory(waiting.id)
+    assert story is not None
+    assert [(one.state, one.arguments["order"]) for one in story.attempts] == [("REVOKED", {"id": 7})]
+
+
+async def test_about_the_last_1000_jobs_that_were_revoked_are_kept(
+    app: App, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_calls, "REVOKED_KEPT", 150)
+    declare(app)
+    pay = app.tasks["shop.pay"]
+    jobs = await app.asend_many([pay.s({"id": number}) for number in range(1000)])
+    assert await app.aempty(pay.queue) == 1000
+    kept = redis_client.xlen(app.queue(pay.queue).revoked_jobs)
+    assert 150 <= kept < 500
+    assert redis_client.pttl(app.queue(pay.queue).revoked_jobs) > 0
+    page = await app.jobs.asearch(state="REVOKED", queue=pay.queue, limit=1000)
+    assert len(page.jobs) == kept
+    assert {job.id for job in page.jobs} <= {job.id for job in jobs}
+    assert f"jobs of queue {pay.queue} that were revoked before the last {kept}" in page.not_looked_at
+
+
+async def test_a_job_that_expires_while_it_waits_at_a_limit_is_found(app: App) -> None:
+    app.configure(metrics_interval=0.1)
+    end = trio.Event()
+
+    @app.task(name="narrow", queue="narrow", limit=1)
+    async def narrow(number: int) -> None:
+        await end.wait()
+
+    async with working(app, queues=("narrow",)):
+        await narrow.adelay(1)
+        late = await narrow.options(expires=0.5).adelay(2)
+        (found,) = await until_found(app, 1, state="EXPIRED")
+        end.set()
+    assert (found.id, found.task, found.arguments) == (late.id, "narrow", {"number": 2})
