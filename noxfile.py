@@ -190,6 +190,14 @@ def browser(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", *(session.posargs or ("tests/browser",)))
 
 
+@nox.session
+def scale(session: nox.Session) -> None:
+    """Have ten tabs look at the dashboard of 10,000 simulated workers and a million jobs for ten minutes."""
+    _install(session, "test", project=True)
+    session.env["CELERY5_SCALE"] = "1"
+    session.run("python", "-m", "pytest", "-q", "-s", "tests/redis/observability/test_reports_at_scale.py")
+
+
 @nox.session(python=OTHERS)
 def compatibility(session: nox.Session) -> None:
     """Run the tests on another Python: all that need no server, and for each version a share of the others.

@@ -7,18 +7,19 @@ With `--workers 10000 --queues 1000` so many simulated workers report beside it,
 """
 
 import argparse
+import json
 import os
 import re
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 from urllib.request import HTTPCookieProcessor, OpenerDirector, Request, build_opener
 
 import redis
@@ -67,6 +68,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="simulated workers that report")
     parser.add_argument("--queues", type=int, default=1000, help="queues of the simulated workers")
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with EmbeddedServer.start() as server, tempfile.TemporaryDirectory() as folder:
         client = redis.Redis.from_url(server.url)
@@ -82,26 +84,38 @@ def main() -> None:
                 cwd=folder, env=environ, stderr=output,
             )  # fmt: skip
         try:
-            with simulate_workers(server.url, options):
-                measure(process.pid, sign_in(log), client, options)
+            with simulate_workers(server.url, options) as rolled_up:
+                figures = measure(process.pid, sign_in(log), client, options)
+            figures |= rolled_up
         finally:
             process.terminate()
             process.wait()
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        show(figures)
 
 
 @contextmanager
-def simulate_workers(url: str, options: argparse.Namespace) -> Iterator[None]:
-    """Have simulated workers report, and begin when their first reports are in the history."""
+def simulate_workers(url: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Have simulated workers report, and begin when their first reports are in the history.
+
+    Yields:
+        What came of it, empty until the end.
+    """
+    rolled_up: dict[str, Any] = {}
     if not options.workers:
-        yield
+        yield rolled_up
         return
     command = [sys.executable, str(Path(__file__).with_name("reports.py")), "--broker", url, "--app", "shop"]
     command += ["--workers", str(options.workers), "--queues", str(options.queues)]
-    with subprocess.Popen([*command, "--seconds", str(options.seconds + HEAD_START)]) as process:
+    command += ["--json", "--seconds", str(options.seconds + HEAD_START)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         time.sleep(HEAD_START)
         try:
-            yield
-            process.wait(120)  # it prints its own figures
+            yield rolled_up
+            output, _ = process.communicate(timeout=120)
+            rolled_up["workers"] = json.loads(output)
         finally:
             process.terminate()
 
@@ -128,15 +142,13 @@ def sign_in(log: Path) -> tuple[OpenerDirector, str]:
 
 def measure(
     pid: int, signed_in: tuple[OpenerDirector, str], client: redis.Redis, options: argparse.Namespace
-) -> None:
-    """Look at all pages as several tabs do, and print times, memory and CPU."""
+) -> dict[str, Any]:
+    """Look at all pages as several tabs do, and return times, memory and CPU."""
     opener, root = signed_in
     times: dict[str, list[float]] = {page: [] for page in PAGES}
-    first: dict[str, float] = {}
-    for page in PAGES:
-        first[page] = ask(opener, root + page)
+    first = {page: ask(opener, root + page) for page in PAGES}
     sizes, cpu, began = [get_memory(pid)], get_cpu(pid), time.monotonic()
-    commands = client.info("stats")["total_commands_processed"]
+    client.config_resetstat()
 
     def look(number: int) -> None:
         turn = number
@@ -146,34 +158,49 @@ def measure(
             turn += 1
             time.sleep(2.0)
 
-    tabs = [threading.Thread(target=look, args=(number * 2,)) for number in range(options.tabs)]
-    for tab in tabs:
-        tab.start()
-    while time.monotonic() < began + options.seconds:
-        time.sleep(min(options.seconds / 10, 60.0))
-        sizes.append(get_memory(pid))
-    for tab in tabs:
-        tab.join()
+    with ThreadPoolExecutor(options.tabs) as pool:
+        tabs = [pool.submit(look, number * 2) for number in range(options.tabs)]
+        while time.monotonic() < began + options.seconds:
+            time.sleep(min(options.seconds / 10, 60.0))
+            sizes.append(get_memory(pid))
+        for tab in tabs:
+            tab.result()
     elapsed = time.monotonic() - began
-    for page in PAGES:
-        seen = sorted(times[page]) or [first[page]]
-        p95 = seen[min(len(seen) - 1, int(len(seen) * 0.95))]
-        p50, began_with = statistics.median(seen), first[page]
-        print(
-            f"{page or '/':24} first {began_with * 1000:7.0f} ms"
-            f"  p50 {p50 * 1000:6.0f} ms  p95 {p95 * 1000:6.0f} ms  ({len(seen)})"
-        )
-    every = sorted(one for seen in times.values() for one in seen)
-    print(f"all pages: p95 {every[int(len(every) * 0.95)] * 1000:.0f} ms of {len(every)}")
-    print(f"memory in {elapsed:.0f} s, MiB: {' '.join(f'{size / 2**20:.0f}' for size in sizes)}")
-    commands = client.info("stats")["total_commands_processed"] - commands
-    print(f"CPU: {(get_cpu(pid) - cpu) / elapsed:.2f} of a core; Redis: {commands / elapsed:.0f} commands/s")
-    slow = client.slowlog_get(128)
-    longest = max((one["duration"] for one in slow), default=0)
-    print(
-        f"calls above {SLOW / 1000:g} ms: {len(slow)}, the longest {longest / 1000:.1f} ms",
-        *{one["command"][:60] for one in slow[:5]},
-    )
+    stats: dict[str, Any] = client.info("commandstats")  # type: ignore[assignment]
+    commands = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()}
+    slow = cast("list[dict[str, Any]]", client.slowlog_get(128))
+    return {
+        "pages": {page: describe(first[page], seen) for page, seen in times.items()},
+        "p95 of all pages, ms": get_percentile([one for seen in times.values() for one in seen], 0.95),
+        "looks": sum(map(len, times.values())),
+        "memory, MiB": [round(size / 2**20) for size in sizes],
+        "share of a core": (get_cpu(pid) - cpu) / elapsed,
+        "commands a second, with those of scripts": sum(commands.values()) / elapsed,
+        "scans of all keys": commands.get("scan", 0) + commands.get("keys", 0),
+        f"calls above {SLOW / 1000:g} ms": len(slow),
+        "the longest, ms": max((one["duration"] for one in slow), default=0) / 1000,
+    }
+
+
+def describe(first: float, seen: list[float]) -> dict[str, float]:
+    """Return the first time of a page, and percentiles of the others, in ms."""
+    seen = seen or [first]
+    return {"first": first * 1000, "p50": get_percentile(seen, 0.5), "p95": get_percentile(seen, 0.95)}
+
+
+def get_percentile(seconds: list[float], share: float) -> float:
+    """Return the percentile of times, in ms."""
+    return sorted(seconds)[min(len(seconds) - 1, int(len(seconds) * share))] * 1000
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print the figures for people."""
+    for page, took in figures["pages"].items():
+        words = "".join(f"  {name} {ms:6.0f} ms" for name, ms in took.items())
+        print(f"{page or '/':24}{words}")
+    for name, value in figures.items():
+        if name != "pages":
+            print(f"{name}: {value:,.2f}" if isinstance(value, float) else f"{name}: {value}")
 
 
 def ask(opener: OpenerDirector, url: str) -> float:

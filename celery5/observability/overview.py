@@ -115,7 +115,7 @@ class OverviewReader:
         self._app = app
         self._history = RecentHistoryReader(app.keys)
         self._processes: dict[str, ProcessNews] = {}
-        self._last_report = ""
+        self._last_report: str = ""
         self._dead: dict[str, DeadNews] = {}
 
     async def read(self, connections: AwaitableConnections, since: float) -> Overview:

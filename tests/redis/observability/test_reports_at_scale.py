@@ -1,20 +1,47 @@
-"""The reports of many workers: one rollup keeps up with them in memory that stays the same, and loses none."""
+"""Many workers that report, and a dashboard beside them: they keep up, do not grow, and lose nothing."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-SIMULATOR = Path(__file__).parents[3] / "benchmarks" / "reports.py"
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+LIMIT = 150
+"""MiB that a dashboard, or a process that rolls reports up, may have."""
+
+
+def run(benchmark: str, *options: str, timeout: float) -> dict[str, Any]:
+    """Run a benchmark, and return its figures."""
+    command = [sys.executable, str(BENCHMARKS / benchmark), *options, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=timeout, check=True)
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
 
 
 def test_a_rollup_of_many_workers_keeps_up_and_does_not_grow() -> None:
-    options = ["--workers", "200", "--queues", "100", "--interval", "1", "--seconds", "24", "--json"]
-    done = subprocess.run(
-        [sys.executable, str(SIMULATOR), *options], capture_output=True, text=True, timeout=120, check=True
-    )
-    figures = json.loads(done.stdout)
+    options = ("--workers", "200", "--queues", "100", "--interval", "1", "--seconds", "24")
+    figures = run("reports.py", *options, timeout=120)
     assert figures["jobs counted"] == figures["jobs sent"] > 0
     assert figures["rss MiB, at the end"] < figures["rss MiB, at half time"] + 8
     assert figures["behind, at the end, s"] < 12
     assert max(figures["longest calls above 1 ms, ms"].values(), default=0) < 100
+
+
+@pytest.mark.skipif("CELERY5_SCALE" not in os.environ, reason="takes ten minutes: nox -s scale")
+@pytest.mark.timeout(1800)
+def test_ten_tabs_beside_10000_workers_and_100000_dead_jobs_take_the_same_memory_for_ten_minutes() -> None:
+    simulated = ("--workers", "10000", "--queues", "200", "--seconds", "600")
+    figures = run("dashboard.py", "--queued", "1000000", "--dead", "100000", *simulated, timeout=1500)
+    sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    workers, sizes = figures["workers"], figures["memory, MiB"]
+    assert workers["jobs counted"] == workers["jobs sent"] > 50_000_000
+    assert workers["rss MiB, at the end"] < min(workers["rss MiB, at half time"] + 8, LIMIT)
+    assert len(sizes) >= 10
+    assert max(sizes) < LIMIT
+    assert max(sizes[-3:]) < max(sizes[3:6]) + 8
+    assert figures["looks"] > 1000
+    assert figures["scans of all keys"] == 0
