@@ -151,3 +151,20 @@ async def perform_audited(
         if isinstance(result, int):
             action.set_count(int(result))
         return result
+
+
+async def record_sending(
+    app: "Application",
+    redis: AsyncDriver,
+    name: str,
+    target: str,
+    filter: Mapping[str, Any] | None = None,  # noqa: A002  the entry's own word
+    *,
+    count: int = 1,
+) -> None:
+    """Record that a person has sent jobs, events or records, from a command or a page.
+
+    What programs send has no entry: it would cost each job a second request.
+    """
+    async with AuditedAction(app, redis, name, target, filter) as action:
+        action.set_count(count)

@@ -2,12 +2,13 @@
 
 import builtins
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from celery5.audit.actor import acting
+from celery5.audit.recording import record_sending
 from celery5.broker.calls import audit
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
@@ -98,6 +99,27 @@ class Audit:
         """`list`, from Trio or asyncio."""
         since_ms = _check(count, action, since, before)
         return await run_in_event_loop(_list, self._app, count, action, who, since_ms, before)
+
+    def record_sending(
+        self, action: str, target: str, how: Mapping[str, object] | None = None, *, count: int = 1
+    ) -> None:
+        """Record that a person has sent something. For plain Python.
+
+        Commands and pages do so. What programs send has no entry: it would cost each job a second request.
+
+        Args:
+            action: `task:send`, `event:send`, `stream:send` or `alert:test`.
+            target: What was sent, or where to: a task, an event, a stream.
+            how: More on it. What is empty is left out.
+            count: How many were sent.
+        """
+        run_in_plain_python(record_sending, self._app, action, target, how, count=count)
+
+    async def arecord_sending(
+        self, action: str, target: str, how: Mapping[str, object] | None = None, *, count: int = 1
+    ) -> None:
+        """`record_sending`, from Trio or asyncio."""
+        await run_in_event_loop(record_sending, self._app, action, target, how, count=count)
 
 
 def _check(count: object, action: str, since: float | datetime | None, before: str) -> int:

@@ -15,10 +15,12 @@ DRY_RUN = "dry run"
 """Outcomes. The others are `failed: ` or `interrupted: ` and why."""
 
 ACTIONS: Mapping[str, str] = {
+    "alert:test": "a notification sent to try the webhook",
     "alert:silence": "a rule of alerts silenced",
     "alert:unsilence": "the silence of a rule ended",
     "dlq:replay": "dead jobs, or dead records of a stream, sent again",
     "dlq:purge": "dead jobs, or dead records of a stream, deleted",
+    "event:send": "an event sent by a person",
     "event:unsubscribe": "the subscription of a task withdrawn",
     "event:resubscribe": "a withdrawn subscription allowed again",
     "queue:purge": "the jobs that wait on a queue revoked",
@@ -27,11 +29,13 @@ ACTIONS: Mapping[str, str] = {
     "schedule:remove": "a schedule removed",
     "schedule:resume": "a schedule resumed",
     "schedule:trigger": "a job of a schedule sent",
+    "stream:send": "records sent by a person",
     "stream:quarantine": "a partition quarantined, or its quarantine ended",
     "stream:release": "parked keys released, or discarded",
     "stream:reset": "a group begun anew, or forgotten",
     "stream:reshard": "the number of partitions changed",
     "stream:seek": "a group moved",
+    "task:send": "a job sent by a person",
     "task:limit": "a limit or a rate set, or lifted",
     "task:resume": "a suspended task resumed",
     "task:revoke": "jobs revoked",

@@ -100,10 +100,12 @@ def test(context: click.Context, /) -> None:
 
     target: Target = context.obj
     try:
-        name = target.load().alerts.test()
+        app = target.load()
+        name = app.alerts.test()
     except WebhookRefused as error:
         echo(f"the notification did not arrive: {to_one_line(str(error))}", err=True)
         context.exit(EXIT_FAILED)
+    app.audit.record_sending("alert:test", name)
     echo(f"sent {name}")
 
 

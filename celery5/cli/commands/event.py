@@ -84,6 +84,8 @@ def send(
     values = dict(parse_parameter(field) for field in fields)
     sent = app.events.send([app.events.make_event(kind, values)])[0]
     echo(to_json(sent) if wants_json else sent.id)
+    how = {"event": sent.id, "version": sent.version}
+    app.audit.record_sending("event:send", name, how)
     with suppress(BrokerError):  # it is sent, or in the backlog: the warning may fail
         _warn_without_router(app.name, app.events.waiting())
 

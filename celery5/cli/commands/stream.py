@@ -92,17 +92,26 @@ def send(
             "nothing to send: give records as JSON, - for the lines of stdin, or --file with the name of a file"
         )
     with interrupted_by_sigterm():
-        _Sending(app.streams[name], wants_json=wants_json).send(_iterate_lines(records, files))
+        sending = _Sending(app.streams[name], wants_json=wants_json)
+        try:
+            sending.send(_iterate_lines(records, files))
+        finally:
+            if sending.sent:
+                app.audit.record_sending("stream:send", name, count=sending.sent)
 
 
 class _Sending:
-    """Sends records in portions, shows progress on a terminal, and says how many were sent when it stops."""
+    """Sends records in portions, shows progress on a terminal, and says how many were sent when it stops.
+
+    Attributes:
+        sent: How many were sent so far.
+    """
 
     def __init__(self, to: "Stream[Any]", *, wants_json: bool) -> None:
         self._stream = to
         self._wants_json = wants_json
         self._shows_progress = sys.stderr.isatty()
-        self._sent = 0
+        self.sent = 0
 
     def send(self, lines: Iterable[tuple[str, bytes]]) -> None:
         """Send records; each comes with where it stands. Raises SendingStopped."""
@@ -126,7 +135,7 @@ class _Sending:
         for place in self._stream.send(*records):
             if self._wants_json:
                 echo(to_json({"partition": place.partition, "id": place.id}))
-        self._sent += len(records)
+        self.sent += len(records)
         if self._shows_progress:
             click.echo(f"\r{self._count} sent ", err=True, nl=False)
 
@@ -140,7 +149,7 @@ class _Sending:
 
     @property
     def _count(self) -> str:
-        return "1 record" if self._sent == 1 else f"{self._sent} records"
+        return "1 record" if self.sent == 1 else f"{self.sent} records"
 
     def _clear_progress(self) -> None:
         if self._shows_progress:

@@ -118,6 +118,9 @@ def send(target: Target, /, name: str, *, arguments: str, named: str, **options:
     echo(handle.id)
     if handle.duplicate:
         echo("nothing was sent: the job with this id already has the key", err=True)
+    else:
+        how = {"job": handle.id, **options}
+        app.audit.record_sending("task:send", name, how)
 
 
 @task.command()

@@ -65,6 +65,7 @@ async def unsilence(app: App, asked: OneRule) -> Changed:
 async def try_webhook(app: App, _: Nothing) -> Changed:
     """Send a test notification to the webhook, from the machine of the dashboard."""
     name = await app.alerts.atest()
+    await app.audit.arecord_sending("alert:test", name)
     return Changed(summary=f"notification {name} is sent", count=1)
 
 

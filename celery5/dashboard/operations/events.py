@@ -47,6 +47,8 @@ async def send_event(app: App, asked: NewEvent) -> Changed:
     if version not in versions:
         raise NotFound(f"event {asked.event!r} is not declared here, or not in this version")
     (sent,) = await app.events.asend([app.events.make_event(versions[version], asked.fields)])
+    how = {"event": sent.id, "version": version}
+    await app.audit.arecord_sending("event:send", asked.event, how)
     return Changed(summary=f"event {sent.id} is sent", count=1)
 
 

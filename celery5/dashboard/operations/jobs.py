@@ -98,6 +98,8 @@ async def send_job(app: App, asked: NewJob) -> Changed:
     handle: AsyncResult[Any] = await sender.adelay(*asked.args, **asked.kwargs)
     if handle.duplicate:
         return Changed(summary=f"nothing was sent: job {handle.id} already has the key", count=0)
+    how = {"job": handle.id, **options}
+    await app.audit.arecord_sending("task:send", asked.task, how)
     return Changed(summary=f"job {handle.id} is sent", count=1)
 
 

@@ -61,6 +61,7 @@ async def send_records(app: App, asked: NewRecords) -> Changed:
     stream = app.streams[asked.stream]
     records: list[Any] = [stream.codec.parse(text.encode()) for text in asked.records]
     places = await stream.asend(*records)
+    await app.audit.arecord_sending("stream:send", asked.stream, count=len(places))
     return Changed(summary=f"{len(places)} records are sent", count=len(places))
 
 

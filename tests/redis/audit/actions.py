@@ -80,6 +80,10 @@ CALLS = [
     ),
     Call("worker:run", lambda app: app.control, "run", (), {"to": "w", "timeout": 0.01}),
     Call("schedule:add", lambda app: app.schedule, "add", (), {"name": "weekly"}),
+    Call("alert:test", lambda app: app.audit, "record_sending", ("alert:test", "alert_test_1")),
+    Call("event:send", lambda app: app.audit, "record_sending", ("event:send", "Paid")),
+    Call("stream:send", lambda app: app.audit, "record_sending", ("stream:send", "orders"), {"count": 7}),
+    Call("task:send", lambda app: app.audit, "record_sending", ("task:send", "t")),
 ]
 """The actions, each by one method in plain Python, and one of the same name with an `a` before it."""
 

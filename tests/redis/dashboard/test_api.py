@@ -30,7 +30,6 @@ NOT_OPERATIONS = {
 }
 """Commands that no page has a button for."""
 NOT_ACTIONS = {
-    *("task:send", "event:send", "stream:send", "alert:test"),
     *("bulk:stop", "bulk:resume", "bulk:revoke", "bulk:retry"),  # a bulk action has one entry, when it ends
 }
 """What changes something and has no entry by itself."""

@@ -204,6 +204,9 @@ async def test_a_job_is_sent_once_more_unless_some_of_its_arguments_are_hidden(a
         assert "is sent" in text
         assert "args is no JSON" in await client.press("task:send", status=400, task="shop.pay", args="7,")
     assert (await app.ainfo()).queues["till"].waiting == 2
+    (entry,) = await app.audit.alist()
+    assert (entry.action, entry.source, entry.target) == ("task:send", "dashboard", "shop.pay")
+    assert set(entry.filter) == {"job", "queue"}
     hidden = JobDetails("8", "till", JobState.SENT, task="shop.pay", args=[8], kwargs={"card": "***"})
     assert not has_all_arguments(hidden)
 

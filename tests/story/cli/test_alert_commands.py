@@ -83,6 +83,8 @@ def test_a_test_notification_arrives_or_the_command_fails(desk: Desk) -> None:
         ended = celery5("-A", "shop", "alert", "test", cwd=desk.folder, env=env)
     assert ended.code == 1
     assert "the receiver answered with status 500" in ended.err
+    (entry,) = desk.app.audit.list()
+    assert (entry.action, entry.source, entry.count) == ("alert:test", "cli", 1)
 
 
 def test_a_webhook_without_a_secret_is_refused_in_one_line(desk: Desk, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ ACTING = {
     "task limit": ("task:limit", "shop.add 3"),
     "task resume": ("task:resume", "shop.add"),
     "task revoke": ("task:revoke", "JOB"),
+    "task send": ("task:send", "shop.whose"),
     "task suspend": ("task:suspend", "shop.add --why test"),
     "worker budget": ("worker:budget", f"thread --maximum 2 {GHOST}"),
     "worker pause-queue": ("worker:pause-queue", f"default {GHOST}"),
@@ -58,12 +59,17 @@ ACTING = {
     "workflow signal": ("workflow:signal", "night-1 go"),
 }
 """Each command that changes something, with its action and its arguments."""
+TRIED_ELSEWHERE = {
+    "alert test": "alert:test",  # test_alert_commands.py: it needs a webhook
+    "event send": "event:send",  # test_event_commands.py: it needs an event
+    "stream send": "stream:send",  # test_stream_commands.py: it needs a stream
+}
+"""Commands that are actions, and whose test is where what they need is."""
 NOT_ACTING = {
     *(
         "alert history",
         "alert list",
         "alert rules",
-        "alert test",
         "audit list",
         "autoscale status",
         "config check",
@@ -89,7 +95,6 @@ NOT_ACTING = {
     *("worker active", "worker list", "worker ping", "worker stack", "worker stats"),
     *("workflow graph", "workflow list"),
     "workflow show",  # all of these read
-    *("event send", "stream send", "task send"),  # they send, as programs do
     *(
         "controller start",
         "publisher start",
@@ -103,10 +108,10 @@ NOT_ACTING = {
 
 
 def test_every_command_is_an_action_or_is_known_to_be_none() -> None:
-    assert set(leaves(cli)) == ACTING.keys() | NOT_ACTING
+    assert set(leaves(cli)) == ACTING.keys() | TRIED_ELSEWHERE.keys() | NOT_ACTING
     assert not ACTING.keys() & NOT_ACTING
     assert all(is_action(action) for action, _ in ACTING.values())
-    assert set(ACTIONS) <= {action for action, _ in ACTING.values()}
+    assert set(ACTIONS) <= {action for action, _ in ACTING.values()} | set(TRIED_ELSEWHERE.values())
 
 
 @pytest.fixture

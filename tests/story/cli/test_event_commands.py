@@ -33,6 +33,9 @@ def test_an_event_is_sent_and_seen(paid: Desk) -> None:
     (state,) = json.loads(celery5("-A", "shop", "event", "list", "--json", cwd=paid.folder).out)["events"]
     assert (state["event"], state["fields"], state["subscribers"]) == ("shop.Paid", ["order", "note"], [])
     assert "nobody is subscribed" in paid("event", "show", "shop.Paid")
+    (entry,) = paid.app.audit.list()
+    assert (entry.action, entry.source, entry.target, entry.count) == ("event:send", "cli", "shop.Paid", 1)
+    assert entry.filter == {"event": sent["id"], "version": 1}
 
 
 @pytest.mark.parametrize(

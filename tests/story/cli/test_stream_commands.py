@@ -65,6 +65,8 @@ def is_done(desk: Desk) -> bool:
 
 def test_records_are_sent_from_arguments_stdin_and_files(shop: Desk) -> None:
     assert shop("stream", "send", "orders", order(1, 5), order(2, 6)) == "2 records sent\n"
+    (entry,) = shop.app.audit.list()
+    assert (entry.action, entry.source, entry.target, entry.count) == ("stream:send", "cli", "orders", 2)
     (shop.folder / "more.jsonl").write_text("".join(f"{order(n, n)}\n\n" for n in range(1200)))
     assert shop("stream", "send", "orders", "--file", "more.jsonl") == "1200 records sent\n"
     done = subprocess.run(
