@@ -9,12 +9,16 @@ from celery5.broker.colour import sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.protocol.observability.recent import (
-    DurationKind,
+    Durations,
     RecentHistory,
     RecentPoint,
     add_up_durations,
+    pack_durations,
+    read_durations,
     read_point,
+    unpack_durations,
 )
+from celery5.protocol.observability.report import Measurements
 from celery5.protocol.observability.rollup import (
     HOUR,
     HOURS,
@@ -27,7 +31,6 @@ from celery5.protocol.observability.rollup import (
     unpack_chunk,
     unpack_point,
 )
-from celery5.protocol.observability.sketch import Sketch
 
 FIELDS_AT_ONCE = 60
 """Fields of the history in one call."""
@@ -67,7 +70,14 @@ class DurationsOfQueue(NamedTuple):
 
     first_hour: int
     sources: frozenset[str]
-    durations: Mapping[tuple[DurationKind, str], Sketch]
+    durations: Durations
+
+
+class KnownPoint(NamedTuple):
+    """A point that is over, and its durations, packed."""
+
+    point: RecentPoint
+    durations: bytes
 
 
 class RecentHistoryReader:
@@ -76,7 +86,7 @@ class RecentHistoryReader:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         # Points that are over, by what they are read from.
-        self._points: dict[str, list[RecentPoint]] = {}
+        self._points: dict[str, list[KnownPoint]] = {}
         # By queue.
         self._durations: dict[str, DurationsOfQueue] = {}
 
@@ -103,7 +113,7 @@ class RecentHistoryReader:
         }
         packed = dict(zip((chunk.key for chunk in chunks), replies[states:], strict=True))
         histories: dict[str, RecentHistory] = {}
-        points: dict[str, list[RecentPoint]] = {}
+        points: dict[str, list[KnownPoint]] = {}
         durations: dict[str, DurationsOfQueue] = {}
         for plan in plans:
             own = {
@@ -135,15 +145,19 @@ class RecentHistoryReader:
 
 def _unpack(
     source: str, stored: Mapping[str, bytes], packed: Mapping[str, list[tuple[int, bytes]]]
-) -> list[RecentPoint]:
+) -> list[KnownPoint]:
     """Return the points that were read from a source; none when it is not there, or not packed yet."""
     if source in stored:
-        return [read_point(int(source.split(":")[1]), unpack_point(stored[source]))]
-    return [read_point(*point) for _, part in packed.get(source, ()) for point in unpack_chunk(part)]
+        return [_remember(int(source.split(":")[1]), unpack_point(stored[source]))]
+    return [_remember(*point) for _, part in packed.get(source, ()) for point in unpack_chunk(part)]
+
+
+def _remember(at: int, measurements: Measurements) -> KnownPoint:
+    return KnownPoint(read_point(at, measurements), pack_durations(read_durations(measurements)))
 
 
 def _add_up(
-    plan: HistoryPlan, points: Mapping[str, Sequence[RecentPoint]], before: DurationsOfQueue | None
+    plan: HistoryPlan, points: Mapping[str, Sequence[KnownPoint]], before: DurationsOfQueue | None
 ) -> DurationsOfQueue:
     """Add the distributions of points that are over to those that were added up before."""
     # Of minutes that are packed only some percentiles are left, which cannot be merged: the hours have them.
@@ -154,32 +168,31 @@ def _add_up(
     if before.sources == sources:
         return before
     new = [
-        point.durations
+        unpack_durations(known.durations)
         for source in sources - before.sources
-        for point in points[source]
-        if point.at >= plan.first_hour
+        for known in points[source]
+        if known.point.at >= plan.first_hour
     ]
     return DurationsOfQueue(plan.first_hour, sources, add_up_durations([before.durations, *new]))
 
 
 def _make_history(
     plan: HistoryPlan,
-    points: Mapping[str, Sequence[RecentPoint]],
-    durations: Mapping[tuple[DurationKind, str], Sketch],
+    points: Mapping[str, Sequence[KnownPoint]],
+    durations: Durations,
     group: MetricsGroup,
     begin: float,
 ) -> RecentHistory:
     minutes = [
-        point
+        known.point
         for source in plan.sources
         if source.startswith(f"{MINUTES.name}:")
-        for point in points.get(source, ())
-        if point.at > begin - MINUTE
+        for known in points.get(source, ())
+        if known.point.at > begin - MINUTE
     ]
     if group.minute:
-        current = read_point(group.minute, group.current)
-        minutes.append(current)
-        durations = add_up_durations([durations, current.durations])
+        minutes.append(read_point(group.minute, group.current))
+        durations = add_up_durations([durations, read_durations(group.current)])
     return RecentHistory(sorted(minutes, key=lambda point: point.at), durations)
 
 
