@@ -25,6 +25,7 @@ import trio
 from celery5 import App
 from celery5.broker.calls import leases as lease_calls
 from celery5.broker.calls import observability as calls
+from celery5.broker.driver import AsyncDriver
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.logs.log import NullLog
 from celery5.protocol.observability.report import MetricsReport, ReportOrigin
@@ -37,6 +38,8 @@ SHAPES = 500
 """Reports that are made of real tallies: workers send them in turns, each with its name and number."""
 QUEUES_OF_WORKER = 2
 TASKS = 3
+LAST_WAIT = 180.0
+"""Seconds for which the last reports are waited for."""
 SAMPLE = 2.0
 """Seconds between two samples."""
 
@@ -144,8 +147,19 @@ async def send(asked: argparse.Namespace, url: str) -> int:
         await driver.perform(calls.send_report(app.keys, names[worker], turn + 1, packed[worker]))
         sent += shapes[worker % len(shapes)][1]
         number += 1
-    await trio.sleep(2 * asked.interval + 1)
+    await wait_until_counted(app, driver)
     return sent
+
+
+async def wait_until_counted(app: App, driver: AsyncDriver) -> None:
+    """Wait until all reports are rolled up, for LAST_WAIT seconds at most."""
+    (last, *_) = await driver.perform(calls.read_latest_reports(app.keys, "", count=1))
+    with trio.move_on_after(LAST_WAIT):
+        while True:
+            state = await driver.perform(calls.read_state(app.keys, ["cursor"]))
+            if state.get("cursor", b"").decode() == last.id:
+                return
+            await trio.sleep(1)
 
 
 async def watch(asked: argparse.Namespace, url: str, behind: list[float], sizes: list[float]) -> None:

@@ -549,12 +549,13 @@ class App:
 
         Raises:
             UnknownQueue: There is no such queue.
+            Misconfigured: `most` is below 0.
         """
-        return run_in_plain_python(read_app_state, self, queue, most=most)
+        return run_in_plain_python(read_app_state, self, queue, most=_check_most(most))
 
     async def ainfo(self, queue: str | None = None, *, most: int | None = None) -> AppState:
         """`info`, from Trio or asyncio."""
-        return await run_in_event_loop(read_app_state, self, queue, most=most)
+        return await run_in_event_loop(read_app_state, self, queue, most=_check_most(most))
 
     def empty(self, queue: str) -> int:
         """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many. For plain Python.
@@ -679,3 +680,9 @@ def check_app_name(name: str) -> str:
             f"application name {name!r}: folders are named after it, and no folder can have this name"
         )
     return name
+
+
+def _check_most(most: int | None) -> int | None:
+    if most is not None and most < 0:
+        raise Misconfigured(f"most is {most!r}: give a number of queues, 0 or more")
+    return most

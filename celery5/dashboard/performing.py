@@ -160,7 +160,11 @@ class Performer:
         async with shared.lock:
             began = anyio.current_time()
             if began >= shared.until:
-                shared.value = await self._call(app, operation, parameters)
+                try:
+                    shared.value = await self._call(app, operation, parameters)
+                except BaseException:
+                    shared.usable_until = began  # nobody is shown what was before an outage
+                    raise
                 ended = anyio.current_time()
                 shared_for = max(READ_ONCE, min(SHARED_FACTOR * (ended - began), MAX_SHARED_TIME))
                 shared.until, shared.usable_until = ended + shared_for, ended + 2 * shared_for

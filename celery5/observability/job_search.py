@@ -1,12 +1,12 @@
 """Find jobs that live or have ended, and tell the story of one: `app.jobs`."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import ClassVar
 
 import msgspec
 
 from celery5.application import Application
-from celery5.broker.calls import job_history as calls
 from celery5.broker.calls import jobs as job_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.dead_letters import queue_exists
@@ -20,7 +20,6 @@ from celery5.observability.job_sources import (
     SearchScope,
     SearchSource,
     get_dead_entry,
-    list_stages,
     make_sources,
     parse_entry,
 )
@@ -95,8 +94,8 @@ class Jobs:
     ) -> JobPage:
         """Return a page of jobs. For plain Python.
 
-        Pages come in this order: jobs that workers have, dead jobs, what has ended, jobs that wait for a time, at a
-        limit, and on their queue. A page may be empty while more follow.
+        Pages come in this order: jobs that workers have, dead jobs, what has ended, jobs that were revoked while they
+        waited, jobs that wait for a time, at a limit, and on their queue. A page may be empty while more follow.
 
         Args:
             id: The id.
@@ -174,6 +173,8 @@ async def _tell_story(
     queues: Sequence[str] = ()
     if details is None:  # it may have been revoked while it waited
         queues = [queue] if queue else await redis.perform(queue_calls.list_queues(app.keys))
+    elif details.state is JobState.REVOKED:
+        queues = [details.queue]
     records: list[JobRecord] = []
     cursor: str | None = None
     for _ in range(2 * app.settings.job_history // MAX_LOOKED_AT + 2):  # it has about so many entries
@@ -234,19 +235,13 @@ class _Search:
     async def run(self, queues: Sequence[str], unreachable: Sequence[str]) -> JobPage:
         """Look at one place after another, until the page is full or all is looked at."""
         self._notes += [f"queues on the broker {name}, which is unreachable" for name in unreachable]
-        in_use = await self._find_stages(queues)
-        scope = SearchScope(self._app, self._redis, self._query, queues, self._skips_live, in_use)
+        scope = SearchScope(self._app, self._redis, self._query, queues, self._skips_live)
         cursor: str | None = None
-        for source in make_sources(scope, self._start):
-            try:
-                cursor = await self._look_at(source)
-            except UNREACHABLE:
-                if len(self._app.brokers.names) == 1:
-                    raise
-                what = "the history" if source.stage == HISTORY else f"queue {source.queue}"
-                self._notes.append(f"{what}, whose broker is unreachable")
-                continue
-            self._notes += await source.describe_rest(is_at_end=cursor is None)
+        for _, sources in groupby(make_sources(scope, self._start), key=lambda source: source.stage):
+            for source in await self._find_places(list(sources)):
+                cursor = await self._try_to_look_at(source)
+                if cursor is not None:
+                    break
             if cursor is not None:
                 break
         return JobPage(
@@ -256,19 +251,32 @@ class _Search:
             not_looked_at="; ".join(dict.fromkeys(self._notes)),
         )
 
-    async def _find_stages(self, queues: Sequence[str]) -> dict[str, frozenset[int]]:
-        """Return in which stages each queue has jobs, so that a search of many queues skips the places without any."""
-        if len(queues) < 2 or self._skips_live or self._query.id:
-            return {}
-        keys = [self._app.queue(queue) for queue in queues]
+    async def _try_to_look_at(self, source: SearchSource) -> str | None:
+        """Look at the jobs of one place, unless its broker is unreachable. Return the cursor, as `_look_at` does."""
         try:
-            sizes = await self._redis.perform_all([queue_calls.measure_queue(one) for one in keys])
-            revoked = await self._redis.perform_all([calls.count_stream(one.revoked_jobs) for one in keys])
+            cursor = await self._look_at(source)
+        except UNREACHABLE:
+            if len(self._app.brokers.names) == 1:
+                raise
+            what = "the history" if source.stage == HISTORY else f"queue {source.queue}"
+            self._notes.append(f"{what}, whose broker is unreachable")
+            return None
+        self._notes += await source.describe_rest(is_at_end=cursor is None)
+        return cursor
+
+    async def _find_places(self, sources: Sequence[SearchSource]) -> Sequence[SearchSource]:
+        """Return those of the places of one stage that have jobs: with many queues most have none.
+
+        They are counted when the stage begins, not before: a job may come there from the stage before.
+        """
+        counts = [source.count() for source in sources]
+        if len(sources) < 2 or self._query.id or None in counts:
+            return sources
+        try:
+            found = await self._redis.perform_all([call for call in counts if call is not None])
         except BrokerError:  # of one queue or broker: each place is looked at, and says so
-            return {}
-        return {
-            queue: list_stages(size, count) for queue, size, count in zip(queues, sizes, revoked, strict=True)
-        }
+            return sources
+        return [source for source, count in zip(sources, found, strict=True) if count]
 
     async def _look_at(self, source: SearchSource) -> str | None:
         """Look at the jobs of one place. Return the cursor when the page is full; None at the end of the place."""

@@ -1,4 +1,4 @@
-"""Read the places where jobs are, page by page: what workers have, dead letters, the history, and what waits.
+"""Read the places where jobs are, page by page: with workers, dead, in the history, revoked, or waiting.
 
 Each read is one or two short trips to Redis. No key is scanned for, and no place is read further than DEPTH jobs but
 for the history, which has an end of its own.
@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from celery5.application import Application
+from celery5.broker.call import Call
 from celery5.broker.calls import dead_letters as dead_calls
 from celery5.broker.calls import job_history as calls
 from celery5.broker.calls import jobs as job_calls
-from celery5.broker.calls.queues import QueueSize
+from celery5.broker.calls import queues as queue_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerReplied
 from celery5.protocol.job.history import (
@@ -27,6 +28,7 @@ from celery5.protocol.job.messages import read_job_id, try_read_command, try_rea
 from celery5.protocol.job.search import JobQuery, SearchPosition
 from celery5.protocol.job.states import JobState, Place, get_state
 from celery5.protocol.job.story import format_limit
+from celery5.protocol.workflows.member_ids import get_run_id
 from celery5.sending.publisher import BYTES_PER_TRIP
 
 DEPTH = 5000
@@ -87,8 +89,6 @@ class SearchScope(NamedTuple):
     query: JobQuery
     queues: Sequence[str]
     skips_live: bool
-    # The stages in which a queue has jobs, of those queues of which it is known.
-    in_use: Mapping[str, frozenset[int]] = {}
 
 
 class SearchSource:
@@ -112,6 +112,10 @@ class SearchSource:
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""
         raise NotImplementedError
+
+    def count(self) -> Call[int] | None:
+        """Return the call that counts the jobs here, 0 for none; None where there is no such call."""
+        return None
 
     async def describe_rest(self, *, is_at_end: bool) -> Sequence[str]:
         """Return what was not looked at here, in words."""
@@ -161,6 +165,10 @@ class RunningJobSource(SearchSource):
 
     stage = RUNNING
 
+    def count(self) -> Call[int]:
+        """Return the call that counts the jobs here."""
+        return queue_calls.count_in_workers(self._keys)
+
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""
         lane, _, entry = self.place.partition(" ")
@@ -198,6 +206,10 @@ class DeadJobSource(SearchSource):
 
     stage = DEAD
 
+    def count(self) -> Call[int]:
+        """Return the call that counts the jobs here."""
+        return calls.count_stream(self._keys.dead)
+
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""
         last = f"({self.place}" if self.place else "+"
@@ -225,21 +237,33 @@ class RevokedJobSource(SearchSource):
 
     stage = REVOKED
 
+    def count(self) -> Call[int]:
+        """Return the call that counts the jobs here."""
+        return calls.count_revoked(self._keys)
+
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""
-        last = f"({self.place}" if self.place else "+"
-        entries = await self._redis.perform(
-            dead_calls.list_revoked_jobs(self._keys, last=last, count=self._page)
+        if self._query.id:
+            return () if self.place else await self._read_documents([self._query.id], ["end"])
+        score, _, skipped = self.place.partition(" ")
+        revoked = await self._redis.perform(
+            calls.read_revoked(self._keys, score or "+inf", skip=int(skipped or 0), count=PAGE)
         )
-        self._fit_page([len(entry.message) + len(entry.document) for entry in entries])
-        return [self._make_revoked(entry) for entry in entries]
+        places, last, count = list[str](), score, int(skipped or 0)
+        for _, at in revoked:
+            text = f"{at:.0f}"
+            last, count = (text, count + 1) if text == last else (text, 1)
+            places.append(f"{last} {count}")
+        return await self._read_documents([job_id for job_id, _ in revoked], places) if revoked else ()
 
-    def _make_revoked(self, entry: dead_calls.DeadLetterEntry) -> FoundJob:
-        end = try_read_document(entry.document, self._app.settings.message_limit)
+    async def _read_documents(self, ids: Sequence[str], places: Sequence[str]) -> Sequence[FoundJob]:
+        documents = await self._redis.perform(calls.read_revoked_documents(self._keys, ids))
+        return [self._make_revoked(*one) for one in zip(places, documents, strict=True)]
+
+    def _make_revoked(self, place: str, document: bytes) -> FoundJob:
+        end = try_read_document(document, self._app.settings.message_limit)
         if end is None:
-            return FoundJob(entry.entry, None, None, len(entry.document))
-        if entry.message:
-            return self._make_live(entry.entry, entry.message, JobState.REVOKED, ended=end.finished)
+            return FoundJob(place, None, None, len(document))
         record = JobRecord(
             id=end.id,
             queue=self.queue,
@@ -249,20 +273,25 @@ class RevokedJobSource(SearchSource):
             replays=end.replays,
             sent=end.sent,
             ended=end.finished,
+            run=get_run_id(end.id),
         )
-        return FoundJob(entry.entry, record, None, len(entry.document))
+        return FoundJob(place, record, None, len(document))
 
     async def describe_rest(self, *, is_at_end: bool) -> Sequence[str]:
         """Return what was not looked at here, in words."""
         if not is_at_end or self.looked_at < job_calls.REVOKED_KEPT:
             return ()
-        return (f"jobs of queue {self.queue} that were revoked before the last {self.looked_at:,}",)
+        return (f"jobs of queue {self.queue} that may have been revoked before the last {self.looked_at:,}",)
 
 
 class DueJobSource(SearchSource):
     """The jobs that wait for a time, the earliest first: scheduled ones, retries, and those held by a breaker."""
 
     stage = DUE
+
+    def count(self) -> Call[int]:
+        """Return the call that counts the jobs here."""
+        return calls.count_due(self._keys)
 
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""
@@ -300,6 +329,10 @@ class LimitedJobSource(SearchSource):
     """The jobs that wait at limits, in no order."""
 
     stage = LIMITED
+
+    def count(self) -> Call[int]:
+        """Return the call that counts the jobs here."""
+        return calls.count_limited(self._keys)
 
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""
@@ -341,6 +374,10 @@ class WaitingJobSource(SearchSource):
     """The jobs on the streams of a queue that no worker has, the newest of each lane first."""
 
     stage = WAITING
+
+    def count(self) -> Call[int]:
+        """Return the call that counts the jobs here."""
+        return queue_calls.count_on_streams(self._keys)
 
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""
@@ -524,19 +561,6 @@ async def read_held(
         return ()
 
 
-def list_stages(size: QueueSize, revoked: int) -> frozenset[int]:
-    """Return in which stages a queue of this size has jobs; `revoked` were revoked while they waited."""
-    counts = {
-        REVOKED: revoked,
-        RUNNING: size.in_workers,
-        DEAD: size.dead,
-        DUE: size.due or size.limited,  # jobs that expire at a limit are in both
-        LIMITED: size.limited,
-        WAITING: size.stream,
-    }
-    return frozenset(stage for stage, count in counts.items() if count)
-
-
 _SOURCES: Sequence[type[SearchSource]] = (
     RunningJobSource,
     DeadJobSource,
@@ -567,7 +591,7 @@ def make_sources(scope: SearchScope, start: SearchPosition | None) -> Sequence[S
                 continue
             if stage == HISTORY:
                 sources.append(HistorySource(scope, begin))
-            elif (stage == REVOKED or not scope.skips_live) and stage in scope.in_use.get(queue, STAGES):
+            elif stage == REVOKED or not scope.skips_live:
                 kind = OneJobSource if query.id and stage == RUNNING else kinds[stage]
                 sources.append(kind(scope, queue, begin))
     return sources

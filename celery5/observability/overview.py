@@ -57,8 +57,8 @@ MAX_TASKS = 200
 """Tasks that are shown: those that failed first, then the busiest."""
 MAX_WORKERS = 200
 """Workers that are shown: those with something wrong first."""
-MAX_REPORTS = 2000
-"""Reports of processes that are read for an overview, the newest."""
+MAX_REPORTS = 20_000
+"""Reports of processes that are read for an overview, the newest: the first one reads those of an interval."""
 REPORTS_AT_ONCE = 500
 """Reports that are read in one trip."""
 MAX_DEAD_QUEUES = 20
@@ -197,8 +197,8 @@ class OverviewReader:
                 )
             )
             found += page
-            if len(page) < REPORTS_AT_ONCE:
-                break
+            if len(page) < REPORTS_AT_ONCE or page[-1].at < now - self._get_stale_after():
+                break  # each process has reported since
             before = page[-1].id
         processes = dict(self._processes)
         for stored in reversed(found):

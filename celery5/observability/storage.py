@@ -165,6 +165,7 @@ def _get_parts(keys: QueueKeys) -> tuple[tuple[str, ...], ...]:
             keys.live_runs,
             keys.past_runs,
             keys.revoked_jobs,
+            keys.revoked_documents,
             keys.idle_runs,
         ),
     )

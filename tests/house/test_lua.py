@@ -142,7 +142,6 @@ def test_no_script_trims_a_queue(path: Path) -> None:
         "record_action": ["MAXLEN"],  # the audit trail
         "send_report": ["MAXLEN"],  # reports on metrics
         "add_history": ["MAXLEN", "MAXLEN"],  # the history of ended jobs
-        "revoke": ["XTRIM", "MAXLEN"],  # jobs that were revoked while they waited
         "save_alerts": ["MAXLEN", "MAXLEN"],  # the history of alerts, and notifications
         "save_rollup": ["MINID"],  # minutes and hours of metrics
         "settle_archived": ["XTRIM", "MINID"],  # records that are archived

@@ -39,11 +39,6 @@ def list_entries_backwards(
     return Call(("XREVRANGE", keys.dead, last, first, "COUNT", count), _dead_entries, repeatable=True)
 
 
-def list_revoked_jobs(keys: QueueKeys, *, last: str, count: int) -> Call[list[DeadLetterEntry]]:
-    """Return jobs that were revoked while they waited, the newest `count` from `last` on, as XREVRANGE takes it."""
-    return Call(("XREVRANGE", keys.revoked_jobs, last, "-", "COUNT", count), _dead_entries, repeatable=True)
-
-
 def get_newest_entry(keys: QueueKeys) -> Call[str]:
     """Return the newest entry, '' when there is none."""
     return Call(("XREVRANGE", keys.dead, "+", "-", "COUNT", 1), _get_first_id, repeatable=True)

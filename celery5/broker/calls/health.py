@@ -217,6 +217,7 @@ def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[st
         queue.run_records,
         queue.run_outbox,
         queue.revoked_jobs,
+        queue.revoked_documents,
     )
     yield from (queue.slots, queue.slot_counts, queue.limited_counts, queue.documents)
     if queue.queue != EVENTS:  # events have no schedules

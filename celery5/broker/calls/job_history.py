@@ -119,6 +119,29 @@ def read_messages(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[bytes]]:
     return Call(("HMGET", keys.waiting, *job_ids), _messages, repeatable=True)
 
 
+def read_revoked(keys: QueueKeys, score: str, *, skip: int, count: int) -> Call[list[tuple[str, float]]]:
+    """Return ids of jobs that were revoked while they waited, with when in ms since 1970, the newest first.
+
+    Args:
+        keys: The queue.
+        score: The latest time in ms, `+inf` for any.
+        skip: How many jobs from there on are left out.
+        count: At most so many.
+    """
+    words = ("ZREVRANGEBYSCORE", keys.revoked_jobs, score, "-inf", "WITHSCORES", "LIMIT", skip, count)
+    return Call(words, _due, repeatable=True)
+
+
+def read_revoked_documents(keys: QueueKeys, ids: Sequence[str]) -> Call[list[bytes]]:
+    """Return the documents of such jobs; b"" for one that is not kept."""
+    return Call(("HMGET", keys.revoked_documents, *ids), _messages, repeatable=True)
+
+
+def count_revoked(keys: QueueKeys) -> Call[int]:
+    """Return how many such jobs are kept."""
+    return Call(("ZCARD", keys.revoked_jobs), int, repeatable=True)
+
+
 def scan_limited(keys: QueueKeys, cursor: str, count: int) -> Call[tuple[str, list[tuple[str, bytes]]]]:
     """Return some jobs that wait outside of the streams, with their messages, and the next cursor, "0" at the end."""
     return Call(("HSCAN", keys.waiting, cursor, "COUNT", count), _scanned, repeatable=True)

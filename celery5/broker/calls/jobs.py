@@ -31,9 +31,7 @@ PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 REVOKED_KEPT = 1000
 """Jobs of a queue that were revoked while they waited, and are kept for those who look for them."""
 REVOKED_TTL = 90 * 86_400.0
-"""Seconds for which they are kept after the last one."""
-MAX_REVOKED_MESSAGE = 4096
-"""Bytes of a message that is kept of such a job; of a longer one only the document is."""
+"""Seconds for which they are kept."""
 REVOCATION_BATCH = 200
 """Jobs in one trip: a script blocks the server while it runs."""
 
@@ -271,6 +269,7 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
         keys.limited_counts,
         keys.waiting_list_prefix,
         keys.revoked_jobs,
+        keys.revoked_documents,
         *map(keys.result, job_ids),
     )
     ids: tuple[Word, ...] = tuple(job_ids)
@@ -279,7 +278,7 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
     return script_call(
         REVOKE,
         named,
-        (GROUP, keys.revoke, to_ms(ttl), least, REVOKED_KEPT, kept_for, MAX_REVOKED_MESSAGE, *ids),
+        (GROUP, keys.revoke, to_ms(ttl), least, REVOKED_KEPT, kept_for, *ids),
         _texts_of,
         repeatable=True,
     )

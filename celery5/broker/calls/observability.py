@@ -15,8 +15,8 @@ CLAIM_ROLLUP = Script.load("observability/claim_rollup", "clock")
 SAVE_ROLLUP = Script.load("observability/save_rollup")
 ADVANCE_ROLLUP = Script.load("observability/advance_rollup")
 
-MAX_REPORTS = 60_000
-"""Reports that wait to be rolled up, about: of ten thousand processes, until another one has taken the turn."""
+MAX_REPORTS = 200_000
+"""Reports that wait to be rolled up, about: those of ten thousand processes in five minutes, 180 MB."""
 REPORT_TTL = 3600.0
 """Seconds that a report waits to be rolled up."""
 REPORTS_READ = 200

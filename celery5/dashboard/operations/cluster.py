@@ -19,7 +19,7 @@ from celery5.results.job_details import AppState
 
 
 class StateFilter(msgspec.Struct, frozen=True):
-    """How much of the state."""
+    """How many queues are described."""
 
     # Queues that are read at most, the first by name; none for 0.
     most: Annotated[int, Meta(ge=0, le=10_000)] = 10_000

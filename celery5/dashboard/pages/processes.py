@@ -21,14 +21,18 @@ async def load_worker(request: PageRequest) -> Mapping[str, Any]:
     """Return what a worker answers: what it runs, its numbers, its checks and breakers."""
     name = request.path["worker"]
     overview = await request.read("top:show")
-    commands = ["active", "stats", "health", *(["stack"] if request.wants("stack") else [])]
-    # All at the same time, so that the page waits only once for a frozen worker.
-    replies = await request.read_together(*(f"worker:{command}" for command in commands), to=[name])
+    commands = ["active", "health", *(["stack"] if request.wants("stack") else [])]
+    stats = (await request.read("worker:stats", to=[name]))[0]
+    replies = dict.fromkeys(commands, stats)
+    if stats.ok:  # a frozen worker is asked, and waited for, once
+        read = await request.read_together(*(f"worker:{command}" for command in commands), to=[name])
+        replies = {command: reply[0] for command, reply in zip(commands, read, strict=True)}
     return {
         "name": name,
         "worker": next((one for one in overview.workers if one.name == name), None),
+        "stats": stats,
         "stack": None,
-        **{command: reply[0] for command, reply in zip(commands, replies, strict=True)},
+        **replies,
     }
 
 

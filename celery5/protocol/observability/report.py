@@ -122,12 +122,12 @@ class MetricsReport:
 
 
 def unpack_gauges(packed: bytes) -> MetricsReport | None:
-    """Return a report without its counters and sketches, which takes a quarter of the time; None for what is none."""
+    """Return a report without its counters and sketches, in a quarter of the time; None when it cannot be read."""
     return _unpack(packed, gauges_only=True)
 
 
 def unpack_report(packed: bytes) -> MetricsReport | None:
-    """Return a report; None for what is none, or of another version."""
+    """Return a report; None when it cannot be read, or is of another version."""
     return _unpack(packed, gauges_only=False)
 
 

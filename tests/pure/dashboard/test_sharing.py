@@ -1,4 +1,4 @@
-"""Looks at Redis are shared by all who look at the same thing."""
+"""What an operation has read is shared by all who ask for the same."""
 
 import anyio
 import msgspec
@@ -9,6 +9,7 @@ from celery5 import App
 from celery5.dashboard.access import User
 from celery5.dashboard.operation import Operation
 from celery5.dashboard.performing import Performer
+from celery5.errors import BrokerUnavailable
 
 VIEWER = User("anna", "viewer")
 
@@ -35,7 +36,7 @@ class SlowReading:
         self.operation = Operation("queue:list", read)
 
 
-async def test_whoever_comes_while_another_one_looks_anew_gets_the_last_look(
+async def test_a_read_that_is_under_way_holds_nobody_up_who_can_have_the_last_result(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     reading = SlowReading()
@@ -64,7 +65,7 @@ async def test_whoever_comes_while_another_one_looks_anew_gets_the_last_look(
     assert reading.calls == 2
 
 
-async def test_after_a_change_nobody_gets_what_was_before(autojump_clock: trio.testing.MockClock) -> None:
+async def test_after_a_change_everything_is_read_again(autojump_clock: trio.testing.MockClock) -> None:
     reading = SlowReading()
     reading.go_on.set()
     performer = Performer({"shop": App("shop")})
@@ -74,9 +75,40 @@ async def test_after_a_change_nobody_gets_what_was_before(autojump_clock: trio.t
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
-async def test_a_look_is_shared_by_users_of_different_roles(role: str) -> None:
+async def test_a_result_is_shared_by_users_of_different_roles(role: str) -> None:
     reading = SlowReading()
     performer = Performer({"shop": App("shop")})
     await performer.perform("shop", reading.operation, {}, VIEWER)
     assert await performer.perform("shop", reading.operation, {}, User("bea", role)) == 1  # type: ignore[arg-type]
     assert reading.calls == 1
+
+
+async def test_after_an_outage_nobody_gets_what_was_before(autojump_clock: trio.testing.MockClock) -> None:
+    reads = 0
+
+    async def read(app: App, asked: Filter) -> int:
+        nonlocal reads
+        reads += 1
+        if reads > 1:
+            await trio.sleep(0.1)
+            raise BrokerUnavailable("the broker cannot be reached")
+        return reads
+
+    performer, operation = Performer({"shop": App("shop")}), Operation("queue:list", read)
+    assert await performer.perform("shop", operation, {}, VIEWER) == 1
+    await trio.sleep(1.5)
+    for number in range(2):
+        results: list[object] = []
+
+        async def ask(results: list[object] = results) -> None:
+            try:
+                results.append(await performer.perform("shop", operation, {}, VIEWER))
+            except BrokerUnavailable as error:
+                results.append(type(error))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(ask)
+        # The first outage is not known yet when the second one asks.
+        assert number == 0 or results == [BrokerUnavailable, BrokerUnavailable]

@@ -232,22 +232,16 @@ async def test_the_audit_trail_goes_on_on_the_next_page(app: App) -> None:
     assert "give the id of an entry" in read_text(wrong.text)
 
 
-async def test_the_page_of_a_frozen_worker_waits_for_all_its_answers_at_once(
-    app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_frozen_worker_is_asked_once_for_its_page(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    all_asked = trio.Event()
 
     async def send(command: str, *_: Any, to: Any, **__: Any) -> list[Reply]:
         asked.append(command)
-        if len(asked) == 4:
-            all_asked.set()
-        await all_asked.wait()
-        return [Reply(worker=to[0], ok=False, reason="no-answer", why=f"no answer to {command}")]
+        return [Reply(worker=to[0], ok=False, reason="no-answer", why="no answer within 2 s")]
 
     monkeypatch.setattr(app.control, "asend", send)
     async with browsing(app, role="operator") as client:
         answer = await client.get(f"/{app.name}/workers/host:1?stack=true")
     assert answer.status_code == 200
-    assert sorted(asked) == ["active", "health", "stack", "stats"]
-    assert "no answer to" in read_text(answer.text)
+    assert asked == ["stats"]
+    assert "no answer within 2 s" in read_text(answer.text)

@@ -10,23 +10,23 @@
 --       9 which sinks take which documents; a sink's stream is named after it
 --       10 how many jobs wait at limits
 --       11 prefix of the waiting lists
---       12 jobs that were revoked while they waited, for those who look for them
---       13.. result key of each job, in order
+--       12 when the jobs were revoked that waited, for searches
+--       13 their documents
+--       14.. result key of each job, in order
 -- ARGV  1 consumer group
 --       2 channel that notifies the workers of the queue
 --       3 ttl of a document in ms, unless the job says otherwise
 --       4 the least ttl in ms
---       5 how many jobs key 12 keeps, about
---       6 its ttl in ms
---       7 bytes of a message from which on it keeps the document alone
---       8.. each job's id
+--       5 how many jobs keys 12 and 13 keep
+--       6 their ttl in ms, and that of each job
+--       7.. each job's id
 -- Returns for each job: REVOKED (it will not run, and was not running), EXECUTING (a worker has it and
 -- is notified), the state of one that had ended before, or UNKNOWN. The mark on a job that a worker has (its place says V)
 -- lasts: it is never tried again, given back or recovered. Repeating the call returns the same again.
 local jobs, due, waiting, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local streams = {[''] = KEYS[1], h = KEYS[6], l = KEYS[7], g = KEYS[8]}
 local at = use_keys {due = due, held = KEYS[10], prefix = KEYS[11]}
-local group, revoked, longest, has_kept = ARGV[1], KEYS[12], tonumber(ARGV[7]), false
+local group, revoked, documents, has_kept = ARGV[1], KEYS[12], KEYS[13], false
 local now = now_ms()
 local function as_number(value, least) return type(value) == 'number' and value >= least and value < 1e12 and value or least end
 -- Without its message the key of a job is not known, so the keys are searched for its id. Not all keys are searched: a key
@@ -55,7 +55,8 @@ local function withdraw(id, message, result)
   local ttl = math.max(own > 0 and own * 1000 or ARGV[3], ARGV[4])
   store_document(result, document, string.format('%.0f', ttl))
   note_end(jobs, id, 'REVOKED', document)
-  redis.call('XADD', revoked, '*', 'job', message and #message < longest and message or '', 'document', document)
+  redis.call('ZADD', revoked, now, id)
+  redis.call('HSET', documents, id, document)
   has_kept = true
   look_up_sinks(KEYS[9], 'REVOKED', task, document)
   redis.call('HDEL', jobs, id)
@@ -68,8 +69,8 @@ local function ended(result)
   return type(document.state) == 'string' and document.state or 'UNKNOWN'
 end
 local found = {}
-for n = 13, #KEYS do -- bound: the jobs of this call
-  local id, result = ARGV[n - 5], KEYS[n]
+for n = 14, #KEYS do -- bound: the jobs of this call
+  local id, result = ARGV[n - 7], KEYS[n]
   local place = redis.call('HGET', jobs, id) or ''
   local kind, where = string.sub(place, 1, 1), string.sub(place, 2)
   if kind == 'D' or kind == 'R' or kind == 'H' then
@@ -101,7 +102,15 @@ for n = 13, #KEYS do -- bound: the jobs of this call
 end
 write(at)
 if has_kept then
-  redis.call('XTRIM', revoked, 'MAXLEN', '~', ARGV[5])
+  local MOST = 400 -- twice as many as a call adds
+  local over = math.min(redis.call('ZCARD', revoked) - ARGV[5], MOST)
+  local gone = redis.call('ZRANGEBYSCORE', revoked, '-inf', now - ARGV[6], 'LIMIT', 0, MOST)
+  if over > #gone then gone = redis.call('ZRANGE', revoked, 0, over - 1) end
+  if gone[1] then
+    redis.call('ZREM', revoked, unpack(gone))
+    redis.call('HDEL', documents, unpack(gone))
+  end
   redis.call('PEXPIRE', revoked, ARGV[6])
+  redis.call('PEXPIRE', documents, ARGV[6])
 end
 return found
