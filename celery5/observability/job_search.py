@@ -35,7 +35,7 @@ from celery5.protocol.job.search import (
     read_cursor,
 )
 from celery5.protocol.job.states import JobState
-from celery5.protocol.job.story import JobDetails, add_attempts
+from celery5.protocol.job.story import JobDetails, add_attempts, make_record
 from celery5.results.job_details import find_job
 from celery5.sending.sender import check_job_id
 
@@ -202,9 +202,21 @@ async def _search(
                 is_known = True  # it may be there
         search = _Search(app, redis, query, limit, position, skips_live=not is_known)
         page = await search.run([query.queue] if query.queue else queues, sorted(unreachable))
+        if query.id and is_known and cursor is None and page.cursor is None:
+            page = await _add_last_attempt(app, redis, query, page)
     if not is_known and not page.jobs and page.cursor is None:
         raise UnknownQueue(query.queue, queues)
     return page
+
+
+async def _add_last_attempt(app: Application, redis: AsyncDriver, query: JobQuery, page: JobPage) -> JobPage:
+    """Return a page with the last attempt of the job that it is about: most successes are in no history."""
+    details = await find_job(app, redis, query.id, query.queue or None)
+    known = {(one.replays, one.attempt) for one in page.jobs}
+    if details is None or (details.replays, details.attempt) in known:
+        return page
+    record = make_record(details)
+    return msgspec.structs.replace(page, jobs=(record, *page.jobs)) if query.matches(record) else page
 
 
 class _Search:
@@ -290,9 +302,15 @@ class _Search:
             ]
             if source.stage == HISTORY:
                 found = [one.record for one, fits in zip(found_jobs, candidates, strict=True) if fits]
-                dead = set[AttemptKey]()
+                dead, gone = set[AttemptKey](), set[AttemptKey]()
                 if not self._skips_live:
-                    dead = await self._find_dead([record for record in found if record is not None])
+                    dead, gone = await self._find_dead([record for record in found if record is not None])
+                found_jobs = [
+                    one._replace(record=msgspec.structs.replace(one.record, has_left=True))
+                    if one.record is not None and _get_key(one.record) in gone
+                    else one
+                    for one in found_jobs
+                ]
                 candidates = [
                     fits and one.record is not None and _get_key(one.record) not in dead
                     for one, fits in zip(found_jobs, candidates, strict=True)
@@ -315,13 +333,14 @@ class _Search:
             self._query.digest, source.stage, source.queue, source.place, source.looked_at, self._dead_ends
         ).encode()
 
-    async def _find_dead(self, records: Sequence[JobRecord]) -> set[AttemptKey]:
-        """Return those attempts whose job has been found in its dead-letter queue."""
+    async def _find_dead(self, records: Sequence[JobRecord]) -> tuple[set[AttemptKey], set[AttemptKey]]:
+        """Return those attempts whose job was found in its dead-letter queue, and those whose job is dead no more."""
         by_queue: dict[str, list[JobRecord]] = {}
         for record in records:
             if record.state == JobState.DEAD.value and record.id:
                 by_queue.setdefault(record.queue, []).append(record)
         dead: set[AttemptKey] = set()
+        gone: set[AttemptKey] = set()
         for queue, of_queue in by_queue.items():
             call = job_calls.get_places(self._app.queue(queue), [record.id for record in of_queue])
             try:
@@ -331,10 +350,12 @@ class _Search:
             end = parse_entry(self._dead_ends.get(queue, ""))
             for record, place in zip(of_queue, places, strict=True):
                 entry = get_dead_entry(place)
+                if entry is None:
+                    gone.add(_get_key(record))
                 # One that has been replayed since and is dead again is another attempt.
                 if entry and entry >= end and record.ended > entry[0] / 1000 - SETTLED_WITHIN:
                     dead.add(_get_key(record))
-        return dead
+        return dead, gone
 
 
 def _get_key(record: JobRecord) -> AttemptKey:

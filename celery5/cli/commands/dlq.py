@@ -90,12 +90,19 @@ def _read(app: "App", choice: "DeadJobFilter", *, limit: int, traceback: bool, w
     elif traceback:
         _print_details(page)
     else:
-        echo(format_table([_row(job) for job in page], empty="no dead jobs"))
+        echo(format_table([_row(job) for job in page], empty=_describe_none(choice)))
     if not page.last:
         _warn_of_unknown_sinks(app, choice)
     if page.has_more:
         echo(f"only the first {limit}; the next ones: --after {format_cell(page.last)}", err=True)
     _raise_for_unknown(unknown)
+
+
+def _describe_none(choice: "DeadJobFilter") -> str:
+    """Return what is said when no dead job was found: a condition may be misspelt."""
+    conditions = ("task", "error", "message", "group", "reason")
+    has_some = any(value for name, value in choice.items() if name in conditions)
+    return "no dead jobs match; celery5 dlq count shows those that there are" if has_some else "no dead jobs"
 
 
 class _Page:
@@ -136,7 +143,7 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **flags: Any) -> None
     with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
         counts = app.dlq.count(by, **choice)
         rows = [{by: name, "jobs": number} for name, number in counts.items()]
-        echo(to_json(counts) if wants_json else format_table(rows, empty="no dead jobs"))
+        echo(to_json(counts) if wants_json else format_table(rows, empty=_describe_none(choice)))
         if not counts:
             _warn_of_unknown_sinks(app, choice)
         _raise_for_unknown(_find_unknown_ids(app, choice))
@@ -155,7 +162,7 @@ def groups(target: Target, /, *, wants_json: bool, **flags: Any) -> None:
     with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
         found = app.dlq.groups(**choice)
         rows = [_format_group(group) for group in found.groups]
-        echo(to_json(found) if wants_json else format_table(rows, empty="no dead jobs"))
+        echo(to_json(found) if wants_json else format_table(rows, empty=_describe_none(choice)))
         if found.next:
             more = f"looked at {found.looked_at} of {found.total} dead jobs"
             echo(f"{more}; the next ones: --after {format_cell(found.next)}", err=True)
@@ -287,7 +294,7 @@ class _BulkOperation:
             )
         self._unknown = _find_unknown_ids(self._app, self._choice)
         if not self._counts:
-            echo(to_json(self._get_summary()) if self._wants_json else "no dead jobs")
+            echo(to_json(self._get_summary()) if self._wants_json else _describe_none(self._choice))
             _warn_of_unknown_sinks(self._app, self._choice)
             _raise_for_unknown(self._unknown)
             return False

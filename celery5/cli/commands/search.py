@@ -60,7 +60,7 @@ def search(
 def _make_row(job: "JobRecord") -> dict[str, object]:
     return {
         "at": format_time(job.at),
-        "state": job.state,
+        "state": f"{job.state} (replayed or purged since)" if job.has_left else job.state,
         "id": job.id,
         "task": job.task,
         "queue": job.queue,

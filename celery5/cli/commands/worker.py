@@ -460,8 +460,11 @@ def _print_replies(replies: "list[Reply]", command: str, *, wants_json: bool, on
     failed = [reply for reply in replies if not reply.ok]
     if len(replies) == len(failed) == 1 and not wants_json:
         raise CommandNotDone(f"{failed[0].worker} did not do it ({failed[0].reason}): {failed[0].why}")
+    shown = (
+        [reply for reply in replies if reply.ok] if one_is_enough and len(failed) < len(replies) else replies
+    )
     if replies or wants_json:
-        echo(to_json(replies) if wants_json else format_replies(replies, command))
+        echo(to_json(replies) if wants_json else format_replies(shown, command))
     if not replies:
         raise CommandNotDone(NO_WORKER)
     if failed and not (one_is_enough and len(failed) < len(replies)):

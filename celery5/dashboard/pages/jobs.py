@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from celery5.dashboard.page import Page, PageRequest
+from celery5.errors import Misconfigured, UnknownQueue
+from celery5.observability.job_search import JobPage
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.durations import format_duration
 from celery5.protocol.job.history import JobRecord
@@ -30,10 +32,14 @@ async def load_jobs(request: PageRequest) -> Mapping[str, Any]:
     filters = request.choose(*FILTERS)
     # The next page goes on with the search of this one, so it counts its times from the same moment.
     at = request.query.get("at") or str(int(time.time()) + 1)
-    found = await request.read(
-        "task:search", limit=ROWS, at=at, cursor=request.query.get("cursor"), **filters
-    )
-    return {"found": found, "filters": filters, "at": at, "states": STATES}
+    found, wrong = JobPage(jobs=(), cursor=None, looked_at=0, not_looked_at=""), ""
+    try:
+        found = await request.read(
+            "task:search", limit=ROWS, at=at, cursor=request.query.get("cursor"), **filters
+        )
+    except (UnknownQueue, Misconfigured) as error:  # the form stays, to be corrected
+        wrong = str(error)
+    return {"found": found, "filters": filters, "at": at, "states": STATES, "wrong": wrong}
 
 
 async def load_job(request: PageRequest) -> Mapping[str, Any]:
@@ -91,8 +97,7 @@ def _tell(job: JobDetails, now: float) -> Iterator[StoryLine]:
     if not job.attempts:
         for failure in job.failures:
             yield _tell_failure(failure)
-    known = {(one.replays, one.attempt) for one in job.attempts}
-    if job.has_ended and (job.replays, job.attempt) not in known:
+    if job.has_ended and not job.attempts:
         yield from _tell_end(job)
     if not job.has_ended:
         yield from _tell_now(job, now)
@@ -101,6 +106,9 @@ def _tell(job: JobDetails, now: float) -> Iterator[StoryLine]:
 def _tell_attempt(attempt: JobRecord, traceback: str) -> Iterator[StoryLine]:
     replay = f" of replay {attempt.replays}" if attempt.replays else ""
     name = f"attempt {attempt.attempt}{replay}"
+    if attempt.state == JobState.REVOKED.value and not attempt.worker:
+        yield StoryLine(attempt.ended, "revoked while it waited", "warn")
+        return
     if attempt.ran is not None:
         waited = "" if attempt.waited is None else f" after {format_duration(attempt.waited)} on the queue"
         limit = f", within the limit of {attempt.limit}" if attempt.limit else ""
@@ -122,10 +130,10 @@ def _tell_failure(failure: Failure) -> StoryLine:
 
 
 def _tell_end(job: JobDetails) -> Iterator[StoryLine]:
-    """Yield how a job ended whose last attempt is not in the history."""
+    """Yield how a job ended of which the history has no attempt."""
     if job.started:
         yield StoryLine(job.started, f"attempt {job.attempt} began on {job.worker}")
-    if job.attempts or not job.failures or job.state is not JobState.DEAD:
+    if not job.failures or job.state is not JobState.DEAD:
         verb, tone = _ENDS.get(job.state.value, (f"ended as {job.state.value}", ""))
         ran = f" after {format_duration(max(0.0, job.finished - job.started))}" if job.started else ""
         error = f": {job.failure.type}: {job.failure.message}" if job.failure else ""

@@ -88,6 +88,9 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     kept: Kept = ""
     # The event that it is for: its name, a blank and its id; '' for none.
     event: str = ""
+    # An attempt after which it was dead, and it is not in its dead-letter queue any more: it was replayed, or purged.
+    # Only searches know it.
+    has_left: bool = False
 
     @property
     def at(self) -> float:
@@ -274,7 +277,7 @@ def _read_failure(failure: Failure | None) -> dict[str, Any]:
     }
 
 
-_PACKED = tuple(name for name in JobRecord.__struct_fields__ if name not in ("due", "run"))
+_PACKED = tuple(name for name in JobRecord.__struct_fields__ if name not in ("due", "run", "has_left"))
 """The fields of a packed record, in order. New ones are added at the end."""
 
 

@@ -162,10 +162,38 @@ def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> Jo
                 error_message=failure.message,
             )
             attempts[record.replays, record.attempt, record.ended] = record
+    if records and details.has_ended and (details.replays, details.attempt) not in known:
+        end = make_record(details)
+        attempts[end.replays, end.attempt, end.ended] = end
     in_order = sorted(attempts.values(), key=_get_order)
     trace = details.trace or next((one.trace for one in in_order if one.trace), "")
     event = details.event or next((one.event for one in in_order if one.event), "")
     return msgspec.structs.replace(details, attempts=tuple(in_order), trace=trace, event=event)
+
+
+def make_record(details: JobDetails) -> JobRecord:
+    """Return the record of the last attempt of a job of which only these details are known."""
+    failure = details.failure or (details.failures[-1] if details.failures else None)
+    return JobRecord(
+        id=details.id,
+        queue=details.queue,
+        state=details.state.value,
+        task=details.task,
+        attempt=details.attempt,
+        replays=details.replays,
+        deliveries=details.deliveries,
+        worker=details.worker,
+        sent=details.sent,
+        due=details.due,
+        ended=details.finished,
+        ran=max(details.finished - details.started, 0.0) if details.finished and details.started else None,
+        error_type=failure.type if failure else "",
+        error_message=failure.message if failure else "",
+        reason=details.reason,
+        limit=details.limit,
+        trace=details.trace,
+        event=details.event,
+    )
 
 
 def _make_from_record(record: JobRecord) -> JobDetails:
@@ -226,6 +254,7 @@ def _with_end(story: JobDetails, end: Document) -> JobDetails:
         story,
         task=end.task or story.task,
         attempt=end.attempt,
+        replays=end.replays,
         worker=end.worker,
         sent=end.sent or story.sent,
         started=end.started if end.state != JobState.EXPIRED else 0.0,  # a worker looked at it, and no more

@@ -373,3 +373,39 @@ async def test_a_job_that_expires_while_it_waits_at_a_limit_is_found(app: App) -
         (found,) = await until_found(app, 1, state="EXPIRED")
         end.set()
     assert (found.id, found.task, found.arguments) == (late.id, "narrow", {"number": 2})
+
+
+async def test_a_success_of_which_the_history_has_nothing_is_found_by_its_id(app: App) -> None:
+    app.configure(job_history=0)
+    declare(app)
+    paid = await app.tasks["shop.pay"].adelay({"id": 7})
+    async with working(app, queues=("till",)):
+        await paid.aget(timeout=30)
+    assert [(job.id, job.state) for job in await find(app, id=paid.id)] == [(paid.id, "SUCCESS")]
+    assert await find(app, id=paid.id, state="DEAD") == []
+    assert await find(app, id="nobody") == []
+
+
+async def test_a_dead_job_that_was_replayed_says_so_and_its_story_ends_with_the_success(app: App) -> None:
+    app.configure(**FAST)
+    is_mended = False
+
+    @app.task(name="mend", queue="till", max_retries=0)
+    async def mend() -> None:
+        if not is_mended:
+            raise ValueError("not yet")
+
+    job = await mend.adelay()
+    async with working(app, queues=("till",)):
+        assert (await until_found(app, 1, state="DEAD"))[0].has_left is False
+        is_mended = True
+        assert (await app.dlq.areplay()).done == 1
+        await job.aget(timeout=30)
+
+        async def is_told() -> bool:
+            return [one.has_left for one in await find(app, state="DEAD")] == [True]
+
+        await until_async(is_told)
+    story = await app.jobs.astory(job.id)
+    assert story is not None
+    assert [(one.replays, one.state) for one in story.attempts] == [(0, "DEAD"), (1, "SUCCESS")]
