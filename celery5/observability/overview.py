@@ -188,26 +188,26 @@ class OverviewReader:
 
     async def _read_reports(self, redis: AsyncDriver, now: float) -> None:
         """Read the reports that have come since the last overview, and forget processes that are silent."""
-        found: list[calls.StoredReport] = []
-        before = ""
-        while len(found) < MAX_REPORTS:
+        processes = dict(self._processes)
+        seen, looked_at, newest, before = set[str](), 0, "", ""
+        while looked_at < MAX_REPORTS:
             page = await redis.perform(
                 calls.read_latest_reports(
                     self._app.keys, self._last_report, before=before, count=REPORTS_AT_ONCE
                 )
             )
-            found += page
+            for stored in page:  # the newest first
+                report = unpack_gauges(stored.packed)
+                if report is not None and report.process not in seen:
+                    seen.add(report.process)
+                    processes[report.process] = _read_news(stored.at, report)
+                await sleep(0)  # many reports take time
+            looked_at += len(page)
+            if page:
+                newest, before = newest or page[0].id, page[-1].id
             if len(page) < REPORTS_AT_ONCE or page[-1].at < now - self._get_stale_after():
                 break  # each process has reported since
-            before = page[-1].id
-        processes = dict(self._processes)
-        for stored in reversed(found):
-            report = unpack_gauges(stored.packed)
-            if report is not None:
-                processes[report.process] = _read_news(stored.at, report)
-            await sleep(0)  # many reports take time
-        if found:
-            self._last_report = found[0].id
+        self._last_report = newest or self._last_report
         self._processes = {
             name: news for name, news in processes.items() if news.at > now - self._get_stale_after() * 4
         }
