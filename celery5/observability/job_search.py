@@ -281,14 +281,14 @@ class _Search:
 
         They are counted when the stage begins, not before: a job may come there from the stage before.
         """
-        counts = [source.count() for source in sources]
-        if len(sources) < 2 or self._query.id or None in counts:
+        measures = [call for source in sources if (call := source.measure()) is not None]
+        if len(sources) < 2 or self._query.id or len(measures) < len(sources):
             return sources
         try:
-            found = await self._redis.perform_all([call for call in counts if call is not None])
+            replies = await self._redis.perform_all(measures)
         except BrokerError:  # of one queue or broker: each place is looked at, and says so
             return sources
-        return [source for source, count in zip(sources, found, strict=True) if count]
+        return [source for source, reply in zip(sources, replies, strict=True) if source.has_jobs(reply)]
 
     async def _look_at(self, source: SearchSource) -> str | None:
         """Look at the jobs of one place. Return the cursor when the page is full; None at the end of the place."""

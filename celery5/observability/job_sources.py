@@ -113,9 +113,13 @@ class SearchSource:
         """Return the next jobs; none at the end."""
         raise NotImplementedError
 
-    def count(self) -> Call[int] | None:
-        """Return the call that counts the jobs here, 0 for none; None where there is no such call."""
+    def measure(self) -> Call[Any] | None:
+        """Return the call whose reply tells whether jobs are here; None where there is no such call."""
         return None
+
+    def has_jobs(self, reply: Any) -> bool:
+        """Return whether jobs are here, by the reply of that call."""
+        return bool(reply)
 
     async def describe_rest(self, *, is_at_end: bool) -> Sequence[str]:
         """Return what was not looked at here, in words."""
@@ -165,9 +169,13 @@ class RunningJobSource(SearchSource):
 
     stage = RUNNING
 
-    def count(self) -> Call[int]:
-        """Return the call that counts the jobs here."""
-        return queue_calls.count_in_workers(self._keys)
+    def measure(self) -> Call[Any]:
+        """Return the call whose reply tells whether jobs are here."""
+        return queue_calls.measure_queue(self._keys)
+
+    def has_jobs(self, reply: Any) -> bool:
+        """Return whether jobs are here, by the reply of that call."""
+        return bool(reply.in_workers)
 
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""
@@ -206,8 +214,8 @@ class DeadJobSource(SearchSource):
 
     stage = DEAD
 
-    def count(self) -> Call[int]:
-        """Return the call that counts the jobs here."""
+    def measure(self) -> Call[Any]:
+        """Return the call whose reply tells whether jobs are here."""
         return calls.count_stream(self._keys.dead)
 
     async def read(self) -> Sequence[FoundJob]:
@@ -237,8 +245,8 @@ class RevokedJobSource(SearchSource):
 
     stage = REVOKED
 
-    def count(self) -> Call[int]:
-        """Return the call that counts the jobs here."""
+    def measure(self) -> Call[Any]:
+        """Return the call whose reply tells whether jobs are here."""
         return calls.count_revoked(self._keys)
 
     async def read(self) -> Sequence[FoundJob]:
@@ -289,8 +297,8 @@ class DueJobSource(SearchSource):
 
     stage = DUE
 
-    def count(self) -> Call[int]:
-        """Return the call that counts the jobs here."""
+    def measure(self) -> Call[Any]:
+        """Return the call whose reply tells whether jobs are here."""
         return calls.count_due(self._keys)
 
     async def read(self) -> Sequence[FoundJob]:
@@ -330,8 +338,8 @@ class LimitedJobSource(SearchSource):
 
     stage = LIMITED
 
-    def count(self) -> Call[int]:
-        """Return the call that counts the jobs here."""
+    def measure(self) -> Call[Any]:
+        """Return the call whose reply tells whether jobs are here."""
         return calls.count_limited(self._keys)
 
     async def read(self) -> Sequence[FoundJob]:
@@ -375,9 +383,13 @@ class WaitingJobSource(SearchSource):
 
     stage = WAITING
 
-    def count(self) -> Call[int]:
-        """Return the call that counts the jobs here."""
-        return queue_calls.count_on_streams(self._keys)
+    def measure(self) -> Call[Any]:
+        """Return the call whose reply tells whether jobs are here."""
+        return queue_calls.measure_queue(self._keys)
+
+    def has_jobs(self, reply: Any) -> bool:
+        """Return whether jobs are here, by the reply of that call."""
+        return bool(reply.stream)
 
     async def read(self) -> Sequence[FoundJob]:
         """Return the next jobs; none at the end."""

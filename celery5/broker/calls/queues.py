@@ -1,14 +1,12 @@
 """Build the calls that register, list, count and describe queues."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from celery5.broker.call import Call, Script, decode_text, merge_names, parse_seconds, script_call
 from celery5.broker.keys import GROUP, Keys, QueueKeys
-
-R = TypeVar("R")
 
 MEASURE = Script.load("scaling/measure", "clock", "lane")
 GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "clock", "lane")
@@ -59,27 +57,14 @@ def list_queues(keys: Keys) -> Call[list[str]]:
 
 def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
     """Count what is in a queue."""
-    return _measure(keys, _size)
-
-
-def count_in_workers(keys: QueueKeys) -> Call[int]:
-    """Return how many jobs of a queue workers have."""
-    return _measure(keys, _in_workers)
-
-
-def count_on_streams(keys: QueueKeys) -> Call[int]:
-    """Return how many jobs are on the streams of a queue."""
-    return _measure(keys, _on_streams)
+    named = (keys.due, keys.dead, keys.limited_counts, keys.live_runs, *keys.streams)
+    return script_call(MEASURE, named, (GROUP,), _size, repeatable=True)
 
 
 def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
     """Return how far behind a queue is: one script, whose cost does not grow with the queue."""
-    return _measure(keys, _depth)
-
-
-def _measure(keys: QueueKeys, reply: Callable[[Any], R]) -> Call[R]:
     named = (keys.due, keys.dead, keys.limited_counts, keys.live_runs, *keys.streams)
-    return script_call(MEASURE, named, (GROUP,), reply, repeatable=True)
+    return script_call(MEASURE, named, (GROUP,), _depth, repeatable=True)
 
 
 def _names(raw: Iterable[bytes]) -> list[str]:
@@ -93,14 +78,6 @@ def _depth(raw: Any) -> QueueDepth:
     return QueueDepth(
         max(0, total - in_workers), None if oldest < 0 else oldest / 1000, dead, held, max(0, due), runs
     )
-
-
-def _in_workers(raw: Any) -> int:
-    return int(raw[1])
-
-
-def _on_streams(raw: Any) -> int:
-    return int(raw[0])
 
 
 def _size(raw: Any) -> QueueSize:
