@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from celery5.audit.actor import get_actor, get_user
+from celery5.audit.actor import get_actor, get_user, records_dry_runs
 from celery5.broker.call import Call
 from celery5.broker.calls import audit
 from celery5.broker.colour import current_colour
@@ -85,6 +85,8 @@ class AuditedAction:
         job = CURRENT_JOB.get()
         actor = get_actor()
         if self._is_routine and job is not None and not actor.who:
+            return
+        if self._dry_run and not records_dry_runs():
             return
         if isinstance(error, BrokerUnavailable) and len(self._app.brokers.names) == 1:
             return  # nothing was done, or nobody knows; and the entry would take as long to fail
