@@ -79,7 +79,7 @@ class _SharedRead:
     """One look that several share; whoever has the lock looks."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
-    # Until when it is shared, and until when it still is while someone looks anew.
+    # Until when it is shared, and until when it is shared while somebody reads it again.
     until: float = -1e9
     usable_until: float = -1e9
     value: Any = None
@@ -163,7 +163,7 @@ class Performer:
                 try:
                     shared.value = await self._call(app, operation, parameters)
                 except BaseException:
-                    shared.usable_until = began  # nobody is shown what was before an outage
+                    shared.usable_until = began  # no old result is shown during an outage
                     raise
                 ended = anyio.current_time()
                 shared_for = max(READ_ONCE, min(SHARED_FACTOR * (ended - began), MAX_SHARED_TIME))

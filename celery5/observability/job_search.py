@@ -210,7 +210,7 @@ async def _search(
 
 
 async def _add_last_attempt(app: Application, redis: AsyncDriver, query: JobQuery, page: JobPage) -> JobPage:
-    """Return a page with the last attempt of the job that it is about: most successes are in no history."""
+    """Add the last attempt of the job to a page, if it is missing: most successes are not in the history."""
     details = await find_job(app, redis, query.id, query.queue or None)
     known = {(one.replays, one.attempt) for one in page.jobs}
     if details is None or (details.replays, details.attempt) in known:
@@ -334,7 +334,7 @@ class _Search:
         ).encode()
 
     async def _find_dead(self, records: Sequence[JobRecord]) -> tuple[set[AttemptKey], set[AttemptKey]]:
-        """Return those attempts whose job was found in its dead-letter queue, and those whose job is dead no more."""
+        """Return the attempts whose job is in its dead-letter queue, and those whose job is in none any more."""
         by_queue: dict[str, list[JobRecord]] = {}
         for record in records:
             if record.state == JobState.DEAD.value and record.id:

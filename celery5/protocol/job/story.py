@@ -132,7 +132,7 @@ def make_job_details(
 
 
 def _get_order(one: JobRecord) -> tuple[float, int, int]:
-    """Return the order of an attempt. Two may end in the same millisecond."""
+    """Return what attempts are sorted by. Two may end in the same millisecond."""
     return (one.ended, one.replays, one.attempt)
 
 
@@ -172,7 +172,7 @@ def add_attempts(details: JobDetails | None, records: Sequence[JobRecord]) -> Jo
 
 
 def make_record(details: JobDetails) -> JobRecord:
-    """Return the record of the last attempt of a job of which only these details are known."""
+    """Return the record of the last attempt of a job, made from its details."""
     failure = details.failure or (details.failures[-1] if details.failures else None)
     return JobRecord(
         id=details.id,

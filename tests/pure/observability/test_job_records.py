@@ -26,7 +26,7 @@ from celery5.protocol.job.history import (
 )
 from celery5.protocol.job.search import SearchPosition, make_job_query, read_cursor
 from celery5.protocol.job.states import JobState
-from celery5.protocol.job.story import add_attempts
+from celery5.protocol.job.story import add_attempts, make_job_details
 from celery5.protocol.observability import ended_jobs
 from celery5.protocol.observability.ended_jobs import BATCH, EndedJobs, SuccessWatch
 
@@ -171,3 +171,16 @@ def test_the_last_attempt_is_told_also_when_two_ended_in_the_same_millisecond() 
         assert story is not None
         assert (story.state, story.attempt) == (JobState.SUCCESS, 2)
         assert [one.attempt for one in story.attempts] == [1, 2]
+
+
+def test_the_last_attempt_is_told_also_when_the_history_has_only_the_ones_before() -> None:
+    document = json.encode(
+        {"v": 1, "id": "a", "task": "pay", "state": "SUCCESS", "replays": 1, "finished": 9.0}
+    )
+    details = make_job_details("a", "till", place="", message=b"", document=document)
+    story = add_attempts(details, [JobRecord(id="a", queue="till", state="DEAD", ended=7.0)])
+    assert story is not None
+    assert [(one.replays, one.state, one.ended) for one in story.attempts] == [
+        (0, "DEAD", 7.0),
+        (1, "SUCCESS", 9.0),
+    ]
