@@ -397,6 +397,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             le=1_000_000,
         ),
     ] = 10_000
+    show_raw_values: Annotated[
+        bool,
+        Meta(
+            description="whether commands and pages show arguments, results, records and errors with the passwords "
+            "in them"
+        ),
+    ] = False
     statsd: Annotated[
         str, Meta(description="udp://host:port of a StatsD that gets all metrics; empty: none")
     ] = ""
@@ -515,6 +522,7 @@ class SettingOptions(TypedDict, total=False):
     status_host: str | None
     metrics_interval: float | None
     job_history: int | None
+    show_raw_values: bool | None
     statsd: str | None
     alerts: Mapping[str, str] | None
     alert_oldest: float | None

@@ -44,8 +44,8 @@ class BulkThread:
         return await anyio.to_thread.run_sync(self._submit, request, actor)
 
     async def resume(self, action_id: str) -> None:
-        """Go on with an action that was interrupted. Raises BulkActionRefused."""
-        await anyio.to_thread.run_sync(self._resume, action_id)
+        """Go on with an action that was interrupted, recorded under who acts now. Raises BulkActionRefused."""
+        await anyio.to_thread.run_sync(self._resume, action_id, get_actor())
 
     def _submit(self, request: BulkRequest, actor: Actor) -> str:
         performer, token = self._start()
@@ -56,9 +56,14 @@ class BulkThread:
 
         return trio.from_thread.run(submit, trio_token=token)
 
-    def _resume(self, action_id: str) -> None:
+    def _resume(self, action_id: str, actor: Actor) -> None:
         performer, token = self._start()
-        trio.from_thread.run(performer.resume, action_id, trio_token=token)
+
+        async def resume() -> None:
+            with acting(*actor):
+                await performer.resume(action_id)
+
+        trio.from_thread.run(resume, trio_token=token)
 
     def _start(self) -> tuple[BulkPerformer, trio.lowlevel.TrioToken]:
         """Return what performs actions, and the token of its event loop."""

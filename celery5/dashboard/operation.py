@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol, get_args, get_type_hints
 
@@ -16,7 +17,39 @@ Role = Literal["viewer", "operator", "admin"]
 """What a user may do: see; act on jobs, queues, tasks and schedules; act on processes, and destroy."""
 ROLES: tuple[Role, ...] = get_args(Role)
 Access = Literal["see", "change", "danger"]
-"""What an operation does: it changes nothing, it changes something, or it destroys, so that a page asks first."""
+"""How a page offers an operation: to see, to change something, or to change what it asks about first."""
+
+
+class Effect(Enum):
+    """What an operation does to whom. The role that it needs, and whether a page asks first, follow from it."""
+
+    # It changes nothing and shows nothing confidential.
+    SEE = ("viewer", "see")
+    # It changes nothing, and shows values, settings or source code.
+    INSPECT = ("operator", "see")
+    # It changes jobs, queues, tasks, schedules or runs.
+    CHANGE = ("operator", "change")
+    # It changes many of them, or stops one that is named, which cannot be taken back.
+    CHANGE_AT_ONCE = ("operator", "danger")
+    # It changes how processes work.
+    CONTROL = ("admin", "change")
+    # It deletes or revokes all that a filter selects, moves a stream's groups, or ends processes.
+    DESTROY = ("admin", "danger")
+
+    @property
+    def role(self) -> Role:
+        """What a user must at least be."""
+        return self.value[0]
+
+    @property
+    def access(self) -> Access:
+        """How a page offers it."""
+        return self.value[1]
+
+    def allows(self, role: Role) -> bool:
+        """Return whether a user of this role may have it."""
+        return ROLES.index(role) >= ROLES.index(self.role)
+
 
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
 """A text that may not be empty."""
@@ -69,16 +102,17 @@ class Operation:
         name: A noun and a verb, those of its command: `queue:purge`.
         perform: Does it; a coroutine function of the application and of its parameters, a `Struct`. Its docstring's
             first line says what it does.
-        role: What a user must at least be.
-        access: What it does.
+        effect: What it does to whom.
         make_state: Makes what it keeps of an application between calls, its third argument; None: it keeps nothing.
+        find_continued: Returns the name of the operation whose work it continues, '' for none: whoever performs it
+            needs the role of that one, too. A coroutine function, as `perform`.
     """
 
     name: str
     perform: Perform
-    role: Role = "viewer"
-    access: Access = "see"
+    effect: Effect = Effect.SEE
     make_state: Callable[[App], OperationState] | None = None
+    find_continued: Callable[..., Awaitable[str]] | None = None
 
     @property
     def noun(self) -> str:
@@ -89,6 +123,16 @@ class Operation:
     def verb(self) -> str:
         """The verb of its name."""
         return self.name.partition(":")[2]
+
+    @property
+    def role(self) -> Role:
+        """What a user must at least be."""
+        return self.effect.role
+
+    @property
+    def access(self) -> Access:
+        """How a page offers it."""
+        return self.effect.access
 
     @property
     def is_change(self) -> bool:
@@ -120,7 +164,7 @@ class Operation:
 
     def allows(self, role: Role) -> bool:
         """Return whether a user of this role may do it."""
-        return ROLES.index(role) >= ROLES.index(self.role)
+        return self.effect.allows(role)
 
     def parse(self, raw: Mapping[str, Any], *, is_text: bool) -> Any:
         """Return the parameters.

@@ -11,8 +11,9 @@ import msgspec
 
 from celery5.app import App
 from celery5.dashboard.access import User
-from celery5.dashboard.operation import NotFound, Operation, OperationState
+from celery5.dashboard.operation import Effect, NotFound, Operation, OperationState
 from celery5.dashboard.operations import OPERATIONS
+from celery5.dashboard.withholding import withhold
 from celery5.errors import (
     BadArguments,
     BrokerUnavailable,
@@ -85,6 +86,13 @@ class _SharedRead:
     value: Any = None
 
 
+def _check_role(operation: Operation, user: User, *, by: Operation | None = None) -> None:
+    """Raise Forbidden unless a user may perform an operation, or what another one continues `by` it."""
+    if not operation.effect.allows(user.role):
+        what = operation.name if by is None else f"{by.name} of a {operation.name}"
+        raise Forbidden(f"{what} is for {operation.role}s; the role of {user.name} is {user.role}")
+
+
 class Performer:
     """Performs the operations of some applications.
 
@@ -138,16 +146,17 @@ class Performer:
             TimeoutError: It took too long.
         """
         app = self.get_app(app_name)
-        if not operation.allows(user.role):
-            raise Forbidden(
-                f"{operation.name} is for {operation.role}s; the role of {user.name} is {user.role}"
-            )
+        _check_role(operation, user)
         parameters = operation.parse(raw, is_text=is_text)
         with anyio.fail_after(TIME_LIMIT):
+            if operation.find_continued is not None:
+                continued = await operation.find_continued(app, parameters)
+                _check_role(OPERATIONS[continued], user, by=operation)
             if operation.is_change:
                 with app.audit.acting_as(user.name, source="dashboard"):
                     return await self._call(app, operation, parameters)
-            return await self._read(app, operation, parameters)
+            value = await self._read(app, operation, parameters)
+        return value if Effect.INSPECT.allows(user.role) else withhold(value, operation.result)
 
     async def _read(self, app: App, operation: Operation, parameters: Any) -> Any:
         key = (app.name, operation.name, msgspec.json.encode(parameters))

@@ -14,6 +14,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, skip_unreachable
 from celery5.errors import Misconfigured
 from celery5.observability.recent_history import RecentHistoryReader
+from celery5.observability.shown_values import mask_text
 from celery5.protocol.commands.definitions import get_inbox_name
 from celery5.protocol.job.dead_letters import make_dead_job
 from celery5.protocol.masking import get_error_text
@@ -269,7 +270,7 @@ class OverviewReader:
             errors = {
                 job.task: LastError(
                     type=job.type or job.reason,
-                    message=job.message[:MAX_MESSAGE],
+                    message=mask_text(self._app, job.message)[:MAX_MESSAGE],
                     at=job.died,
                     queue=queue.queue,
                     job=job.id,

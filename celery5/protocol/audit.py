@@ -6,6 +6,8 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
+from celery5.protocol.masking import mask_shown
+
 AuditSource = Literal["cli", "python", "dashboard"]
 """What an action came from."""
 SOURCES: tuple[AuditSource, ...] = get_args(AuditSource)
@@ -18,6 +20,7 @@ ACTIONS: Mapping[str, str] = {
     "alert:test": "a notification sent to try the webhook",
     "alert:silence": "a rule of alerts silenced",
     "alert:unsilence": "the silence of a rule ended",
+    "bulk:resume": "an interrupted bulk action resumed",
     "dlq:replay": "dead jobs, or dead records of a stream, sent again",
     "dlq:purge": "dead jobs, or dead records of a stream, deleted",
     "event:send": "an event sent by a person",
@@ -103,7 +106,7 @@ def _is_empty(value: object) -> bool:
 
 
 def _encode_filter(selection: Mapping[str, Any]) -> str:
-    text = msgspec.json.encode(selection, enc_hook=str).decode()
+    text = msgspec.json.encode(mask_shown(selection), enc_hook=str).decode()
     return text if len(text) <= MAX_FILTER else msgspec.json.encode({"shortened": text[:MAX_FILTER]}).decode()
 
 

@@ -9,8 +9,15 @@ MAX_ERROR_LENGTH = 500
 """The most characters of an error's text in a log."""
 _USER = re.compile(r"(?<=//)[^:/@]*:")
 _IN_QUERY = re.compile(r"(?i)((?:pass\w{0,12}|pwd|secret|token)=)[^&]*")
-_NAMED = re.compile(r"(?i)passw|secret|token|credential|api_?key")
-
+_NAMED = re.compile(r"(?i)passw|passphrase|pwd|secret|token|credential|api_?key|private_?key|authorization")
+_ASSIGNED = re.compile(
+    r"""(?ix)
+    ( (?: pass(?:w|phrase) | pwd | secret | token | credential | api_?key | private_?key | authorization ) \w{0,20}
+      ["']? \s{0,3} (?: :\s{0,3} | =(?!=)\s{0,3} ) (?: (?:basic|bearer)\s+ )? )
+    (?: "[^"]* "? | '[^']* '? | [^\s&,;)\]}"']+ )
+    """
+)
+"""A value that a text assigns to such a name: `password="x"`, `"token": "x"`, `Authorization: Bearer x`."""
 
 _CONTROL = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
@@ -77,6 +84,35 @@ def mask_passwords(value: object, *, maybe_url: bool = False) -> Any:
     if isinstance(value, list | tuple):
         return [mask_passwords(each, maybe_url=maybe_url) for each in cast("list[object]", value)]
     return value
+
+
+def is_named_secret(name: str) -> bool:
+    """Return whether a value with this name is masked whatever it is: `password`, `api_key`."""
+    return _NAMED.search(name) is not None
+
+
+def mask_shown(value: object) -> Any:
+    """Return JSON as people are shown it: without passwords. What is nested too deeply is not shown at all."""
+    try:
+        return _mask_shown(value)
+    except RecursionError:
+        return "(nested too deeply to be shown)"
+
+
+def _mask_shown(value: object) -> Any:
+    if isinstance(value, str):
+        return mask_lines(value)
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[object, object]", value).items()
+        return {key: MASK if item and is_named_secret(str(key)) else _mask_shown(item) for key, item in pairs}
+    if isinstance(value, list | tuple):
+        return [_mask_shown(item) for item in cast("list[object]", value)]
+    return value
+
+
+def mask_lines(text: str) -> str:
+    """Return a text of several lines, such as an error or a traceback, without passwords: also assigned ones."""
+    return "\n".join(_ASSIGNED.sub(rf"\1{MASK}", str(mask_passwords(line))) for line in text.split("\n"))
 
 
 def _without_password(text: str, *, doubtful: bool) -> str:

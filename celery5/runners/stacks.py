@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import trio
 
+from celery5.protocol.masking import mask_lines
 from celery5.runners import in_thread, on_asyncio, on_trio
 from celery5.runners.running_job import JobThread, RunningJob
 
@@ -222,7 +223,7 @@ def _format_places(places: tuple[StackPlace, ...]) -> list[str]:
             place.file,
             place.line,
             place.function,
-            line=linecache.getline(place.file, place.line).strip()[:MAX_SOURCE],
+            line=mask_lines(linecache.getline(place.file, place.line).strip()[:MAX_SOURCE]),
         )
         for place in places
     ]

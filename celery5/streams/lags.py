@@ -8,6 +8,7 @@ from celery5.application import Application
 from celery5.broker.calls import streams as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
+from celery5.protocol.masking import mask_lines
 from celery5.protocol.streams.groups import PartitionState
 from celery5.streams.browsing import make_unknown_error
 
@@ -154,7 +155,7 @@ def _measure(state: PartitionState, age: float) -> PartitionLag:
         state.owner,
         state.deaths,
         state.condition,
-        state.why,
+        mask_lines(state.why),
         state.since,
         archived,
         state.open_windows,

@@ -14,6 +14,7 @@ from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import Misconfigured
 from celery5.protocol.audit import join_names
+from celery5.protocol.masking import mask_lines
 from celery5.protocol.streams.parking import ParkedAction
 from celery5.streams.browsing import make_unknown_group_error
 
@@ -103,7 +104,7 @@ async def _list(app: Application, redis: AsyncDriver, stream: str, group: str) -
         ParkedKeyState(
             name.decode(errors="backslashreplace"),
             count,
-            found.keys[name].why,
+            mask_lines(found.keys[name].why),
             found.keys[name].since / 1000,
             found.keys[name].action,
         )

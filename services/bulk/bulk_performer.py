@@ -8,6 +8,7 @@ import trio
 
 from celery5.application import Application
 from celery5.audit.actor import get_actor, get_actor_name
+from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import bulk as calls
 from celery5.broker.calls.dead_letters import get_server_time
 from celery5.broker.driver import AsyncDriver
@@ -109,12 +110,16 @@ class BulkPerformer:
         return action_id
 
     async def resume(self, action_id: str) -> None:
-        """Go on with an action that was interrupted.
+        """Go on with an action that was interrupted, in the name of who asked for it; the trail names who resumed it.
 
         Raises:
             BulkActionRefused: It is not known, has ended, another process performs it, or too many actions wait.
         """
-        await self._claim(action_id, {})
+        redis = await self._app.connections.get_async_driver()
+        statuses = await read_statuses(self._app, redis, [action_id])
+        how = {"action": statuses[0].action.verb, **statuses[0].action.filter} if statuses else {}
+        async with AuditedAction(self._app, redis, "bulk:resume", action_id, how):
+            await self._claim(action_id, {})
 
     async def _claim(self, action_id: str, fields: dict[str, str]) -> None:
         if len(self._performances) >= MAX_WAITING:

@@ -32,6 +32,7 @@ from celery5.protocol.commands.definitions import (
 from celery5.protocol.job.arguments import format_call
 from celery5.protocol.job.messages import Command, read_command
 from celery5.protocol.job.states import get_lane
+from celery5.protocol.masking import mask_lines
 from celery5.runners.stacks import MAX_STACKS, ReadStack, format_stacks, read_job_stacks, read_main_stack
 from celery5.services.commands.dispatcher import CommandHandler, handle
 from celery5.services.commands.paused_queues import PausedQueues
@@ -183,7 +184,7 @@ class WorkerCommands:
 
     def _get_progress(self, queue: str, command: Command) -> dict[str, object] | None:
         report = self._progress_reports.find(queue, command.id, command.attempt)
-        return None if report is None else report._asdict()
+        return None if report is None else report._replace(note=mask_lines(report.note))._asdict()
 
     def _format_arguments(self, command: Command) -> str:
         shape = self._tasks[command.task].call_shape

@@ -72,7 +72,10 @@ def _make_query(flags: Mapping[str, Any]) -> "DeadRecordQuery":
 
 def read_dead_records(app: "App", flags: Mapping[str, Any], *, traceback: bool, wants_json: bool) -> None:
     """Print dead records, with --json one array."""
-    found = app.streams.dead_records.read(flags["stream"], flags["group"], _make_query(flags))
+    from celery5.observability.shown_values import mask_dead_record
+
+    read = app.streams.dead_records.read(flags["stream"], flags["group"], _make_query(flags))
+    found = (mask_dead_record(app, dead) for dead in read)
     number = 0
     if wants_json:
         for number, dead in enumerate(found, 1):

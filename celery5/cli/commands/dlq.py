@@ -83,8 +83,10 @@ def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **
 
 
 def _read(app: "App", choice: "DeadJobFilter", *, limit: int, traceback: bool, wants_json: bool) -> None:
+    from celery5.observability.shown_values import mask_dead_job
+
     unknown = _find_unknown_ids(app, choice)
-    page = _Page(app.dlq.read(**choice), limit)
+    page = _Page((mask_dead_job(app, job) for job in app.dlq.read(**choice)), limit)
     if wants_json:
         _print_json(page)
     elif traceback:
@@ -158,9 +160,11 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **flags: Any) -> None
 @click.pass_obj
 def groups(target: Target, /, *, wants_json: bool, **flags: Any) -> None:
     """Show dead jobs by what made them fail: task, error, and message without numbers, ids and the like."""
+    from celery5.observability.shown_values import mask_groups
+
     app, choice = target.load(), parse_selection(flags)
     with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
-        found = app.dlq.groups(**choice)
+        found = mask_groups(app, app.dlq.groups(**choice))
         rows = [_format_group(group) for group in found.groups]
         echo(to_json(found) if wants_json else format_table(rows, empty=_describe_none(choice)))
         if found.next:

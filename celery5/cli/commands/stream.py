@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from celery5.cli.terminal.errors import interrupted_by_sigterm, skip_unreachable
 from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, format_time, to_json
@@ -206,12 +207,14 @@ def tail(
     Nothing is acknowledged, and the class of the records is not needed. With --follow it begins with the last ones as
     well, and ends with exit code 0 at Ctrl-C.
     """
+    from celery5.observability.shown_values import mask_value
+
     app = target.load()
     del wants_json
     limit = count if start is not None or count is not None else TAIL_COUNT
     try:
         for stored in app.streams.read(name, start, partition=partition, count=limit, follow=follow):
-            echo(to_json(stored))
+            echo(to_json(msgspec.structs.replace(stored, record=mask_value(app, stored.record))))
     except KeyboardInterrupt:
         if not follow:
             raise

@@ -57,6 +57,8 @@ for _command in (*LIMIT_COMMANDS, search):
 @click.pass_obj
 def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) -> None:
     """Show all that is known of the job ID, and each of its attempts. Exits with 1 when nothing is known of it."""
+    from celery5.observability.shown_values import mask_job
+
     app = target.load()
     details = app.jobs.story(job_id, queue=queue)
     if details is None and (member := parse_member_id(job_id)):
@@ -67,6 +69,7 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
         raise UnknownJob(
             f"nothing is known of job {job_id!r} {where}: it was never sent, or its result has expired"
         )
+    details = mask_job(app, details)
     if wants_json:
         echo(to_json(details))
         return

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Nothing, Operation, Text
+from celery5.dashboard.operation import Changed, Effect, Nothing, Operation, Text
 from celery5.observability.alerts import AlertState
 from celery5.protocol.observability.alerting import AlertRule, AlertTransition
 
@@ -73,8 +73,8 @@ ALERT_OPERATIONS = (
     Operation("alert:list", list_alerts),
     Operation("alert:rules", list_rules),
     Operation("alert:history", read_history),
-    Operation("alert:silence", silence, "operator", "change"),
-    Operation("alert:unsilence", unsilence, "operator", "change"),
-    Operation("alert:test", try_webhook, "operator", "change"),
+    Operation("alert:silence", silence, Effect.CHANGE),
+    Operation("alert:unsilence", unsilence, Effect.CHANGE),
+    Operation("alert:test", try_webhook, Effect.CHANGE),
 )
 """The operations on alerts."""

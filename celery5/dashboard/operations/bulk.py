@@ -1,5 +1,6 @@
 """Begin actions on many jobs or runs, see how far they are, stop them, and resume what was interrupted."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -7,8 +8,8 @@ from msgspec import Meta
 
 from celery5.app import App
 from celery5.dashboard.bulk_actions import get_bulk_thread
-from celery5.dashboard.operation import Changed, Limit, NotFound, Operation, Text
-from celery5.protocol.bulk import BulkRequest, BulkStatus
+from celery5.dashboard.operation import Changed, Effect, Limit, NotFound, Operation, Text
+from celery5.protocol.bulk import BulkRequest, BulkStatus, BulkVerb
 
 
 class BulkListing(msgspec.Struct, frozen=True):
@@ -42,6 +43,20 @@ async def stop_bulk_action(app: App, asked: OneBulkAction) -> Changed:
     done = await app.bulk.astop(asked.id)
     verb = status.action.verb
     return Changed(summary=f"{verb} stops" if done else f"{verb} had ended before", count=int(done))
+
+
+CONTINUED: Mapping[BulkVerb, str] = {
+    "dlq:replay": "dlq:replay",
+    "dlq:purge": "dlq:purge",
+    "task:revoke": "bulk:revoke",
+    "workflow:retry": "bulk:retry",
+}
+"""The operation that begins each kind of bulk action."""
+
+
+async def find_begun(app: App, asked: OneBulkAction) -> str:
+    """Return the operation that has begun a bulk action."""
+    return CONTINUED[(await show_bulk_action(app, asked)).action.verb]
 
 
 async def resume_bulk_action(app: App, asked: OneBulkAction) -> Changed:
@@ -102,9 +117,9 @@ async def begin(app: App, request: BulkRequest, done: str, *, is_dry: bool) -> C
 BULK_OPERATIONS = (
     Operation("bulk:list", list_bulk_actions),
     Operation("bulk:show", show_bulk_action),
-    Operation("bulk:stop", stop_bulk_action, "operator", "change"),
-    Operation("bulk:resume", resume_bulk_action, "operator", "change"),
-    Operation("bulk:revoke", revoke_many, "operator", "danger"),
-    Operation("bulk:retry", retry_many, "operator", "danger"),
+    Operation("bulk:stop", stop_bulk_action, Effect.CHANGE),
+    Operation("bulk:resume", resume_bulk_action, Effect.CHANGE, find_continued=find_begun),
+    Operation("bulk:revoke", revoke_many, Effect.DESTROY),
+    Operation("bulk:retry", retry_many, Effect.CHANGE_AT_ONCE),
 )
 """The operations on bulk actions."""

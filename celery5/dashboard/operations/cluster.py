@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from celery5.app import App
 from celery5.config.settings import SettingOrigin, get_origins
-from celery5.dashboard.operation import Limit, Nothing, Operation, Seconds
+from celery5.dashboard.operation import Effect, Limit, Nothing, Operation, Seconds
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.audit import AuditEntry
 from celery5.protocol.health.broker_diagnosis import Finding
@@ -96,8 +96,8 @@ CLUSTER_OPERATIONS = (
     Operation("info:show", read_state),
     Operation("top:show", read_overview),
     Operation("audit:list", list_actions),
-    Operation("doctor:run", examine, "operator"),
-    Operation("config:show", show_settings, "operator"),
+    Operation("doctor:run", examine, Effect.INSPECT),
+    Operation("config:show", show_settings, Effect.INSPECT),
     Operation("metrics:show", summarize_metrics),
 )
 """The operations on the application as a whole."""

@@ -10,10 +10,11 @@ from msgspec import Meta
 
 from celery5.app import App
 from celery5.dashboard.dead_letter_index import DeadLetterIndex
-from celery5.dashboard.operation import Changed, Limit, Operation, Seconds
+from celery5.dashboard.operation import Changed, Effect, Limit, Operation, Seconds
 from celery5.dashboard.operations.bulk import begin
 from celery5.dead_letters.queues import DeadLetterTally
 from celery5.errors import Misconfigured
+from celery5.observability.shown_values import mask_dead_job, mask_groups
 from celery5.protocol.bulk import BulkRequest, BulkVerb
 from celery5.protocol.job.dead_letters import DeadJob, DeadJobFilter, parse_filter
 from celery5.protocol.job.failure_groups import DeadJobGroups
@@ -104,7 +105,7 @@ async def read_dead(app: App, asked: DeadReading) -> list[DeadRow]:
     conditions["limit"] = asked.count
     if asked.after:
         conditions["after"] = asked.after
-    return [_to_row(job) async for job in app.dlq.aread(**conditions)]
+    return [_to_row(mask_dead_job(app, job)) async for job in app.dlq.aread(**conditions)]
 
 
 class DeadCounting(DeadFilter, frozen=True, kw_only=True):
@@ -137,11 +138,11 @@ async def group_dead(app: App, asked: DeadGrouping, index: DeadLetterIndex) -> D
     if asked.limit == MAX_GROUPED and asked.newest_first and not (asked.after or asked.message or asked.ids):
         groups = await index.group(parse_filter(conditions), within=asked.within)
         if groups is not None:
-            return groups
+            return mask_groups(app, groups)
     conditions["limit"], conditions["newest_first"] = asked.limit, asked.newest_first
     if asked.after:
         conditions["after"] = asked.after
-    return await app.dlq.agroups(**conditions)
+    return mask_groups(app, await app.dlq.agroups(**conditions))
 
 
 class Replay(DeadFilter, frozen=True, kw_only=True):
@@ -236,7 +237,7 @@ DEAD_LETTER_OPERATIONS = (
     Operation("dlq:read", read_dead),
     Operation("dlq:count", count_dead),
     Operation("dlq:groups", group_dead, make_state=DeadLetterIndex),
-    Operation("dlq:replay", replay_dead, "operator", "change"),
-    Operation("dlq:purge", purge_dead, "admin", "danger"),
+    Operation("dlq:replay", replay_dead, Effect.CHANGE),
+    Operation("dlq:purge", purge_dead, Effect.DESTROY),
 )
 """The operations on dead letters."""

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, NotFound, Nothing, Operation, Text
+from celery5.dashboard.operation import Changed, Effect, NotFound, Nothing, Operation, Text
 from celery5.events.registry import EventState
 from celery5.protocol.similar_names import did_you_mean
 
@@ -77,8 +77,8 @@ async def resubscribe(app: App, asked: OneSubscription) -> Changed:
 EVENT_OPERATIONS = (
     Operation("event:list", list_events),
     Operation("event:show", show_event),
-    Operation("event:send", send_event, "operator", "change"),
-    Operation("event:unsubscribe", unsubscribe, "admin", "danger"),
-    Operation("event:resubscribe", resubscribe, "operator", "change"),
+    Operation("event:send", send_event, Effect.CHANGE),
+    Operation("event:unsubscribe", unsubscribe, Effect.DESTROY),
+    Operation("event:resubscribe", resubscribe, Effect.CHANGE),
 )
 """The operations on events."""

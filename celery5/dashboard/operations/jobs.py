@@ -7,8 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Limit, NotFound, Operation, Seconds, Text
+from celery5.dashboard.operation import Changed, Effect, Limit, NotFound, Operation, Seconds, Text
 from celery5.observability.job_search import JobPage
+from celery5.observability.shown_values import mask_job
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.results.async_result import AsyncResult, arevoke
@@ -32,7 +33,7 @@ async def show_job(app: App, asked: OneJob) -> JobDetails:
         raise NotFound(f"job {asked.id} belongs to run {member.run}, which keeps what became of it")
     if details is None:
         raise NotFound(f"nothing is known of job {asked.id!r}: it was never sent, or its result has expired")
-    return details
+    return mask_job(app, details)
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +160,7 @@ JOB_OPERATIONS = (
     Operation("task:show", show_job),
     Operation("task:search", search_jobs),
     Operation("task:list", list_tasks),
-    Operation("task:send", send_job, "operator", "change"),
-    Operation("task:revoke", revoke_jobs, "operator", "danger"),
+    Operation("task:send", send_job, Effect.CHANGE),
+    Operation("task:revoke", revoke_jobs, Effect.CHANGE_AT_ONCE),
 )
 """The operations on jobs."""

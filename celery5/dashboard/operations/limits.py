@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Nothing, Operation, Text
+from celery5.dashboard.operation import Changed, Effect, Nothing, Operation, Text
 from celery5.limits.overrides import TaskLimits
 from celery5.protocol.text_values import COUNT
 
@@ -72,8 +72,8 @@ async def resume_task(app: App, asked: OneTask) -> Changed:
 
 LIMIT_OPERATIONS = (
     Operation("task:limits", list_limits),
-    Operation("task:limit", set_limit, "operator", "change"),
-    Operation("task:suspend", suspend_task, "operator", "change"),
-    Operation("task:resume", resume_task, "operator", "change"),
+    Operation("task:limit", set_limit, Effect.CHANGE),
+    Operation("task:suspend", suspend_task, Effect.CHANGE),
+    Operation("task:resume", resume_task, Effect.CHANGE),
 )
 """The operations on limits."""

@@ -1,5 +1,6 @@
 """Send control commands to processes: an operation for each command that there is."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -9,15 +10,18 @@ from celery5.app import App
 from celery5.broker.calls import cluster
 from celery5.broker.calls.scaling import Scaling, get_scaling
 from celery5.commands.control import ProcessNoun
-from celery5.dashboard.operation import Access, Changed, NotFound, Nothing, Operation, Perform, Role, Text
+from celery5.dashboard.operation import Changed, Effect, NotFound, Nothing, Operation, Perform, Text
 from celery5.dashboard.operations.replies import summarize_replies
 from celery5.protocol.commands.definitions import (
     COMMAND_DEFINITIONS,
     CONTROLLERS,
     MEMBERS,
     PAUSE_QUEUE,
+    RESTART,
     RESUME_QUEUE,
+    REVOKE,
     RUN_TASK,
+    SCALE,
     SHUTDOWN,
     STACK,
     CommandDefinition,
@@ -30,10 +34,14 @@ TIMEOUT = 5.0
 """Seconds to wait for processes to do something."""
 READING_TIMEOUT = 2.0
 """Seconds to wait for what processes say of themselves: a page waits for it, and they say it within milliseconds."""
-DANGEROUS = frozenset((SHUTDOWN.name, "restart", "scale"))
-"""Commands that a page asks about first."""
-SHOWING_CODE = frozenset((STACK.name,))
-"""Commands that change nothing and show lines of source, which are not for viewers."""
+EFFECTS: Mapping[str, Effect] = {
+    STACK.name: Effect.INSPECT,  # it shows lines of source
+    REVOKE.name: Effect.CHANGE_AT_ONCE,  # as `task:revoke`
+    SHUTDOWN.name: Effect.DESTROY,
+    RESTART.name: Effect.DESTROY,
+    SCALE.name: Effect.DESTROY,
+}
+"""What a command does. Of all others, those that change something act on a process."""
 ELSEWHERE = frozenset((RUN_TASK.name, PAUSE_QUEUE.name, RESUME_QUEUE.name))
 """Commands with an operation of their own."""
 CONTROLLER_NAMES = {MEMBERS.name: "status", SHUTDOWN.name: "stop"}
@@ -131,13 +139,10 @@ async def _find_recipients(app: App, to: list[str], noun: ProcessNoun) -> list[s
 
 def _make_operation(definition: CommandDefinition[Any], noun: ProcessNoun) -> Operation:
     verb = CONTROLLER_NAMES.get(definition.name, definition.name) if noun == "controller" else definition.name
-    name = f"{noun}:{verb}"
-    if definition.permission == "read":
-        reader: Role = "operator" if definition.name in SHOWING_CODE else "viewer"
-        return Operation(name, _make_reading(definition, noun), reader)
-    role: Role = "admin" if definition.name in DANGEROUS or noun == "controller" else "operator"
-    access: Access = "danger" if definition.name in DANGEROUS else "change"
-    return Operation(name, _make_change(definition, noun), role, access)
+    is_reading = definition.permission == "read"
+    effect = EFFECTS.get(definition.name, Effect.SEE if is_reading else Effect.CONTROL)
+    make_perform = _make_reading if is_reading else _make_change
+    return Operation(f"{noun}:{verb}", make_perform(definition, noun), effect)
 
 
 def _make_operations() -> list[Operation]:
@@ -194,8 +199,8 @@ async def show_scaling(app: App, _: Nothing) -> Scaling | None:
 
 PROCESS_OPERATIONS = (
     *_make_operations(),
-    Operation("worker:run", run_on_worker, "operator", "change"),
-    Operation("worker:tell", tell, "admin", "change"),
+    Operation("worker:run", run_on_worker, Effect.CHANGE),
+    Operation("worker:tell", tell, Effect.CONTROL),
     Operation("autoscale:status", show_scaling),
 )
 """The operations on processes."""

@@ -6,7 +6,7 @@ import msgspec
 
 from celery5.app import App
 from celery5.broker.calls.queues import QueueState
-from celery5.dashboard.operation import Changed, Nothing, Operation, Seconds, Text
+from celery5.dashboard.operation import Changed, Effect, Nothing, Operation, Seconds, Text
 from celery5.dashboard.operations.replies import summarize_replies
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.commands.definitions import PAUSE_QUEUE, RESUME_QUEUE
@@ -86,8 +86,8 @@ QUEUE_OPERATIONS = (
     Operation("queue:show", show_queue),
     Operation("queue:storage", show_storage),
     Operation("metrics:history", read_history),
-    Operation("worker:pause-queue", pause_queue, "operator", "change"),
-    Operation("worker:resume-queue", resume_queue, "operator", "change"),
-    Operation("queue:purge", purge_queue, "admin", "danger"),
+    Operation("worker:pause-queue", pause_queue, Effect.CHANGE),
+    Operation("worker:resume-queue", resume_queue, Effect.CHANGE),
+    Operation("queue:purge", purge_queue, Effect.DESTROY),
 )
 """The operations on queues."""

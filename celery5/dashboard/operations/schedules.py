@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Nothing, Operation, Seconds, Text
+from celery5.dashboard.operation import Changed, Effect, Nothing, Operation, Seconds, Text
 from celery5.errors import Misconfigured
 from celery5.scheduling.declaration import at, cron, every
 from celery5.scheduling.schedules import ScheduleState
@@ -94,10 +94,10 @@ async def trigger_schedule(app: App, asked: OneSchedule) -> Changed:
 SCHEDULE_OPERATIONS = (
     Operation("schedule:list", list_schedules),
     Operation("schedule:show", show_schedule),
-    Operation("schedule:add", add_schedule, "operator", "change"),
-    Operation("schedule:pause", pause_schedule, "operator", "change"),
-    Operation("schedule:resume", resume_schedule, "operator", "change"),
-    Operation("schedule:trigger", trigger_schedule, "operator", "change"),
-    Operation("schedule:remove", remove_schedule, "admin", "danger"),
+    Operation("schedule:add", add_schedule, Effect.CHANGE),
+    Operation("schedule:pause", pause_schedule, Effect.CHANGE),
+    Operation("schedule:resume", resume_schedule, Effect.CHANGE),
+    Operation("schedule:trigger", trigger_schedule, Effect.CHANGE),
+    Operation("schedule:remove", remove_schedule, Effect.DESTROY),
 )
 """The operations on schedules."""

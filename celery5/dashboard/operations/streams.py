@@ -6,7 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Limit, Nothing, Operation, Seconds, Text
+from celery5.dashboard.operation import Changed, Effect, Limit, Nothing, Operation, Seconds, Text
+from celery5.observability.shown_values import mask_dead_record, mask_value
 from celery5.streams.dead_records import DeadRecordQuery, DeadRecordTally
 from celery5.streams.lags import StreamState
 from celery5.streams.parked_keys import ParkedKeyState
@@ -45,7 +46,9 @@ async def tail_stream(app: App, asked: Tail) -> list[StoredRecord]:
     reading = app.streams.aread(
         asked.stream, asked.start or None, partition=asked.partition, count=asked.count
     )
-    return [record async for record in reading]
+    return [
+        msgspec.structs.replace(stored, record=mask_value(app, stored.record)) async for stored in reading
+    ]
 
 
 class NewRecords(msgspec.Struct, frozen=True):
@@ -209,7 +212,8 @@ async def read_dead_records(app: App, asked: DeadRecordFilter) -> list[DeadRecor
         DeadRecordRow(
             **{field.name: getattr(dead, field.name) for field in msgspec.structs.fields(DeadRecordRow)}
         )
-        async for dead in app.streams.dead_records.aread(asked.stream, asked.group, query)
+        async for read in app.streams.dead_records.aread(asked.stream, asked.group, query)
+        for dead in [mask_dead_record(app, read)]
     ]
 
 
@@ -248,16 +252,16 @@ def _summarize(tally: DeadRecordTally, done: str, *, is_dry: bool) -> Changed:
 STREAM_OPERATIONS = (
     Operation("stream:list", list_streams),
     Operation("stream:show", show_stream),
-    Operation("stream:tail", tail_stream, "operator"),
+    Operation("stream:tail", tail_stream, Effect.INSPECT),
     Operation("stream:parked", list_parked),
-    Operation("stream:send", send_records, "operator", "change"),
-    Operation("stream:release", release, "operator", "danger"),
-    Operation("stream:quarantine", quarantine, "operator", "danger"),
-    Operation("stream:seek", seek, "admin", "danger"),
-    Operation("stream:reset", reset, "admin", "danger"),
-    Operation("stream:reshard", reshard, "admin", "danger"),
+    Operation("stream:send", send_records, Effect.CHANGE),
+    Operation("stream:release", release, Effect.CHANGE_AT_ONCE),
+    Operation("stream:quarantine", quarantine, Effect.CHANGE_AT_ONCE),
+    Operation("stream:seek", seek, Effect.DESTROY),
+    Operation("stream:reset", reset, Effect.DESTROY),
+    Operation("stream:reshard", reshard, Effect.DESTROY),
     Operation("dlq:read-records", read_dead_records),
-    Operation("dlq:replay-records", replay_dead_records, "operator", "danger"),
-    Operation("dlq:purge-records", purge_dead_records, "admin", "danger"),
+    Operation("dlq:replay-records", replay_dead_records, Effect.CHANGE_AT_ONCE),
+    Operation("dlq:purge-records", purge_dead_records, Effect.DESTROY),
 )
 """The operations on streams, and on the dead records of their groups."""

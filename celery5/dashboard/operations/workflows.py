@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Limit, NotFound, Operation, Text
+from celery5.dashboard.operation import Changed, Effect, Limit, NotFound, Operation, Text
 from celery5.errors import CeleryError
 from celery5.protocol.workflows.status import RunStatus
 from celery5.workflows.graph import RunGraph
@@ -91,8 +91,8 @@ WORKFLOW_OPERATIONS = (
     Operation("workflow:list", list_runs),
     Operation("workflow:show", show_run),
     Operation("workflow:graph", show_graph),
-    Operation("workflow:retry", retry_run, "operator", "change"),
-    Operation("workflow:signal", signal_run, "operator", "change"),
-    Operation("workflow:cancel", cancel_run, "operator", "danger"),
+    Operation("workflow:retry", retry_run, Effect.CHANGE),
+    Operation("workflow:signal", signal_run, Effect.CHANGE),
+    Operation("workflow:cancel", cancel_run, Effect.CHANGE_AT_ONCE),
 )
 """The operations on runs of workflows."""

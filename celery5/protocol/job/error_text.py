@@ -95,3 +95,24 @@ def _replace_word(word: str) -> str:
     if len(word) >= _SHORTEST_ID and len(_TURN.findall(word)) >= _TURNS_OF_ID:
         return "<id>"
     return _DIGITS.sub("#", word)
+
+
+def remove_source_lines(traceback: str) -> str:
+    """Return the text of a traceback without the lines of source code: with files, line numbers and functions alone.
+
+    What follows the line of a frame and is indented below it is source, also the marks under it. The messages of
+    errors stay.
+    """
+    kept: list[str] = []
+    indent = -1
+    for line in traceback.split("\n"):
+        text = line.lstrip(" |")
+        depth = len(line) - len(text)
+        if text.startswith('File "'):
+            indent = depth
+        elif indent >= 0 and depth > indent:
+            continue
+        else:
+            indent = -1
+        kept.append(line)
+    return "\n".join(kept)

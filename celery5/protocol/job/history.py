@@ -1,6 +1,6 @@
 """Describe one job in a few hundred bytes: an attempt that has ended, for the history, or a job that lives."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
@@ -19,7 +19,14 @@ from celery5.protocol.job.verdict import (
     Revoke,
     Verdict,
 )
-from celery5.protocol.masking import MASK, collapse_whitespace, escape_text, mask_passwords
+from celery5.protocol.masking import (
+    MASK,
+    collapse_whitespace,
+    escape_text,
+    is_named_secret,
+    mask_passwords,
+    mask_shown,
+)
 from celery5.protocol.workflows.member_ids import get_run_id
 
 VERSION = 1
@@ -145,15 +152,31 @@ def redact_call(shape: CallShape, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return decoded arguments without the values of redacted parameters."""
     if not shape.redacted:
         return args, kwargs
+    return _replace_arguments(
+        shape, args, kwargs, lambda name, value: MASK if name in shape.redacted else value
+    )
+
+
+def mask_call(shape: CallShape, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return decoded arguments as people are shown them: without passwords and the values of redacted parameters."""
+
+    def mask(name: str, value: Any) -> Any:
+        is_secret = name in shape.redacted or (value and is_named_secret(name))
+        return MASK if is_secret else mask_shown(value)
+
+    return _replace_arguments(shape, args, kwargs, mask)
+
+
+def _replace_arguments(
+    shape: CallShape, args: Any, kwargs: Any, replace: Callable[[str, Any], Any]
+) -> tuple[Any, Any]:
+    """Return the arguments of a call with each value replaced, by the name of its parameter; '' where it has none."""
     if isinstance(args, list):
-        names = (*shape.names, *[""] * len(cast("list[Any]", args)))
-        args = [
-            MASK if name in shape.redacted else value
-            for name, value in zip(names, cast("list[Any]", args), strict=False)
-        ]
+        values = cast("list[Any]", args)
+        names = (*shape.names, *[""] * len(values))
+        args = [replace(name, value) for name, value in zip(names, values, strict=False)]
     if isinstance(kwargs, dict):
-        pairs = cast("dict[str, Any]", kwargs).items()
-        kwargs = {name: MASK if name in shape.redacted else value for name, value in pairs}
+        kwargs = {name: replace(name, value) for name, value in cast("dict[str, Any]", kwargs).items()}
     return args, kwargs
 
 

@@ -6,6 +6,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from celery5.protocol.masking import mask_lines
+
 T = TypeVar("T")
 
 
@@ -137,7 +139,7 @@ def make_status(run_id: str, home: str, fields: Mapping[str, bytes]) -> RunStatu
         created=number("created") / 1000,
         ended=number("ended") / 1000 if "ended" in fields and state in ENDED else None,
         deadline=number("until") / 1000 if "until" in fields else None,
-        error=_describe_error(fields.get("error", b"")),
+        error=mask_lines(_describe_error(fields.get("error", b""))),
         parent=text("parent"),
     )
 

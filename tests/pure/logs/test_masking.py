@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from celery5.config.settings import format_value as said
 from celery5.protocol.job.arguments import MAX_CALL_LENGTH, MAX_CALL_SIZE, format_call
-from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, mask_passwords
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, mask_lines, mask_passwords, mask_shown
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,45 @@ def test_of_what_is_no_url_everything_is_hidden_that_may_be_a_password(value: ob
     assert "sh" not in said(value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "refused: password=hush",
+        "sign_in('bob', password='hush hush')",
+        '{"token": "hush", "n": 2}',
+        "{'api_key': 'hush'}",
+        "Authorization: Bearer hush",
+        "DB_PASSWORD = hush",
+        "client_secret: hush",
+        "GET https://bob:hush@example.org/?token=hush&n=2",
+    ],
+)
+def test_what_a_text_assigns_to_the_name_of_a_secret_is_masked(text: str) -> None:
+    for shown in (mask_lines(f"first line\n{text}\nlast line"), mask_shown(["x", text])[1]):
+        assert "hush" not in shown
+        assert "***" in shown
+    assert mask_lines(f"first line\n{text}\nlast line").count("\n") == 2
+
+
+@pytest.mark.parametrize("text", ["if token == other:", "the token expired", "12 tokens left", "no password"])
+def test_a_text_that_assigns_nothing_stays(text: str) -> None:
+    assert mask_lines(text) == text
+
+
+def test_what_is_nested_too_deeply_is_not_shown() -> None:
+    value: Any = "hush"
+    for _ in range(5000):
+        value = [value]
+    assert "hush" not in mask_shown(value)
+
+
 @pytest.mark.parametrize("doubtful", [False, True])
 @pytest.mark.parametrize(
     "text", ["//a:" * 50_000, "@" + "//a:" * 50_000, "pass" * 50_000, "//" * 100_000 + "@"]
 )
 def test_a_long_text_takes_no_longer_for_each_of_its_characters(text: str, doubtful: bool) -> None:
     began = time.process_time()
+    mask_lines(text)
     mask_passwords(text, maybe_url=doubtful)
     assert time.process_time() - began < 1  # it was minutes; now it is milliseconds
 

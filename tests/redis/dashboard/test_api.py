@@ -30,7 +30,7 @@ NOT_OPERATIONS = {
 }
 """Commands that no page has a button for."""
 NOT_ACTIONS = {
-    *("bulk:stop", "bulk:resume", "bulk:revoke", "bulk:retry"),  # a bulk action has one entry, when it ends
+    *("bulk:stop", "bulk:revoke", "bulk:retry"),  # a bulk action has one entry, when it ends
 }
 """What changes something and has no entry by itself."""
 OTHER_NAMES = {"worker list": "top:show"}

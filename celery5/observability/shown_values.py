@@ -1,0 +1,105 @@
+"""Mask the values of jobs and records before people are shown them, on every surface alike.
+
+Commands and pages show what they read through these functions, so that a password hidden on one is hidden on all. The
+setting `show_raw_values` switches it off. What the API returns to programs is as it was sent, but for the parameters
+that a task redacts.
+"""
+
+from typing import Any
+
+import msgspec
+
+from celery5.application import Application
+from celery5.observability.job_sources import get_shape
+from celery5.protocol.job.dead_letters import DeadJob
+from celery5.protocol.job.failure_groups import DeadJobGroups
+from celery5.protocol.job.history import mask_call
+from celery5.protocol.job.messages import Failure
+from celery5.protocol.job.progress import Progress
+from celery5.protocol.job.story import JobDetails
+from celery5.protocol.masking import mask_lines, mask_shown
+from celery5.streams.dead_records import StoredDeadRecord
+
+
+def mask_value(app: Application, value: Any) -> Any:
+    """Return a record, a result or any other JSON without passwords."""
+    return value if app.settings.show_raw_values else mask_shown(value)
+
+
+def mask_text(app: Application, text: str) -> str:
+    """Return the text of an error, or a traceback, without passwords."""
+    return text if app.settings.show_raw_values else mask_lines(text)
+
+
+def mask_dead_job(app: Application, job: DeadJob) -> DeadJob:
+    """Return a dead job without passwords in its arguments and errors, nor its message as it is stored."""
+    if app.settings.show_raw_values:
+        return job
+    args, kwargs = mask_call(get_shape(app, job.task), job.args, job.kwargs)
+    return msgspec.structs.replace(
+        job,
+        args=args,
+        kwargs=kwargs,
+        message=mask_lines(job.message),
+        error_args=tuple(map(mask_lines, job.error_args)),
+        traceback=mask_lines(job.traceback),
+        failures=tuple(map(_mask_failure, job.failures)),
+        raw=b"",
+    )
+
+
+def mask_groups(app: Application, found: DeadJobGroups) -> DeadJobGroups:
+    """Return groups of dead jobs without passwords in their messages and tracebacks."""
+    if app.settings.show_raw_values:
+        return found
+    groups = tuple(
+        msgspec.structs.replace(
+            group,
+            pattern=mask_lines(group.pattern),
+            message=mask_lines(group.message),
+            traceback=mask_lines(group.traceback),
+        )
+        for group in found.groups
+    )
+    return msgspec.structs.replace(found, groups=groups)
+
+
+def mask_job(app: Application, job: JobDetails) -> JobDetails:
+    """Return a job without passwords in its arguments, result, errors and progress."""
+    if app.settings.show_raw_values:
+        return job
+    args, kwargs = mask_call(get_shape(app, job.task), job.args, job.kwargs)
+    return msgspec.structs.replace(
+        job,
+        args=args,
+        kwargs=kwargs,
+        value=mask_shown(job.value),
+        failure=None if job.failure is None else _mask_failure(job.failure),
+        failures=tuple(map(_mask_failure, job.failures)),
+        progress=None if job.progress is None else _mask_progress(job.progress),
+    )
+
+
+def mask_dead_record(app: Application, dead: StoredDeadRecord) -> StoredDeadRecord:
+    """Return a dead record without passwords in the record and its error."""
+    if app.settings.show_raw_values:
+        return dead
+    return msgspec.structs.replace(
+        dead,
+        record=mask_shown(dead.record),
+        error=mask_lines(dead.error),
+        traceback=mask_lines(dead.traceback),
+    )
+
+
+def _mask_failure(failure: Failure) -> Failure:
+    return msgspec.structs.replace(
+        failure,
+        message=mask_lines(failure.message),
+        args=tuple(map(mask_lines, failure.args)),
+        traceback=mask_lines(failure.traceback),
+    )
+
+
+def _mask_progress(progress: Progress) -> Progress:
+    return msgspec.structs.replace(progress, note=mask_lines(progress.note))

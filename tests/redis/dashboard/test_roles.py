@@ -1,0 +1,85 @@
+"""Roles follow from effects: what continues or repeats the work of another operation needs the role of that one."""
+
+from typing import Any
+
+import pytest
+
+from celery5 import App
+from celery5.broker.calls.bulk import claim_action
+from celery5.dashboard.operation import Effect
+from celery5.dashboard.operations import OPERATIONS
+from celery5.dashboard.operations.bulk import CONTINUED
+from celery5.protocol.bulk import BulkRequest, encode_action
+from tests.redis.dashboard.client import looking_at
+from tests.redis.worker.workers import until_async
+
+ON_JOBS = {"worker:run", "worker:revoke", "worker:pause-queue", "worker:resume-queue"}
+"""What is sent to workers, and acts on jobs or on a queue."""
+
+
+def test_what_acts_on_processes_is_for_admins() -> None:
+    acting = {
+        name
+        for name, one in OPERATIONS.items()
+        if one.noun in ("worker", "controller") and one.is_change and name not in ON_JOBS
+    }
+    assert {
+        f"worker:{verb}" for verb in ("set-log-level", "concurrency", "prefetch", "budget", "reload")
+    } <= acting
+    assert [name for name in acting if OPERATIONS[name].role != "admin"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("bulk:revoke", "queue:purge"),  # all jobs that a filter selects
+        ("worker:revoke", "task:revoke"),
+        ("worker:run", "task:send"),
+        ("schedule:trigger", "task:send"),
+        ("stream:tail", "worker:stack"),  # confidential values
+        ("bulk:retry", "workflow:retry"),
+        *((f"{one}-records", one) for one in ("dlq:replay", "dlq:purge")),
+    ],
+)
+def test_operations_with_the_same_effect_need_the_same_role(name: str, like: str) -> None:
+    assert OPERATIONS[name].role == OPERATIONS[like].role
+
+
+def test_whoever_may_destroy_or_control_is_an_admin() -> None:
+    assert {one.effect.role for one in OPERATIONS.values() if one.access == "danger"} == {"operator", "admin"}
+    assert {effect for effect in Effect if effect.allows("viewer")} == {Effect.SEE}
+    assert {effect for effect in Effect if not effect.allows("operator")} == {Effect.CONTROL, Effect.DESTROY}
+
+
+async def interrupt(app: App, verb: Any, **words: Any) -> None:
+    """A bulk action of somebody else, whose process has died."""
+    fields = encode_action(BulkRequest(verb=verb, filter=words), "root", "cli")
+    await app.aperform(claim_action(app.keys, "a1", "gone", fields, lease=0.01))
+
+    async def is_interrupted() -> bool:
+        status = await app.bulk.aget("a1")
+        return status is not None and status.state == "interrupted"
+
+    await until_async(is_interrupted)
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("dlq:purge", {"queue": "mail"}),
+        ("dlq:replay", {"queue": "mail"}),
+        ("task:revoke", {"queue": "mail"}),
+        ("workflow:retry", {}),
+    ],
+)
+@pytest.mark.parametrize("role", ["operator", "admin"])
+async def test_an_action_is_resumed_by_whoever_might_begin_it(
+    app: App, role: Any, verb: Any, words: dict[str, Any]
+) -> None:
+    await interrupt(app, verb, **words)
+    may = OPERATIONS[CONTINUED[verb]].allows(role)
+    async with looking_at(app, role=role) as client:
+        text = await client.press("bulk:resume", id="a1", status=200 if may else 403)
+    assert may or "for admins" in text
+    trail = [(one.who, one.target) for one in await app.audit.alist(action="bulk:resume")]
+    assert trail == ([("anna", "a1")] if may else [])
