@@ -20,6 +20,7 @@ from celery5.processes.lifecycle import foreground
 from celery5.processes.lifecycle.foreground import (
     ServeOptions,
     make_interruption,
+    make_stop_times,
     open_log,
     run_companion,
     serve_in_process,
@@ -28,7 +29,7 @@ from celery5.processes.lifecycle.incarnations import ProcessKind, new_incarnatio
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
-from celery5.processes.watch.sidecar import start_sidecar
+from celery5.processes.watch.sidecar import start_sidecars
 from celery5.processes.worker import WorkerOptions
 from celery5.protocol.masking import escape_text
 
@@ -43,8 +44,9 @@ def serve(app: App, options: ServeOptions, *, with_dashboard: bool = False) -> i
     broker = next(iter(worker.get_queues_by_broker(app, WorkerOptions(queues=options.queues))))
     with (
         # First, so that it keeps nothing open that is to end with this process.
-        start_sidecar(app, broker) as sidecar,
+        start_sidecars(app, (broker,), make_stop_times(app)) as sidecars,
         make_interruption(app) as interruption,
+        sidecars.watching(interruption),
         provide_broker(app, interruption) as url,
         open_log(app, name=options.name) as journal,
     ):
@@ -55,7 +57,7 @@ def serve(app: App, options: ServeOptions, *, with_dashboard: bool = False) -> i
             queues=options.queues,
             burst=options.burst,
             name=options.name,
-            sidecars={broker: sidecar},
+            sidecars=sidecars.by_broker,
             log_writer=journal,
             has_router=router.is_needed(app),
         )

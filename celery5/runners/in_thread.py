@@ -3,14 +3,17 @@
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import MethodType
 from typing import Any, TypeVar, cast
 
 import trio
 
 from celery5.protocol.job.verdict import Outcome
+from celery5.protocol.process.frozen import name_slot
 from celery5.runners.context import isolate_decimal_context
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
-from celery5.runners.running_job import RunningJob
+from celery5.runners.running_job import JobSlot, RunningJob
 
 T = TypeVar("T")
 
@@ -105,7 +108,7 @@ class ThreadRunner:
         slots = self._get_slots()
         if slots != self._limiter.total_tokens:
             self._limiter.total_tokens = slots
-        call = _Call(self._limiter, function, args, kwargs)
+        call = _Call(self._limiter, function, args, kwargs, running_job.slot)
         if running_job.limits is not None:
             interrupter = call.interrupter = CallInterrupter()
             running_job.allow_interrupts(interrupter.interrupt, interrupter.interrupt)
@@ -113,7 +116,7 @@ class ThreadRunner:
         try:
             # Trio accepts any object with the two methods as a limiter.
             limiter = cast("trio.CapacityLimiter", call)
-            return await trio.to_thread.run_sync(call.run, abandon_on_cancel=True, limiter=limiter)
+            return await trio.to_thread.run_sync(call.get_run(), abandon_on_cancel=True, limiter=limiter)
         except trio.Cancelled:
             if call.has_begun and not call.is_over:
                 call.end = trio.Event()
@@ -136,7 +139,9 @@ class _Call:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        memory_slot: JobSlot | None,
     ) -> None:
+        self._memory_slot = memory_slot
         self._slots = slots
         self._call = (function, args, kwargs)
         self.interrupter: CallInterrupter | None = None
@@ -147,10 +152,18 @@ class _Call:
         self.thread_id: int | None = None
         self.coroutine = None
 
+    def get_run(self) -> Callable[[], Outcome]:
+        """Return `run`, whose frame tells which executor's job it runs."""
+        if self._memory_slot is None:
+            return self.run
+        return MethodType(_name_run(self._memory_slot.number), self)
+
     def run(self) -> Outcome:
         """Run in the thread, and encode the result there too, to keep that off the event loop."""
         function, args, kwargs = self._call
         self.thread_id = threading.get_ident()
+        if self._memory_slot is not None:
+            self._memory_slot.set_thread(threading.get_native_id())
         isolate_decimal_context()
         try:
             value = (
@@ -179,3 +192,8 @@ class _Call:
         self.is_over = True
         if self.end is not None:
             self.end.set()
+
+
+@cache
+def _name_run(slot: int) -> Callable[[_Call], Outcome]:
+    return name_slot(_Call.run, slot)

@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from functools import cache
 from types import CoroutineType
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from trio.lowlevel import Abort, RaiseCancelT
 
 from celery5.errors import SoftTimeLimitExceeded
 from celery5.protocol.job.verdict import INTERRUPTED, Outcome
+from celery5.protocol.process.frozen import name_slot
 from celery5.runners.context import isolate_decimal_context
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import RunningJob
@@ -140,6 +142,8 @@ class AsyncioRunner:
         loop = self._get_loop()
         job = _AsyncioJob(loop, function, args, kwargs, running_job)
         loop.jobs.add(job)
+        if running_job.slot is not None and loop.thread.native_id is not None:
+            running_job.slot.set_thread(loop.thread.native_id)
         running_job.set_thread(job)
         try:
             return await job.wait()
@@ -306,7 +310,8 @@ class _AsyncioJob:
             self._ended.set()
 
     def _start(self) -> None:
-        run = self._run()
+        slot = self._running_job.slot
+        run = self.run() if slot is None else _name_run(slot.number)(self)
         try:
             self._task = self._loop.create_task(run)
         except BaseException as error:  # a job may have set a task factory
@@ -328,7 +333,8 @@ class _AsyncioJob:
         if self._soft_limit is not None:
             self._soft_limit.raise_soon(error)
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Run the job in the loop."""
         isolate_decimal_context()
         try:
             self.outcome = get_result_outcome(await self._start_coroutine())
@@ -349,3 +355,8 @@ class _AsyncioJob:
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
         self._wake_waiter()
+
+
+@cache
+def _name_run(slot: int) -> Callable[[_AsyncioJob], Coroutine[Any, Any, None]]:
+    return name_slot(_AsyncioJob.run, slot)

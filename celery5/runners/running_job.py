@@ -43,6 +43,19 @@ class JobThread(Protocol):
         """The coroutine that its event loop runs for the job; None for a plain call."""
 
 
+class JobSlot(Protocol):
+    """The record of an executor in the memory that it shares with the sidecar of its worker."""
+
+    @property
+    def number(self) -> int: ...
+
+    def set_deadline(self, end: float, /) -> None:
+        """Record when the hard limit of the job ends; 0.0 for no limit."""
+
+    def set_thread(self, thread: int, /) -> None:
+        """Record the kernel's id of the thread that runs the job."""
+
+
 @dataclass(slots=True, eq=False)
 class RunningJob:
     """The job that an executor runs, with its limits and the ways to end it."""
@@ -62,6 +75,8 @@ class RunningJob:
     """The Trio task of the executor, to read where the job's code stands."""
     job_thread: JobThread | None = None
     """The thread that runs the job's code; None while none does."""
+    slot: JobSlot | None = None
+    """The record of the executor that the sidecar reads; None where there is no sidecar."""
     _limit_error: TimeLimitExceeded | None = None
     _wait_scope: trio.CancelScope | None = None
     _max_wait: float = math.inf

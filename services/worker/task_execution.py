@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from types import MethodType
 from typing import Any
 
 import trio
@@ -29,13 +30,14 @@ from celery5.protocol.job.verdict import (
     Raised,
     Reason,
 )
+from celery5.protocol.process.frozen import name_slot
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.runners.context import CURRENT_JOB, JOB_ERRORS, LOG_EVENT, PROGRESS_RECEIVER, CurrentJob
 from celery5.runners.on_trio import run_in_context
 from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import RunningJob
 from celery5.services.health.circuits import CircuitBreakers
-from celery5.services.process.shared_memory import SidecarMemory, number_queues
+from celery5.services.process.shared_memory import MemorySlot, SidecarMemory, number_queues
 from celery5.services.worker.concurrency_budget import Runner, TaskResources
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
@@ -204,16 +206,20 @@ class TaskExecution:
             if not self._free_slots:
                 self._free_slots.append(self._slot_count)
                 self._slot_count += 1
-            nursery.start_soon(self._run_executor, kind, heappop(self._free_slots))
+            slot = heappop(self._free_slots)
+            memory_slot = self._get_memory_slot(slot)
+            run = self._run_executor
+            if memory_slot is not None:
+                # On a stack its frames say whose job runs, also where nothing but the stack can be read.
+                run = MethodType(name_slot(TaskExecution._run_executor, memory_slot.number), self)
+            nursery.start_soon(run, kind, slot, memory_slot)
 
-    def _make_recorder(self, slot: int) -> "_Recorder":
+    def _get_memory_slot(self, slot: int) -> MemorySlot | None:
         return (
-            None
-            if self._sidecar_memory is None
-            else self._sidecar_memory.make_recorder(slot, self._queue_numbers)
+            None if self._sidecar_memory is None else self._sidecar_memory.get_slot(slot, self._queue_numbers)
         )
 
-    async def _run_executor(self, kind: str, slot: int) -> None:
+    async def _run_executor(self, kind: str, slot: int, memory_slot: MemorySlot | None) -> None:
         """Run one executor.
 
         Its jobs share a cancel scope until one of them is cancelled: a scope for each job would cost a quarter of a
@@ -223,11 +229,11 @@ class TaskExecution:
             self._queues[kind],
             self._runners[self._budget.task_kinds.get(kind, kind)],
             self._duration_estimates[kind],
-            self._make_recorder(slot),
+            None if memory_slot is None else memory_slot.record,
         )
         wanted = True
         while wanted:
-            running_job = RunningJob(executor_task=trio.lowlevel.current_task())
+            running_job = RunningJob(executor_task=trio.lowlevel.current_task(), slot=memory_slot)
             try:
                 with running_job.scope:
                     wanted = await self._run_jobs(running_job, queue, runner, estimate, record)
@@ -241,6 +247,8 @@ class TaskExecution:
                     estimate.record(max(ended - delivery.started, 0.0))
                 self._handle_end(running_job, delivery, ended, running_job.cancel_outcome or INTERRUPTED)
             if running_job.thread_ended is not None:
+                if memory_slot is not None:
+                    memory_slot.set_deadline(now())  # it should have ended by now
                 await self._wait_for_thread(running_job.thread_ended, delivery)
         heappush(self._free_slots, slot)
 

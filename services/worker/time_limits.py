@@ -17,6 +17,7 @@ from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.job.job import to_seconds
 from celery5.protocol.job.messages import Command
 from celery5.runners.running_job import RunningJob, TimeLimits
+from celery5.services.worker.lease import now
 from celery5.tasks.task import Task
 
 
@@ -58,6 +59,8 @@ class Deadlines:
     def start(self, running_job: RunningJob, limits: TimeLimits) -> None:
         """Start the time limits of a running job."""
         running_job.set_limits(limits)
+        if running_job.slot is not None and limits.hard is not None:
+            running_job.slot.set_deadline(now() + limits.hard)
         began = trio.current_time()
         self._expect(running_job, _Due(began, limits.soft))
         if limits.soft is None or (limits.hard is not None and limits.hard <= limits.soft):
@@ -67,6 +70,8 @@ class Deadlines:
         """Drop the time limits of a job that has ended."""
         self._due.pop(running_job, None)
         running_job.set_limits(None)
+        if running_job.slot is not None:
+            running_job.slot.set_deadline(0.0)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Enforce the time limits until cancelled."""
@@ -75,8 +80,8 @@ class Deadlines:
             with trio.move_on_at(self._next):
                 await self._changed.wait()
             self._changed = trio.Event()
-            now = trio.current_time()
-            for running_job, due in [item for item in self._due.items() if item[1].when <= now]:
+            time = trio.current_time()
+            for running_job, due in [item for item in self._due.items() if item[1].when <= time]:
                 self._enforce(running_job, due)
             self._next = min((due_limit.when for due_limit in self._due.values()), default=math.inf)
 

@@ -13,6 +13,8 @@ JOIN = Script.load("cluster/join")
 RENEW_LEASE = Script.load("cluster/renew_lease", "clock", "lane")
 RECOVER = Script.load("job/recover", "clock", "lane", "ending", "member", "admission")
 LEAVE = Script.load("cluster/leave")
+MAX_CAUSE = 1000
+"""Characters of the cause of a death that a dead letter keeps."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):
@@ -83,6 +85,7 @@ def recover(
     message_limit: int,
     begun_entries: Sequence[bytes] | None = None,
     evidence: HeartbeatEvidence | None = None,
+    cause: str = "",
 ) -> Call[RecoveryResult]:
     """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none.
 
@@ -91,6 +94,7 @@ def recover(
             down. None: all do.
         evidence: The worker that decided this from its heartbeat. When that is too old as the script runs, nobody is
             recovered. None: the caller knows that the process has ended.
+        cause: Why the worker ended, for the dead letters of what it had begun; "" when nobody knows.
         message_limit: A message of more bytes than this and a margin is not decoded: only its id is read.
     """
     return script_call(
@@ -120,6 +124,7 @@ def recover(
             0 if evidence is None else evidence.at,
             0 if evidence is None else to_ms(evidence.lease),
             message_limit + SIZE_MARGIN + 1,
+            cause[:MAX_CAUSE],
             *(begun_entries or ()),
         ),
         _recovered,

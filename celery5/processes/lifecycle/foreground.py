@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,8 @@ from celery5.processes.lifecycle.incarnations import PROCESS_EVENTS, ProcessKind
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import ProcessOptions
 from celery5.processes.watch.event_loop import LoopWatchdog
-from celery5.processes.watch.sidecar import Sidecar, start_sidecar
+from celery5.processes.watch.freeze import StopTimes
+from celery5.processes.watch.sidecar import start_sidecars
 from celery5.processes.watch.stacks import StackDump
 from celery5.processes.worker import WorkerOptions
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE, is_superseded
@@ -149,6 +150,8 @@ STOP_LIMIT = 40.0
 """Seconds after the grace period until a process that must stop is ended.
 
 The parent of several processes waits longer, and systemd longer still."""
+SIDECAR_MARGIN = 2.0
+"""Seconds later at which a sidecar ends a process that cannot end itself."""
 WORKER = ProcessKind("worker", worker.run, worker.check, has_sidecar=True)
 """The kind of process that runs jobs."""
 
@@ -186,8 +189,9 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
         ready, retire, introduced = part.ready, part.retire, introduced or part.number > 1
         name = name and f"{name}.{part.number}"
     with (
-        _start_sidecars(app, options, kind) as sidecars,
+        start_sidecars(app, _list_brokers(app, options, kind), make_stop_times(app, anew)) as sidecars,
         make_interruption(app, duplicate_window=anew.duplicate_window) as interruption,
+        sidecars.watching(interruption),
         open_log(app, name=name) as journal,
     ):
         process_options = WorkerOptions(
@@ -200,7 +204,7 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
             processes=options.processes,
             restart_mode=anew,
             skips_startup_warnings=introduced,
-            sidecars=sidecars,
+            sidecars=sidecars.by_broker,
         )
         trio.run(
             partial(serve_in_process, kind=kind),
@@ -217,14 +221,19 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
     return RESTART_EXIT_CODE
 
 
-@contextmanager
-def _start_sidecars(
-    app: App, options: ServeOptions, kind: ProcessKind
-) -> Generator[dict[str, Sidecar], None, None]:
-    """Start a sidecar process for each broker that the process works on, by the broker's name."""
-    homes = worker.get_queues_by_broker(app, WorkerOptions(queues=options.queues)) if kind.has_sidecar else ()
-    with ExitStack() as stack:
-        yield {broker: stack.enter_context(start_sidecar(app, broker)) for broker in homes}
+def _list_brokers(app: App, options: ServeOptions, kind: ProcessKind) -> tuple[str, ...]:
+    """Return the names of the brokers for each of which a sidecar stands by."""
+    return (
+        tuple(worker.get_queues_by_broker(app, WorkerOptions(queues=options.queues)))
+        if kind.has_sidecar
+        else ()
+    )
+
+
+def make_stop_times(app: App, restart_mode: RestartMode | None = None) -> StopTimes:
+    """Return how long a process may take to stop before its sidecar ends it: longer than it takes to end itself."""
+    window = 0.0 if restart_mode is None else restart_mode.duplicate_window
+    return StopTimes(app.settings.grace_period + STOP_LIMIT + SIDECAR_MARGIN, window)
 
 
 def make_interruption(app: App, *, duplicate_window: float = 0.0) -> Interruption:

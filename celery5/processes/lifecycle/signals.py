@@ -59,6 +59,7 @@ class Interruption:
         self._reload: Callable[[], object] | None = None
         self._terminal = Terminal()
         self._last_things: Callable[[], object] | None = None
+        self._on_deadline: Callable[[], object] | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._bell = (-1, -1)
         self._ticks = False
@@ -83,7 +84,13 @@ class Interruption:
         """The block is to be left, as after a signal: should it not be within `limit` seconds, the process is ended."""
         if self._bell[1] >= 0 and not self._ticks:
             self._ticks = True
+            if self._on_deadline is not None:
+                self._on_deadline()
             os.write(self._bell[1], b"!")  # starting a thread here could wait for a lock that we hold
+
+    def on_deadline(self, do: Callable[[], object] | None) -> None:
+        """Call `do`, which must be safe in a signal handler, when the time to leave the block begins."""
+        self._on_deadline = do
 
     def set_exit_hook(self, do: Callable[[], object] | None) -> None:
         """Call `do` before the process is ended at once. It must neither wait nor lock."""

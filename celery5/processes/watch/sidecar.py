@@ -2,9 +2,10 @@
 
 It is forked while the worker still has one thread, and is plain blocking code. The worker reports each heartbeat. If
 heartbeats are missing, because a job blocks the loop or holds the interpreter's lock, it renews the lease instead, for
-as long as the process really lives (`protocol/process/liveness.py`). When the worker ends without having left its
-queues, it puts the jobs that the worker held back, at once. It always ends with the worker. If it dies itself, the
-worker goes on.
+as long as the process really lives (`protocol/process/liveness.py`). One of them also watches whether the interpreter
+runs, and kills a worker that must be ended and cannot do so itself (`freeze.py`). When the worker ends without having
+left its queues, it puts the jobs that the worker held back, at once. It always ends with the worker. If it dies itself,
+the worker goes on.
 """
 
 import gc
@@ -14,7 +15,8 @@ import signal
 import sys
 import warnings
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
@@ -28,9 +30,13 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerError, CeleryError
+from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import resolve_budgets
+from celery5.processes.watch.freeze import FreezeWatch, StopTimes
+from celery5.processes.watch.interpreter import InterpreterPulse, SharedFiles
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.masking import escape_text
+from celery5.protocol.process.frozen import LOOK_INTERVAL
 from celery5.protocol.process.liveness import (
     HUNG_AFTER,
     Liveness,
@@ -49,6 +55,8 @@ from celery5.services.worker.recovery import RECOVERY_BATCH
 
 MISSED_BEATS = 1.5
 """Heartbeats that must be missing before the sidecar renews the leases."""
+MAX_SILENCE = 5.0
+"""The most seconds without a heartbeat before it looks whether the interpreter runs, however long the lease is."""
 EXIT_TIMEOUT = 5.0
 """Seconds after the end of the pipe within which the worker must end, too; else it has only closed its files."""
 RECOVERY_TIMING = Timing(connect=1.0, reply=1.0)
@@ -131,27 +139,77 @@ class Sidecar:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Sidecars:
+    """The sidecar processes of this process."""
+
+    # By the name of the broker.
+    by_broker: dict[str, Sidecar]
+    # What one of them watches the interpreter by; None when there are none.
+    memory: SidecarMemory | None = None
+    files: SharedFiles | None = None
+
+    @contextmanager
+    def watching(self, interruption: Interruption) -> Generator[None, None, None]:
+        """Have the interpreter watched while the block lasts, which is inside of that of the `interruption`."""
+        if self.memory is None or self.files is None:
+            yield
+            return
+        with InterpreterPulse(self.memory, self.files, interruption):
+            yield
+
+
 @contextmanager
-def start_sidecar(app: App, broker: str = DEFAULT_BROKER) -> Generator[Sidecar, None, None]:
-    """A sidecar for this process, and what it is on one `broker`, while the block lasts. Call it while
-    there is one thread.
+def start_sidecars(
+    app: App, brokers: Sequence[str], stop_times: StopTimes
+) -> Generator[Sidecars, None, None]:
+    """Sidecars for this process, one for what it is on each broker, while the block lasts. Call it while there is one
+    thread.
 
     The shared memory has a slot for each job that may ever run at once, whatever the worker is told meanwhile.
+
+    Args:
+        app: The application.
+        brokers: The names of the brokers.
+        stop_times: How long the process may take to stop.
     """
+    if not brokers:
+        yield Sidecars({})
+        return
     most = {kind: get_max_slots(budget) for kind, budget in resolve_budgets(app).items()}
+    slots = sum(most.values())
     # While a box is being ended, another one may have begun in its slot.
-    memory = SidecarMemory(slots=sum(most.values()), boxes=2 * most["boxed"])
-    write_fd = _fork(app, memory)
-    one = Sidecar(app, write_fd=write_fd, sidecar_memory=memory, broker=broker)
-    # A process that a job forks must not keep the pipe open when we are gone.
-    os.register_at_fork(after_in_child=one.close)
-    try:
-        yield one
-    finally:
-        one.close()
+    memories = [
+        SidecarMemory(slots=slots, boxes=2 * most["boxed"], first_slot=number * slots)
+        for number in range(len(brokers))
+    ]
+    files = SharedFiles()
+    by_broker: dict[str, Sidecar] = {}
+    with ExitStack() as stack:
+        stack.callback(files.close)
+        for number, (broker, memory) in enumerate(zip(brokers, memories, strict=True)):
+            shared = _Shared(memory, tuple(memories), None if number else files, stop_times)
+            one = Sidecar(app, write_fd=_fork(app, shared), sidecar_memory=memory, broker=broker)
+            # A process that a job forks must not keep the pipe open when we are gone.
+            os.register_at_fork(after_in_child=one.close)
+            stack.callback(one.close)
+            by_broker[broker] = one
+        yield Sidecars(by_broker, memories[0], files)
 
 
-def _fork(app: App, memory: SidecarMemory) -> int:
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What a sidecar shares with its worker."""
+
+    memory: SidecarMemory
+    # Those of all sidecars of the worker, that of the first one first.
+    memories: tuple[SidecarMemory, ...]
+    # Only the first sidecar watches the interpreter; None in the others.
+    files: SharedFiles | None
+    stop_times: StopTimes
+
+
+def _fork(app: App, shared: _Shared) -> int:
     """Start the process, and return the write end of its pipe.
 
     It is no child of ours, or a job that waits for all its children would wait for it. Its session is its own, and it
@@ -168,7 +226,7 @@ def _fork(app: App, memory: SidecarMemory) -> int:
             warnings.simplefilter("ignore", DeprecationWarning)
             between = os.fork()
         if between == 0:
-            _become_sidecar(app, memory, worker, pidfd, read_fd)
+            _become_sidecar(app, shared, worker, pidfd, read_fd)
         os.waitpid(between, 0)
     except OSError as error:  # no more processes, no more memory: the first beat finds that there is nobody
         _write_stderr(f"no sidecar for process {worker}: {error}")
@@ -188,8 +246,8 @@ def _open_pidfd(pid: int) -> int:
         return -1
 
 
-def _become_sidecar(app: App, memory: SidecarMemory, worker: int, pidfd: int, read_fd: int) -> NoReturn:
-    code = 1
+def _become_sidecar(app: App, shared: _Shared, worker: int, pidfd: int, read_fd: int) -> NoReturn:
+    code, memory, files = 1, shared.memory, shared.files
     try:
         os.setsid()
         if pid := os.fork():
@@ -197,8 +255,13 @@ def _become_sidecar(app: App, memory: SidecarMemory, worker: int, pidfd: int, re
         else:
             # No object of the worker's is ever finalised here: it might close a file whose number is ours now.
             gc.disable()
-            _close_other_files(read_fd, pidfd)
-            _Watch(app, memory, worker, pidfd, read_fd).stand_by()
+            _close_other_files(read_fd, pidfd, *((files.stacks, files.stops) if files else ()))
+            freeze = (
+                FreezeWatch(worker, pidfd, shared.memories, files, shared.stop_times, _write_stderr)
+                if files
+                else None
+            )
+            _Watch(app, memory, worker, pidfd, read_fd, freeze).stand_by()
         code = 0
     except BaseException as error:  # there is nobody above
         _write_stderr(f"the sidecar of process {worker} failed: {error!r}")
@@ -227,21 +290,30 @@ def _close_other_files(*kept: int) -> None:
 class _Watch:
     """The part that runs in the sidecar process."""
 
-    def __init__(self, app: App, memory: SidecarMemory, worker: int, pidfd: int, read_fd: int) -> None:
+    def __init__(
+        self,
+        app: App,
+        memory: SidecarMemory,
+        worker: int,
+        pidfd: int,
+        read_fd: int,
+        freeze: FreezeWatch | None = None,
+    ) -> None:
         self._app = app
+        self._freeze = freeze
         self._memory = memory
         self._pid = worker
         self._pidfd = pidfd
         self._read_fd = read_fd
         self._poll = select.poll()
-        for each in (read_fd, pidfd):
+        for each in (read_fd, pidfd, -1 if freeze is None else freeze.requests_file):
             if each >= 0:
                 self._poll.register(each, select.POLLIN)
         self._interval = app.settings.lease / HEARTBEATS_PER_LEASE
         self._unread = b""
         self._report = BeatReport()
         self._observation = ProcessObservation(now())
-        self._next_step_at = 0.0
+        self._next_step_at = self._next_look_at = 0.0
         self._lost_worker = ""
         self._hung = False
         self._renewal_failed = False
@@ -257,6 +329,9 @@ class _Watch:
         while liveness is not Liveness.GONE and not self._has_ended():
             if self._has_lease and now() >= self._next_step_at:
                 liveness = self._renew_leases()
+            if self._freeze is not None and self._must_look and now() >= self._next_look_at:
+                self._next_look_at = now() + LOOK_INTERVAL
+                self._freeze.look(self._who, _sample_process(self._pid))
         if (self._report.worker or self._memory.box_groups) and self._has_process_ended():
             self._end_boxes()
             if self._report.worker:
@@ -268,10 +343,25 @@ class _Watch:
         """Whether there is a lease to renew."""
         return self._report.worker not in ("", self._lost_worker) and not self._report.left
 
+    @property
+    def _must_look(self) -> bool:
+        """Whether the interpreter is watched now: once the first heartbeat has come, or when the worker is to stop."""
+        return self._freeze is not None and (bool(self._report.worker) or self._freeze.stop_requested)
+
+    @property
+    def _who(self) -> str:
+        return f"worker {self._report.worker} (pid {self._pid})"
+
     def _has_ended(self) -> bool:
-        """Wait for a report, until it is time to renew the leases. Return True when no more reports will come."""
-        pause = max(self._next_step_at - now(), 0.0) * 1000 + 1 if self._has_lease else None
+        """Wait for a report, until there is something to do. Return True when no more reports will come."""
+        moments = [self._next_step_at] if self._has_lease else []
+        moments += [self._next_look_at] if self._must_look else []
+        pause = max(min(moments) - now(), 0.0) * 1000 + 1 if moments else None
         ready = {each for each, _ in self._poll.poll(pause)}
+        if self._freeze is not None and self._freeze.requests_file in ready:
+            if not self._freeze.read_requests():
+                self._poll.unregister(self._freeze.requests_file)
+            self._next_look_at = 0.0
         if self._read_fd in ready:
             words = os.read(self._read_fd, 1 << 16)
             if not words:
@@ -286,6 +376,8 @@ class _Watch:
             self._report = msgspec.json.decode(lines[-1], type=BeatReport)
             self._observation, self._hung, self._renewal_failed = observe_heartbeat(now()), False, False
             self._next_step_at = now() + MISSED_BEATS * self._interval
+            if self._freeze is not None and not self._freeze.is_looking:
+                self._next_look_at = now() + min(MISSED_BEATS * self._interval, MAX_SILENCE)
 
     def _renew_leases(self) -> Liveness:
         """Renew the worker's leases if it lives, and return its liveness. Lost leases are never renewed."""
@@ -295,9 +387,7 @@ class _Watch:
         )
         if liveness is Liveness.HUNG and not self._hung:
             self._hung = True
-            _write_stderr(
-                f"worker {self._report.worker} (pid {self._pid}) hangs: its lease is not renewed any more"
-            )
+            _write_stderr(f"{self._who} hangs: its lease is not renewed any more")
         if not liveness.is_alive:
             return liveness
         lease, renewed_at = self._app.settings.lease, now()
@@ -308,8 +398,7 @@ class _Watch:
                 self._broker(self._reply_timing).perform_all(self._make_renewals())
         except BrokerError as error:
             if not self._renewal_failed:
-                who = f"worker {self._report.worker} (pid {self._pid})"
-                _write_stderr(f"{who} is silent, and its sidecar cannot renew its lease: {error}")
+                _write_stderr(f"{self._who} is silent, and its sidecar cannot renew its lease: {error}")
             self._renewal_failed = True
             return liveness
         self._renewal_failed = False
@@ -356,6 +445,7 @@ class _Watch:
                     ttl=settings.results_ttl,
                     message_limit=settings.message_limit,
                     begun_entries=begun.get(keys.queue, []),
+                    cause="" if self._freeze is None else self._freeze.end_reason,
                 )
                 # Once more than it seems to need: where a job has forked, the dead worker's last read may still stand
                 # at the server, and takes what was put back.

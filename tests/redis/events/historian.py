@@ -7,9 +7,12 @@ import asyncio
 import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import time
+from collections import deque
+from itertools import repeat
 from pathlib import Path
 
 import trio
@@ -235,6 +238,63 @@ def hold_thread(seconds: float) -> int:
     """The same in a thread."""
     note("begin")
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    note("end")
+    return os.getpid()
+
+
+def freeze(how: str, seconds: float, pid: int = 0) -> int:
+    """Keep every thread of this process from running Python code, as C code may, and say that it has begun."""
+    note("begin", pid or os.getpid())
+    if how == "regex":  # for longer than any test lasts; in the main thread it handles signals
+        re.match("(a+)+$", "a" * 60 + "b")
+    elif how == "loop":  # for ever, and handles none
+        deque(repeat(None), maxlen=0)
+    else:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    note("end", pid or os.getpid())
+    return os.getpid()
+
+
+@app.task(name="freeze_trio")
+async def freeze_trio(how: str, seconds: float) -> int:
+    """On the loop of the worker."""
+    return freeze(how, seconds)
+
+
+@app.task(name="freeze_child")
+async def freeze_child(how: str, seconds: float) -> None:
+    """On the loop of the worker, in a task that the job has started."""
+
+    async def child() -> None:
+        freeze(how, seconds)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(child)
+
+
+@app.task(name="freeze_asyncio", loop="asyncio")
+async def freeze_asyncio(how: str, seconds: float) -> int:
+    """On the asyncio loop."""
+    return freeze(how, seconds)
+
+
+@app.task(name="freeze_thread")
+def freeze_thread(how: str, seconds: float) -> int:
+    """In a thread."""
+    return freeze(how, seconds)
+
+
+@app.task(name="freeze_boxed", boxed=True)
+def freeze_boxed(how: str, seconds: float) -> int:
+    """In a box."""
+    return freeze(how, seconds, os.getppid())
+
+
+@app.task(name="wait_thread")
+def wait_thread(seconds: float) -> int:
+    """Wait in a thread, without the lock."""
+    note("begin")
+    time.sleep(seconds)
     note("end")
     return os.getpid()
 

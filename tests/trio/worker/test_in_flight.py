@@ -110,14 +110,14 @@ async def test_a_lease_that_the_sidecar_has_renewed_lasts(monkeypatch: pytest.Mo
 def test_a_black_box_tells_what_each_executor_began_last() -> None:
     box = SidecarMemory(slots=2)
     numbers = number_queues(["mail", "default"])
-    pens = [box.make_recorder(slot, numbers) for slot in range(3)]
+    pens = [box.get_slot(slot, numbers) for slot in range(3)]
     assert pens[2] is None  # one too many is not noted
     first, second = pens[0], pens[1]
     assert first is not None
     assert second is not None
-    first(Delivery("default", b"1-0", b""))
-    second(Delivery("mail", b"18446744073709551615-18446744073709551615", b""))
-    first(Delivery("default", b"2-0", b""))
+    first.record(Delivery("default", b"1-0", b""))
+    second.record(Delivery("mail", b"18446744073709551615-18446744073709551615", b""))
+    first.record(Delivery("default", b"2-0", b""))
     box.lease_until, box.sidecar_pid = 7.0, 4711
     found = box.get_started_entries(["mail", "default"])
     assert found == {"mail": [b"18446744073709551615-18446744073709551615"], "default": [b"2-0"]}

@@ -22,7 +22,8 @@
 --       9 the time of that heartbeat in ms, as renew_lease.lua returned it
 --       10 lease of that worker in ms
 --       11 bytes from which a message is not decoded: only its id is read
---       12.. stream entries that it had begun, each with the letter of its lane
+--       12 why it ended, for people; '' when nobody knows
+--       13.. stream entries that it had begun, each with the letter of its lane
 -- Returns the worker's name ('' when there is none to recover), how many jobs were put back, how many were dead-lettered,
 -- and 1 when there is more to do. Only a worker whose lease had lapsed at the time of the heartbeat is recovered. Nothing
 -- is done for a worker whose own lease has lapsed since, or that names itself: this script may run long after it was sent,
@@ -81,7 +82,7 @@ local lease = redis.call('ZSCORE', leases, name)
 if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
 local back, dead_lettered, begun = 0, 0, {}
-for n = 12, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
+for n = 13, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
 -- Put back or dead-letter one entry of a lane's pending list.
 local function undo(one, lane)
   local stream = streams[lane]
@@ -103,7 +104,9 @@ local function undo(one, lane)
     end_job(id, lock, cjson.encode(document), 'REVOKED', task)
   elseif blamed and deliveries > tonumber(ARGV[3]) then
     document.state, document.reason = 'DEAD', 'poisoned'
-    document.failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name}
+    local message = 'took its worker down ' .. deliveries .. ' times'
+    if ARGV[12] ~= '' then message = message .. '; at last: ' .. ARGV[12] end
+    document.failure = {type = 'WorkerDied', message = message, worker = name}
     local words = cjson.encode(document)
     local dead_entry = redis.call('XADD', dead, '*', 'job', fields.job or '', 'document', words)
     if id ~= '' and (here or place == '') then
