@@ -456,7 +456,7 @@ class App:
         if "workflows" in self.__dict__:
             self.workflows.resolve()
 
-    def signature(self, name: str, *args: Any, **kwargs: Any) -> Signature[Any]:
+    def signature(self, name: str, /, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return a call of the task named `name`. Raises UnknownTask when the application has no such task."""
         self.load()
         return Signature(self.tasks[name], args, kwargs)

@@ -198,7 +198,7 @@ class Event(_Fields):
 
     # `cls` is typed as a callable with the fields, so that type checkers know them in `delay`, as in the constructor.
     @classmethod
-    def job(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> Job:
+    def job(cls: Callable[P, Any], /, *args: P.args, **fields: P.kwargs) -> Job:
         """Return the message that `delay` with these fields would publish.
 
         An outbox stores it and sends it with `send_jobs`.
@@ -211,13 +211,13 @@ class Event(_Fields):
         return declaration.make_job(event)
 
     @classmethod
-    def delay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
+    def delay(cls: Callable[P, Any], /, *args: P.args, **fields: P.kwargs) -> SentEvent:
         """Send the event. For plain Python; in an event loop await `adelay`. Raises as `job`, and BrokerUnavailable."""
         declaration, event = _make_event(cls, args, fields)
         return declaration.app.events.send([event])[0]
 
     @classmethod
-    async def adelay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
+    async def adelay(cls: Callable[P, Any], /, *args: P.args, **fields: P.kwargs) -> SentEvent:
         """Send the event, from Trio or asyncio."""
         declaration, event = _make_event(cls, args, fields)
         return (await declaration.app.events.asend([event]))[0]

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen, Reject, Retry
 from celery5.protocol.job.arguments import encode_value
+from celery5.protocol.job.json_values import SHORT
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.retry_policy import LONGEST, RetryPolicy
 from celery5.protocol.job.verdict import (
@@ -23,12 +24,15 @@ from celery5.protocol.job.verdict import (
     find_strictest,
     get_leaf_errors,
 )
+from celery5.protocol.masking import describe_error, mask_passwords
 from celery5.runners.context import CURRENT_JOB, JOB_ERRORS
 
 TRACEBACK_LIMIT = 8_000
 """Characters of a traceback that are kept with the failure: the last ones."""
 TEXT_LIMIT = 2_000
 """Characters of a message that are kept with the failure."""
+RESULT_LIMIT = 300
+"""Characters of a result that cannot be encoded that are kept with the failure."""
 ARGS_LIMIT = 20
 """Arguments of an error that are kept with the failure."""
 
@@ -39,12 +43,21 @@ _OUTAGES = (BrokerUnavailable, CircuitOpen, BrokerLoading, BrokerReadOnly)
 
 
 def get_result_outcome(value: Any) -> Returned | PermanentFailure:
-    """Return the outcome of a task that returned `value`; a failure if that has no JSON form."""
+    """Return the outcome of a task that returned `value`.
+
+    Without a JSON form that is a failure, which says what was returned. Whatever error the value's own methods raise:
+    the work is done, so this is no error of an attempt, which would run it again.
+    """
     try:
         return Returned(encode_value(value))
-    except TypeError as error:
+    except Exception as error:
+        why = (
+            str(error) if type(error) is TypeError else f"a result cannot be encoded: {describe_error(error)}"
+        )
+        shown = mask_passwords(_escape_surrogates(SHORT.repr(value))[:RESULT_LIMIT])
+        text = f"{_escape_surrogates(why)}; the task has returned {shown}, and does not run again by itself"
         return PermanentFailure(
-            Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=str(error)[:TEXT_LIMIT])
+            Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=text[:TEXT_LIMIT])
         )
 
 

@@ -14,6 +14,17 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import msgspec
 
 from celery5.errors import BadRecord, Misconfigured
+from celery5.protocol.job.annotations import adapt_annotation, is_simple, make_check
+from celery5.protocol.job.json_values import (
+    FAULTS,
+    SHORT,
+    equals,
+    find_difference,
+    from_json,
+    make_plain,
+    refuse_changes,
+    to_json,
+)
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.routing import canonical_key
 from celery5.streams.record import (
@@ -71,7 +82,7 @@ class _Json:
     name = "json"
 
     def dumps(self, value: Any) -> bytes:
-        return msgspec.json.encode(value, enc_hook=_to_builtin)
+        return msgspec.json.encode(value, enc_hook=to_json)
 
     def loads(self, raw: bytes) -> Any:
         return msgspec.json.decode(raw)
@@ -81,7 +92,7 @@ class _Msgpack:
     name = "msgpack"
 
     def dumps(self, value: Any) -> bytes:
-        return msgspec.msgpack.encode(value, enc_hook=_to_builtin)
+        return msgspec.msgpack.encode(value, enc_hook=to_json)
 
     def loads(self, raw: bytes) -> Any:
         return msgspec.msgpack.decode(raw)
@@ -152,8 +163,13 @@ class RecordCodec(Generic[R]):
         packing = f"+{compressor.name}" if compressor else ""
         self._field = f"={serializer.name}{packing}{suffix}".encode()
         self._is_plain = type(serializer) is _Json and compressor is None
-        self._encoder = msgspec.json.Encoder(enc_hook=_to_builtin)
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind or Any, dec_hook=_from_builtin)
+        self._encoder = msgspec.json.Encoder(enc_hook=to_json)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+            adapt_annotation(kind) if kind else Any, dec_hook=from_json
+        )
+        self._check = make_check(kind)
+        # Whether records that arrive equal arrive unchanged.
+        self._is_simple = self._check is None and _is_simple(kind)
         self._serializers = {serializer.name: serializer}
         self._compressors = {} if compressor is None else {compressor.name: compressor}
 
@@ -166,17 +182,26 @@ class RecordCodec(Generic[R]):
         """Return the fields and values of an entry, in turns. Raises BadRecord when a value does not fit its field."""
         try:
             plain = self._encoder.encode(record)
-            if self.kind is not None:
-                self._decoder.decode(plain)
+            self._refuse_changes(record, self._decoder.decode(plain))
             plain = self._add_unknown_fields(record, plain)
-        except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
-            raise BadRecord(f"no {self._name}: {error}: {record!r}"[:500]) from None
+        except (*FAULTS, OverflowError) as error:
+            raise BadRecord(f"no {self._name}: {error}: {SHORT.repr(record)}"[:500]) from None
         if self.kind is not None and not isinstance(record, self.kind):
             raise BadRecord(f"no {self._name}: {record!r}"[:500])
         if self._is_plain:
             return (self._field, plain)
         raw = self._serializer.dumps(msgspec.json.decode(plain))
         return (self._field, raw if self._compressor is None else self._compressor.compress(raw))
+
+    def _refuse_changes(self, record: R, arrived: Any) -> None:
+        """Raise ValueError when a record would not arrive as it is."""
+        if equals(arrived, record) and (self.kind is None or self._is_simple):
+            return
+        refuse_changes(record)
+        if self.kind is not None and (difference := find_difference(record, arrived)):
+            raise ValueError(f"it would not arrive as it is: {difference}")
+        if self._check is not None:
+            self._check(arrived)
 
     def _add_unknown_fields(self, record: R, plain: bytes) -> bytes:
         unknown: Mapping[str, Any] = get_unknown_fields(record) if self._is_record else {}
@@ -229,11 +254,11 @@ class RecordCodec(Generic[R]):
     def _convert(self, value: Any) -> R:
         kind: Any = self.kind
         if not self._is_record or not isinstance(value, Mapping):
-            return cast("R", msgspec.convert(value, kind, dec_hook=_from_builtin))
+            return cast("R", msgspec.convert(value, kind, dec_hook=from_json))
         fields = cast("Mapping[str, Any]", value)
         known = {field.encode_name for field in msgspec.structs.fields(kind)}
         record = msgspec.convert(
-            {name: fields[name] for name in fields if name in known}, kind, dec_hook=_from_builtin
+            {name: fields[name] for name in fields if name in known}, kind, dec_hook=from_json
         )
         unknown = {name: fields[name] for name in fields if name not in known}
         return cast("R", keep_unknown_fields(record, unknown))
@@ -271,6 +296,14 @@ class RecordCodec(Generic[R]):
             raise BadRecord(f"no key of {record!r}: {error!r}"[:500]) from error
 
 
+def _is_simple(kind: Any) -> bool:
+    """Return whether a class is a Struct whose fields are all compared by `==`, and are simple."""
+    if not is_record(kind):
+        return False
+    hints = msgspec.structs.fields(kind)
+    return bool(kind.__struct_config__.eq) and all(is_simple(field.type) for field in hints)
+
+
 class PrimitiveCodec(RecordCodec[R]):
     """Stores the fields of a record as native ones of Redis, which needs less memory."""
 
@@ -285,7 +318,7 @@ class PrimitiveCodec(RecordCodec[R]):
         """Return the fields and values of an entry, in turns. Raises BadRecord."""
         words: list[str | bytes] = []
         for name, native in self._native.items():
-            value = getattr(record, name)
+            value = make_plain(getattr(record, name))
             if type(value) is not native and not (native is float and type(value) is int):
                 raise BadRecord(
                     f"no {self._name}: field {name} is {value!r}, of type {type(value).__name__}, not {native.__name__}"
@@ -383,20 +416,6 @@ def _make(what: str, name: str, makers: Mapping[str, Callable[[], Any]]) -> Any:
             f"{what} {name!r}: {did_you_mean(name, makers, otherwise='there are ' + ', '.join(makers))}"
         )
     return makers[name]()
-
-
-def _to_builtin(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)  # pydantic, when the application uses it
-    if callable(dump):
-        return dump(mode="json")
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def _from_builtin(kind: Any, value: Any) -> Any:
-    validate = getattr(kind, "model_validate", None)
-    if callable(validate):
-        return validate(value)
-    raise TypeError(f"{kind.__name__} cannot be made of JSON")
 
 
 def _to_native(value: Any) -> str | bytes:

@@ -13,7 +13,10 @@ from celery5.broker.calls.streams import RawEntry
 from celery5.errors import Misconfigured
 from celery5.events.event import Event, get_event_declaration
 from celery5.hints import make_attribute_error
+from celery5.protocol.job.annotations import adapt_annotation
+from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.job import Job
+from celery5.protocol.job.json_values import from_json
 from celery5.protocol.streams.groups import split_id
 from celery5.protocol.streams.windows import WindowKey, WindowShape
 from celery5.streams.codec import RecordCodec
@@ -135,11 +138,15 @@ class KeyedState:
             msgspec.ValidationError: The value is not of the type.
         """
         raw = await self._feed.get_state(key)
-        return default if raw is None else msgspec.json.decode(raw, type=type)
+        return (
+            default
+            if raw is None
+            else msgspec.json.decode(raw, type=adapt_annotation(type), dec_hook=from_json)
+        )
 
     def set(self, key: str, value: Any) -> None:
         """Set the value of a key: anything that has a JSON form. Raises TypeError."""
-        self._feed.set_state(key, msgspec.json.encode(value))
+        self._feed.set_state(key, encode_value(value, "a state"))
 
     def delete(self, key: str) -> None:
         """Remove a key."""

@@ -13,6 +13,8 @@ import msgspec
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.errors import CeleryError, Misconfigured
+from celery5.protocol.job.arguments import encode_value
+from celery5.protocol.job.json_values import from_json
 from celery5.protocol.streams.groups import split_id
 from celery5.protocol.streams.windows import (
     LATE_RECORDS,
@@ -122,10 +124,12 @@ class Windows(Generic[R, K, A]):
         self._codec = codec
         self._options = options
         self._prefix = f"{WINDOWS_PREFIX}{options.name}:{feed.partition}"
-        self._initial = msgspec.json.encode(options.initial)
+        self._initial = encode_value(options.initial, "a window's value")
         # A value is read back after each record, so that nothing changes when it is read back after a crash.
         kind = cast("type[Any]", type(options.initial))
-        self._values: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Any if kind in _JSON_TYPES else kind)
+        self._values: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+            Any if kind in _JSON_TYPES else kind, dec_hook=from_json
+        )
         self._tracker: WindowTracker | None = None
         self._closings = 0
         # How many windows and late records of these are in the numbers of the partition.
@@ -255,7 +259,7 @@ class Windows(Generic[R, K, A]):
         for number, window, is_new in placement.windows:
             value = options.add(await self._get_value(number, is_new=is_new), record)
             content = (window.start, window.end, window.key, value)
-            self._feed.set_state(self._name(number), msgspec.json.encode(content))
+            self._feed.set_state(self._name(number), encode_value(content, "a window's value"))
         await self._save(tracker)
         if placement.is_late and options.on_late is not None:
             options.on_late(record)

@@ -76,6 +76,14 @@ def bind_running_job(function: Callable[..., Any], name: str) -> Callable[..., A
     return bound
 
 
+def _get_bound(function: Callable[..., Any], bind: bool) -> str:
+    """Return the name of the parameter for the running job; '' where a keyword of its name is another one."""
+    if not bind:
+        return ""
+    first = next(iter(inspect.signature(function).parameters.values()))
+    return "" if first.kind is first.POSITIONAL_ONLY else first.name
+
+
 def _running(task: str) -> CurrentJob:
     """Return the running job. Outside of a worker, where a task is called like any function, return a substitute."""
     return CURRENT_JOB.get() or CurrentJob(new_id(), task, "", 1, "")
@@ -143,7 +151,7 @@ class Task(Generic[P, R_co]):
         self._settings: Settings | None = None
         self._terms: SharedFields | None = None
         self._backoff: CustomBackoff | None = None if retry_backoff is None else CustomBackoff(retry_backoff)
-        self.parameters: Parameters = Parameters(self.name, self.function, redact)
+        self.parameters: Parameters = Parameters(self.name, self.function, redact, _get_bound(function, bind))
         self.limits: LimitDeclaration | None = declare_limits(
             self.name, self.function, self.send_options.queue, **gate
         )
@@ -259,7 +267,7 @@ class Task(Generic[P, R_co]):
             copy.limits.check_queue(copy.send_options.queue)
         return copy
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+    def job(self, /, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Return the job that `delay` would send with these arguments. Raises BadArguments and MessageTooLarge."""
         if self.limits is None:
             return self._job_of(*self.parameters.encode(args, kwargs))
@@ -321,7 +329,7 @@ class Task(Generic[P, R_co]):
         )
         return terms
 
-    def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
+    def s(self, /, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
         """Return a signature: this call, to be sent later, in bulk, or in a workflow. Sending it raises like `job`.
 
         Without its first argument it is a `Partial`: in a workflow that is the value of the step before it.
@@ -330,7 +338,7 @@ class Task(Generic[P, R_co]):
             return cast("Signature[R_co]", PartialSignature[Any, Any](self, args, kwargs))
         return Signature(self, args, kwargs)
 
-    def partial(self, *args: Any, **kwargs: Any) -> Any:
+    def partial(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return a signature without its first argument, also for a task whose parameters all have defaults."""
         return PartialSignature[Any, Any](self, args, kwargs)
 
@@ -385,11 +393,11 @@ class Task(Generic[P, R_co]):
         )
         return ComposedPartial[Any, Any](tree) if items is None else ComposedWorkflow[Any](tree)
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
+    def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
         """Send a job and return its handle. For plain Python; inside an event loop await `adelay`."""
         return self.app.send_many([Signature(self, args, kwargs)])[0]
 
-    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
+    async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
         """Send a job and return its handle, from Trio or asyncio."""
         return (await self.app.asend_many([Signature(self, args, kwargs)]))[0]
 
@@ -397,7 +405,7 @@ class Task(Generic[P, R_co]):
 class CoroutineTask(Task[P, R_co]):
     """A task declared with `async def`."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
         """Return a coroutine that runs the function in this process, without a queue."""
         return cast("Coroutine[Any, Any, R_co]", self.function(*args, **kwargs))
 
@@ -406,15 +414,16 @@ class CoroutineTask(Task[P, R_co]):
 
         @overload
         def s(  # type: ignore[overload-overlap]  # the first one that fits is meant
-            self, *args: P.args, **kwargs: P.kwargs
+            self, /, *args: P.args, **kwargs: P.kwargs
         ) -> "Signature[R_co]": ...
         @overload
         def s(
-            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]], *args: Q.args, **kwargs: Q.kwargs
+            self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]], /, *args: Q.args, **kwargs: Q.kwargs
         ) -> "PartialSignature[A, R]": ...
-        def s(self, *args: Any, **kwargs: Any) -> Any: ...
+        def s(self, /, *args: Any, **kwargs: Any) -> Any: ...
         def partial(
             self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]],  # pyright: ignore[reportGeneralTypeIssues]
+            /,
             *args: Q.args,
             **kwargs: Q.kwargs,
         ) -> "PartialSignature[A, R]": ...
@@ -485,7 +494,7 @@ class CoroutineTask(Task[P, R_co]):
 class FunctionTask(Task[P, R_co]):
     """A task declared with `def`."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function in this process, without a queue."""
         return cast("R_co", self.function(*args, **kwargs))
 
@@ -494,15 +503,16 @@ class FunctionTask(Task[P, R_co]):
 
         @overload
         def s(  # type: ignore[overload-overlap]  # the first one that fits is meant
-            self, *args: P.args, **kwargs: P.kwargs
+            self, /, *args: P.args, **kwargs: P.kwargs
         ) -> "Signature[R_co]": ...
         @overload
         def s(
-            self: Callable[Concatenate[A, Q], R], *args: Q.args, **kwargs: Q.kwargs
+            self: Callable[Concatenate[A, Q], R], /, *args: Q.args, **kwargs: Q.kwargs
         ) -> "PartialSignature[A, R]": ...
-        def s(self, *args: Any, **kwargs: Any) -> Any: ...
+        def s(self, /, *args: Any, **kwargs: Any) -> Any: ...
         def partial(
             self: Callable[Concatenate[A, Q], R],  # pyright: ignore[reportGeneralTypeIssues]
+            /,
             *args: Q.args,
             **kwargs: Q.kwargs,
         ) -> "PartialSignature[A, R]": ...

@@ -162,6 +162,10 @@ def to_expression(value: Any) -> Expression | None:
     made = {name: to_expression(field) for name, field in fields.items()}
     if all(item is None for item in made.values()):
         return None
+    if (
+        number := next((name for name in made if not isinstance(cast("object", name), str)), None)
+    ) is not None:
+        raise Misconfigured(f"a mapping with results of steps has the key {number!r}: its keys are text")
     return Fields({name: item or Known(encode_value(fields[name])) for name, item in made.items()})
 
 
@@ -186,7 +190,7 @@ class Flow:
         self._start: list[int] | None = None
         self._ends: list[int] = []
 
-    def call(self, task: "Task[P, R]", *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self, task: "Task[P, R]", /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a task. Returns its result, for other steps."""
         number = self._compiler.add_call(
             task,
@@ -465,7 +469,7 @@ class DeclaredWorkflow(Generic[P, R_co]):
         copy.deadline = self.deadline if deadline is None else deadline
         return copy
 
-    def start(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowRun[R_co]:
+    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowRun[R_co]:
         """Start a run and return its handle. For plain Python; inside an event loop await `astart`.
 
         Raises:
@@ -475,7 +479,7 @@ class DeclaredWorkflow(Generic[P, R_co]):
         """
         return cast("WorkflowRun[R_co]", self.app.workflows.start_declared(self, args, kwargs))
 
-    async def astart(self, *args: P.args, **kwargs: P.kwargs) -> WorkflowRun[R_co]:
+    async def astart(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowRun[R_co]:
         """`start`, from Trio or asyncio."""
         return cast("WorkflowRun[R_co]", await self.app.workflows.astart_declared(self, args, kwargs))
 

@@ -15,7 +15,7 @@ def make_launcher(declared: DeclaredWorkflow[..., Any], app: Any, options: dict[
         options: Options of a task: `schedule`, `source`, `queue` and so on.
     """
 
-    async def launch(job: CurrentJob, *args: Any, **kwargs: Any) -> str:
+    async def launch(job: CurrentJob, /, *args: Any, **kwargs: Any) -> str:
         run = await declared.options(id=derive_job_id("run", job.id)).astart(*args, **kwargs)
         return str(run.id)
 

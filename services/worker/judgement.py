@@ -108,6 +108,8 @@ class OutcomeHandler:
         assert command is not None
         if type(outcome) is Returned and len(outcome.value) > self._message_limit:
             outcome = _make_too_large_failure(len(outcome.value), self._message_limit)
+        if type(outcome) is PermanentFailure and _is_result_unused(outcome, delivery, command):
+            outcome = Returned(b"null")
         is_plain = not delivery.workflow and not command.flow
         if command.task in self._checks_left and type(outcome) is Returned and is_plain:
             self._check_result(outcome.value, command)
@@ -209,9 +211,16 @@ def _get_log_fields(verdict: Verdict, names: Sequence[str], *, traced: bool) -> 
     return fields
 
 
+def _is_result_unused(outcome: PermanentFailure, delivery: Delivery, command: Command) -> bool:
+    """Return whether a job only failed to store a result, and nobody gets it: then it has succeeded."""
+    is_of_result = outcome.reason in (Reason.UNENCODABLE_RESULT, Reason.RESULT_TOO_LARGE)
+    return is_of_result and command.ignore_result and not command.flow and delivery.recipients is None
+
+
 def _make_too_large_failure(size: int, limit: int) -> PermanentFailure:
     text = (
-        f"the result has {size} bytes, over the limit of {limit}: return a reference, or raise message_limit"
+        f"the task has returned, and its result has {size} bytes, over the limit of {limit}: "
+        "return a reference, or raise message_limit"
     )
     return PermanentFailure(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
 

@@ -5,7 +5,6 @@ types, dataclasses, attrs and msgspec are converted by msgspec; paths and pydant
 """
 
 import inspect
-import math
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -28,7 +27,27 @@ import msgspec
 from msgspec import Raw
 
 from celery5.errors import BadArguments, BadResult, Misconfigured
+from celery5.protocol.job.annotations import (
+    Check,
+    adapt_annotation,
+    has_mixed_keys,
+    is_simple,
+    make_check,
+)
 from celery5.protocol.job.history import CallShape
+from celery5.protocol.job.json_values import (
+    FAULTS,
+    AdaptedType,
+    encode_json,
+    encode_unchecked,
+    equals,
+    find_difference,
+    find_scalar_base,
+    from_json,
+    make_plain,
+    refuse_changes,
+    to_json,
+)
 from celery5.protocol.job.messages import MAX_DEPTH, NO_KWARGS, is_nested_deeper, try_decode_value
 from celery5.protocol.masking import MASK, get_error_text, mask_passwords
 from celery5.protocol.similar_names import did_you_mean
@@ -78,76 +97,26 @@ _VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
 _VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 
 
-def _to_json(value: Any) -> Any:
-    if isinstance(value, PurePath):
-        return str(value)
-    dump = getattr(value, "model_dump", None)  # pydantic, when the application uses it
-    if callable(dump) and not isinstance(value, type):
-        return dump(mode="json", by_alias=True, round_trip=True)
-    convert = getattr(value, "convert_to_json", None)  # a class of celery5
-    if callable(convert) and not isinstance(value, type):
-        return convert()
-    raise NotImplementedError(f"{type(value).__name__} has no JSON form")
-
-
-def _from_json(kind: type[Any], value: Any) -> Any:
-    convert = getattr(
-        kind, "convert_from_json", None
-    )  # a class of celery5, which needs the type of its items
-    if callable(convert) and not isinstance(value, get_origin(kind) or kind):
-        return convert(kind, value, _from_json)
-    kind = get_origin(kind) or kind  # Iterable, of Iterable[int]
-    if isinstance(value, kind):  # not from JSON at all: the producer checks its arguments
-        return value
-    if issubclass(kind, PurePath) and isinstance(value, str):
-        return kind(value)
-    validate = getattr(kind, "model_validate_json", None)
-    if callable(validate):
-        # From JSON, so that strict models take their dates and ids, too.
-        return validate(_ENCODER.encode(value))
-    raise NotImplementedError(f"{kind.__name__} has no JSON form")
-
-
-_ENCODER = msgspec.json.Encoder(enc_hook=_to_json)
-_FAULTS = (NotImplementedError, TypeError, ValueError, RecursionError)
-"""What msgspec and the hooks raise; its own errors are ValueErrors."""
-
-
-def _encode(value: Any) -> bytes:
-    """Return JSON. Raises ValueError for nan and infinity: msgspec would write `null`."""
-    encoded = _ENCODER.encode(value)
-    if encoded.find(b"null") >= 0 and value is not None:  # `in` takes twice as long: it tries a number first
-        _refuse_infinite(msgspec.to_builtins(value, enc_hook=_to_json))
-    return encoded
-
-
 def _encode_call(value: Any) -> bytes:
     """Return JSON of args or kwargs. Raises ValueError when nested too deeply for the scripts."""
-    encoded = _encode(value)
+    encoded = encode_unchecked(value)
     if len(encoded) > 2 * MAX_DEPTH and is_nested_deeper(encoded, MAX_DEPTH):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
     return encoded
 
 
-def _refuse_infinite(value: Any) -> None:
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{value} has no JSON form")
-    elif isinstance(value, dict):
-        for item in cast("dict[Any, Any]", value).values():
-            _refuse_infinite(item)
-    elif isinstance(value, list | tuple):
-        for item in cast("Sequence[Any]", value):
-            _refuse_infinite(item)
+def encode_value(value: Any, what: str = "a result") -> bytes:
+    """Return JSON of a value. Raises TypeError when it cannot be encoded.
 
-
-def encode_value(value: Any) -> bytes:
-    """Return JSON of a task's result. Raises TypeError when it cannot be encoded."""
+    Args:
+        value: The value.
+        what: What it is, for the error.
+    """
     try:
-        return _encode(value)
-    except _FAULTS as error:
+        return encode_json(value)
+    except FAULTS as error:
         raise TypeError(
-            f"a result of type {type(value).__name__} cannot be encoded: {get_error_text(error)}"
+            f"{what} of type {type(value).__name__} cannot be encoded: {get_error_text(error)}"
         ) from None
 
 
@@ -156,7 +125,8 @@ class ResultType:
 
     def __init__(self, annotation: Any) -> None:
         self._annotation = annotation
-        self._decoder = _decoder(annotation)
+        self._decoder = _decoder(adapt_annotation(annotation))
+        self._check = make_check(annotation)
 
     @property
     def is_declared(self) -> bool:
@@ -166,8 +136,11 @@ class ResultType:
     def decode(self, raw: bytes | Raw) -> Any:
         """Return the result as the annotated type. Raises BadResult when it does not fit."""
         try:
-            return self._decoder.decode(raw)
-        except _FAULTS as error:
+            value = self._decoder.decode(raw)
+            if self._check is not None:
+                self._check(value)
+            return value
+        except FAULTS as error:
             raise BadResult(
                 f"the result is not what the task declares, {_shown(self._annotation)}: {get_error_text(error)}"
             ) from None
@@ -176,7 +149,7 @@ class ResultType:
 def _decoder(annotation: Any) -> msgspec.json.Decoder[Any]:
     if annotation in (_EMPTY, inspect.Signature.empty, *_NEVER):
         annotation = Any
-    return msgspec.json.Decoder(annotation, dec_hook=_from_json)
+    return msgspec.json.Decoder(annotation, dec_hook=from_json)
 
 
 def _shown(annotation: Any) -> str:
@@ -191,11 +164,20 @@ class Parameters:
     exist yet, such as a class further down in the module, counts as Any (`has_unresolved`): `resolve` tries again when
     the first job is made or read, and when an application is loaded. A name that does not exist then, such as an import
     for type checkers only, stays Any.
+
+    Args:
+        task: The name of the task.
+        function: The function.
+        redact: The parameters whose values are never shown.
+        bound: The name of the function's first parameter where the worker passes it; '' where there is none.
     """
 
-    def __init__(self, task: str, function: Callable[..., Any], redact: Collection[str] = ()) -> None:
+    def __init__(
+        self, task: str, function: Callable[..., Any], redact: Collection[str] = (), bound: str = ""
+    ) -> None:
         self._task = task
         self._function = function
+        self._bound = bound
         self._signature = inspect.signature(function)
         self.has_unresolved: bool = False
         self._read_annotations()
@@ -219,7 +201,15 @@ class Parameters:
             name: self._known(f"parameter {name!r}", hints.get(name, Any))
             for name in self._signature.parameters
         }
-        self._decoders = {name: _decoder(annotation) for name, annotation in self._types.items()}
+        self._wire_types = {name: adapt_annotation(annotation) for name, annotation in self._types.items()}
+        self._decoders = {name: _decoder(annotation) for name, annotation in self._wire_types.items()}
+        checks = {name: make_check(annotation) for name, annotation in self._types.items()}
+        self._checks: dict[str, Check] = {name: check for name, check in checks.items() if check is not None}
+        self._with_mixed_keys = frozenset(
+            name for name, annotation in self._types.items() if has_mixed_keys(annotation)
+        )
+        # Whether arguments that arrive equal arrive unchanged.
+        self._is_simple = not self._checks and all(map(is_simple, self._wire_types.values()))
         self._exact = frozenset(name for name, each in self._types.items() if _mentions_decimal(each))
         kinds = {name: each.kind for name, each in self._signature.parameters.items()}
         self._names = tuple(name for name, kind in kinds.items() if kind in _POSITIONAL)
@@ -231,8 +221,9 @@ class Parameters:
         self._plain = len(self._names) == len(parameters)
         # Where there are only positional parameters a list of them is decoded in one go.
         self._classes = tuple(self._types[name] for name in self._names)
+        wire_types = tuple(self._wire_types[name] for name in self._names)
         lengths = range(self._required, len(self._names) + 1) if self._plain else ()
-        self._wholes = {many: _decoder(GenericAlias(tuple, self._classes[:many])) for many in lengths}
+        self._wholes = {many: _decoder(GenericAlias(tuple, wire_types[:many])) for many in lengths}
         self._fixed = next(iter(self._wholes.values())) if len(self._wholes) == 1 else None
 
     @property
@@ -290,14 +281,40 @@ class Parameters:
         try:
             raw_args = Raw(_encode_call(args))
             raw_kwargs = Raw(_encode_call(kwargs)) if kwargs else NO_KWARGS
-        except _FAULTS as error:
-            raise BadArguments(
-                f"{self._task}: an argument cannot be encoded: {get_error_text(error)}"
-            ) from None
-        if decoder is None or not _is_read(raw_args, decoder):
-            # As the worker will do: the error names the argument that cannot be read.
-            self.decode(raw_args, raw_kwargs)
+        except FAULTS as error:
+            raise self._make_encoding_error(error) from None
+        if decoder is not None and self._is_simple:
+            try:
+                if equals(decoder.decode(raw_args), args):
+                    return raw_args, raw_kwargs
+            except FAULTS:
+                pass  # decoded one by one below, to name the wrong one
+        self._read_back(args, kwargs, raw_args, raw_kwargs)
         return raw_args, raw_kwargs
+
+    def _make_encoding_error(self, error: Exception) -> BadArguments:
+        return BadArguments(f"{self._task}: an argument cannot be encoded: {get_error_text(error)}")
+
+    def _read_back(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], raw_args: Raw, raw_kwargs: Raw
+    ) -> None:
+        """Decode a call as the worker will do. Raises BadArguments when it cannot be, or would arrive changed."""
+        try:
+            refuse_changes((*args, *kwargs.values()))
+        except FAULTS as error:
+            raise self._make_encoding_error(error) from None
+        arrived, named = self.decode(raw_args, raw_kwargs)
+        if self._is_simple and equals([list(arrived), named], [list(args), kwargs]):
+            return
+        names = [self._names[n] if n < len(self._names) else self._rest or "" for n in range(len(args))]
+        for name, value, back in zip(names, args, arrived, strict=True):
+            self._refuse_change(name, value, back)
+        for name, value in kwargs.items():
+            self._refuse_change(name, value, named[name])
+
+    def _refuse_change(self, name: str, sent: Any, arrived: Any) -> None:
+        if difference := find_difference(sent, arrived, keeps_keys=name in self._with_mixed_keys):
+            raise BadArguments(f"{self._task}: parameter {name!r} would not arrive as it is: {difference}")
 
     def encode_values(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], is_later: Callable[[Any], bool]
@@ -331,12 +348,11 @@ class Parameters:
         self._check(name or "", value)
         try:
             raw = Raw(_encode_call(value))
-        except _FAULTS as error:
-            raise BadArguments(
-                f"{self._task}: an argument cannot be encoded: {get_error_text(error)}"
-            ) from None
-        if name is not None and not _is_read(raw, self._decoders[name]):
-            self._decode_one(name, raw)
+            refuse_changes(value)
+        except FAULTS as error:
+            raise self._make_encoding_error(error) from None
+        if name is not None:
+            self._refuse_change(name, value, self._decode_one(name, raw))
         return raw
 
     def encode_canonical(self, args: Raw, kwargs: Raw) -> bytes:
@@ -349,7 +365,7 @@ class Parameters:
         left_out.apply_defaults()
         try:
             return _canonical(left_out)
-        except _FAULTS:  # a default without a JSON form cannot be passed either
+        except FAULTS:  # a default without a JSON form cannot be passed either
             return _canonical(call)
 
     def decode(self, args: Raw, kwargs: Raw) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -370,29 +386,34 @@ class Parameters:
         call = self._bind(args, kwargs)
         call.apply_defaults()
         arguments = dict(call.arguments)
-        arguments |= arguments.pop(self._more) if self._more else {}
+        more: Mapping[str, Any] = arguments.pop(self._more) if self._more else {}
+        if twice := sorted(more.keys() & arguments.keys()):
+            raise BadArguments(
+                f"{self._task}: a keyword argument has the name of the positional parameter {twice[0]!r}"
+            )
+        arguments |= more
         try:
-            return _encode(arguments)
-        except _FAULTS as error:
+            return encode_json(arguments)
+        except FAULTS as error:
             raise BadArguments(
                 f"{self._task}: a default cannot be encoded: {get_error_text(error)}"
             ) from None
 
     def _decode_positional(self, raw: Raw) -> Sequence[Any]:
-        if self._fixed is not None:
+        if self._fixed is not None and not self._checks:
             try:
                 return cast("Sequence[Any]", self._fixed.decode(raw))
-            except _FAULTS:
+            except FAULTS:
                 pass  # decode one by one below, to name the wrong one
         try:
             values = _RAW_ARGS.decode(raw)
             decoder = self._wholes.get(len(values))
-        except _FAULTS as error:
+        except FAULTS as error:
             raise BadArguments(f"{self._task}: args are no list: {get_error_text(error)}") from None
-        if decoder is not None:
+        if decoder is not None and not self._checks:
             try:
                 return cast("Sequence[Any]", decoder.decode(raw))
-            except _FAULTS:
+            except FAULTS:
                 pass
         rest = self._rest
         if rest is None and len(values) > len(self._names):
@@ -408,7 +429,7 @@ class Parameters:
     def _decode_keywords(self, raw: Raw) -> dict[str, Any]:
         try:
             values = _RAW_KWARGS.decode(raw)
-        except _FAULTS as error:
+        except FAULTS as error:
             raise BadArguments(f"{self._task}: kwargs are no object: {get_error_text(error)}") from None
         return {
             name: self._decode_one(name if name in self._keywords else self._more, value)
@@ -418,8 +439,11 @@ class Parameters:
     def _decode_one(self, name: str | None, raw: Raw) -> Any:
         """Return one decoded argument. Without a `name` there is no such parameter: binding will raise."""
         try:
-            return self._decoders[name].decode(raw) if name else None
-        except _FAULTS as error:
+            value = self._decoders[name].decode(raw) if name else None
+            if name in self._checks:
+                self._checks[name](value)
+            return value
+        except FAULTS as error:
             raise BadArguments(
                 f"{self._task}: parameter {name!r} takes {_shown(self._types[name or ''])}: {get_error_text(error)}"
             ) from None
@@ -436,6 +460,10 @@ class Parameters:
                 self._check(name, value)
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        if self._bound and self._bound in kwargs:
+            raise BadArguments(
+                f"{self._task}: {self._bound!r} is the running job, which the worker passes: use another name"
+            )
         try:
             return self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -461,9 +489,13 @@ class Parameters:
                 f"{self._task}: parameter {name!r} takes {_shown(expected)}, got {type(value).__name__} "
                 f"(the float {inexact!r} is not exact: pass Decimal('{inexact!r}') or '{inexact!r}')"
             )
+        wire_type = self._wire_types[name]
         try:
-            msgspec.convert(value, expected, dec_hook=_from_json)
-        except _FAULTS as error:
+            try:
+                msgspec.convert(value, wire_type, dec_hook=from_json)
+            except FAULTS:  # it may have subclasses of str, int and so on, which are written as plain values
+                msgspec.convert(make_plain(value), wire_type, dec_hook=from_json)
+        except FAULTS as error:
             raise BadArguments(
                 f"{self._task}: parameter {name!r} takes {_shown(expected)}, got {type(value).__name__} "
                 f"({get_error_text(error)})"
@@ -477,8 +509,10 @@ class Parameters:
         if annotation in (*_SIMPLE, *_NEVER):
             return annotation
         try:
-            _decoder(annotation)
-            bare = _class_without_json(annotation)
+            wire_type = adapt_annotation(annotation)
+            _decoder(wire_type)
+            make_check(annotation)
+            bare = _class_without_json(wire_type)
         except NameError:  # such as in a field of a dataclass
             self.has_unresolved = True
             return Any
@@ -539,8 +573,10 @@ def _bare_in(info: Any, visited: set[int]) -> type[Any] | None:
 
 
 def _has_json_form(kind: Any) -> bool:
-    """Return whether `_from_json` may make an instance of this class of a value from JSON."""
-    if not isinstance(kind, type) or issubclass(kind, PurePath):
+    """Return whether `from_json` may make an instance of this class of a value from JSON."""
+    if not isinstance(kind, type) or issubclass(kind, PurePath) or isinstance(kind, AdaptedType):
+        return True
+    if find_scalar_base(cast("Any", kind)) is not None:
         return True
     metaclass: type[Any] = cast("Any", kind).__class__
     is_convertible = any(
@@ -592,19 +628,11 @@ def _float_for_decimal(value: Any, wanted: Any) -> float | None:
     return next((item for item in floats if item is not None), None)
 
 
-def _is_read(raw: Raw, decoder: msgspec.json.Decoder[Any]) -> bool:
-    try:
-        decoder.decode(raw)
-    except _FAULTS:
-        return False
-    return True
-
-
 def _canonical(call: inspect.BoundArguments) -> bytes:
     return _CANONICAL.encode((call.args, call.kwargs))
 
 
-_CANONICAL = msgspec.json.Encoder(enc_hook=_to_json, order="deterministic")
+_CANONICAL = msgspec.json.Encoder(enc_hook=to_json, order="deterministic")
 _RAW_ARGS = msgspec.json.Decoder(list[Raw])
 _RAW_KWARGS = msgspec.json.Decoder(dict[str, Raw])
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypedDict, cast
 import msgspec
 
 from celery5.errors import Corrupt, Misconfigured
+from celery5.protocol.job.messages import encode
 from celery5.protocol.job.names import is_queue_name
 from celery5.protocol.job.retry_policy import LONGEST, Errors, RetryPolicy
 from celery5.protocol.job.states import LANES, Priority, get_lane
@@ -53,7 +54,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 
     def to_bytes(self) -> bytes:
         """Return the job as JSON, to be stored until it is sent, such as in an outbox."""
-        return msgspec.json.encode(self)
+        return encode(self)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "Job":

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Raw, json
 
 from celery5.errors import Corrupt
+from celery5.protocol.job.json_values import to_json
 from celery5.protocol.job.retry_policy import RetryPolicy
 
 VERSION = 1
@@ -120,7 +121,7 @@ _HEADERS: msgspec.json.Decoder[dict[str, str] | None] = msgspec.json.Decoder(dic
 _COUNTS: msgspec.json.Decoder[dict[str, int] | None] = msgspec.json.Decoder(dict[str, int] | None)
 _LIST = msgspec.json.Decoder(list[Raw])
 _FAILURE = msgspec.json.Decoder(Failure)
-_ENCODER = msgspec.json.Encoder()
+_ENCODER = msgspec.json.Encoder(enc_hook=to_json)
 _FAULTS = (ValueError, RecursionError)
 """What msgspec raises: its own errors and bad UTF-8 are ValueErrors; nesting without end is a RecursionError."""
 

@@ -8,6 +8,8 @@ from zlib import crc32
 
 import msgspec
 
+from celery5.protocol.job.json_values import to_json
+
 
 def canonical_key(value: object) -> bytes:
     """Return the bytes by which a key is routed.
@@ -27,7 +29,7 @@ def canonical_key(value: object) -> bytes:
         return value.encode()
     if isinstance(value, bytes):
         return value
-    text = msgspec.json.encode(value, order="deterministic")
+    text = msgspec.json.encode(value, enc_hook=to_json, order="deterministic")
     if text[:1] == b'"':
         return msgspec.json.decode(text, type=str).encode()
     return text
