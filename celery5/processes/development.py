@@ -17,12 +17,12 @@ from celery5.errors import Misconfigured
 from celery5.logs.log import Log
 from celery5.processes import router, scheduler, worker
 from celery5.processes.lifecycle import foreground
+from celery5.processes.lifecycle.companions import run_companion
 from celery5.processes.lifecycle.foreground import (
     ServeOptions,
     make_interruption,
     make_stop_times,
     open_log,
-    run_companion,
     serve_in_process,
 )
 from celery5.processes.lifecycle.incarnations import ProcessKind, new_incarnation_name
@@ -89,12 +89,19 @@ def find_companions(app: App) -> tuple[ProcessKind, ...]:
 
 def find_dashboard() -> tuple[ProcessKind, ...]:
     """Return what serves the dashboard; nothing where its packages are not installed."""
-    if not all(map(find_spec, ("anycorn", "jinja2", "starlette"))):
+    if not all(map(find_spec, ("h11", "jinja2", "starlette"))):
         sys.stderr.write("there is a dashboard, too: pip install 'celery5[dashboard]'\n")
         return ()
+    return (ProcessKind("dashboard", _run_dashboard, lambda app: None),)
+
+
+async def _run_dashboard(
+    app: App, options: object, *, log: Log, done: trio.Event, task_status: trio.TaskStatus[None]
+) -> None:
+    """Serve the dashboard until cancelled. Loading it is part of that: it may fail, and the worker runs on."""
     from celery5.processes.dashboard import run_in_development
 
-    return (ProcessKind("dashboard", run_in_development, lambda app: None),)
+    await run_in_development(app, options, log=log, done=done, task_status=task_status)
 
 
 @contextmanager

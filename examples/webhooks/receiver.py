@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import trio
@@ -18,9 +19,18 @@ from celery5.events import Emit
 from celery5.examples.webhooks.signature import Unsigned, key_of, verified
 from celery5.protocol.health.http import BadRequest, HttpRequest, HttpResponse, parse_request
 from celery5.services.health.status_port import drain_request, read_body, read_head
+from celery5.services.process.client_connections import (
+    BACKLOG,
+    ClientConnections,
+    ClientPlace,
+    ClientPlaces,
+    limit_places,
+)
 
 CONNECTIONS = 64
-"""Connections at once; others get status 503."""
+"""Connections at once; for another one, that of the busiest address is closed that has waited longest."""
+SHARE_OF_FILES = 0.1
+"""The part of the files which the process may open that connections may take."""
 LIMIT = 10.0
 """Seconds that one connection may take, from the first byte to the last."""
 NO_SECRET = (
@@ -54,7 +64,6 @@ class Receiver:
         self._largest = largest
         self._tls = tls
         self._now = now
-        self._open = 0
         self.port: int | None = None
 
     async def run(self, emit: Emit) -> None:
@@ -65,38 +74,32 @@ class Receiver:
         """
         if not self._keys:
             raise Misconfigured(NO_SECRET)
-        listener, *others = await trio.open_tcp_listeners(self._port, host=self._host, backlog=CONNECTIONS)
+        listener, *others = await trio.open_tcp_listeners(self._port, host=self._host, backlog=BACKLOG)
         for other in others:
             await other.aclose()
         self.port = listener.socket.getsockname()[1]
+        connections = ClientConnections(
+            ClientPlaces(limit_places(CONNECTIONS, SHARE_OF_FILES)),
+            partial(self._serve, emit),
+            on_error=lambda error: None,  # TLS that was not finished, for example
+            on_shortage=lambda error: None,
+        )
         async with listener, trio.open_nursery() as nursery:
-            while True:
-                try:
-                    stream = await listener.accept()
-                except OSError:  # too many open files, or an error of the network: both are temporary
-                    await trio.sleep(0.1)
-                    continue
-                nursery.start_soon(self._serve, stream, emit)
+            await connections.accept([listener], nursery)
 
-    async def _serve(self, bare: trio.SocketStream, emit: Emit) -> None:
+    async def _serve(self, emit: Emit, bare: trio.SocketStream, place: ClientPlace) -> None:
         """Serve one connection."""
-        self._open += 1
+        del place  # it may be closed for another one at any time: the sender sends the message again
         stream = (
             trio.SSLStream(bare, self._tls, server_side=True, https_compatible=True) if self._tls else bare
         )
-        try:
-            with trio.move_on_after(LIMIT), suppress(trio.BrokenResourceError, OSError, ssl.SSLError):
-                await stream.send_all((await self._response(stream, emit)).to_bytes())
-                if stream is bare:
-                    await bare.send_eof()
-                await drain_request(stream)
-        finally:
-            self._open -= 1
-            await trio.aclose_forcefully(bare)
+        with trio.move_on_after(LIMIT), suppress(ssl.SSLError):
+            await stream.send_all((await self._response(stream, emit)).to_bytes())
+            if stream is bare:
+                await bare.send_eof()
+            await drain_request(stream)
 
     async def _response(self, stream: trio.abc.ReceiveStream, emit: Emit) -> HttpResponse:
-        if self._open > CONNECTIONS:
-            return _refused(503, "too many connections at once")
         try:
             head, begun = await read_head(stream, timeout=LIMIT / 4)
             request = parse_request(head, max_body_size=self._largest)

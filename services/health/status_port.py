@@ -37,7 +37,14 @@ from celery5.protocol.observability.exposition import (
 )
 from celery5.protocol.observability.families import MetricFamily
 from celery5.services.health.vitals import ProbeReport, ProcessStatus
-from celery5.services.publisher.listener import accept_connection
+from celery5.services.process.client_connections import (
+    BACKLOG,
+    RETRY_DELAY,
+    ClientConnections,
+    ClientPlace,
+    ClientPlaces,
+    limit_places,
+)
 
 
 async def read_head(stream: trio.abc.ReceiveStream, *, timeout: float) -> tuple[bytes, bytes]:
@@ -82,6 +89,8 @@ async def drain_request(stream: trio.abc.ReceiveStream) -> None:
 
 MAX_CONNECTIONS = 16
 """The most connections at once; for another one, the oldest is closed."""
+SHARE_OF_FILES = 0.1
+"""The part of the files which the process may open that connections may take."""
 CONNECTION_TIMEOUT = 5.0
 """Seconds that one connection may take, from the first byte to the last."""
 BLOCKED_TIMEOUT = 0.5
@@ -90,8 +99,8 @@ LAG_PERIOD = 1.0
 """Seconds between two measurements of the lag of the event loop."""
 LAG_SAMPLES = 10
 """The number of measurements of which the largest is reported."""
-RETRY_DELAY = 5.0
-"""Seconds until a port that was taken is tried again."""
+REOPEN_DELAY = 5.0
+"""Seconds until a port that was taken, or has failed, is tried again."""
 CLUSTER_PATH = "/metrics/cluster"
 """The path of the metrics of the whole cluster, which are read from Redis."""
 CLUSTER_AGE = 5.0
@@ -120,8 +129,7 @@ class StatusPort:
         self._port = port
         self._host = host
         self._ports = ports
-        self._connections: dict[trio.CancelScope, None] = {}
-        """The open connections, the oldest first."""
+        self._connections = ClientPlaces(limit_places(MAX_CONNECTIONS, SHARE_OF_FILES))
         self._listener: socket.socket | None = None
         self._polled: socket.socket | None = None
         self._guard = threading.Lock()
@@ -142,13 +150,13 @@ class StatusPort:
                     "status:open-failed", "error", host=self._host, port=self._port, hint=_NO_PORT
                 )
             was_logged = True
-            await trio.sleep(RETRY_DELAY)
+            await trio.sleep(REOPEN_DELAY)
             listener = await self._try_to_listen(self._port)
         self._listener = socket.socket(fileno=os.dup(listener.socket.fileno()))
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._measure_lag)
-                nursery.start_soon(self._accept, listener, nursery)
+                await self._accept(listener, nursery)
         finally:
             self._close()
 
@@ -189,12 +197,17 @@ class StatusPort:
         while (left := end - time.monotonic()) > 0 and poll.poll(left * 1000):
             if self._listener is not listener:
                 return
-            with suppress(OSError):  # the event loop accepted it first, or the client has disconnected
+            try:
                 stream, _ = listener.accept()
-                with stream:
-                    stream.settimeout(BLOCKED_TIMEOUT)
-                    stream.sendall(self._answer_blocked(stream))
-                    stream.shutdown(socket.SHUT_WR)
+            except BlockingIOError:  # the event loop accepted it first
+                continue
+            except OSError:  # too many open files, for example: then it is still there to be accepted
+                time.sleep(RETRY_DELAY)
+                continue
+            with suppress(OSError), stream:  # the client has disconnected
+                stream.settimeout(BLOCKED_TIMEOUT)
+                stream.sendall(self._answer_blocked(stream))
+                stream.shutdown(socket.SHUT_WR)
 
     def _answer_blocked(self, stream: socket.socket) -> bytes:
         """Read one request and return the response, in another thread than the event loop's."""
@@ -213,7 +226,7 @@ class StatusPort:
         """Return a listener at the first port that can be opened; None if there is none."""
         for port in range(first, min(first + self._ports, 65536)):
             try:
-                listeners = await trio.open_tcp_listeners(port, host=self._host, backlog=MAX_CONNECTIONS)
+                listeners = await trio.open_tcp_listeners(port, host=self._host, backlog=BACKLOG)
             except OSError as error:
                 self._log.event("status:port-taken", "debug", port=port, why=str(error))
                 continue
@@ -224,29 +237,33 @@ class StatusPort:
         return None
 
     async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
-        async with listener:
-            while True:
-                nursery.start_soon(self._serve, await accept_connection(listener))
-
-    async def _serve(self, stream: trio.SocketStream) -> None:
-        """Serve one connection. When there are too many, close the oldest.
+        """Serve connections. When there are too many, the oldest is closed.
 
         So a client that holds connections open cannot block a probe, after which the worker would be restarted.
         """
-        scope = trio.move_on_after(CONNECTION_TIMEOUT)
-        self._connections[scope] = None
-        if len(self._connections) > MAX_CONNECTIONS:
-            oldest = next(iter(self._connections))
-            del self._connections[oldest]
-            oldest.cancel()
-        try:
-            with scope, suppress(trio.BrokenResourceError, OSError):
-                await stream.send_all(await self._answer(stream))
-                await stream.send_eof()
-                await drain_request(stream)
-        finally:
-            self._connections.pop(scope, None)
-            await trio.aclose_forcefully(stream)
+        connections = ClientConnections(
+            self._connections,
+            self._serve,
+            on_error=self._log_failure,
+            on_shortage=lambda error: self._log.event(
+                "status:accept-failed", "warning", port=self._port, why=error.strerror
+            ),
+        )
+        async with listener:
+            await connections.accept([listener], nursery)
+
+    async def _serve(self, stream: trio.SocketStream, place: ClientPlace) -> None:
+        """Serve one connection; its place is idle until it is closed."""
+        del place
+        with trio.move_on_after(CONNECTION_TIMEOUT):
+            await stream.send_all(await self._answer(stream))
+            await stream.send_eof()
+            await drain_request(stream)
+
+    def _log_failure(self, error: Exception) -> None:
+        self._log.event(
+            "status:request-failed", "error", port=self._port, error=f"{type(error).__name__}: {error}"
+        )
 
     async def _answer(self, stream: trio.SocketStream) -> bytes:
         try:

@@ -8,10 +8,11 @@ so that they cannot keep producers out. When all places are taken, the connectio
 closed; its client reconnects when it has something to send.
 """
 
+import math
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from ipaddress import ip_address, ip_network
+from functools import partial
 from typing import Any
 
 import trio
@@ -37,26 +38,18 @@ from celery5.protocol.publisher.frames import (
     find_fault,
     get_frame_limit,
 )
+from celery5.services.process.client_connections import accept_connections, get_host, limit_places
 from celery5.services.publisher.messages_store import MessagesStore
 from celery5.services.publisher.sockets import PublisherSockets
 
-RETRY_DELAY = 0.1
-"""Seconds before accepting is tried again."""
-
-
-async def accept_connection(listener: trio.SocketListener) -> trio.SocketStream:
-    """Return the next connection. Wait and try again after transient errors, such as too many open files."""
-    while True:
-        try:
-            return await listener.accept()
-        except OSError:
-            await trio.sleep(RETRY_DELAY)
-
-
 MAX_CLIENTS = 512
 """The most clients at once: connections that have sent hello."""
+CLIENTS_SHARE = 0.5
+"""The part of the files which the process may open that clients may take."""
 MAX_UNIDENTIFIED = 64
 """The most unidentified connections at once, for TCP and for unix sockets each."""
+UNIDENTIFIED_SHARE = 0.06
+"""The part of the files that they may take, of each kind."""
 MESSAGES_PER_TURN = 500
 """Messages that are read before other connections have their turn."""
 LOG_PERIOD = 10.0
@@ -185,7 +178,10 @@ class Listener:
         self._message_limit = message_limit
         self._frame_limit = get_frame_limit(message_limit)
         self._log = log
-        self._connections = _OpenConnections(max_clients, max_unidentified)
+        self._connections = _OpenConnections(
+            limit_places(max_clients, CLIENTS_SHARE), limit_places(max_unidentified, UNIDENTIFIED_SHARE)
+        )
+        self._shortage_logged_at = -math.inf
         self._evicted_logged_at = -LOG_PERIOD
         self._evicted_logged = 0
         self._unfinished_bytes = 0
@@ -211,20 +207,27 @@ class Listener:
     async def _accept(
         self, listener: trio.SocketListener, context: ssl.SSLContext | None, nursery: trio.Nursery
     ) -> None:
-        while True:
-            nursery.start_soon(self._serve, await accept_connection(listener), context)
+        await accept_connections(
+            listener,
+            partial(self._serve, context),
+            nursery=nursery,
+            on_failure=self._log_shortage,
+        )
+
+    def _log_shortage(self, error: OSError) -> None:
+        if (now := trio.current_time()) >= self._shortage_logged_at + LOG_PERIOD:
+            self._shortage_logged_at = now
+            self._log.event("listener:accept-failed", "warning", why=error.strerror)
 
     # ---- one connection
 
-    async def _serve(self, raw: trio.SocketStream, context: ssl.SSLContext | None) -> None:
+    async def _serve(self, context: ssl.SSLContext | None, raw: trio.SocketStream) -> None:
         """Serve one connection; never raises because of the client."""
         stream: trio.abc.Stream = raw
         kind = "unix" if raw.socket.family == trio.socket.AF_UNIX else "tcp"
         if context is not None and kind == "tcp":
             stream = trio.SSLStream(raw, context, server_side=True, https_compatible=True)
-        connection = _Connection(
-            self, stream, self._connections, kind=kind, host=_get_host(raw) if kind == "tcp" else ""
-        )
+        connection = _Connection(self, stream, self._connections, kind=kind, host=get_host(raw))
         self._connections.add(connection)
         self._log_evicted()
         try:
@@ -362,15 +365,6 @@ class Listener:
             "Connections that were closed to make space for others.",
             float(self._connections.evicted),
         )
-
-
-def _get_host(raw: trio.SocketStream) -> str:
-    """Return where a connection comes from, for counting: an address, or the IPv6 network that one host has."""
-    try:
-        peer = ip_address(raw.socket.getpeername()[0].partition("%")[0])
-        return str(peer if peer.version == 4 else ip_network((peer, 64), strict=False))
-    except (OSError, ValueError):  # the connection is already closed
-        return ""
 
 
 class _Connection:

@@ -13,12 +13,11 @@ from pathlib import Path
 import msgspec
 import trio
 
-from celery5.broker.servers.kept_folder import make_private
+from celery5.broker.servers.kept_folder import check_owned, make_private
 from celery5.errors import AlreadyInUse, Misconfigured
 from celery5.logs.log import Log
+from celery5.services.process.client_connections import BACKLOG
 
-ACCEPT_BACKLOG = 128
-"""The backlog of listen(2): clients that may wait to be accepted."""
 FIRST_INHERITED_FD = 3
 
 
@@ -110,8 +109,8 @@ class PublisherSockets:
     def _open_unix(self, path: Path) -> socket.socket:
         """Return a socket at `path` that only our user may use. Replace one that a dead daemon left there."""
         try:
-            make_private(path.parent)
-            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            check_owned(make_private(path.parent), str(path.parent))
+            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise Misconfigured(f"no socket at {path}: {error.strerror}") from None
         try:
@@ -125,7 +124,7 @@ class PublisherSockets:
         try:
             _remove_old_socket(path)
             opened.bind(str(path))
-            opened.listen(ACCEPT_BACKLOG)
+            opened.listen(BACKLOG)
             self._bound = (str(path), os.stat(path).st_ino)
         except OSError as error:
             opened.close()
@@ -139,7 +138,7 @@ class PublisherSockets:
 
     async def _open_tcp(self, host: str, port: int) -> Sequence[trio.SocketListener]:
         try:
-            listeners = await trio.open_tcp_listeners(port, host=host, backlog=ACCEPT_BACKLOG)
+            listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
         except OSError as error:
             raise Misconfigured(f"no listening on {host}:{port}: {error.strerror or error}") from None
         for listener in listeners:

@@ -7,6 +7,7 @@ file contains the id of the process that the lock was taken for.
 import fcntl
 import os
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,19 @@ def make_private(folder: Path) -> os.stat_result:
         path.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)  # raises where there is something else of that name
     return folder.stat()
+
+
+def check_owned(found: os.stat_result, name: str) -> None:
+    """Raise Misconfigured unless a file or folder is of this user or of root, and nobody else can change it.
+
+    Others may add to a folder such as /tmp (its sticky bit is set), since they can replace nothing in it.
+    """
+    if found.st_uid not in (os.geteuid(), 0):
+        raise Misconfigured(f"{name}: it is another user's: chown it to {os.geteuid()}, or name another one")
+    is_shared_folder = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    if found.st_mode & 0o022 and not is_shared_folder:
+        mode = "700" if stat.S_ISDIR(found.st_mode) else "600"
+        raise Misconfigured(f"{name}: others may write it: chmod {mode} {name}")
 
 
 def lock_folder(folder: Path) -> int:

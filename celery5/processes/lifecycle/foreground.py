@@ -22,6 +22,7 @@ from celery5.logs.log import Log, LogWriter
 from celery5.logs.stdlib_log import captured_logging
 from celery5.processes import router, scheduler, worker
 from celery5.processes.lifecycle import fleet
+from celery5.processes.lifecycle.companions import keep_running, log_failure, run_companion
 from celery5.processes.lifecycle.incarnations import PROCESS_EVENTS, ProcessKind, new_incarnation_name
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import ProcessOptions
@@ -289,7 +290,7 @@ async def serve_in_process(
     try:
         async with trio.open_nursery() as around:  # probes are answered until the last job is settled
             await around.start(StackDump(log).run)
-            await around.start(port.run)
+            await around.start(partial(keep_running, port.run, on_failure=log_failure(log, "status port")))
             await around.start(_watch(app, vitals, port, log, own=not options.shares_process).run)
             ready = _Ready(log, on_ready, kind.name)
             work = partial(kind.run, app, options, log=log, done=done, task_status=ready)
@@ -342,31 +343,6 @@ def _watch(app: App, process_status: ProcessStatus, port: StatusPort, log: Log, 
     return LoopWatchdog(
         threshold=threshold, process_status=process_status, port=port, address=address, log=log
     )
-
-
-async def run_companion(
-    kind: ProcessKind,
-    app: App,
-    journal: LogWriter | None,
-    on_stuck: Callable[[], None],
-    *,
-    reload_signal: ReloadSignal | None = None,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Run a process of this kind until cancelled, in the operating system's process of another."""
-    name = new_incarnation_name(f"{socket.gethostname()}:{os.getpid()}:{kind.name}")
-    process_options = ProcessOptions(
-        incarnation=name,
-        log_writer=journal,
-        on_stuck=on_stuck,
-        shares_process=True,
-        reload_signal=reload_signal or ReloadSignal(),
-    )
-    log = Log(worker=name, app=app.name, writer=journal, kind=kind.name)
-    try:
-        await kind.run(app, process_options, log=log, done=trio.Event(), task_status=task_status)
-    finally:
-        log.finish()
 
 
 def _asking(
