@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from celery5.dashboard.access import Sessions
 from celery5.dashboard.openapi import make_openapi
 from celery5.dashboard.performing import Performer, describe_problem
 from celery5.dashboard.requests import check_form_key, read_body, read_query, to_parameters
+from celery5.dashboard.sessions import Sessions
 from celery5.errors import Misconfigured
 
 JSON = "application/json"

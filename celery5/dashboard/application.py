@@ -1,5 +1,6 @@
 """The dashboard as one ASGI application, which is served by itself or mounted in another one."""
 
+import warnings
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery5.app import App
-from celery5.dashboard.access import Authenticator, Sessions
+from celery5.dashboard.access import Authenticator, ProxyHeaders
 from celery5.dashboard.api import JsonApi
 from celery5.dashboard.guard import Guard
+from celery5.dashboard.hosts import AllowedHosts
 from celery5.dashboard.performing import Performer
+from celery5.dashboard.sessions import Sessions
 from celery5.dashboard.site import Site
 from celery5.dashboard.static import StaticFiles
 from celery5.errors import Misconfigured
@@ -27,13 +30,17 @@ class Dashboard:
     Args:
         apps: The applications.
         authenticator: Says who makes a request, and which role that user has. There is no dashboard without.
-        hosts: The names under which it is reached, with their ports; empty for any. Needed on a loopback address.
-        secret: What signs sessions; None for one that ends with this process. Several processes need the same.
+        hosts: The names under which it is reached, besides loopback ones: each `NAME`, or `NAME:PORT`. A request for
+            another name is refused, since a page of another site may have made it (DNS rebinding).
+        public_url: The address that browsers have for it, such as `https://jobs.example`: its name is one of `hosts`,
+            and with `https` cookies are sent by TLS only.
+        secret: What signs sessions, of at least 32 bytes; None for one that ends with this process. Several processes
+            need the same.
         on_error: Called with the path of a request and an error of ours, which the client does not see; None to raise
             it to the server.
 
     Raises:
-        Misconfigured: Two applications have the same name, or there is none.
+        Misconfigured: Two applications have the same name, or there is none; a host or the secret is wrong.
     """
 
     def __init__(
@@ -42,6 +49,7 @@ class Dashboard:
         *,
         authenticator: Authenticator,
         hosts: Collection[str] = (),
+        public_url: str = "",
         secret: str | None = None,
         on_error: OnError | None = None,
     ) -> None:
@@ -58,7 +66,15 @@ class Dashboard:
             *site.make_routes(),
         ]
         pages: ASGIApp = Starlette(routes=routes)
-        self._guarded = Guard(pages, authenticator=authenticator, sessions=sessions, hosts=hosts)
+        self._guarded = Guard(
+            pages,
+            authenticator=authenticator,
+            sessions=sessions,
+            hosts=AllowedHosts(hosts, public_url),
+            open_paths=static.paths,
+        )
+        if isinstance(authenticator, ProxyHeaders) and authenticator.warning:
+            warnings.warn(authenticator.warning, stacklevel=2)
         self._performer = performer
         self._on_error = on_error
 

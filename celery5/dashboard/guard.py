@@ -6,20 +6,25 @@ Source: the OWASP cheat sheets on cross-site request forgery and on content secu
 import secrets
 from collections.abc import Collection
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from celery5.dashboard.access import Authenticator, Sessions, User, read_bearer
+from celery5.dashboard.access import Authenticator, User, read_bearer
+from celery5.dashboard.hosts import AllowedHosts
+from celery5.dashboard.sessions import Sessions
 
-OPEN_PATHS = ("/sign-in", "/static/")
-"""What is shown to everybody: nothing of the application is in it."""
+SIGN_IN_PATH = "/sign-in"
+"""The page that is shown to everybody: nothing of the application is in it."""
 SAFE_METHODS = ("GET", "HEAD")
 FORM_KEY = "form_key"
 """The field of a form, and `X-Form-Key` the header of a script, that no other site can know."""
+
+
+HSTS = "max-age=31536000"
+"""What tells a browser to reach this site by TLS only, for a year."""
 
 
 class Guard:
@@ -29,17 +34,24 @@ class Guard:
         inner: The application.
         authenticator: Says who makes a request.
         sessions: The sessions of those who have signed in.
-        hosts: The names under which the dashboard is reached, with their ports; empty for any. Without them a page of
-            another site could reach a loopback address by a name of its own (DNS rebinding).
+        hosts: The names under which the dashboard is reached.
+        open_paths: What is shown to everybody, besides the page for signing in.
     """
 
     def __init__(
-        self, inner: ASGIApp, *, authenticator: Authenticator, sessions: Sessions, hosts: Collection[str] = ()
+        self,
+        inner: ASGIApp,
+        *,
+        authenticator: Authenticator,
+        sessions: Sessions,
+        hosts: AllowedHosts,
+        open_paths: Collection[str] = (),
     ) -> None:
         self._inner = inner
         self._authenticator = authenticator
         self._sessions = sessions
-        self._hosts = frozenset(hosts)
+        self._hosts = hosts
+        self._open_paths = frozenset((SIGN_IN_PATH, *open_paths))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -48,41 +60,66 @@ class Guard:
             return
         nonce = secrets.token_urlsafe(16)
         state = scope.setdefault("state", {})
-        state["nonce"], state["user"], state["form_key"] = nonce, None, ""
+        state["nonce"], state["user"], state["form_key"], state["session_cookie"] = nonce, None, "", ""
+        state["is_secure"] = self._hosts.is_secure or scope.get("scheme") == "https"
+        state["needs_form_key"] = True
         request = Request(scope)
         response = self._refuse(request, state)
-        await (response or self._inner)(scope, receive, _protecting(send, nonce, request))
+        protecting = _protecting(send, nonce, HSTS if self._hosts.is_secure else "")
+        await (response or self._inner)(scope, receive, protecting)
 
     def _refuse(self, request: Request, state: dict[str, Any]) -> Response | None:
         """Return the answer to a request that is not let through; None for one that is."""
-        if self._hosts and request.headers.get("host", "") not in self._hosts:
-            return PlainTextResponse("this dashboard is not reached under that name\n", 421)
-        if not _is_from_this_site(request):
-            return PlainTextResponse("another site has made this request: it is refused\n", 403)
+        if not self._hosts.allows(request.headers.getlist("host")):
+            return PlainTextResponse(UNKNOWN_HOST, 421)
+        if (refusal := self._refuse_other_site(request)) is not None:
+            return refusal
         if request.method not in (*SAFE_METHODS, "POST"):
             return PlainTextResponse("only GET, HEAD and POST\n", 405, {"allow": "GET, HEAD, POST"})
-        user, cookie = self._identify(request)
+        user, cookie, is_by_bearer = self._identify(request)
         if user is None:
             return self._ask_to_sign_in(request)
-        state["user"] = user
-        # No browser sends a bearer token by itself, so such a request needs no key. A password (`Basic`) it does send.
-        has_token = bool(read_bearer(request))
-        state["form_key"] = "" if has_token else self._sessions.make_form_key(user, cookie)
-        state["needs_form_key"] = request.method == "POST" and not has_token
+        state["user"], state["session_cookie"] = user, cookie
+        # No browser sends a bearer token by itself, so such a request needs no key: but only where it is by the token
+        # that the user is known. A cookie, a password (`Basic`) and whatever a proxy looks at it does send.
+        state["form_key"] = "" if is_by_bearer else self._sessions.make_form_key(user, cookie)
+        state["needs_form_key"] = request.method == "POST" and not is_by_bearer
         return None
 
-    def _identify(self, request: Request) -> tuple[User | None, str]:
-        """Return who makes a request, and the cookie of the session, '' for none."""
+    def _refuse_other_site(self, request: Request) -> Response | None:
+        """Return the answer to a request that another site has made; None for others.
+
+        Browsers say so, and other clients send neither header. Another site may link to a page, but not embed it, read
+        it, or send a form.
+        """
+        fetched_by = request.headers.get("sec-fetch-site", "none")
+        is_safe = request.method in SAFE_METHODS
+        is_link = request.headers.get("sec-fetch-mode") == "navigate" and is_safe
+        if fetched_by not in ("same-origin", "none") and not is_link:
+            return PlainTextResponse(OTHER_SITE, 403)
+        origins = request.headers.getlist("origin")
+        if is_safe or not origins:
+            return None
+        is_own = self._hosts.is_own_origin(origins[0], request.headers["host"]) if len(origins) == 1 else None
+        if is_own is None:
+            return PlainTextResponse("the Origin of this request cannot be read\n", 400)
+        return None if is_own else PlainTextResponse(OTHER_SITE, 403)
+
+    def _identify(self, request: Request) -> tuple[User | None, str, bool]:
+        """Return who makes a request, the cookie of the session ('' for none), and whether a bearer token says so."""
+        bearer = read_bearer(request)
         user = self._authenticator.identify(request)
-        if user is not None or read_bearer(request):
-            return user, ""
+        if user is not None or bearer:
+            return user, "", bool(bearer) and self._authenticator.is_by_bearer(request)
         cookie = request.cookies.get(self._sessions.cookie, "")
-        user = self._sessions.read(cookie) if cookie else None
-        return (user, cookie) if user is not None and self._authenticator.confirm(user) else (None, "")
+        session = self._sessions.read(cookie) if cookie else None
+        if session is None or not self._authenticator.confirm(session.user, session.grant):
+            return None, "", False
+        return session.user, cookie, False
 
     def _ask_to_sign_in(self, request: Request) -> Response | None:
         path = _get_path(request)
-        if path.startswith(OPEN_PATHS):
+        if path in self._open_paths:
             return None
         if path.startswith("/api/"):
             detail = (
@@ -95,32 +132,24 @@ class Guard:
             return JSONResponse(body, 401, headers, media_type="application/problem+json")
         if request.method == "POST":
             return PlainTextResponse("sign in first\n", 401)
-        return RedirectResponse(f"{request.scope.get('root_path', '')}/sign-in", 303)
+        return RedirectResponse(f"{request.scope.get('root_path', '')}{SIGN_IN_PATH}", 303)
+
+
+UNKNOWN_HOST = (
+    "this dashboard is not reached under that name: start it with --public-host NAME, or mount it as "
+    "Dashboard(..., hosts=[NAME])\n"
+)
+OTHER_SITE = "another site has made this request: it is refused\n"
 
 
 def _get_path(request: HTTPConnection) -> str:
-    """Return the path of a request below the place where the dashboard is mounted."""
-    root = request.scope.get("root_path", "")
+    """Return the path of a request below the place where the dashboard is mounted, as starlette finds its routes."""
+    root: str = request.scope.get("root_path", "")
     path: str = request.scope["path"]
-    return path.removeprefix(root) if root and path.startswith(root) else path
+    return path[len(root) :] if path == root or path.startswith(f"{root}/") else path
 
 
-def _is_from_this_site(request: Request) -> bool:
-    """Return whether no other site has made the request: browsers say so, and other clients send neither header.
-
-    Another site may link to a page, but not embed it, read it, or send a form.
-    """
-    fetched_by = request.headers.get("sec-fetch-site", "none")
-    is_link = request.headers.get("sec-fetch-mode") == "navigate" and request.method in SAFE_METHODS
-    if fetched_by not in ("same-origin", "none") and not is_link:
-        return False
-    origin = request.headers.get("origin")
-    if request.method in SAFE_METHODS or origin is None:
-        return True
-    return urlsplit(origin).netloc == request.headers.get("host", "")
-
-
-def _protecting(send: Send, nonce: str, request: Request) -> Send:
+def _protecting(send: Send, nonce: str, hsts: str) -> Send:
     """Return a `send` that adds the headers by which a browser protects the page."""
     policy = "; ".join(
         (
@@ -143,6 +172,8 @@ def _protecting(send: Send, nonce: str, request: Request) -> Send:
             headers["referrer-policy"] = "same-origin"
             headers["cross-origin-opener-policy"] = "same-origin"
             headers["cross-origin-resource-policy"] = "same-origin"
+            if hsts:
+                headers["strict-transport-security"] = hsts
             headers.setdefault("cache-control", "no-store")
         await send(message)
 

@@ -8,10 +8,10 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.requests import Request
 
-from celery5.dashboard.access import Sessions
 from celery5.dashboard.guard import FORM_KEY
 from celery5.dashboard.operation import Operation
 from celery5.dashboard.performing import Forbidden
+from celery5.dashboard.sessions import Sessions
 from celery5.errors import Misconfigured
 
 MAX_BODY = 1024 * 1024
@@ -49,9 +49,8 @@ def check_form_key(request: Request, sessions: Sessions, key: str) -> None:
     state = request.state
     if not state.needs_form_key:
         return
-    cookie = request.cookies.get(sessions.cookie, "")
     # Whoever the authenticator knows by other means than a session has keys without a cookie in them.
-    if not any(sessions.is_form_key(key, state.user, known) for known in (cookie, "")):
+    if not sessions.is_form_key(key, state.user, state.session_cookie):
         raise Forbidden("this form is out of date, or not from here: load the page again")
 
 

@@ -13,16 +13,17 @@ from starlette.routing import Route
 
 import celery5
 from celery5.audit.actor import without_dry_runs
-from celery5.dashboard.access import Authenticator, OneTimeToken, Sessions
+from celery5.dashboard.access import Authenticator
 from celery5.dashboard.formats import FILTERS
 from celery5.dashboard.forms import make_fields
-from celery5.dashboard.guard import FORM_KEY
+from celery5.dashboard.guard import FORM_KEY, SIGN_IN_PATH
 from celery5.dashboard.operation import Changed, Operation
 from celery5.dashboard.operations import OPERATIONS
 from celery5.dashboard.page import Page, PageRequest
 from celery5.dashboard.pages import PAGES
 from celery5.dashboard.performing import Performer, Problem, describe_problem
 from celery5.dashboard.requests import read_form, read_query, to_parameters
+from celery5.dashboard.sessions import Sessions
 from celery5.dashboard.static import StaticFiles
 
 NOTICE = "celery5_notice"
@@ -68,7 +69,7 @@ class Site:
         """Return the routes."""
         return [
             Route("/", self._show_apps),
-            Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
+            Route(SIGN_IN_PATH, self._sign_in, methods=["GET", "POST"]),
             Route("/sign-out", self._sign_out, methods=["POST"]),
             Route("/{app}/do/{noun}/{verb}", self._operate, methods=["GET", "POST"]),
             *(Route(f"/{{app}}/{page.path}".rstrip("/"), self._make_endpoint(page)) for page in PAGES),
@@ -187,51 +188,60 @@ class Site:
             path=_root(request) or "/",
             httponly=True,
             samesite="strict",
+            secure=request.state.is_secure,
         )
         return response
 
     # signing in
 
     async def _sign_in(self, request: Request) -> Response:
+        takes_links = self._authenticator.takes_links
         try:
-            token = await self._read_token(request)
-            user = self._authenticator.sign_in(token) if token else None
+            token, in_address = await self._read_token(request)
+            signed_in = (
+                self._authenticator.sign_in(token) if token and (takes_links or not in_address) else None
+            )
         except Exception as error:
             return self._render_problem(request, describe_problem(error), title="Sign in")
-        if user is None:
+        if signed_in is None:
             wrong = "This token is not valid, or has been used." if token else ""
-            by_address = isinstance(self._authenticator, OneTimeToken)
+            if wrong and in_address and not takes_links:
+                wrong = "A token is not taken from an address, where it stays in logs: write it here."
             return self._render(
                 request,
                 "sign_in.html",
-                {"wrong": wrong, "by_address": by_address},
+                {"wrong": wrong, "by_address": takes_links},
                 title="Sign in",
                 status=401 if wrong else 200,
             )
         response = RedirectResponse(_root(request) or "/", 303)
         response.set_cookie(
             self._sessions.cookie,
-            self._sessions.make(user),
+            self._sessions.make(*signed_in),
             path=_root(request) or "/",
             httponly=True,
             samesite="strict",
-            secure=request.url.scheme == "https",
+            secure=request.state.is_secure,
         )
         return response
 
-    async def _read_token(self, request: Request) -> str:
-        """Return the token of the address, or of the form; a form without a session has no key yet."""
+    async def _read_token(self, request: Request) -> tuple[str, bool]:
+        """Return the token, and whether it is in the address. A form without a session has no key yet."""
+        if request.method == "GET":
+            return read_query(request).get("token", [""])[-1], True
         if request.method != "POST":
-            return read_query(request).get("token", [""])[-1]
+            return "", False
         request.state.needs_form_key = False
-        return (await read_form(request, self._sessions)).get("token", [""])[-1].strip()
+        return (await read_form(request, self._sessions)).get("token", [""])[-1].strip(), False
 
     async def _sign_out(self, request: Request) -> Response:
         try:
             await read_form(request, self._sessions)
         except Exception as error:
             return self._render_problem(request, describe_problem(error), title="Sign out")
-        response = RedirectResponse(f"{_root(request)}/sign-in", 303)
+        if request.state.session_cookie:
+            self._sessions.end(request.state.session_cookie)
+        response = RedirectResponse(f"{_root(request)}{SIGN_IN_PATH}", 303)
         response.delete_cookie(self._sessions.cookie, path=_root(request) or "/")
         return response
 

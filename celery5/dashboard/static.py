@@ -26,6 +26,11 @@ class StaticFiles:
         # Modules import each other by relative names, so all have the version of all in their path.
         self.path: str = f"/static/{digest[:12]}/"
 
+    @property
+    def paths(self) -> frozenset[str]:
+        """The paths of the files: nothing else below `/static` is shown to everybody."""
+        return frozenset(self.path + name for name in self._files)
+
     def make_routes(self) -> list[Route]:
         """Return the route of the files."""
         return [Route(self.path + "{name}", self._answer)]

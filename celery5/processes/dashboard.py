@@ -7,30 +7,28 @@ import signal
 import socket
 import stat
 import sys
+import warnings
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
-import anycorn
 import trio
 
 from celery5.app import App
-from celery5.dashboard.access import Authenticator, OneTimeToken, SocketOwner
+from celery5.broker.servers.kept_folder import check_owned, make_private
+from celery5.dashboard.access import Authenticator, OneTimeToken
 from celery5.dashboard.application import Dashboard
 from celery5.errors import AlreadyInUse, Misconfigured
 from celery5.logs.log import Log
+from celery5.processes.http_server import HttpServer
 from celery5.protocol.masking import escape_text
+from celery5.services.process.client_connections import BACKLOG
 
 STALLED_AFTER = 10.0
-"""Seconds after which a client that reads nothing is cut off. The server shields what it sends: only the kernel can."""
-GRACE_PERIOD = 2.0
-"""Seconds that requests have to end when the process stops."""
-BACKLOG = 100
-"""Connections that wait to be accepted."""
+"""Seconds after which the kernel ends the connection of a client that has gone without a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +39,10 @@ class DashboardOptions:
         host: The address to listen on. One that is not loopback needs an `authenticator`.
         port: The port; 0 for any that is free.
         path: A unix socket to open instead; '' for none.
-        authenticator: Says who makes a request; None for one-time tokens, or for the owner of the socket.
-        hosts: Further names under which it is reached, with their ports: those of a reverse proxy.
-        secret: What signs sessions; None for one that ends with this process.
+        authenticator: Says who makes a request; None for one-time tokens.
+        hosts: Further names under which it is reached, such as those of a reverse proxy: `NAME` or `NAME:PORT`.
+        public_url: The address that browsers have for it; '' for the one where it listens.
+        secret: What signs sessions, of at least 32 bytes; None for one that ends with this process.
     """
 
     host: str = "127.0.0.1"
@@ -51,6 +50,7 @@ class DashboardOptions:
     path: str = ""
     authenticator: Authenticator | None = None
     hosts: Sequence[str] = ()
+    public_url: str = ""
     secret: str | None = None
 
 
@@ -117,27 +117,29 @@ async def run(
         say: Called with a line for whoever started it: the address, and errors.
         task_status: Told when it listens.
     """
-    address = describe_address(options, listening)
-    authenticator = options.authenticator or _make_authenticator(options, address, say)
-    dashboard = Dashboard(
-        apps,
-        authenticator=authenticator,
-        hosts=list_hosts(options, listening),
-        secret=options.secret,
-        on_error=lambda path, error: say(f"{path}: {type(error).__name__}: {error}"),
+    address = options.public_url.rstrip("/") or describe_address(options, listening)
+    authenticator = options.authenticator or OneTimeToken(
+        lambda token: say(f"dashboard, once more: {_describe_link(address, token)}")
     )
-    config = anycorn.Config()
-    config.bind = [f"fd://{listening.detach()}"]
-    config.accesslog = config.errorlog = None
-    config.include_server_header = False
-    config.graceful_timeout = GRACE_PERIOD
-    config.backlog = BACKLOG
+    with warnings.catch_warnings(record=True) as unsafe:
+        warnings.simplefilter("always")
+        dashboard = Dashboard(
+            apps,
+            authenticator=authenticator,
+            hosts=list_hosts(options),
+            public_url=options.public_url,
+            secret=options.secret,
+            on_error=lambda path, error: say(f"{path}: {type(error).__name__}: {error}"),
+        )
+    for warning in unsafe:
+        say(f"Warning: {warning.message}")
+    server = HttpServer(dashboard, on_error=lambda text: say(f"dashboard: {text}"))
+    listening.setblocking(False)
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     async with trio.open_nursery() as nursery:
-        server: Any = anycorn  # its types of messages are narrower than those of ASGI's reference
-        serving = partial(server.serve, dashboard, config, shutdown_trigger=stop, mode="asgi")
-        await nursery.start(serving)
+        await nursery.start(partial(server.run, listener, stop=stop))
         if isinstance(authenticator, OneTimeToken):
-            say(f"dashboard: {address}/sign-in?token={authenticator.token} (signs in once)")
+            say(f"dashboard: {_describe_link(address, authenticator.token)} (signs in once)")
         else:
             say(f"dashboard: {address}")
         gc.collect()
@@ -167,12 +169,11 @@ async def run_in_development(
         await run([app], options, listening, say=_print_line, task_status=task_status)
 
 
-def _make_authenticator(
-    options: DashboardOptions, address: str, say: Callable[[str], object]
-) -> Authenticator:
-    if options.path:
-        return SocketOwner()
-    return OneTimeToken(lambda token: say(f"dashboard, once more: {address}/sign-in?token={token}"))
+def _describe_link(address: str, token: str) -> str:
+    """Return what signs in, once."""
+    path = f"/sign-in?token={token}"
+    is_url = not address.startswith("unix:")
+    return f"{address}{path}" if is_url else f"{address}, through a tunnel: http://localhost:PORT{path}"
 
 
 def describe_address(options: DashboardOptions, listening: socket.socket) -> str:
@@ -183,15 +184,11 @@ def describe_address(options: DashboardOptions, listening: socket.socket) -> str
     return f"http://{host}:{listening.getsockname()[1]}"
 
 
-def list_hosts(options: DashboardOptions, listening: socket.socket) -> tuple[str, ...]:
-    """Return the names under which the dashboard answers; none when any will do.
-
-    On a loopback address a page of another site could reach it under a name of its own.
-    """
-    if options.path or not is_loopback(options.host):
-        return tuple(options.hosts)
-    port = listening.getsockname()[1]
-    return (*(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")), *options.hosts)
+def list_hosts(options: DashboardOptions) -> Sequence[str]:
+    """Return the names under which the dashboard answers besides loopback ones: the address where it listens, too."""
+    if options.path or options.host in ("0.0.0.0", "::", ""):
+        return options.hosts
+    return (options.host.partition("%")[0], *options.hosts)
 
 
 @contextmanager
@@ -235,9 +232,13 @@ def _bind_address(host: str, port: int) -> socket.socket:
 def _bind_path(path: str) -> socket.socket:
     """Return a socket that only its owner can open, in a folder that only its owner can enter."""
     folder = Path(path).absolute().parent
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_mode & 0o077:
+    try:
+        found = make_private(folder)
+    except OSError as error:
+        raise Misconfigured(f"the dashboard cannot listen on {path}: {error.strerror}") from None
+    if found.st_mode & 0o077:
         raise Misconfigured(f"{folder} is open to others: chmod 700 {folder}, or name another folder")
+    check_owned(found, str(folder))
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise Misconfigured(f"{path} is there already, and is no socket")

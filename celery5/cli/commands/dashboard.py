@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
 
+from celery5.broker.servers.kept_folder import check_owned
 from celery5.cli.terminal.flags import broker_flag
 from celery5.cli.terminal.output import echo
 from celery5.cli.terminal.target import Target
@@ -65,11 +67,24 @@ def dashboard() -> None:
     help="The proxy's address; default: 127.0.0.1 and ::1, or the socket.",
 )
 @click.option(
+    "--proxy-secret-header",
+    metavar="NAME",
+    default="",
+    help="The header in which the proxy sends CELERY5_DASHBOARD_PROXY_SECRET; default: X-Celery5-Proxy-Secret.",
+)
+@click.option(
     "--public-host",
     "hosts",
     metavar="NAME[:PORT]",
     multiple=True,
-    help="A further name under which browsers reach it, such as that of a reverse proxy.",
+    help="A name under which browsers reach it, besides localhost; others are refused.",
+)
+@click.option(
+    "--public-url",
+    metavar="URL",
+    default="",
+    envvar="CELERY5_DASHBOARD_PUBLIC_URL",
+    help="The address that browsers have for it; with https:// cookies are sent by TLS only.",
 )
 @broker_flag
 @click.pass_obj
@@ -87,6 +102,8 @@ def start(
     proxy_role: str,
     proxies: Sequence[str],
     hosts: Sequence[str],
+    proxy_secret_header: str,
+    public_url: str,
     broker: str | None,
 ) -> int:
     """Serve the dashboard until stopped, and print its address.
@@ -94,7 +111,7 @@ def start(
     Without further options it listens on this host alone, and the printed address signs in once.
     """
     try:
-        from celery5.dashboard.access import ProxyHeaders, TokenFile, to_role
+        from celery5.dashboard.access import PROXY_SECRET_HEADER, ProxyHeaders, TokenFile, to_role
         from celery5.processes.dashboard import DashboardOptions, serve
     except ImportError:
         raise Misconfigured(MISSING) from None
@@ -107,6 +124,8 @@ def start(
             role_header=proxy_role_header,
             default_role=to_role(proxy_role) or "viewer",
             proxies=proxies or (("",) if path else ("127.0.0.1", "::1")),
+            secret=os.environ.get("CELERY5_DASHBOARD_PROXY_SECRET", ""),
+            secret_header=proxy_secret_header or PROXY_SECRET_HEADER,
         )
     options = DashboardOptions(
         host=host,
@@ -114,6 +133,7 @@ def start(
         path=path or "",
         authenticator=authenticator,
         hosts=hosts,
+        public_url=public_url,
         secret=os.environ.get("CELERY5_DASHBOARD_SECRET") or None,
     )
     apps = [target.load(), *(Target(name).load() for name in others)]
@@ -126,12 +146,19 @@ def start(
 @click.argument("name")
 @click.option("--role", type=_ROLES, default="viewer", show_default=True, help="What this user may do.")
 @click.option(
+    "--expires-in",
+    "days",
+    type=click.FloatRange(0, 36500, min_open=True),
+    metavar="DAYS",
+    help="For so long; default: until the line is removed.",
+)
+@click.option(
     "--add-to", "file", type=click.Path(dir_okay=False), metavar="FILE", help="Add the line to this file."
 )
-def token(*, name: str, role: str, file: str | None) -> None:
+def token(*, name: str, role: str, days: float | None, file: str | None) -> None:
     """Make a token for NAME: it is printed once, and its hash is a line for the file of `--tokens`.
 
-    A line that is removed from the file ends what its user has begun.
+    When the line is removed from the file, or the token expires, whoever has signed in with it is signed out.
     """
     try:
         from celery5.dashboard.access import hash_token, read_tokens
@@ -140,9 +167,13 @@ def token(*, name: str, role: str, file: str | None) -> None:
         raise Misconfigured(MISSING) from None
     new = make_token()
     line = f"{name} {role} {hash_token(new)}"
+    if days is not None:
+        until = datetime.now(UTC) + timedelta(days=days)
+        line += f" {until.isoformat(timespec='seconds')}"
     read_tokens(line, "the name")
     if file:
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as opened:
+            check_owned(os.fstat(opened.fileno()), file)
             opened.write(f"{line}\n")
         echo(f"{name}: {role}, in {file}. The token:", err=True)
     else:

@@ -20,12 +20,18 @@ def identify(request: HTTPConnection) -> User | None:
     return None if role is None else User("anna", role)
 
 
+def is_script(request: HTTPConnection) -> bool:
+    """Whether a test says that the user is known by a bearer token alone."""
+    return "x-test-script" in request.headers
+
+
 @asynccontextmanager
 async def browsing(
     *apps: App, role: str = "admin", **options: Any
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
     """A client of the dashboard of some applications, as a user of this role."""
-    dashboard = Dashboard(apps, authenticator=Identify(identify), **options)
+    options = {"hosts": ["jobs.example"], **options}
+    dashboard = Dashboard(apps, authenticator=Identify(identify, by_bearer=is_script), **options)
     transport = httpx.ASGITransport(app=dashboard)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://jobs.example", headers={"x-test-role": role}

@@ -261,7 +261,7 @@ async def test_a_server_that_runs_the_lifespan_has_the_dashboard_read_ahead(
 
     monkeypatch.setattr(DeadLetterIndex, "read_ahead", note)
     monkeypatch.setattr("celery5.dashboard.performing.READ_AHEAD_PAUSE", 0.01)
-    dashboard = Dashboard(app, authenticator=Identify(identify))
+    dashboard = Dashboard(app, authenticator=Identify(identify), hosts=["jobs.example"])
     phases, receive = trio.open_memory_channel[Any](2)
     sent: list[str] = []
 

@@ -22,7 +22,9 @@ def nothing() -> None:
 
 
 def make_dashboard(app: App) -> Dashboard:
-    return Dashboard(app, authenticator=Identify(lambda request: User("anna", "operator")))
+    return Dashboard(
+        app, authenticator=Identify(lambda request: User("anna", "operator")), hosts=["shop.example"]
+    )
 
 
 def in_starlette(app: App) -> Any:

@@ -74,14 +74,45 @@ def test_development_serves_the_dashboard_beside_the_worker(desk: Desk, start: o
         assert "Overview" in client.get(find_address(output)).text
 
 
+def test_a_dashboard_that_fails_beside_a_worker_is_logged_and_tried_again(desk: Desk) -> None:
+    (desk.folder / "h11.py").write_text("raise RuntimeError('this package is broken')\n")
+    output = desk.folder / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "celery5", "-A", "shop", "controller", "start", "--development"],
+            cwd=desk.folder,
+            env={**os.environ, "CELERY5_BROKER": desk.app.settings.broker, "PYTHONPATH": str(desk.folder)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        assert desk.app.tasks["shop.add"].delay(1, 2).get(timeout=LIMIT) == 3
+        deadline = time.monotonic() + LIMIT
+        while output.read_text().count("companion:failed") < 2:
+            assert time.monotonic() < deadline, output.read_text()
+            time.sleep(0.05)
+        assert "this package is broken" in output.read_text()
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
 def test_a_socket_can_be_opened_by_its_owner_alone(desk: Desk, start: object) -> None:
     assert callable(start)
     path = desk.folder / "private" / "d.sock"
-    start("dashboard", "start", "--socket", str(path))
+    output = start("dashboard", "start", "--socket", str(path))
     assert path.stat().st_mode & 0o077 == 0
     assert path.parent.stat().st_mode & 0o077 == 0
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
-        assert client.get("http://x/api/v1").json()["user"]["role"] == "admin"
+    found = re.search(r"http://localhost:PORT(/sign-in\?token=\S+)", output)
+    assert found, output
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost:9000"
+    ) as client:
+        assert client.get("/api/v1").status_code == 401
+        assert client.get(found[1]).status_code == 303
+        assert client.get("/api/v1").json()["user"]["role"] == "admin"
+        assert client.get(found[1]).status_code == 401
 
 
 def test_a_client_that_reads_nothing_does_not_keep_the_dashboard_from_stopping(
@@ -105,6 +136,8 @@ def test_a_client_that_reads_nothing_does_not_keep_the_dashboard_from_stopping(
         (["--tokens", "a", "--proxy-user-header", "b"], "give only one of them"),
         (["--host", "192.0.2.7", "--proxy-user-header", "b"], "cannot listen on 192.0.2.7"),
         (["--socket", "/tmp/d.sock"], "is open to others: chmod 700"),
+        (["--public-host", "http://x"], "is no name of a host: write NAME or NAME:PORT"),
+        (["--public-url", "x"], "write https://NAME"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(desk: Desk, words: list[str], problem: str) -> None:
@@ -115,6 +148,13 @@ def test_what_cannot_be_served_is_refused_in_one_line(desk: Desk, words: list[st
     assert ended.err.count("\n") == 1
 
 
+def test_a_secret_of_sessions_that_is_too_short_is_refused_in_one_line(desk: Desk) -> None:
+    env = {"CELERY5_DASHBOARD_SECRET": "x" * 31}
+    ended = celery5("-A", "shop", "dashboard", "start", "--port", "0", cwd=desk.folder, env=env)
+    assert ended.code != 0
+    assert "CELERY5_DASHBOARD_SECRET) has 31 bytes and needs at least 32" in ended.error
+
+
 def test_a_token_is_printed_once_and_its_hash_is_kept(desk: Desk) -> None:
     ended = celery5("dashboard", "token", "anna", "--role", "operator", "--add-to", "tokens", cwd=desk.folder)
     file: Path = desk.folder / "tokens"
@@ -123,7 +163,7 @@ def test_a_token_is_printed_once_and_its_hash_is_kept(desk: Desk) -> None:
     assert token not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
     (user,) = read_tokens(file.read_text(), "x").values()
-    assert user == ("anna", "operator")
+    assert user == (("anna", "operator"), None)
     wrong = celery5("dashboard", "token", "anna lee", cwd=desk.folder)
     assert wrong.code != 0
     assert "write NAME ROLE HASH" in wrong.err
