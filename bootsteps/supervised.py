@@ -13,6 +13,7 @@ import trio
 
 from celery5.boot_step import BootStep
 from celery5.bootsteps.own_steps import ProvidedValues, StepCode
+from celery5.broker.transient_errors import is_transient
 from celery5.errors import BootStepFailed, BrokerReplied, BrokerUnavailable, CeleryError
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
@@ -27,7 +28,6 @@ from celery5.protocol.process.supervision import (
 )
 from celery5.services.commands.dispatcher import SelfCommandSender
 from celery5.services.health.circuits import CircuitBreakers
-from celery5.services.process.broker_outages import is_transient
 from celery5.services.process.step_status import StepStatus
 
 SEND_TIMEOUT = 10.0

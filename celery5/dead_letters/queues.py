@@ -24,6 +24,7 @@ from celery5.broker.colour import (
 )
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
+from celery5.connections.long_operations import persist
 from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader
 from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.audit import join_names
@@ -233,6 +234,7 @@ async def _replay(
     dry_run: bool,
     progress: Progress | None,
 ) -> DeadLetterTally:
+    redis = persist(redis, "dlq:replay")
     tally, reader, pace = DeadLetterTally(), DeadJobReader(app, redis, query), Pace(rate)
     limit = app.settings.message_limit
     async with _audited(app, redis, "dlq:replay", query, dry_run, rate) as action:
@@ -293,6 +295,7 @@ async def _put_back(
 async def _purge(
     app: "Application", redis: AsyncDriver, query: DeadJobQuery, dry_run: bool, progress: Progress | None
 ) -> DeadLetterTally:
+    redis = persist(redis, "dlq:purge")
     tally, reader = DeadLetterTally(), DeadJobReader(app, redis, query)
     async with _audited(app, redis, "dlq:purge", query, dry_run) as action:
         while jobs := await reader.read_batch():

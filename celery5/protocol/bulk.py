@@ -69,6 +69,14 @@ class BulkProgress(msgspec.Struct, kw_only=True):
     # The first failure.
     error: str = ""
 
+    def add(self, *, done: int, failed: int, skipped: int, error: str) -> None:
+        """Add what became of a batch."""
+        self.done += done
+        self.failed += failed
+        self.skipped += skipped
+        self.error = self.error or error
+        self.total = max(self.total, self.done + self.failed + self.skipped)
+
 
 class BulkStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A bulk action, its state and its progress."""
@@ -84,6 +92,8 @@ class BulkStatus(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds since 1970, by the clock of Redis; `ended` is 0 while it has not ended.
     created: float
     ended: float
+    # When it last came further, by the same clock: long ago while it waits, for a rate or for Redis. 0: not known.
+    changed: float = 0.0
     # Who has asked to stop it; '' for nobody.
     stopped_by: str = ""
 
@@ -175,6 +185,7 @@ def parse_status(action_id: str, fields: Mapping[str, str], *, has_lease: bool) 
         source=fields.get("source", ""),
         created=_seconds(fields.get("created", "")),
         ended=_seconds(fields.get("ended", "")),
+        changed=_seconds(fields.get("changed", "")),
         stopped_by=fields.get("stop", ""),
     )
 

@@ -25,6 +25,7 @@ from celery5.broker.routing.unreachable import (
     retry_without_unreachable,
     skip_unreachable,
 )
+from celery5.connections.long_operations import persist
 from celery5.errors import UnknownQueue
 from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.job.history import redact_call
@@ -245,6 +246,7 @@ async def empty_queue(app: "Application", redis: AsyncDriver, queue: str) -> int
     They are revoked rather than deleted: callers that wait for one get `TaskRevoked`, keys become free, and Data Sinks
     get their documents.
     """
+    redis = persist(redis, "queue:purge")
     queues = await redis.perform(queue_calls.list_queues(app.keys))
     if queue not in queues:
         raise UnknownQueue(queue, queues)

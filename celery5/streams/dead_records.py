@@ -21,6 +21,7 @@ from celery5.broker.colour import (
 )
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
+from celery5.connections.long_operations import persist
 from celery5.errors import Misconfigured
 from celery5.protocol.streams.groups import split_id
 from celery5.streams.browsing import make_unknown_group_error
@@ -292,6 +293,7 @@ async def _replay(
     query: DeadRecordQuery,
     dry_run: bool,
 ) -> DeadRecordTally:
+    redis = persist(redis, "dlq:replay")
     tally, reader = DeadRecordTally(), _DeadRecordReader(app, redis, stream.name, group, query)
     async with _audited(app, redis, "dlq:replay", stream.name, group, query, dry_run) as action:
         while batch := await reader.read_batch():
@@ -330,6 +332,7 @@ def _audited(
 async def _purge(
     app: Application, redis: AsyncDriver, stream: str, group: str, query: DeadRecordQuery, dry_run: bool
 ) -> DeadRecordTally:
+    redis = persist(redis, "dlq:purge")
     tally, reader = DeadRecordTally(), _DeadRecordReader(app, redis, stream, group, query)
     async with _audited(app, redis, "dlq:purge", stream, group, query, dry_run) as action:
         while batch := await reader.read_batch():

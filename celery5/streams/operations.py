@@ -6,6 +6,7 @@ from celery5.application import Application
 from celery5.audit.recording import AuditedAction, perform_audited
 from celery5.broker.calls import streams as calls
 from celery5.broker.driver import AsyncDriver
+from celery5.connections.long_operations import persist
 from celery5.errors import CeleryError, Misconfigured
 from celery5.protocol.streams.groups import StreamMap
 from celery5.streams.browsing import make_unknown_group_error
@@ -93,7 +94,7 @@ async def forget(app: Application, redis: AsyncDriver, stream: str, group: str, 
 
 
 async def _forget(app: Application, redis: AsyncDriver, stream: str, group: str, force: bool) -> None:
-    keys, first = app.keys.for_stream(stream), 0
+    keys, first, redis = app.keys.for_stream(stream), 0, persist(redis, "stream:reset")
     while True:
         call = calls.forget_group(keys, group, first=first, count=PARTITIONS_PER_CALL, force=force)
         reply = await redis.perform(call)

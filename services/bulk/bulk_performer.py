@@ -1,8 +1,5 @@
 """Perform bulk actions, a few at a time, whether those who asked for them still wait or not."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
-
 import msgspec
 import trio
 
@@ -12,10 +9,12 @@ from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import bulk as calls
 from celery5.broker.calls.dead_letters import get_server_time
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.retrying import RetryingConnections, RetryingDriver
+from celery5.broker.transient_errors import is_outage
 from celery5.bulk.actions import count_selected, read_statuses, record_outcome
-from celery5.bulk.operations import BulkOperation, make_operation
+from celery5.bulk.operations import make_operation
 from celery5.dead_letters.queues import Pace, check_rate
-from celery5.errors import BrokerError, BrokerUnavailable, BulkActionRefused, CeleryError
+from celery5.errors import BrokerError, BulkActionRefused, CeleryError
 from celery5.logs.log import Log
 from celery5.protocol.bulk import (
     DONE,
@@ -32,8 +31,6 @@ from celery5.protocol.job.job import new_id
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.services.process.broker_outages import OutageLog
 
-T = TypeVar("T")
-
 LEASE = 10.0
 """Seconds after which an action whose process is silent is interrupted."""
 RENEWAL = 2.0
@@ -43,9 +40,7 @@ MAX_WAITING = 100
 MAX_RUNNING = 4
 """Actions that run at once."""
 MAX_OUTAGE = 600.0
-"""Seconds that an action waits for a broker that is unreachable, before it fails."""
-RETRY_DELAY = 1.0
-"""Seconds between two attempts to reach a broker."""
+"""Seconds that an action waits for a broker that is unreachable or full. Then it is interrupted, and can be resumed."""
 
 
 class _Performance:
@@ -93,7 +88,7 @@ class BulkPerformer:
         self._worker = worker
         self._log = log
         self._lease = bulk_lease
-        self._outages = OutageLog(log, "bulk:interrupted")
+        self._outages = OutageLog(log, "bulk:interrupted", "bulk:resumed")
         self._send_action, self._receive_action = trio.open_memory_channel[_Performance](MAX_WAITING)
         self._performances: dict[str, _Performance] = {}
 
@@ -175,10 +170,11 @@ class BulkPerformer:
         performance: _Performance,
         fields: dict[str, str],
         *,
+        redis: AsyncDriver | None = None,
         lease: float | None = None,
         has_ended: bool = False,
     ) -> None:
-        redis = await self._app.connections.get_async_driver()
+        redis = redis or await self._app.connections.get_async_driver()
         seconds = self._lease if lease is None else lease
         save = calls.save_action(
             self._app.keys, performance.id, self._worker, fields, lease=seconds, has_ended=has_ended
@@ -198,14 +194,21 @@ class BulkPerformer:
             self._performances.pop(performance.id, None)
 
     async def _perform(self, performance: _Performance) -> None:
-        redis = await self._app.connections.get_async_driver()
-        statuses = await self._persist(lambda: read_statuses(self._app, redis, [performance.id]))
+        redis = RetryingDriver(
+            await self._app.connections.get_async_driver(),
+            limit=MAX_OUTAGE,
+            record_error=self._outages.record_error,
+            record_recovery=self._outages.record_recovery,
+        )
+        statuses = await read_statuses(self._app, redis, [performance.id])
         if not statuses:
             return
         status = msgspec.structs.replace(statuses[0], state=RUNNING)
         try:
             await self._go_through(performance, redis, status)
         except (CeleryError, OSError) as error:
+            if is_outage(error):
+                raise  # its lease ends, so it is interrupted: whoever resumes it goes on where it was
             status.progress.error = describe_error(error, MAX_ERROR_LENGTH)
             await self._end(performance, redis, status, FAILED)
         except Exception as error:
@@ -215,16 +218,15 @@ class BulkPerformer:
         else:
             await self._end(performance, redis, status, STOPPED if performance.is_stopped else DONE)
 
-    async def _go_through(self, performance: _Performance, redis: AsyncDriver, status: BulkStatus) -> None:
+    async def _go_through(self, performance: _Performance, redis: RetryingDriver, status: BulkStatus) -> None:
         """Count what is selected, then do it, batch by batch."""
         app, action, progress = self._app, status.action, status.progress
-        connections = app.connections
-        now = await self._persist(lambda: redis.perform(get_server_time()))
-        elapsed = max(0.0, now / 1000 - status.created)
+        connections = RetryingConnections(app.connections, redis)
+        elapsed = max(0.0, await redis.perform(get_server_time()) / 1000 - status.created)
         if not progress.total:
-            counted = await self._persist(lambda: count_selected(app, connections, action, elapsed=elapsed))
+            counted = await count_selected(app, connections, action, elapsed=elapsed)
             progress.total, progress.is_exact = counted
-        await self._persist(lambda: self._save_progress(performance, status))
+        await self._save_progress(performance, redis, status)
         if action.dry_run:
             return
         operation, pace = (
@@ -232,35 +234,21 @@ class BulkPerformer:
             Pace(check_rate(action.rate)),
         )
         while not performance.must_end:
-            page = await self._persist(operation.read_page)
+            page = await operation.read_page()
             if page is None:
                 return
             for start in range(0, len(page), pace.portion):
-                await self._perform_batch(
-                    performance, operation, page[start : start + pace.portion], pace, status
-                )
+                batch = page[start : start + pace.portion]
+                await performance.wait(pace, len(batch))
+                if performance.must_end:
+                    return
+                outcome = await operation.perform(batch)
+                progress.add(**msgspec.structs.asdict(outcome))
+                await self._save_progress(performance, redis, status)
 
-    async def _perform_batch(
-        self,
-        performance: _Performance,
-        operation: BulkOperation[Any],
-        batch: Sequence[Any],
-        pace: Pace,
-        status: BulkStatus,
-    ) -> None:
-        await performance.wait(pace, len(batch))
-        if performance.must_end:
-            return
-        outcome, progress = await self._persist(lambda: operation.perform(batch)), status.progress
-        progress.done += outcome.done
-        progress.failed += outcome.failed
-        progress.skipped += outcome.skipped
-        progress.error = progress.error or outcome.error
-        progress.total = max(progress.total, progress.done + progress.failed + progress.skipped)
-        await self._persist(lambda: self._save_progress(performance, status))
-
-    async def _save_progress(self, performance: _Performance, status: BulkStatus) -> None:
-        await self._save(performance, {"state": RUNNING, "progress": encode_progress(status.progress)})
+    async def _save_progress(self, performance: _Performance, redis: AsyncDriver, status: BulkStatus) -> None:
+        fields = {"state": RUNNING, "progress": encode_progress(status.progress)}
+        await self._save(performance, fields, redis=redis)
 
     async def _end(
         self, performance: _Performance, redis: AsyncDriver, status: BulkStatus, state: str
@@ -269,8 +257,8 @@ class BulkPerformer:
             self._log.event("bulk:lost", "warning", bulk=performance.id)
             return
         fields = {"state": state, "progress": encode_progress(status.progress)}
-        await self._persist(lambda: self._save(performance, fields, lease=0.0, has_ended=True))
-        for ended in await self._persist(lambda: read_statuses(self._app, redis, [status.id])):
+        await self._save(performance, fields, redis=redis, lease=0.0, has_ended=True)
+        for ended in await read_statuses(self._app, redis, [status.id]):
             await record_outcome(self._app, redis, ended)
         progress = status.progress
         self._log.event(
@@ -283,18 +271,6 @@ class BulkPerformer:
             failed=progress.failed,
             skipped=progress.skipped,
         )
-
-    async def _persist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Do a step that is safe to repeat, again while the broker is unreachable."""
-        deadline = trio.current_time() + MAX_OUTAGE
-        while True:
-            try:
-                return await step()
-            except BrokerUnavailable as error:
-                self._outages.record_error(error)
-                if trio.current_time() > deadline:
-                    raise
-                await trio.sleep(RETRY_DELAY)
 
 
 _REFUSALS = {

@@ -19,6 +19,7 @@ from celery5.broker.calls import commands as trips
 from celery5.broker.calls.commands import TAKEN_BY_OTHER, QueuedCommand
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
+from celery5.broker.transient_errors import is_transient
 from celery5.errors import BrokerDenied, BrokerError, BrokerReplied, CommandRefused, Misconfigured
 from celery5.logs.log import Level, Log
 from celery5.protocol.commands.certificates import TrustStore
@@ -42,7 +43,7 @@ from celery5.protocol.commands.signing import (
 )
 from celery5.protocol.job.job import new_id
 from celery5.services.commands.dispatcher import CommandRegistry
-from celery5.services.process.broker_outages import OutageLog, is_transient, retry_until_available
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 
 READ_BATCH = 32
 """The most commands read in one trip."""

@@ -22,6 +22,7 @@ from celery5.broker.calls.jobs import Entry
 from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.transient_errors import is_outage
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt
 from celery5.logs.log import Level, Log
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -39,7 +40,7 @@ from celery5.protocol.job.job import DEDUPLICATION_GRACE, Job
 from celery5.protocol.job.messages import read_job_id
 from celery5.protocol.limits import Suspension
 from celery5.sending.publisher import PublishPlanner
-from celery5.services.process.broker_outages import OutageLog, is_outage, retry_until_available
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.lease import Lease
 
 READ_BATCH = 200

@@ -15,13 +15,14 @@ from celery5.broker.calls import limits
 from celery5.broker.calls.leases import HeartbeatReply
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.transient_errors import is_key_corrupt
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.limits import KIND_PREFIX, LimitOverride, Suspension
 from celery5.protocol.scaling.budget import KINDS
 from celery5.services.health.circuits import BreakerTrip, CircuitBreakers
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.process.broker_outages import is_key_corrupt, retry_until_available
+from celery5.services.process.broker_outages import retry_until_available
 from celery5.services.worker.lease import WorkerIdentity
 from celery5.tasks.task import Task
 

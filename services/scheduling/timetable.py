@@ -18,6 +18,7 @@ from celery5.broker.calls import scheduling as scheduling_calls
 from celery5.broker.calls.scheduling import DueSchedules, JobToSend
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
+from celery5.broker.transient_errors import is_outage
 from celery5.errors import BrokerDenied, BrokerReplied, Corrupt, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.job.messages import read_command
@@ -26,7 +27,7 @@ from celery5.protocol.scheduling import periodic
 from celery5.protocol.scheduling.periodic import Schedule, ScheduleStep
 from celery5.scheduling.fire_times import get_next_fire_time
 from celery5.scheduling.schedules import make_fired_job, sending_fired
-from celery5.services.process.broker_outages import OutageLog, is_outage, retry_until_available
+from celery5.services.process.broker_outages import OutageLog, retry_until_available
 
 SCHEDULES_PER_CALL = 100
 """Schedules of one queue that are read in one trip."""

@@ -15,6 +15,7 @@ import trio
 
 from celery5.broker.calls import streams as calls
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.retrying import RetryingDriver
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.job.retry_policy import full_jitter
@@ -113,6 +114,12 @@ class _StreamArchiver:
         self._worker = worker
         self._log = log
         self._outages = OutageLog(log, "archive:interrupted", "archive:resumed", stream=stream.name)
+        self._settling = RetryingDriver(
+            redis,
+            limit=LEASE,
+            record_error=self._outages.record_error,
+            record_recovery=self._outages.record_recovery,
+        )
         self._before = -1
         self._is_failing = False
         self._thread: trio.CapacityLimiter | None = None
@@ -205,7 +212,8 @@ class _StreamArchiver:
         keys, count = self.stream.keys, len(portion.entries)
         if error is None:
             self.archived += count
-            await self._redis.perform(calls.settle_archived(keys, self._worker, portion, "archived"))
+            # Full memory of a moment is waited for: else the portion would be archived again.
+            await self._settling.perform(calls.settle_archived(keys, self._worker, portion, "archived"))
             self._log.event("archive:written", "debug", **self._describe(portion))
             if self._is_failing:
                 self._is_failing = False

@@ -18,6 +18,7 @@ from celery5.broker.calls import jobs, limits, workflows
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import QueueKeys
+from celery5.broker.transient_errors import is_recoverable
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.events.documents import make_sink_argument
@@ -40,7 +41,6 @@ from celery5.protocol.job.verdict import Bury, Reason, Release
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
-from celery5.services.process.broker_outages import is_recoverable
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue
 from celery5.services.worker.job_middleware import JobMiddleware

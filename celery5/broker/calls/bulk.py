@@ -45,14 +45,14 @@ def save_action(
     lease: float,
     has_ended: bool = False,
 ) -> Call[int]:
-    """Renew the lease, or give it up with 0, and save fields."""
+    """Renew the lease, or give it up with 0, and save fields. Repeated at the end of an action, it returns LOST."""
     words: tuple[Word, ...] = tuple([word for item in fields.items() for word in item])
     return script_call(
         SAVE_ACTION,
         (keys.bulk_action(action_id), keys.bulk_lease(action_id)),
         (process, to_ms(lease), to_ms(ACTION_TTL), int(has_ended), *words),
         int,
-        repeatable=not has_ended,
+        repeatable=True,
     )
 
 

@@ -68,5 +68,6 @@ def _make_row(status: BulkStatus) -> dict[str, object]:
         "total": progress.total if progress.is_exact else f"at least {progress.total}",
         "who": status.who,
         "since": format_time(status.created),
+        "last progress": format_time(status.changed) if status.changed else "",
         "filter": ", ".join(f"{name}={format_cell(value)}" for name, value in status.action.filter.items()),
     }

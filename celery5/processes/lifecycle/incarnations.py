@@ -16,12 +16,12 @@ import trio
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootFailed, BootGraph
+from celery5.broker.transient_errors import is_key_corrupt, is_transient
 from celery5.errors import BrokerReplied, BrokerUnavailable, LeaseLost
 from celery5.logs.log import Log
 from celery5.protocol.job.job import new_id
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.services.health.vitals import ProcessStatus
-from celery5.services.process.broker_outages import is_key_corrupt, is_transient
 from celery5.services.process.reloader import ConfigurationChanged, NextIncarnation
 
 
