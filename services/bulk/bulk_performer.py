@@ -258,6 +258,7 @@ class BulkPerformer:
             return
         fields = {"state": state, "progress": encode_progress(status.progress)}
         await self._save(performance, fields, redis=redis, lease=0.0, has_ended=True)
+        self._performances.pop(performance.id, None)
         for ended in await read_statuses(self._app, redis, [status.id]):
             await record_outcome(self._app, redis, ended)
         progress = status.progress
