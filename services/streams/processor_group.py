@@ -231,9 +231,20 @@ class ProcessorGroup:
                     self._lose(partition)
                 return
             self._apply(attendance)
+            await self._yield_unknown(attendance)
             with trio.move_on_after(self._get_interval(attendance)):
                 await self._attend_requested.wait()
             self._attend_requested = trio.Event()
+
+    async def _yield_unknown(self, attendance: Attendance) -> None:
+        """Give back what is owned without being known here, so that those who wait for it get it.
+
+        The reply by which this member became the owner was lost, and the plan has changed since. What is known here
+        is given away with the work that is in hand.
+        """
+        unknown = [number for number in attendance.claimed if number not in self._partitions]
+        if unknown:
+            await self._yield(unknown)
 
     def _get_interval(self, attendance: Attendance) -> float:
         """Return the seconds until the next attendance: at once after another member's lease, if that ends first."""
@@ -357,15 +368,20 @@ class ProcessorGroup:
         del self._partitions[partition.number]
         self._parked_by_partition.pop(partition.number, None)
         self._relay.forget(partition.number)
+        await self._yield([partition.number])
+        self.attend_now()
+
+    async def _yield(self, numbers: Sequence[int]) -> None:
+        """Give partitions back, and stay a member."""
         call = calls.yield_partitions(
             *(self._keys, self._group),
             member=self._member.name,
             incarnation=self._member.incarnation,
-            partitions=[partition.number],
+            partitions=numbers,
         )
         await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
-        self.attend_now()
-        self._log.event("partition:yielded", "debug", partition=partition.number, **self._names)
+        for number in numbers:
+            self._log.event("partition:yielded", "debug", partition=number, **self._names)
 
     # reading
 

@@ -198,7 +198,9 @@ def _read_attendance(raw: Any) -> Attendance | None:
         )
         for row in raw[5]
     ]
-    return Attendance(StreamMap(raw[1], raw[2]), raw[3], tuple(assigned), parse_seconds(raw[4]))
+    return Attendance(
+        StreamMap(raw[1], raw[2]), raw[3], tuple(assigned), parse_seconds(raw[4]), tuple(map(int, raw[6]))
+    )
 
 
 def renew_member(keys: StreamKeys, group: str, *, member: str, incarnation: str, lease: float) -> Call[bool]:

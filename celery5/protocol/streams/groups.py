@@ -140,6 +140,9 @@ class Attendance(msgspec.Struct, frozen=True):
     assigned: tuple[Assignment, ...]
     # Seconds until the next lease of another member ends, unless that renews it; None when there is no other.
     lapse_in: float | None = None
+    # Partitions that this member owns and another one waits for. It may not know that it owns them: the reply to the
+    # attendance that made it their owner may be lost.
+    claimed: tuple[int, ...] = ()
 
 
 class Commit(msgspec.Struct, frozen=True):

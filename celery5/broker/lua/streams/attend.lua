@@ -17,10 +17,11 @@
 --       9 1 to wake the others: this member has read up to a border
 --       10 1 when it is about to leave: it keeps what it owns, under a name that gets no share
 -- Returns {'replaced'} when another incarnation has this member's name, else {'ok', number of partitions, version of the
--- map, members, ms until the next lease of another member ends (-1 for none), partitions}. For each partition that is
+-- map, members, ms until the next lease of another member ends (-1 for none), partitions, claimed}. For each partition that is
 -- assigned to this member: number, 1 when it is its owner, epoch, cursor, how many owners died at this record, condition
 -- ('' or quarantined), the ids beyond the cursor that are done, up to which id it may be read ('' for all), and the id
--- at which others wait for it.
+-- at which others wait for it. `claimed` are the partitions that this member owns and another one waits for: it may not know
+-- that it owns them, when the reply by which it became the owner was lost and the plan has changed since.
 local map, groups, members, incarnations, plans, partitions, logs = unpack(KEYS)
 local group, member, incarnation, lease, channel = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[8]
 local now = now_ms()
@@ -76,8 +77,18 @@ if plan.members ~= wanted and #present > 0 then
   redis.call('DEL', plans)
   for n = 1, #words, 1000 do redis.call('HSET', plans, unpack(words, n, math.min(n + 999, #words))) end -- bound: the partitions
   redis.call('PUBLISH', channel, 'plan')
+  plan.claims = nil
 elseif ARGV[9] == '1' then
   redis.call('PUBLISH', channel, 'border')
+end
+-- By partition the owner that a member has waited for. The owner finds it here, without a look at each partition.
+local claims, has_new_claims = plan.claims and cjson.decode(plan.claims) or {}, false
+local claimed = {}
+for p, owner in pairs(claims) do -- bound: the partitions
+  if owner == incarnation then
+    if redis.call('HGET', partitions .. p, 'owner') == incarnation and plan[p] ~= member then claimed[#claimed + 1] = tonumber(p) end
+    claims[p], has_new_claims = nil, true
+  end
 end
 local cursors = {}
 local function cursor_of(p)
@@ -96,14 +107,18 @@ for p = 0, total - 1 do -- bound: the partitions
       owner, epoch = incarnation, epoch + 1
       redis.call('HSET', key, 'owner', owner, 'epoch', epoch, 'deaths', deaths)
       if not redis.call('HGET', key, 'cursor') then redis.call('HSET', key, 'cursor', cursor_of(p)) end
+    elseif owner ~= incarnation and claims[tostring(p)] ~= owner then
+      claims[tostring(p)], has_new_claims = owner, true
     end
     local limit, awaited = get_border(p)
     reply[#reply + 1] = {p, owner == incarnation and 1 or 0, epoch, cursor_of(p), deaths, found[4] or '', found[5] or '', limit, awaited}
   end
 end
+if has_new_claims and not next(claims) then redis.call('HDEL', plans, 'claims') end
+if has_new_claims and next(claims) then redis.call('HSET', plans, 'claims', cjson.encode(claims)) end
 local lapse_in = -1
 local first = redis.call('ZRANGE', members, 0, 1, 'WITHSCORES')
 for n = 1, #first, 2 do -- bound: two members
   if first[n] ~= member and lapse_in < 0 then lapse_in = math.max(0, math.ceil(first[n + 1] - now)) end
 end
-return {'ok', count, version, #present, lapse_in, reply}
+return {'ok', count, version, #present, lapse_in, reply, claimed}
