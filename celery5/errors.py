@@ -320,7 +320,7 @@ class BacklogFull(BrokerUnavailable):
 
 
 class StreamFull(CeleryError):
-    """A partition of a stream has as many unread records as it may have. Nothing was appended."""
+    """A partition of a stream has as many unread records as it may have, or would have. Nothing was appended."""
 
 
 class NotReplicated(BrokerError):

@@ -179,7 +179,8 @@ class Stream(Generic[R]):
     def send(self, *records: R, times: Sequence[int] | None = None, **unknown: Never) -> list[RecordId]:
         """Append records, in this order; return where each of them is. For plain Python.
 
-        Up to 200 records are appended all or none; more are sent in portions.
+        Up to 200 records are appended all or none; more are sent in portions, which are smaller when the stream keeps
+        fewer.
 
         Args:
             records: The records.
@@ -189,7 +190,8 @@ class Stream(Generic[R]):
         Raises:
             BadRecord: A value does not fit its field. Nothing was sent.
             MessageTooLarge: A record is too large. Nothing was sent.
-            StreamFull: A group has not read as many records as are kept. Nothing of this portion was sent.
+            StreamFull: A group has not read as many records as are kept, or there are more records of one partition
+                than that. Nothing of this portion was sent.
             ValueError: A time is earlier than that of the last record of the partition, or `times` has another length.
             BrokerUnavailable: Redis cannot be reached. There is no backlog: it could not keep the order.
         """
@@ -210,8 +212,13 @@ class Stream(Generic[R]):
             BadRecord: As `send`; the portions before were sent.
         """
         iterator = iter(records)
-        while portion := list(islice(iterator, SEND_BATCH)):
+        while portion := list(islice(iterator, self.portion)):
             yield from self.send(*portion)
+
+    @property
+    def portion(self) -> int:
+        """How many records of many are sent at once: no more than a partition keeps, as they may all be of one."""
+        return min(SEND_BATCH, self.keep.records)
 
     def _encode(self, records: Sequence[R], times: Sequence[int] | None) -> list["EncodedRecord"]:
         if times is not None and len(times) != len(records):
@@ -333,6 +340,7 @@ async def _send(
     _app: Application, redis: AsyncDriver, stream: Stream[Any], records: Sequence[EncodedRecord]
 ) -> list[RecordId]:
     ids: list[RecordId] = []
-    for first in range(0, len(records), SEND_BATCH):
-        ids += await stream.append(redis, records[first : first + SEND_BATCH])
+    portion = SEND_BATCH if len(records) <= SEND_BATCH else stream.portion
+    for first in range(0, len(records), portion):
+        ids += await stream.append(redis, records[first : first + portion])
     return ids

@@ -15,13 +15,13 @@ import trio
 from celery5.broker.calls import streams as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
-from celery5.errors import BrokerError, CeleryError, Corrupt
+from celery5.errors import BrokerError, CeleryError, Corrupt, StreamFull
 from celery5.logs.log import Log
 from celery5.protocol.job.job import Job
 from celery5.streams.stream import EncodedRecord, Stream
 
 RELAY_BATCH = 200
-"""Outputs in one call."""
+"""Outputs in one call, as long as the target takes so many at once."""
 MAX_UNDELIVERED = 2_000
 """Outputs of one partition that may wait for their targets: then nothing more of it is processed."""
 RETRY_INTERVAL = 0.2
@@ -60,6 +60,8 @@ class OutboxRelay:
         self._noted = trio.Event()
         self._delivered = trio.Event()
         self._failing: dict[int, str] = {}
+        # How many records a stream takes in one call, for those that have refused more.
+        self._portions: dict[str, int] = {}
 
     def note(self, partition: int, outputs: int = MAX_UNDELIVERED) -> None:
         """Deliver what is in the outbox of a partition: so many more `outputs`, which a new owner does not know."""
@@ -127,28 +129,50 @@ class OutboxRelay:
                     del self._pending[partition]
                 continue
             outputs = [(entry[0], decode_output(entry[1][1])) for entry in entries]
-            for target, portion in groupby(outputs, key=lambda output: output[1].get("stream")):
-                await self._deliver_portion(partition, target, list(portion))
-            await self._redis.perform(
-                calls.remove_from_outbox(
-                    self._keys, self._group, partition, [entry_id for entry_id, _ in outputs]
-                )
-            )
-            if partition in self._pending:
-                self._pending[partition] = max(1, self._pending[partition] - len(outputs))
+            delivered: list[bytes] = []
+            try:
+                for target, portion in groupby(outputs, key=lambda output: output[1].get("stream")):
+                    await self._deliver_portion(partition, target, list(portion), delivered)
+            finally:
+                if delivered:  # also those in front of one that the target does not take now
+                    await self._remove(partition, delivered)
+
+    async def _remove(self, partition: int, delivered: Sequence[bytes]) -> None:
+        await self._redis.perform(calls.remove_from_outbox(self._keys, self._group, partition, delivered))
+        if partition in self._pending:
+            self._pending[partition] = max(1, self._pending[partition] - len(delivered))
 
     async def _deliver_portion(
-        self, partition: int, target: str | None, outputs: Sequence[tuple[bytes, dict[str, Any]]]
+        self,
+        partition: int,
+        target: str | None,
+        outputs: Sequence[tuple[bytes, dict[str, Any]]],
+        delivered: list[bytes],
     ) -> None:
+        """Deliver outputs to one target in order; add the ids of those that it has taken to `delivered`."""
         if target is None:
             await self._app.asend_jobs([Job.from_bytes(output["job"]) for _, output in outputs])
+            delivered += [entry_id for entry_id, _ in outputs]
             return
-        stream = self._streams[target]
         records = [
             EncodedRecord(output["key"], output["words"], None, entry_id.decode())
             for entry_id, output in outputs
         ]
-        await stream.append(self._redis, records, source=f"{self._keys.stream}:{self._group}:{partition}")
+        source = f"{self._keys.stream}:{self._group}:{partition}"
+        while records:
+            portion = records[: self._portions.get(target, RELAY_BATCH)]
+            try:
+                await self._streams[target].append(self._redis, portion, source=source)
+            except StreamFull:
+                # All or none are taken, so fewer may fit: the stream may keep fewer, or has read not all.
+                self._portions[target] = max(1, len(portion) // 2)
+                if len(portion) == 1:
+                    raise
+                continue
+            if target in self._portions:
+                self._portions[target] = min(RELAY_BATCH, 2 * len(portion))
+            delivered += [record.origin.encode() for record in portion]
+            records = records[len(portion) :]
 
 
 def decode_output(raw: bytes) -> dict[str, Any]:

@@ -116,15 +116,22 @@ def append(
     args = (version, partitions, most, full, to_ms(max_age), keep, source, len(records), *words)
 
     def read(raw: Any) -> AppendReply:
-        return _read_appended(keys.stream, raw)
+        return _read_appended(keys.stream, raw, most)
 
     return script_call(APPEND, named, args, read, repeatable=bool(nonce or source))
 
 
-def _read_appended(stream: str, raw: Any) -> AppendReply:
+def _read_appended(stream: str, raw: Any, most: int) -> AppendReply:
     outcome = raw[0]
     if outcome == b"stale":
         return StaleMap(StreamMap(raw[1], raw[2]))
+    if outcome == b"full" and raw[5] > most:
+        return RefusedAppend(
+            f"{int(raw[5])} records at once for partition {int(raw[1])} of stream {stream}, which keeps {most}: "
+            f"however soon group {decode_text(raw[2])} reads, they do not fit; send at most {most} in a call, or raise "
+            "Keep(records=...)",
+            is_full=True,
+        )
     if outcome == b"full":
         waiting = f", and {int(raw[4])} wait for the archive" if raw[4] else ""
         return RefusedAppend(

@@ -19,7 +19,8 @@
 --         none), how many words it has, and those: field, value, ...
 -- Returns {'ok', the partition and the id of each record ('' for one that came before), how many unread records were
 -- dropped}; {'stale', number of partitions, version} when the producer has an old map; {'full', partition, group, how
--- many are unread, how many wait for the archive} or {'early', partition, its last id}. Nothing is appended then.
+-- many are unread, how many wait for the archive, how many records of this call are for it} or {'early', partition, its
+-- last id}. Nothing is appended then.
 local map, groups, logs, partitions, relayed, sent, waiting, takers = unpack(KEYS)
 local most, policy, age, keep, source, total = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[7], tonumber(ARGV[8])
 if keep ~= '0' then
@@ -68,14 +69,14 @@ for partition, tail in pairs(tails) do -- bound: the partitions of these records
       local cursor = redis.call('HGET', partitions .. group .. ':' .. partition, 'cursor') or '0-0'
       local _, read = split_id(cursor)
       local unread = math.min(tail.length, math.max(0, tail.n - read)) + tail.count
-      if unread > most and policy == 'refuse' then return {'full', tonumber(partition), group, unread - tail.count, 0} end
+      if unread > most and policy == 'refuse' then return {'full', tonumber(partition), group, unread - tail.count, 0, tail.count} end
       if unread > tail.unread then tail.unread, tail.slowest, tail.cursor = unread, group, cursor end
     end
     if tail.unread > most and policy == 'archive' then
       tail.excess = math.min(tail.unread - most, tail.count + spare)
       spare = spare - math.max(0, tail.excess - tail.count)
       local before = redis.call('XLEN', waiting .. partition)
-      if before + tail.excess > most then return {'full', tonumber(partition), tail.slowest, tail.unread - tail.count, before} end
+      if before + tail.excess > most then return {'full', tonumber(partition), tail.slowest, tail.unread - tail.count, before, tail.count} end
     end
   end
 end
