@@ -11,7 +11,7 @@ from celery5.errors import Misconfigured
 from celery5.health.health_check import HealthCheck
 from celery5.protocol.limit_rules import LimitRule, TimeWindow, check_rule_name
 from celery5.protocol.limits import LimitOverride
-from celery5.scheduling.fire_times import load_zone
+from celery5.protocol.scheduling.zones import load_zone
 
 if TYPE_CHECKING:
     from celery5.tasks.task import Task

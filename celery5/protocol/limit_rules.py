@@ -9,6 +9,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.limits import LimitOverride, Rate
+from celery5.protocol.scheduling.zones import check_zone
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 
@@ -40,6 +41,10 @@ class TimeWindow(msgspec.Struct, frozen=True):
         is_list = isinstance(days, list | tuple)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_list or not days or any(day not in DAYS for day in self.days):
             raise Misconfigured(f"limit rule {rule}: days are {days!r}: give some of {', '.join(DAYS)}")
+        try:
+            check_zone(self.timezone)
+        except Misconfigured as error:
+            raise Misconfigured(f"limit rule {rule}: {error}") from None
         return self
 
     def contains(self, local: datetime) -> bool:

@@ -24,8 +24,11 @@ from celery5.protocol.scheduling.triggers import (
     OnceTrigger,
     Trigger,
     parse_crontab,
+    refuse_weekday_numbers,
+    unwrap_names,
     validate_cron_fields,
 )
+from celery5.protocol.scheduling.zones import check_zone
 
 MAX_INTERVAL = timedelta(days=36_525)
 """The longest interval: a hundred years. What is longer is a mistake, or will not be fired by this version."""
@@ -106,8 +109,8 @@ def cron(
         start: The trigger does not fire before this moment.
         end: The trigger does not fire after this moment.
         fields: `year`, `month`, `day`, `week`, `day_of_week`, `hour`, `minute` or `second`, instead of a line: each
-            as in a crontab, `last`, `1st mon` or a number. Fields smaller than the smallest of these are 0, larger
-            ones are any.
+            as in a crontab, `last`, `1st mon` or a number; days of the week by name only. Fields smaller than the
+            smallest of these are 0, larger ones are any.
 
     Raises:
         Misconfigured: The arguments make no sense.
@@ -117,7 +120,7 @@ def cron(
             raise Misconfigured("cron takes a line of a crontab or fields by name, not both")
         if not isinstance(cast("object", line), str):
             raise Misconfigured(f"cron: {line!r} is no line of a crontab: give a text, like '0 3 * * *'")
-        trigger = parse_crontab(line, timezone)
+        trigger = parse_crontab(line, check_zone(timezone))
         bound = {"start": _ms(start), "end": _ms(end)}
         return _bounded(trigger, bound) if start or end else trigger
     unknown = sorted(set(fields) - set(CRON_FIELDS))
@@ -125,7 +128,10 @@ def cron(
         what = f"{unknown[0]!r} is no field" if unknown else "one field at least is needed"
         raise Misconfigured(f"cron: {what}; fields: {', '.join(CRON_FIELDS)}")
     texts: dict[str, Any] = {name: _field(name, value) for name, value in fields.items()}
-    return Cron(**texts, zone=timezone, start=_ms(start), end=_ms(end))
+    if "day_of_week" in texts:
+        refuse_weekday_numbers(texts["day_of_week"])
+    texts = {name: unwrap_names(name, text) for name, text in texts.items()}
+    return Cron(**texts, zone=check_zone(timezone), start=_ms(start), end=_ms(end))
 
 
 def every(
@@ -202,7 +208,7 @@ def calendar(
         time=_time(time),
         first=_date(first),
         last=None if last is None else _date(last),
-        zone=timezone,
+        zone=check_zone(timezone),
     )
 
 

@@ -11,7 +11,6 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 from datetime import time as time_of_day
 from functools import lru_cache
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from celery5.errors import Misconfigured
 from celery5.protocol.scheduling.triggers import (
@@ -23,6 +22,7 @@ from celery5.protocol.scheduling.triggers import (
     Interval,
     OnceTrigger,
 )
+from celery5.protocol.scheduling.zones import load_zone
 
 DAY = timedelta(days=1)
 MAX_AGREEMENT_STEPS = 10_000
@@ -191,20 +191,6 @@ def _without_zone(moment: datetime) -> datetime:
 
 def _to_datetime(ms: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
-
-
-@lru_cache(maxsize=64)
-def load_zone(name: str) -> tzinfo:
-    """Return the time zone of a name. Raises Misconfigured."""
-    if name.upper() in ("", "UTC"):
-        return UTC
-    try:
-        return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):
-        raise Misconfigured(
-            f"time zone {name!r} is not known on this machine: use a name like Europe/Berlin, "
-            "and install tzdata where the system has none"
-        ) from None
 
 
 @lru_cache(maxsize=1024)

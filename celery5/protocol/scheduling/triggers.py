@@ -4,7 +4,7 @@ Times are ms since 1970. `celery5.scheduling.fire_times` computes the fire times
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -55,9 +55,9 @@ class Cron(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cron"):
 
     @property
     def fires_every_hour(self) -> bool:
-        """Return whether it names no hours. Then an hour that occurs twice counts twice."""
+        """Return whether it fires in all hours. Then an hour that occurs twice counts twice."""
         if self.hour is not None:
-            return self.hour == "*"
+            return _covers_all_hours(self.hour)
         return self.minute is not None or self.second is not None
 
 
@@ -145,6 +145,50 @@ def validate_cron_fields(trigger: AnyTrigger) -> None:
                     raise Misconfigured(f"{line}{name} {part!r}: {fault}")
 
 
+def _covers_all_hours(field: str) -> bool:
+    """Return whether a valid field has each hour of the day: `*`, and as well `*/1`, `0-23` or `0-11,12-23`."""
+    hours: set[int] = set()
+    for part in _SEPARATOR.split(field.strip()):
+        if (numbers := _NUMBERS.fullmatch(part)) is None:
+            return False
+        first, last, step = (None if group is None else int(group) for group in numbers.groups())
+        begin = first or 0
+        end = 23 if first is None or (last is None and step is not None) else begin if last is None else last
+        hours.update(range(begin, min(end, 23) + 1, step or 1))
+    return len(hours) == 24
+
+
+def unwrap_names(field: str, text: str) -> str:
+    """Return a field with each range of names that goes beyond the last one as a list: `sat-mon` as `sat,sun,mon`.
+
+    APScheduler takes no such range.
+    """
+    return ",".join(_unwrap_range(_NAMED[field], part) for part in text.split(",")) if _NAMED[field] else text
+
+
+def _unwrap_range(names: Sequence[str], part: str) -> str:
+    first, dash, last = part.strip().lower().partition("-")
+    if not dash or first not in names or last not in names or names.index(first) <= names.index(last):
+        return part
+    return ",".join((*names[names.index(first) :], *names[: names.index(last) + 1]))
+
+
+def refuse_weekday_numbers(text: str) -> None:
+    """Raise Misconfigured for days of the week by number, which mean other days in crontabs and in APScheduler."""
+    if not any(character.isdigit() for character in text):
+        return
+    try:
+        named = _name_weekdays(text)
+    except Misconfigured:
+        named = "mon-fri"
+    if not set(named.split(",")).issubset(_NAMES):
+        named = "mon-fri"
+    raise Misconfigured(
+        f"cron: day_of_week is {text!r}: give days by name, since numbers mean one day in crontabs and another in "
+        f"APScheduler; as in a crontab it is {named!r}"
+    )
+
+
 def _find_part_fault(field: str, part: str) -> str:
     """Return what is wrong with one part of a field of a cron trigger; '' when nothing is."""
     low, high = _RANGES[field]
@@ -228,25 +272,27 @@ def parse_crontab(line: str, zone: str = "") -> AnyTrigger:
     With six fields the first one is the second. Sunday is 0 or 7. When both days are given, either matches, as
     in cron. Raises Misconfigured.
     """
-    words = CRONTAB_MACROS.get(line.strip(), line).split()
+    words = CRONTAB_MACROS.get(line.strip().lower(), line).split()
+    if words == ["@reboot"]:
+        raise Misconfigured("'@reboot' is no time: a boot step runs something when a process starts")
     if len(words) not in (5, 6):
         raise Misconfigured(
             f"{line!r} is no line of a crontab: give five fields (minute hour day month weekday), six with seconds, "
             f"or {', '.join(CRONTAB_MACROS)}"
         )
     second, (minute, hour, day, month, weekday) = (words[0] if len(words) == 6 else "0"), words[-5:]
-    weekday = _name_weekdays(weekday)
+    is_any_day = day.startswith("*") or weekday.startswith("*")
     cron = Cron(
         second=second,
         minute=minute,
         hour=hour,
         day=day,
-        month=month,
-        day_of_week=weekday,
+        month=unwrap_names("month", month),
+        day_of_week=unwrap_names("day_of_week", _name_weekdays(weekday)),
         zone=zone,
         line=collapse_whitespace(line),
     )
-    if day.startswith("*") or weekday.startswith("*"):
+    if is_any_day:
         return cron
     alternatives = msgspec.structs.replace(cron, day="*"), msgspec.structs.replace(cron, day_of_week="*")
     return AnyOf(of=alternatives)
@@ -254,9 +300,11 @@ def parse_crontab(line: str, zone: str = "") -> AnyTrigger:
 
 CRONTAB_MACROS = {
     "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
     "@monthly": "0 0 1 * *",
     "@weekly": "0 0 * * 0",
     "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
 _NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -268,7 +316,9 @@ def _name_weekdays(field: str) -> str:
 
 
 def _name_weekday_range(part: str) -> str:
-    span, _, step = part.partition("/")
+    span, slash, step = part.partition("/")
+    if span == "*" and slash:
+        span = "0-6"  # counted from Sunday
     first, dash, last = span.partition("-")
     if not first.isdigit() or (dash and not last.isdigit()):
         return part
