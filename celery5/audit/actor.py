@@ -31,24 +31,6 @@ def acting(who: str, source: "AuditSource") -> Generator[None, None, None]:
         _ACTOR.reset(token)
 
 
-_RECORDS_DRY_RUNS: ContextVar[bool] = ContextVar("celery5_records_dry_runs", default=True)
-
-
-@contextmanager
-def without_dry_runs() -> Generator[None, None, None]:
-    """Record no dry run within this block: a form shows what an action would do before anybody has asked for it."""
-    token = _RECORDS_DRY_RUNS.set(False)
-    try:
-        yield
-    finally:
-        _RECORDS_DRY_RUNS.reset(token)
-
-
-def records_dry_runs() -> bool:
-    """Return whether dry runs are recorded now."""
-    return _RECORDS_DRY_RUNS.get()
-
-
 def get_actor() -> Actor:
     """Return who acts now."""
     return _ACTOR.get()

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from celery5.audit.actor import get_actor, get_user, records_dry_runs
+from celery5.audit.actor import get_actor, get_user
 from celery5.broker.call import Call
 from celery5.broker.calls import audit
 from celery5.broker.colour import current_colour
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerUnavailable
-from celery5.protocol.audit import DONE, DRY_RUN, AuditEntry, is_action
+from celery5.protocol.audit import DONE, AuditEntry, is_action
 from celery5.runners.context import CURRENT_JOB, LOG_EVENT
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class AuditedAction:
         name: A noun and a verb of the command line, one of `ACTIONS` or that of a control command.
         target: What it is done to.
         filter: What selects a part of the target, and how it is done. What is empty is left out.
-        dry_run: Nothing is changed.
+        dry_run: Nothing is changed, so there is no entry.
         is_routine: It is done to one thing, such as a job, as programs do in the course of their work. Within a job it
             is not recorded, unless somebody else acts there: it would cost the job a second request.
     """
@@ -69,8 +69,8 @@ class AuditedAction:
         self._count = count
 
     def set_failure(self, why: str) -> None:
-        """Set why it has failed, where nothing is raised."""
-        self._failure = f"failed: {why}"
+        """Set why it has failed, where nothing is raised; '' when it has not."""
+        self._failure = f"failed: {why}" if why else ""
 
     def set_interruption(self, why: str) -> None:
         """Set why it has ended early, where nothing is raised."""
@@ -86,8 +86,8 @@ class AuditedAction:
         actor = get_actor()
         if self._is_routine and job is not None and not actor.who:
             return
-        if self._dry_run and not records_dry_runs():
-            return
+        if self._dry_run or (error is None and not self._failure and self._count == 0):
+            return  # nothing was changed
         if isinstance(error, BrokerUnavailable) and len(self._app.brokers.names) == 1:
             return  # nothing was done, or nobody knows; and the entry would take as long to fail
         entry = AuditEntry(
@@ -101,10 +101,21 @@ class AuditedAction:
             outcome=self._describe_outcome(error),
             job="" if job is None else job.id,
         )
+        log = LOG_EVENT.get()
+        log(
+            "audit:recorded",
+            "info",
+            who=entry.who,
+            source=entry.source,
+            action=entry.action,
+            target=entry.target,
+            count=entry.count,
+            outcome=entry.outcome,
+        )
         try:
             await _perform_shielded(self._redis, audit.record_action(self._app.keys, entry))
         except Exception as failure:
-            LOG_EVENT.get()("audit:write-failed", "warning", action=self._name, why=str(failure))
+            log("audit:write-failed", "warning", action=self._name, why=str(failure))
 
     def _describe_outcome(self, error: BaseException | None) -> str:
         if error is not None:
@@ -114,9 +125,7 @@ class AuditedAction:
                 if str(error)
                 else f"{kind}: {type(error).__name__}"
             )
-        if self._failure:
-            return self._failure
-        return DRY_RUN if self._dry_run else DONE
+        return self._failure or DONE
 
 
 async def _perform_shielded(redis: AsyncDriver, call: Call[str]) -> None:

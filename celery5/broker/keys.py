@@ -240,6 +240,11 @@ class Keys:
         return f"celery5:{{{self.app}}}:audit"
 
     @property
+    def audit_entries(self) -> str:
+        """ZSET    the entries of the audit trail by person, with a time to live."""
+        return f"celery5:{{{self.app}}}:audit:entries"
+
+    @property
     def paused(self) -> str:
         """SET     the queues that no worker is to read."""
         return f"celery5:{{{self.app}}}:paused"

@@ -144,7 +144,7 @@ async def record_outcome(app: Application, redis: AsyncDriver, status: BulkStatu
     dry_run = status.action.dry_run
     with acting(status.who, source):
         async with AuditedAction(app, redis, status.action.verb, target, how, dry_run=dry_run) as entry:
-            entry.set_count(status.progress.total if dry_run else status.progress.done)
+            entry.set_count(status.progress.done)
             if status.state == STOPPED:
                 entry.set_interruption(f"stopped by {status.stopped_by}")
             elif status.state != DONE:

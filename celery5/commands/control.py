@@ -168,7 +168,8 @@ class Control:
         routine = request.command == RUN_TASK.name
         async with AuditedAction(self._app, redis, name, target, how, is_routine=routine) as action:
             replies = await self._perform(connections, redis, request)
-            action.set_count(sum(reply.ok for reply in replies))
+            if replies or request.command not in _STORED:  # those change Redis also when no worker lives
+                action.set_count(sum(reply.ok for reply in replies))
             action.set_failure("; ".join(f"{reply.worker}: {reply.why}" for reply in replies if not reply.ok))
             return replies
 
@@ -322,6 +323,9 @@ async def _find_inboxes(app: "Application", redis: AsyncDriver, request: "_Reque
         return to
     live_names = (*state.workers, *state.routers, *state.schedulers)
     return tuple(dict.fromkeys(find_inbox(name, live_names) for name in to))
+
+
+_STORED = (PAUSE_QUEUE.name, RESUME_QUEUE.name)
 
 
 async def _set_paused(app: "Application", redis: AsyncDriver, request: "_Request") -> tuple[str, ...]:

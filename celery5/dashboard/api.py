@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from celery5.dashboard.formats import encode_json
 from celery5.dashboard.openapi import make_openapi
 from celery5.dashboard.performing import Performer, describe_problem
 from celery5.dashboard.requests import check_form_key, read_body, read_query, to_parameters
@@ -83,4 +84,4 @@ async def _read_object(request: Request) -> dict[str, Any]:
 
 
 def _respond(value: Any, status: int = 200, media_type: str = JSON) -> Response:
-    return Response(msgspec.json.encode(value, enc_hook=str), status, media_type=media_type)
+    return Response(encode_json(value), status, media_type=media_type)

@@ -1,5 +1,6 @@
 """Show numbers, times and spans in pages as people read them."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -53,9 +54,25 @@ def format_clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime(pattern)
 
 
+def encode_json(value: Any) -> bytes:
+    """Return any value as JSON, whatever lies in Redis: also big integers, halves of surrogate pairs and deep nests."""
+    try:
+        return msgspec.json.encode(value, enc_hook=str)
+    except (OverflowError, UnicodeError, RecursionError):
+        pass
+    try:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=str, str_keys=True), default=str).encode()
+    except RecursionError:
+        return b'"(nested too deeply to be shown)"'
+
+
 def format_json(value: Any) -> str:
     """Return any value as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    encoded = encode_json(value)
+    try:
+        return msgspec.json.format(encoded, indent=2).decode()
+    except msgspec.DecodeError:  # of halves of surrogate pairs it says that the input was truncated
+        return json.dumps(json.loads(encoded), indent=2)
 
 
 def format_value(value: Any) -> str:
@@ -68,7 +85,7 @@ def format_value(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return format_number(value)
-    return msgspec.json.encode(value, enc_hook=str).decode()
+    return encode_json(value).decode()
 
 
 FILTERS: Mapping[str, Callable[[Any], Any]] = {

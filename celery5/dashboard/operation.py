@@ -53,6 +53,12 @@ class Effect(Enum):
 
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
 """A text that may not be empty."""
+Pattern = Annotated[str, Meta(max_length=200)]
+"""A condition on a name, or a part of a text; '' for none."""
+Patterns = Annotated[list[Pattern], Meta(max_length=50)]
+"""Conditions of which any may match: each costs time for each job that is looked at."""
+Names = Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=1000)]
+"""Ids, or names of processes, keys and the like."""
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 """How many rows are returned at most."""
 Seconds = Annotated[float, Meta(ge=0, le=90 * 86400)]

@@ -1,5 +1,6 @@
 """Perform operations for users: check the role, record who did it, and read once for all tabs."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,6 +12,7 @@ import msgspec
 
 from celery5.app import App
 from celery5.dashboard.access import User
+from celery5.dashboard.formats import encode_json
 from celery5.dashboard.operation import Effect, NotFound, Operation, OperationState
 from celery5.dashboard.operations import OPERATIONS
 from celery5.dashboard.withholding import withhold
@@ -31,8 +33,10 @@ SHARED_FACTOR, MAX_SHARED_TIME = 20.0, 15.0
 """A look that took long is shared for so many times as long, and at most for so many seconds."""
 TIME_LIMIT = 30.0
 """Seconds that an operation may take."""
-MAX_SHARED = 200
-"""Looks that are kept to be shared."""
+MAX_SHARED, MAX_SHARED_SIZE = 200, 32 * 1024 * 1024
+"""Looks that are kept to be shared, and bytes of all of them, as JSON."""
+MAX_SHARED_AGE = 2 * MAX_SHARED_TIME
+"""Seconds after which a look is forgotten: nobody would be shown it any more."""
 
 READ_AHEAD_PAUSE = 0.2
 """Seconds between two steps of reading ahead: it takes a fifth of a core at most."""
@@ -84,6 +88,9 @@ class _SharedRead:
     until: float = -1e9
     usable_until: float = -1e9
     value: Any = None
+    # Bytes of the value, as JSON.
+    size: int = 0
+    read_at: float = math.inf
 
 
 def _check_role(operation: Operation, user: User, *, by: Operation | None = None) -> None:
@@ -162,8 +169,7 @@ class Performer:
         key = (app.name, operation.name, msgspec.json.encode(parameters))
         shared = self._shared.setdefault(key, _SharedRead())
         self._shared.move_to_end(key)
-        while len(self._shared) > MAX_SHARED:
-            self._shared.popitem(last=False)
+        self._forget_old_reads()
         if shared.lock.locked() and anyio.current_time() < shared.usable_until:
             return shared.value
         async with shared.lock:
@@ -174,7 +180,8 @@ class Performer:
                 except BaseException:
                     shared.usable_until = began  # no old result is shown during an outage
                     raise
-                ended = anyio.current_time()
+                shared.size = len(encode_json(shared.value))
+                shared.read_at = ended = anyio.current_time()
                 shared_for = max(READ_ONCE, min(SHARED_FACTOR * (ended - began), MAX_SHARED_TIME))
                 shared.until, shared.usable_until = ended + shared_for, ended + 2 * shared_for
             return shared.value
@@ -191,9 +198,28 @@ class Performer:
         """Read what operations need for their next calls, step by step, until cancelled."""
         while True:
             await anyio.sleep(READ_AHEAD_PAUSE)
+            self._forget_old_reads()
             for state in list(self._states.values()):
                 with suppress(Exception):  # whoever looks next is told of it: the server goes on
                     await state.read_ahead()
+
+    @property
+    def shared_size(self) -> int:
+        """Bytes of all looks that are kept to be shared, as JSON."""
+        return sum(shared.size for shared in self._shared.values())
+
+    def _forget_old_reads(self) -> None:
+        """Forget looks that nobody would be shown, and the oldest ones as far as there are too many or too large ones.
+
+        Whoever waits for one that is forgotten still gets it.
+        """
+        oldest = anyio.current_time() - MAX_SHARED_AGE
+        for key in [key for key, shared in self._shared.items() if shared.read_at < oldest]:
+            del self._shared[key]
+        size = self.shared_size
+        while len(self._shared) > MAX_SHARED or (size > MAX_SHARED_SIZE and len(self._shared) > 1):
+            _, forgotten = self._shared.popitem(last=False)
+            size -= forgotten.size
 
     def forget_reads(self, app_name: str) -> None:
         """Have the next looks at an application see what was just changed."""

@@ -12,7 +12,6 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import celery5
-from celery5.audit.actor import without_dry_runs
 from celery5.dashboard.access import Authenticator
 from celery5.dashboard.formats import FILTERS
 from celery5.dashboard.forms import make_fields
@@ -170,8 +169,7 @@ class Site:
             return None
         if any(field.required and not parameters.get(field.name) for field in fields):
             return None
-        with without_dry_runs():
-            return await self._perform(request, operation, {**parameters, "dry_run": True})
+        return await self._perform(request, operation, {**parameters, "dry_run": True})
 
     def _get_back(self, request: Request, back: str) -> str:
         """Return where to go afterwards: a path of this dashboard, else the application."""

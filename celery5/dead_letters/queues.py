@@ -330,7 +330,7 @@ def _audited(
 def _count(action: AuditedAction, tally: DeadLetterTally, jobs: int, dry_run: bool) -> None:
     """Count the jobs of a batch as looked at, and in the audit trail those that were changed, or would be."""
     tally.matched += jobs
-    action.set_count(tally.matched if dry_run else tally.done)
+    action.set_count(tally.done)
 
 
 def _group_by_lane(replays: Sequence[tuple[DeadJob, bytes]]) -> dict[str, list[tuple[DeadJob, bytes]]]:

@@ -13,8 +13,7 @@ AuditSource = Literal["cli", "python", "dashboard"]
 SOURCES: tuple[AuditSource, ...] = get_args(AuditSource)
 
 DONE = "done"
-DRY_RUN = "dry run"
-"""Outcomes. The others are `failed: ` or `interrupted: ` and why."""
+"""An outcome. The others are `failed: ` or `interrupted: ` and why."""
 
 ACTIONS: Mapping[str, str] = {
     "alert:test": "a notification sent to try the webhook",
@@ -73,7 +72,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     filter: Mapping[str, Any] = {}
     # How many jobs, records, keys or processes it has changed; None where nothing is counted.
     count: int | None = None
-    # `done`, `dry run`, or `failed: ` or `interrupted: ` and why.
+    # `done`, or `failed: ` or `interrupted: ` and why.
     outcome: str = DONE
     # The id of the job that did it; '' for none.
     job: str = ""

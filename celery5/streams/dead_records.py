@@ -310,7 +310,7 @@ async def _replay(
                     await stream.append(redis, [record], nonce=nonce)
                     remove = calls.remove_dead_records(stream.keys, group, [dead.entry])
                     tally.done += await redis.perform(remove)
-                action.set_count(tally.matched if dry_run else tally.done)
+                action.set_count(tally.done)
     return tally
 
 
@@ -341,7 +341,7 @@ async def _purge(
                 entries = [dead.entry for dead in batch]
                 remove = calls.remove_dead_records(app.keys.for_stream(stream), group, entries)
                 tally.done += await redis.perform(remove)
-            action.set_count(tally.matched if dry_run else tally.done)
+            action.set_count(tally.done)
     return tally
 
 

@@ -139,7 +139,6 @@ def test_no_script_trims_a_queue(path: Path) -> None:
                 "MINID",
             ),  # records that every group has read, in a log that is no queue
         ],
-        "record_action": ["MAXLEN"],  # the audit trail
         "send_report": ["MAXLEN"],  # reports on metrics
         "add_history": ["MAXLEN", "MAXLEN"],  # the history of ended jobs
         "save_alerts": ["MAXLEN", "MAXLEN"],  # the history of alerts, and notifications

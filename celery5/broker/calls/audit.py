@@ -5,12 +5,14 @@ from typing import Any
 
 from celery5.broker.call import Call, Script, decode_text, script_call, to_ms
 from celery5.broker.keys import Keys
-from celery5.protocol.audit import AuditEntry, encode_entry, parse_entry
+from celery5.protocol.audit import MAX_WHO, AuditEntry, encode_entry, parse_entry
 
 RECORD_ACTION = Script.load("audit/record_action")
 
 MAX_ENTRIES = 10_000
-"""Entries that stay, about."""
+"""Entries that stay."""
+MAX_ENTRIES_OF_ONE = 2500
+"""Entries of one person in a full trail."""
 AUDIT_TTL = 90 * 86_400.0
 """Seconds that the trail stays after the last action."""
 
@@ -18,7 +20,13 @@ AUDIT_TTL = 90 * 86_400.0
 def record_action(keys: Keys, entry: AuditEntry) -> Call[str]:
     """Append an entry, whose id is not looked at; return its id."""
     words = encode_entry(entry)
-    return script_call(RECORD_ACTION, (keys.audit,), (MAX_ENTRIES, to_ms(AUDIT_TTL), *words), decode_text)
+    who = entry.who[:MAX_WHO]
+    return script_call(
+        RECORD_ACTION,
+        (keys.audit, keys.audit_entries),
+        (MAX_ENTRIES, MAX_ENTRIES_OF_ONE, to_ms(AUDIT_TTL), who, *words),
+        decode_text,
+    )
 
 
 def read_actions(keys: Keys, *, before: str, since_ms: int, count: int) -> Call[list[AuditEntry]]:

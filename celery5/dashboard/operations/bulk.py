@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from celery5.app import App
 from celery5.dashboard.bulk_actions import get_bulk_thread
-from celery5.dashboard.operation import Changed, Effect, Limit, NotFound, Operation, Text
+from celery5.dashboard.operation import Changed, Effect, Limit, NotFound, Operation, Pattern, Text
 from celery5.protocol.bulk import BulkRequest, BulkStatus, BulkVerb
 
 
@@ -73,7 +73,7 @@ class RevokeMany(msgspec.Struct, frozen=True):
 
     queue: Text
     # Of this task alone, with wildcards.
-    task: Annotated[str, Meta(max_length=500)] = ""
+    task: Pattern = ""
     # So many per second, such as 50/s; '' for no limit.
     rate: Rate = ""
     dry_run: bool = False
@@ -90,9 +90,9 @@ class RetryMany(msgspec.Struct, frozen=True):
     """Which failed runs to retry."""
 
     # The queue where they live; '' for all.
-    queue: Annotated[str, Meta(max_length=500)] = ""
+    queue: Pattern = ""
     # Of this workflow alone, with wildcards.
-    workflow: Annotated[str, Meta(max_length=500)] = ""
+    workflow: Pattern = ""
     rate: Rate = ""
     dry_run: bool = False
 

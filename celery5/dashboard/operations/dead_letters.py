@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from celery5.app import App
 from celery5.dashboard.dead_letter_index import DeadLetterIndex
-from celery5.dashboard.operation import Changed, Effect, Limit, Operation, Seconds
+from celery5.dashboard.operation import Changed, Effect, Limit, Names, Operation, Pattern, Patterns, Seconds
 from celery5.dashboard.operations.bulk import begin
 from celery5.dead_letters.queues import DeadLetterTally
 from celery5.errors import Misconfigured
@@ -27,23 +27,22 @@ MAX_DIRECT = 200
 """Jobs that are changed while the request waits; more of them are a bulk action."""
 COUNTING_TIME = 10.0
 """Seconds for which jobs are counted before they are changed."""
-Words = Annotated[list[str], Meta(max_length=1000)]
 
 
 class DeadFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which dead jobs: of several values of one condition, any may match."""
 
     # What made them fail: the id of a group.
-    group: Words = []
-    queue: Words = []
+    group: Patterns = []
+    queue: Patterns = []
     # With wildcards: `shop.*`.
-    task: Words = []
+    task: Patterns = []
     # The class of the last error, with wildcards.
-    error: Words = []
-    reason: Words = []
+    error: Patterns = []
+    reason: Patterns = []
     # A part of the error's text.
-    message: Annotated[str, Meta(max_length=500)] = ""
-    ids: Words = []
+    message: Pattern = ""
+    ids: Names = []
     older_than: Seconds | None = None
     newer_than: Seconds | None = None
 

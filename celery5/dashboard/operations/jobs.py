@@ -7,14 +7,23 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Effect, Limit, NotFound, Operation, Seconds, Text
+from celery5.dashboard.operation import (
+    Changed,
+    Effect,
+    Limit,
+    Names,
+    NotFound,
+    Operation,
+    Pattern,
+    Seconds,
+    Text,
+)
 from celery5.observability.job_search import JobPage
 from celery5.observability.shown_values import mask_job
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.results.async_result import AsyncResult, arevoke
 
-Condition = Annotated[str, Meta(max_length=500)]
 """What is looked for; '' for anything."""
 
 
@@ -39,17 +48,17 @@ async def show_job(app: App, asked: OneJob) -> JobDetails:
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs, and which page of them."""
 
-    id: Condition = ""
+    id: Pattern = ""
     # With wildcards: `shop.*`.
-    task: Condition = ""
-    queue: Condition = ""
-    state: Condition = ""
+    task: Pattern = ""
+    queue: Pattern = ""
+    state: Pattern = ""
     # The class of the error, with wildcards, or a part of its message.
-    error: Condition = ""
+    error: Pattern = ""
     # With wildcards.
-    worker: Condition = ""
+    worker: Pattern = ""
     # The value of an argument, by its path: `order.id=7`.
-    argument: Condition = ""
+    argument: Pattern = ""
     # Ended, or sent, at most and at least so many seconds ago.
     since: Seconds | None = None
     until: Seconds | None = None
@@ -107,7 +116,7 @@ async def send_job(app: App, asked: NewJob) -> Changed:
 class SomeJobs(msgspec.Struct, frozen=True):
     """Jobs by their ids."""
 
-    ids: Annotated[list[str], Meta(min_length=1, max_length=1000)]
+    ids: Annotated[Names, Meta(min_length=1)]
     queue: str = ""
     # Only look which of them have not ended.
     dry_run: bool = False

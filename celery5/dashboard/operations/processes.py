@@ -1,16 +1,18 @@
 """Send control commands to processes: an operation for each command that there is."""
 
+import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
+from weakref import WeakKeyDictionary
 
+import anyio
 import msgspec
-from msgspec import Meta
 
 from celery5.app import App
 from celery5.broker.calls import cluster
 from celery5.broker.calls.scaling import Scaling, get_scaling
 from celery5.commands.control import ProcessNoun
-from celery5.dashboard.operation import Changed, Effect, NotFound, Nothing, Operation, Perform, Text
+from celery5.dashboard.operation import Changed, Effect, Names, NotFound, Nothing, Operation, Perform, Text
 from celery5.dashboard.operations.replies import summarize_replies
 from celery5.protocol.commands.definitions import (
     COMMAND_DEFINITIONS,
@@ -25,11 +27,11 @@ from celery5.protocol.commands.definitions import (
     SHUTDOWN,
     STACK,
     CommandDefinition,
+    describe_unknown_worker,
     get_inbox_name,
 )
 from celery5.scaling.strategies import is_scaled
 
-Names = Annotated[list[str], Meta(max_length=1000)]
 TIMEOUT = 5.0
 """Seconds to wait for processes to do something."""
 READING_TIMEOUT = 2.0
@@ -44,6 +46,10 @@ EFFECTS: Mapping[str, Effect] = {
 """What a command does. Of all others, those that change something act on a process."""
 ELSEWHERE = frozenset((RUN_TASK.name, PAUSE_QUEUE.name, RESUME_QUEUE.name))
 """Commands with an operation of their own."""
+LIVE_TIME = 1.0
+"""Seconds for which the names of live processes are kept: each look at a worker needs them."""
+_LIVE: WeakKeyDictionary[App, tuple[float, tuple[str, ...], dict[str, tuple[str, ...]]]] = WeakKeyDictionary()
+_NOBODY: tuple[float, tuple[str, ...], dict[str, tuple[str, ...]]] = (-math.inf, (), {})
 CONTROLLER_NAMES = {MEMBERS.name: "status", SHUTDOWN.name: "stop"}
 """Commands to Controllers that have another verb on the command line."""
 
@@ -79,16 +85,25 @@ def _get_default(field: Any) -> Any:
 
 def _make_reading(definition: CommandDefinition[Any], noun: ProcessNoun) -> Perform:
     async def ask(app: App, asked: Any) -> list[ProcessReply]:
-        replies = await app.control.asend(
-            definition.name,
-            _get_parameters(definition, asked),
-            to=await _find_recipients(app, asked.to, noun),
-            timeout=READING_TIMEOUT,
-            noun=noun,
+        unknown = await _describe_unknown(app, asked.to)
+        to = [name for name in asked.to if name not in unknown]
+        replies = (
+            await app.control.asend(
+                definition.name,
+                _get_parameters(definition, asked),
+                to=await _find_recipients(app, to, noun),
+                timeout=READING_TIMEOUT,
+                noun=noun,
+            )
+            if to or not asked.to
+            else []
         )
         return [
-            ProcessReply(process=reply.worker, ok=reply.ok, answer=reply.answer, why=reply.why)
-            for reply in replies
+            *(
+                ProcessReply(process=reply.worker, ok=reply.ok, answer=reply.answer, why=reply.why)
+                for reply in replies
+            ),
+            *(ProcessReply(process=name, ok=False, why=why) for name, why in unknown.items()),
         ]
 
     return _complete(ask, definition, noun)
@@ -126,6 +141,25 @@ def _get_parameters(definition: CommandDefinition[Any], asked: Any) -> dict[str,
         for field in fields
         if field.required or values[field.name] not in (None, field.default)
     }
+
+
+async def _describe_unknown(app: App, names: list[str]) -> dict[str, str]:
+    """Return for each name that no process has why it is not asked: a look writes into no inbox that nobody reads."""
+    if not names:
+        return {}
+    known_since, workers, others = _LIVE.get(app, _NOBODY)
+    if anyio.current_time() - known_since > LIVE_TIME:
+        state = await app.ainfo()
+        workers, others = state.workers, {"Routers": state.routers, "Schedulers": state.schedulers}
+        others |= {"Controllers": state.controllers, "Publishers": state.publishers}
+        _LIVE[app] = anyio.current_time(), workers, others
+    whole_names = {*workers, *(name for live in others.values() for name in live)}
+    whys = {
+        name: describe_unknown_worker(name, workers, others)
+        for name in dict.fromkeys(names)
+        if name not in whole_names
+    }
+    return {name: why for name, why in whys.items() if why}
 
 
 async def _find_recipients(app: App, to: list[str], noun: ProcessNoun) -> list[str] | None:

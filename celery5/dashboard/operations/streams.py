@@ -6,7 +6,17 @@ import msgspec
 from msgspec import Meta
 
 from celery5.app import App
-from celery5.dashboard.operation import Changed, Effect, Limit, Nothing, Operation, Seconds, Text
+from celery5.dashboard.operation import (
+    Changed,
+    Effect,
+    Limit,
+    Names,
+    Nothing,
+    Operation,
+    Pattern,
+    Seconds,
+    Text,
+)
 from celery5.observability.shown_values import mask_dead_record, mask_value
 from celery5.streams.dead_records import DeadRecordQuery, DeadRecordTally
 from celery5.streams.lags import StreamState
@@ -156,7 +166,7 @@ class ParkedRelease(msgspec.Struct, frozen=True):
     stream: Text
     group: Text
     # None for all.
-    keys: Annotated[list[str], Meta(max_length=1000)] = []
+    keys: Names = []
     # Make their records dead records instead.
     discard: bool = False
 
@@ -174,9 +184,9 @@ class DeadRecordFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: Text
     group: Text
-    ids: Annotated[list[str], Meta(max_length=1000)] = []
+    ids: Names = []
     # A part of the error's text.
-    message: Annotated[str, Meta(max_length=500)] = ""
+    message: Pattern = ""
     older_than: Seconds | None = None
     newer_than: Seconds | None = None
     limit: Annotated[int, Meta(ge=1, le=100_000)] | None = None

@@ -15,6 +15,7 @@ def test_every_method_of_the_api_is_an_action_or_is_known_to_be_none() -> None:
 
 
 def test_each_action_of_the_vocabulary_is_one_of_a_method() -> None:
-    assert {call.action for call in CALLS if call.action in ACTIONS} == set(ACTIONS)
+    by_services = {"bulk:resume"}  # what performs bulk actions records it
+    assert {call.action for call in CALLS if call.action in ACTIONS} | by_services == set(ACTIONS)
     assert all(is_action(call.action) for call in CALLS)
     assert not is_action("queue:explode")

@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from celery5 import App
+from celery5.dashboard import performing
 from celery5.dashboard.access import User
 from celery5.dashboard.operation import Operation
 from celery5.dashboard.performing import Performer
@@ -112,3 +113,25 @@ async def test_after_an_outage_nobody_gets_what_was_before(autojump_clock: trio.
             nursery.start_soon(ask)
         # The first outage is not known yet when the second one asks.
         assert number == 0 or results == [BrokerUnavailable, BrokerUnavailable]
+
+
+async def test_looks_are_forgotten_by_age_and_by_size(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read(app: App, asked: Filter) -> str:
+        return asked.queue * 1000
+
+    monkeypatch.setattr(performing, "MAX_SHARED_SIZE", 10_000)
+    performer, operation = Performer({"shop": App("shop")}), Operation("queue:list", read)
+    for number in range(30):
+        assert (
+            len(await performer.perform("shop", operation, {"queue": chr(97 + number % 26)}, VIEWER)) == 1000
+        )
+    assert performer.shared_size <= 11_000
+    large = await performer.perform("shop", operation, {"queue": "abc" * 20}, VIEWER)
+    assert len(large) == 60_000
+    await performer.perform("shop", operation, {"queue": "z"}, VIEWER)
+    assert performer.shared_size <= 11_000
+    await trio.sleep(performing.MAX_SHARED_AGE + 1)
+    await performer.perform("shop", operation, {"queue": "y"}, VIEWER)
+    assert performer.shared_size == 1002

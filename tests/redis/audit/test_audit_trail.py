@@ -10,8 +10,9 @@ import redis
 import trio
 
 from celery5 import App, Misconfigured, arevoke
+from celery5.broker.call import Call
 from celery5.broker.calls import audit as audit_calls
-from celery5.errors import BrokerUnavailable
+from celery5.errors import BrokerUnavailable, CeleryError
 from celery5.protocol.audit import AuditEntry
 from tests.redis.dead_letters.many_dead_letters import bury, numbered
 from tests.redis.worker.workers import Lines, until, working
@@ -25,7 +26,7 @@ def test_a_replay_says_which_jobs_how_many_and_what_came_of_it(app: App, redis_c
         app.dlq.replay(error="ValueError", queue="default", dry_run=True)
         app.dlq.replay(error="ValueError", limit=3, rate="1000/s")
     app.dlq.purge(where=lambda job: job.type == "KeyError")
-    purge, replay, dry_run = app.audit.list()
+    purge, replay = app.audit.list()
     assert (replay.who, replay.source, replay.action, replay.target) == (
         "anna",
         "dashboard",
@@ -34,10 +35,9 @@ def test_a_replay_says_which_jobs_how_many_and_what_came_of_it(app: App, redis_c
     )
     assert replay.filter == {"errors": ["ValueError"], "limit": 3, "rate": 1000.0}
     assert (replay.count, replay.outcome) == (3, "done")
-    assert (dry_run.count, dry_run.outcome, dry_run.target) == (5, "dry run", "default")
     assert (purge.source, purge.count) == ("python", 1)
     assert "lambda" in purge.filter["where"]
-    assert began - 1 <= dry_run.at <= replay.at <= purge.at <= time.time() + 1
+    assert began - 1 <= replay.at <= purge.at <= time.time() + 1
 
 
 def test_the_trail_is_read_page_by_page(app: App, redis_client: "redis.Redis") -> None:
@@ -151,14 +151,65 @@ async def test_a_worker_logs_that_an_entry_of_its_job_could_not_be_written(
     async def purge() -> int:
         return (await app.dlq.apurge()).done
 
+    await trio.to_thread.run_sync(bury, app, redis_client, "j1")
     redis_client.set(app.keys.audit, "another program's", ex=60)
     with Lines() as lines:
         async with working(app):
             sent = await purge.adelay()
-            assert await sent.aget(30) == 0
+            assert await sent.aget(30) == 1
             await until(lambda: bool(lines.of("audit:write-failed")))
         (warning,) = lines.of("audit:write-failed")
     assert (warning["action"], warning["level"]) == ("dlq:purge", "warning")
+
+
+async def test_each_action_is_a_line_of_the_log(app: App, redis_client: "redis.Redis") -> None:
+    @app.task
+    async def purge() -> int:
+        return (await app.dlq.apurge()).done
+
+    await trio.to_thread.run_sync(bury, app, redis_client, "j1")
+    with Lines() as lines:
+        async with working(app):
+            await (await purge.adelay()).aget(30)
+            await until(lambda: bool(lines.of("audit:recorded")))
+        (line,) = lines.of("audit:recorded")
+    assert (line["action"], line["count"], line["outcome"], line["source"]) == (
+        "dlq:purge",
+        1,
+        "done",
+        "python",
+    )
+    assert line["who"] == (await app.audit.alist())[0].who
+
+
+def test_what_changes_nothing_has_no_entry(app: App, redis_client: "redis.Redis") -> None:
+    bury(app, redis_client, *numbered(2))
+    for _ in range(30):
+        app.dlq.purge(queue="default", reason="exhausted", error="NoSuchError")
+        app.dlq.purge(dry_run=True)
+        app.alerts.unsilence("nothing")
+        app.result("unknown", queue="default").revoke()
+    assert app.audit.list() == []
+    with pytest.raises(CeleryError):
+        app.schedule.pause("unknown")
+    assert [entry.outcome[:6] for entry in app.audit.list()] == ["failed"]
+
+
+def test_nobody_washes_out_what_others_have_done(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_calls, "MAX_ENTRIES", 20)
+    monkeypatch.setattr(audit_calls, "MAX_ENTRIES_OF_ONE", 8)
+    fill(app, *((f"dlq:{number}", "anna") for number in range(5)))
+    fill(app, *((f"task:{number}", "bob") for number in range(7)))
+    fill(app, *(("queue:purge", "eve") for _ in range(300)))
+    trail = app.audit.list()
+    assert [entry.action for entry in trail if entry.who == "anna"] == [f"dlq:{n}" for n in range(4, -1, -1)]
+    assert [entry.action for entry in trail if entry.who == "bob"] == [f"task:{n}" for n in range(6, -1, -1)]
+    assert len(trail) == 20
+    # Those who have less than their share displace the oldest entry, and an index that was lost harms nobody.
+    app.connections.get_blocking_driver().perform(Call(("DEL", app.keys.audit_entries), int))
+    fill(app, *((f"dlq:later-{number}", "anna") for number in range(6)))
+    assert [entry.action for entry in app.audit.list(count=6)] == [f"dlq:later-{n}" for n in range(5, -1, -1)]
+    assert len(app.audit.list()) == 20
 
 
 def fill(app: App, *entries: tuple[str, str]) -> None:

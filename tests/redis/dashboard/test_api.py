@@ -5,6 +5,7 @@ from typing import Any, cast
 import httpx
 import msgspec
 import pytest
+import redis
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
@@ -16,6 +17,7 @@ from celery5.dashboard.operation import ROLES, Operation
 from celery5.dashboard.operations import OPERATIONS
 from celery5.protocol.audit import is_action
 from tests.redis.dashboard.site import browsing
+from tests.redis.worker.workers import working
 from tests.story.cli.test_terminal import leaves
 
 NOT_OPERATIONS = {
@@ -179,3 +181,42 @@ async def test_a_command_by_the_api_is_done_and_recorded_under_the_users_name(ap
         "task:suspend",
         "mail",
     )
+
+
+@pytest.mark.parametrize(
+    ("operation", "parameters"),
+    [
+        ("dlq:read", {"task": ["a*"] * 51}),
+        ("dlq:count", {"error": ["x" * 201]}),
+        ("dlq:groups", {"message": "x" * 201}),
+        ("task:search", {"task": "x" * 201}),
+        ("worker:ping", {"to": ["w" * 201]}),
+    ],
+)
+async def test_a_look_takes_no_more_and_no_longer_conditions_than_it_can_afford(
+    app: App, operation: str, parameters: dict[str, Any]
+) -> None:
+    async with browsing(app, role="viewer") as client:
+        answer = await client.get(f"/api/v1/{app.name}/{operation.replace(':', '/')}", params=parameters)
+    assert answer.status_code == 400
+    assert "length <=" in answer.json()["detail"]
+
+
+async def test_a_look_at_processes_writes_into_the_inboxes_of_live_ones_alone(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    @app.task(name="t")
+    async def task() -> None: ...
+
+    async with working(app, name="one"), browsing(app, role="viewer") as client:
+        for verb in ("ping", "stats", "active", "health"):
+            asked = {"to": ["one", "ghost", "phantom:1"]}
+            rows = (await client.get(f"/api/v1/{app.name}/worker/{verb}", params=asked)).json()
+            assert {row["process"]: row["ok"] for row in rows} == {
+                "one": True,
+                "ghost": False,
+                "phantom:1": False,
+            }
+            assert "no worker 'ghost' lives; those that do: one" in [row["why"] for row in rows]
+        assert not redis_client.keys("*ghost*")
+        assert not redis_client.keys("*phantom*")

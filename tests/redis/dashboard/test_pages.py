@@ -239,9 +239,10 @@ async def test_a_frozen_worker_is_asked_once_for_its_page(app: App, monkeypatch:
         asked.append(command)
         return [Reply(worker=to[0], ok=False, reason="no-answer", why="no answer within 2 s")]
 
+    declare(app)
     monkeypatch.setattr(app.control, "asend", send)
-    async with browsing(app, role="operator") as client:
-        answer = await client.get(f"/{app.name}/workers/host:1?stack=true")
+    async with working(app, name="one", queues=("money",)), browsing(app, role="operator") as client:
+        answer = await client.get(f"/{app.name}/workers/one?stack=true")
     assert answer.status_code == 200
     assert asked == ["stats"]
     assert "no answer within 2 s" in read_text(answer.text)
