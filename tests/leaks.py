@@ -15,7 +15,7 @@ from typing import Any
 import redis
 
 from celery5.broker.calls import leases as lease_calls
-from celery5.broker.keys import EVENTS, GROUP, Keys
+from celery5.broker.keys import EVENTS, GROUP, Keys, is_owned
 from tests.gate_leaks import gate_leaks, parted
 from tests.run_leaks import check_runs
 
@@ -151,7 +151,12 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
         for key in keys:
             pipe.pttl(key)
         lasting = [key for key, ttl in zip(keys, pipe.execute(), strict=True) if ttl == -1]
-    found: list[str] = []
+    names = [key.decode(errors="replace") for key in lasting]
+    found = [
+        f"{name}: never expires, and keys.py does not say that it stays"
+        for name in names
+        if not is_owned(name)
+    ]
     gated, lasting = parted(lasting, PATTERN)
     unowned, lasting = _check_streams(server, lasting)
     found += unowned

@@ -4,8 +4,12 @@ All keys of a queue share one hash tag, so that each script touches one slot of 
 owners and lifetimes is `docs/reference/keys.md`.
 """
 
+import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from celery5.protocol.job.states import ADMITTED, HIGH, LOW, NORMAL
 
@@ -15,23 +19,13 @@ EVENTS = "{events}"
 """The queue of an application's events, which Routers consume. No task's queue can be named so."""
 
 
-_OF_APP = r"queues|paused|settings|schedule-queues|limits|suspended|living:.+|record-streams"
-_OF_EVENTS = r"events:(?:stream|jobs|dead|leases|due|waiting)"
-_OF_QUEUE = (
-    r"stream|high|low|handed|jobs|jobs:(?:ended|to-send|runs)|run:.+|workflow:.+|due|waiting|dead|leases|unique|slots|counts|held|room:.+|"
-    r"documents(?:-taken|-progress)?:.+|documents|schedules|schedule-times|"
-    r"map|groups|relayed|archiving|(?:log|archive|members|incarnations|plan|partition|state|outbox|dead-records):.+"
-)
-_OWNED = re.compile(
-    rf"celery5:\{{(?:[^:{{}}]+\}}:(?:{_OF_APP}|{_OF_EVENTS})|[^:{{}}]+:[^{{}}]+\}}:(?:{_OF_QUEUE}))",
-    re.DOTALL,
-)
-"""The keys that stay until what they tell of is gone; all others have a time to live."""
+EXPIRES = "has a time to live, or is a channel, which holds nothing"
+Expiring = Annotated[str, EXPIRES]
+"""The type of such a key. Every other key stays until what it tells of is gone.
 
-
-def is_owned(key: str) -> bool:
-    """Return whether a key without a time to live has an owner."""
-    return _OWNED.fullmatch(key) is not None
+`find_lifetime` reads the types of the three classes below, so a new key is known to it, and stays, unless it says so.
+"""
+KeyLifetime = Literal["stays", "expires"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +47,27 @@ class QueueKeys:
     dead: str
     leases: str
     unique: str
-    wake: str
-    revoke: str
-    replication_mark: str
+    wake: Expiring
+    revoke: Expiring
+    replication_mark: Expiring
     documents: str
     slots: str
     slot_counts: str
     limited_counts: str
-    slots_freed: str
+    slots_freed: Expiring
     waiting_list_prefix: str
-    result_prefix: str
-    window_prefix: str
+    result_prefix: Expiring
+    window_prefix: Expiring
     run_records: str
     run_prefix: str
     plan_prefix: str
     run_outbox: str
     live_runs: str
-    past_runs: str
-    revoked_jobs: str
-    revoked_documents: str
+    past_runs: Expiring
+    revoked_jobs: Expiring
+    revoked_documents: Expiring
     idle_runs: str
-    progress_prefix: str
+    progress_prefix: Expiring
     lane: str = NORMAL
     _lanes: "dict[str, QueueKeys]" = field(
         default_factory=dict["str", "QueueKeys"], compare=False, repr=False
@@ -99,15 +93,15 @@ class QueueKeys:
         """The streams of the lanes beside the normal one: high, low, handed."""
         return (self.high, self.low, self.handed)
 
-    def unique_window(self, lock: str) -> str:
+    def unique_window(self, lock: str) -> Expiring:
         """STRING  the last job of a task and key, for as long as `unique_for` says."""
         return self.window_prefix + lock
 
-    def result(self, job_id: str) -> str:
+    def result(self, job_id: str) -> Expiring:
         """STRING  the job's document, with a time to live; the channel of the same name announces it."""
         return self.result_prefix + job_id
 
-    def progress(self, job_id: str) -> str:
+    def progress(self, job_id: str) -> Expiring:
         """HASH    what a running job has reported of its progress, with a time to live."""
         return self.progress_prefix + job_id
 
@@ -116,7 +110,7 @@ class QueueKeys:
         return self.run_prefix + run_id
 
     def plan(self, digest: str) -> str:
-        """HASH    the nodes of a compiled workflow, with a time to live."""
+        """HASH    the nodes of a compiled workflow, until the last run of it has expired."""
         return self.plan_prefix + digest
 
     def run_items(self, run_id: str, node: int) -> str:
@@ -147,7 +141,7 @@ class StreamKeys:
     archiving: str
     log_prefix: str
     archive_prefix: str
-    sent_prefix: str
+    sent_prefix: Expiring
     members_prefix: str
     incarnations_prefix: str
     plan_prefix: str
@@ -157,7 +151,7 @@ class StreamKeys:
     dead_prefix: str
     parked_prefix: str
     parked_log_prefix: str
-    changes_prefix: str
+    changes_prefix: Expiring
 
     def log(self, partition: int) -> str:
         """STREAM  the records of a partition."""
@@ -167,7 +161,7 @@ class StreamKeys:
         """STREAM  records of a partition that wait for the archive."""
         return f"{self.archive_prefix}{partition}"
 
-    def sent(self, nonce: str) -> str:
+    def sent(self, nonce: str) -> Expiring:
         """STRING  the reply to one sending, with a time to live, so that it may be repeated."""
         return f"{self.sent_prefix}{nonce}"
 
@@ -203,7 +197,7 @@ class StreamKeys:
         """HASH    the keys that a group has parked, as `key:<key>`, `tries:<key>`, and how many `records` they have."""
         return f"{self.parked_prefix}{group}"
 
-    def changes(self, group: str) -> str:
+    def changes(self, group: str) -> Expiring:
         """channel: the members of a group, or what they may read, has changed."""
         return f"{self.changes_prefix}{group}"
 
@@ -235,7 +229,7 @@ class Keys:
         return f"celery5:{{{self.app}}}:settings"
 
     @property
-    def audit(self) -> str:
+    def audit(self) -> Expiring:
         """STREAM  the last actions of operators, with a time to live."""
         return f"celery5:{{{self.app}}}:audit"
 
@@ -260,32 +254,32 @@ class Keys:
         return f"celery5:{{{self.app}}}:suspended"
 
     @property
-    def imposed_limits(self) -> str:
+    def imposed_limits(self) -> Expiring:
         """STRING  the limits that a Scheduler imposes by its rules, with a time to live."""
         return f"celery5:{{{self.app}}}:imposed-limits"
 
     @property
-    def limit_rules_turn(self) -> str:
+    def limit_rules_turn(self) -> Expiring:
         """STRING  the Scheduler that imposes limits, with a time to live."""
         return f"celery5:{{{self.app}}}:limit-rules-turn"
 
-    def run_home(self, run_id: str) -> str:
+    def run_home(self, run_id: str) -> Expiring:
         """STRING  the queue where the run with an id of the caller's lives, with a time to live."""
         return f"celery5:{{{self.app}}}:run-home:{run_id}"
 
-    def event_waits(self, index: str) -> str:
+    def event_waits(self, index: str) -> Expiring:
         """SET     the nodes of runs that wait for an event with certain values, with a time to live."""
         return f"celery5:{{{self.app}}}:event-waits:{index}"
 
-    def check(self, name: str) -> str:
+    def check(self, name: str) -> Expiring:
         """STRING  the state of a shared health check (`name` or `name group`), with a time to live."""
         return f"celery5:{{{self.app}}}:check:{name}"
 
-    def check_turn(self, name: str) -> str:
+    def check_turn(self, name: str) -> Expiring:
         """STRING  a worker runs that check for all that share it, until this is gone."""
         return f"celery5:{{{self.app}}}:check-turn:{name}"
 
-    def check_notice(self, name: str) -> str:
+    def check_notice(self, name: str) -> Expiring:
         """STRING  set when a Scheduler has notified the workers of that check, with a time to live."""
         return f"celery5:{{{self.app}}}:check-telling:{name}"
 
@@ -295,7 +289,7 @@ class Keys:
         return f"celery5:{{{self.app}}}:schedule-queues"
 
     @property
-    def schedule_changes(self) -> str:
+    def schedule_changes(self) -> Expiring:
         """channel: a schedule was added or changed."""
         return f"celery5:{{{self.app}}}:schedule-news"
 
@@ -307,7 +301,7 @@ class Keys:
         """ZSET    when to look at each of them, in ms."""
         return f"celery5:{{{self.app}:{queue}}}:schedule-times"
 
-    def declared_schedules(self, scheduler: str) -> str:
+    def declared_schedules(self, scheduler: str) -> Expiring:
         """STRING  the names of the schedules that a Scheduler's code declares, with a time to live."""
         return f"celery5:{{{self.app}}}:declared:{scheduler}"
 
@@ -316,61 +310,61 @@ class Keys:
         return f"celery5:{{{self.app}}}:living:{kind}"
 
     @property
-    def leader(self) -> str:
+    def leader(self) -> Expiring:
         """HASH    the Controller that leads, with a time to live."""
         return f"celery5:{{{self.app}}}:leader"
 
     @property
-    def recycling(self) -> str:
+    def recycling(self) -> Expiring:
         """STRING  the worker process that is recycled, until this is gone."""
         return f"celery5:{{{self.app}}}:recycling"
 
-    def source_lease(self, name: str) -> str:
+    def source_lease(self, name: str) -> Expiring:
         """STRING  the Router that runs a Data Source which one at a time may, until this is gone."""
         return f"celery5:{{{self.app}}}:source:{name}"
 
     @property
-    def scaling(self) -> str:
+    def scaling(self) -> Expiring:
         """STRING  the state of the scaling of the application, with a time to live."""
         return f"celery5:{{{self.app}}}:scaling"
 
     @property
-    def scaling_turn(self) -> str:
+    def scaling_turn(self) -> Expiring:
         """STRING  the Scheduler that scales the application, until this is gone."""
         return f"celery5:{{{self.app}}}:scaling-turn"
 
-    def report(self, worker: str) -> str:
+    def report(self, worker: str) -> Expiring:
         """STRING  the report of a worker on its load, with a time to live."""
         return f"celery5:{{{self.app}}}:report:{worker}"
 
     @property
-    def subscriptions(self) -> str:
+    def subscriptions(self) -> Expiring:
         """HASH    the subscribers to the application's events, with a time to live."""
         return f"celery5:{{{self.app}}}:subscriptions"
 
     @property
-    def subscription_deadlines(self) -> str:
+    def subscription_deadlines(self) -> Expiring:
         """ZSET    until when each subscription is valid, in ms, with a time to live."""
         return f"celery5:{{{self.app}}}:subscribed"
 
     @property
-    def unclaimed_events(self) -> str:
+    def unclaimed_events(self) -> Expiring:
         """HASH    how many events had no subscriber, by event and version, with a time to live."""
         return f"celery5:{{{self.app}}}:unclaimed"
 
-    def kept_events(self, subject: str) -> str:
+    def kept_events(self, subject: str) -> Expiring:
         """STREAM  events of one version that had no subscriber, with a time to live."""
         return f"celery5:{{{self.app}}}:kept:{subject}"
 
-    def inbox(self, name: str) -> str:
+    def inbox(self, name: str) -> Expiring:
         """STREAM  commands for the process of that name; the channel of the same name wakes it."""
         return f"celery5:{{{self.app}}}:inbox:{name}"
 
-    def nonce(self, command_id: str) -> str:
+    def nonce(self, command_id: str) -> Expiring:
         """STRING  set when a command is sent, then the process that took it: so it is performed once."""
         return f"celery5:{{{self.app}}}:nonce:{command_id}"
 
-    def reply(self, command_id: str) -> str:
+    def reply(self, command_id: str) -> Expiring:
         """STRING  the reply to a command; the channel of the same name announces it."""
         return f"celery5:{{{self.app}}}:answer:{command_id}"
 
@@ -386,83 +380,83 @@ class Keys:
         return f"celery5:{{{self.app}}}:record-streams"
 
     @property
-    def metrics_reports(self) -> str:
+    def metrics_reports(self) -> Expiring:
         """STREAM  reports of processes on their metrics, with a time to live."""
         return f"celery5:{{{self.app}}}:metrics:reports"
 
-    def metrics_sent(self, process: str) -> str:
+    def metrics_sent(self, process: str) -> Expiring:
         """STRING  the number of the last report of a process, with a time to live."""
         return f"celery5:{{{self.app}}}:metrics:sent:{process}"
 
     @property
-    def metrics_turn(self) -> str:
+    def metrics_turn(self) -> Expiring:
         """STRING  the process that rolls reports up, until this is gone."""
         return f"celery5:{{{self.app}}}:metrics:turn"
 
     @property
-    def metrics_state(self) -> str:
+    def metrics_state(self) -> Expiring:
         """HASH    the totals of each queue, and the minutes and hours that are not packed yet, with a time to live."""
         return f"celery5:{{{self.app}}}:metrics:state"
 
     @property
-    def metrics_minutes_prefix(self) -> str:
+    def metrics_minutes_prefix(self) -> Expiring:
         """STREAM  the minutes of a queue, an hour in each entry, with a time to live. What the keys begin with."""
         return f"celery5:{{{self.app}}}:metrics:minutes:"
 
     @property
-    def metrics_hours_prefix(self) -> str:
+    def metrics_hours_prefix(self) -> Expiring:
         """STREAM  the hours of a queue, a day in each entry, with a time to live. What the keys begin with."""
         return f"celery5:{{{self.app}}}:metrics:hours:"
 
     @property
-    def failed_jobs(self) -> str:
+    def failed_jobs(self) -> Expiring:
         """STREAM  the last attempts of jobs that have failed, with a time to live."""
         return f"celery5:{{{self.app}}}:history:failures"
 
     @property
-    def other_jobs(self) -> str:
+    def other_jobs(self) -> Expiring:
         """STREAM  the slowest of the last successes, and samples of the others, with a time to live."""
         return f"celery5:{{{self.app}}}:history:others"
 
-    def history_sent(self, process: str) -> str:
+    def history_sent(self, process: str) -> Expiring:
         """STRING  the number of the last batch of records of a process, with a time to live."""
         return f"celery5:{{{self.app}}}:history:sent:{process}"
 
     @property
-    def alerts(self) -> str:
+    def alerts(self) -> Expiring:
         """HASH    the alerts that are pending or firing, with a time to live."""
         return f"celery5:{{{self.app}}}:alerts"
 
     @property
-    def alert_outbox(self) -> str:
+    def alert_outbox(self) -> Expiring:
         """STREAM  notifications of alerts that are not sent yet, with a time to live."""
         return f"celery5:{{{self.app}}}:alerts:outbox"
 
     @property
-    def alert_logged(self) -> str:
+    def alert_logged(self) -> Expiring:
         """STRING  the last notification of an alert that was logged, with a time to live."""
         return f"celery5:{{{self.app}}}:alerts:logged"
 
     @property
-    def alert_history(self) -> str:
+    def alert_history(self) -> Expiring:
         """STREAM  the last alerts that fired or resolved, with a time to live."""
         return f"celery5:{{{self.app}}}:alerts:history"
 
     @property
-    def alert_silences(self) -> str:
+    def alert_silences(self) -> Expiring:
         """HASH    the rules of alerts that are silenced, and until when, with a time to live."""
         return f"celery5:{{{self.app}}}:alerts:silences"
 
-    def bulk_action(self, action_id: str) -> str:
+    def bulk_action(self, action_id: str) -> Expiring:
         """HASH    a bulk action and its progress, with a time to live."""
         return f"celery5:{{{self.app}}}:bulk:{action_id}"
 
-    def bulk_lease(self, action_id: str) -> str:
+    def bulk_lease(self, action_id: str) -> Expiring:
         """STRING  the process that performs a bulk action, with a time to live."""
         return f"celery5:{{{self.app}}}:bulk-lease:{action_id}"
 
     @property
-    def bulk_actions(self) -> str:
+    def bulk_actions(self) -> Expiring:
         """ZSET    the ids of bulk actions, by when they were asked for, in ms, with a time to live."""
         return f"celery5:{{{self.app}}}:bulk-actions"
 
@@ -529,3 +523,74 @@ class Keys:
             idle_runs=f"{tag}:jobs:idle-runs",  # HASH    live runs without a job that is on a queue or runs, packed
             progress_prefix=f"{tag}:progress:",
         )
+
+
+def find_lifetime(key: str) -> KeyLifetime | None:
+    """Return whether a key stays until what it tells of is gone, or has a time to live; None for an unknown key."""
+    for pattern, lifetime in _compile_patterns():
+        if pattern.fullmatch(key):
+            return lifetime
+    return None
+
+
+def is_owned(key: str) -> bool:
+    """Return whether a key without a time to live has an owner."""
+    return find_lifetime(key) == "stays"
+
+
+_APP_SIGN, _QUEUE_SIGN, _PART_SIGN = "\x01", "\x02", "\x03"
+"""What stands for the name of an application, that of a queue or a stream, and anything else, in a key."""
+_SIGNS = {_APP_SIGN: r"[^:{}]+", _QUEUE_SIGN: r"[^{}]+", _PART_SIGN: r".*"}
+_NAMES = ("queue", "stream", "lane", "_lanes", "app", "pattern")
+"""Attributes that are no keys, but for the `stream` of a queue, which is there as `normal`, too."""
+
+
+@cache
+def _compile_patterns() -> list[tuple[re.Pattern[str], KeyLifetime]]:
+    """Return what the keys of an application look like, from those that the classes make; keys that stay first."""
+    app = Keys(_APP_SIGN)
+    shapes: dict[KeyLifetime, set[str]] = {"stays": set(), "expires": set()}
+    for owner in (app, app.for_queue(_QUEUE_SIGN), app.for_queue(EVENTS), app.for_stream(_QUEUE_SIGN)):
+        for shape, lifetime in _list_shapes(owner):
+            shapes[lifetime].add(shape)
+    return [
+        (re.compile("|".join(map(_to_pattern, sorted(shapes[lifetime]))), re.DOTALL), lifetime)
+        for lifetime in ("stays", "expires")
+    ]
+
+
+def _list_shapes(owner: Any) -> Iterator[tuple[str, KeyLifetime]]:
+    """Yield each key that an object of keys has or makes, with signs in the place of names, and its lifetime."""
+    kind = cast("type[object]", type(owner))
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if name not in _NAMES:
+            yield _as_shape(getattr(owner, name)), _get_lifetime(hint)
+    for name, member in vars(kind).items():
+        getter = member.fget if isinstance(member, property) else member
+        if name.startswith("_") or name in _NAMES or not inspect.isfunction(getter):
+            continue
+        hint = get_type_hints(getter, include_extras=True).get("return")
+        if hint not in (str, Expiring):
+            continue
+        parameters = list(inspect.signature(getter).parameters)[1:]
+        sign = _QUEUE_SIGN if parameters == ["queue"] else _PART_SIGN
+        key = (
+            getattr(owner, name) if isinstance(member, property) else getter(owner, *[sign] * len(parameters))
+        )
+        yield _as_shape(cast("str", key)), _get_lifetime(hint)
+
+
+def _get_lifetime(hint: Any) -> KeyLifetime:
+    return "expires" if hint == Expiring else "stays"
+
+
+def _as_shape(key: str) -> str:
+    """Return a key; one that is only the beginning of keys gets a sign for the rest."""
+    return key + _PART_SIGN if key.endswith(":") else key
+
+
+def _to_pattern(shape: str) -> str:
+    pattern = re.escape(shape)
+    for sign, words in _SIGNS.items():
+        pattern = pattern.replace(re.escape(sign), words)
+    return pattern

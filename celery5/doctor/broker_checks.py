@@ -8,7 +8,7 @@ from celery5.broker.calls import health as health_calls
 from celery5.broker.calls import jobs
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.keys import Keys, is_owned
+from celery5.broker.keys import Keys, find_lifetime
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerDenied, BrokerError, BrokerReplied
 from celery5.protocol.health import broker_diagnosis
@@ -98,7 +98,7 @@ class BrokerChecks:
         return broker_diagnosis.diagnose_permissions(user, first.tried + 3, refused)
 
     def check_keys(self) -> Finding:
-        """Check for keys without an owner that never expire: of a part, if there are many keys."""
+        """Check for keys that never expire and should, or that nobody knows: of a part, if there are many keys."""
         names, cursor, scans = set[str](), 0, 0
         while True:
             cursor, batch = self._redis.perform(
@@ -109,11 +109,16 @@ class BrokerChecks:
             if not cursor or len(names) >= MAX_KEYS or scans == MAX_SCANS:
                 break
         examined = sorted(names)[:MAX_KEYS]
-        unowned = [name for name in examined if not is_owned(name)]
+        lifetimes = {name: find_lifetime(name) for name in examined}
+        unowned = [name for name in examined if lifetimes[name] != "stays"]
         ttls = self._redis.perform_all([health_calls.get_ttl(name) for name in unowned])
-        orphans = [name for name, ttl in zip(unowned, ttls, strict=True) if ttl == -1]
-        is_complete = not cursor and len(examined) == len(names)
-        return broker_diagnosis.diagnose_keys(len(examined), is_complete, orphans)
+        lasting = [name for name, ttl in zip(unowned, ttls, strict=True) if ttl == -1]
+        return broker_diagnosis.diagnose_keys(
+            len(examined),
+            not cursor and len(examined) == len(names),
+            [name for name in lasting if lifetimes[name] is None],
+            [name for name in lasting if lifetimes[name] == "expires"],
+        )
 
     def close(self) -> None:
         """Close the connections."""

@@ -4,6 +4,7 @@ A failure loses jobs or keeps them from running; a warning may do so one day. `h
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Literal
@@ -26,6 +27,16 @@ _CHANNEL_REFUSAL, _KEY_REFUSAL = re.compile(r"publish to|channel"), re.compile(r
 _ACL_PATTERNS = ("~celery5:*", "&celery5:*")
 MAX_NAMES = 5
 """Names that are listed of many."""
+TURN_AOF_ON = (
+    "CONFIG SET appendonly yes; when INFO says aof_rewrite_in_progress:0, CONFIG REWRITE. "
+    "Never by redis.conf and a restart alone: that begins without any job"
+)
+"""A server that finds `appendonly yes` in its file and no complete append-only file starts empty, whatever its snapshot
+has."""
+CORRECT_CLOCK = (
+    "have NTP correct both, that of the server by slewing: a step forward ends the leases of its workers"
+)
+LOOK_AT_KEY = "redis-cli TYPE and OBJECT IDLETIME tell more of one"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -63,7 +74,10 @@ def diagnose_server(info: Mapping[str, str]) -> Finding:
         )
     if info.get("redis_mode") == "cluster":
         return Finding(
-            "server", "warn", summary, "a cluster is not tested yet: use one server and its replicas"
+            "server",
+            "warn",
+            summary,
+            "a cluster is not tested yet: have the next installation use one server and its replicas",
         )
     if not numbers:
         return Finding("server", "warn", summary, "have INFO permitted to this user, to know more")
@@ -95,16 +109,16 @@ def diagnose_persistence(info: Mapping[str, str], config: Mapping[str, str] | No
             name,
             "warn",
             "appendonly no",
-            "CONFIG SET appendonly yes, unless jobs may be lost with the server",
+            f"{TURN_AOF_ON}. Unless jobs may be lost with the server",
         )
     if not saves:
-        remedy = "CONFIG SET appendonly yes, and say so in redis.conf, unless jobs may be lost"
+        remedy = f"{TURN_AOF_ON}. Unless jobs may be lost with the server"
         return Finding(name, "fail", "none: a restart of the server loses every job", remedy)
     return Finding(
         name,
         "warn",
         f"snapshots only (save {saves}): a crash loses minutes of jobs",
-        "CONFIG SET appendonly yes, and say so in redis.conf",
+        TURN_AOF_ON,
     )
 
 
@@ -148,9 +162,9 @@ def diagnose_clock(ahead: float, uncertain: float) -> Finding:
     direction = "ahead of" if ahead > 0 else "behind"
     summary = f"the server's clock is {abs(ahead):.3f} s {direction} this host's"
     if skew > REFUSED_SKEW:
-        return Finding("clock", "fail", summary, "set both by NTP: signed commands are refused as it is")
+        return Finding("clock", "fail", summary, f"signed commands are refused as it is: {CORRECT_CLOCK}")
     if skew > WARNED_SKEW:
-        return Finding("clock", "warn", summary, "set both by NTP: times in results and logs are wrong")
+        return Finding("clock", "warn", summary, f"times in results and logs are wrong: {CORRECT_CLOCK}")
     return Finding("clock", "ok", summary)
 
 
@@ -190,16 +204,34 @@ def diagnose_permissions(user: str, tried: int, refused: Mapping[str, str]) -> F
         "permissions",
         "fail",
         f"user {user_name} {' and '.join(summary)}",
-        f"ACL SETUSER {user_name} {' '.join(acl_rules)}",
+        f"ACL SETUSER {shlex.quote(user_name)} {' '.join(acl_rules)}",
     )
 
 
-def diagnose_keys(key_count: int, is_complete: bool, orphans: Sequence[str]) -> Finding:
-    """Diagnose whether keys without an owner stay for ever; `is_complete` when all keys were inspected."""
+def diagnose_keys(
+    key_count: int, is_complete: bool, orphans: Sequence[str], undying: Sequence[str] = ()
+) -> Finding:
+    """Diagnose whether keys stay for ever. No remedy deletes: a newer version, or another program, may need them.
+
+    Args:
+        key_count: How many keys were looked at.
+        is_complete: Whether these are all.
+        orphans: Those that this version does not know, and that have no time to live.
+        undying: Those that should have a time to live, and have none.
+    """
     scope = f"{key_count} keys looked at" + ("" if is_complete else ", of more")
     if orphans:
         summary = f"{len(orphans)} have neither owner nor time to live: {_join_names(orphans)} ({scope})"
-        return Finding("keys", "warn", summary, "if no newer version of celery5 made them: redis-cli DEL")
+        remedy = (
+            f"leave them until you know what made them, a newer celery5 or another program; {LOOK_AT_KEY}"
+        )
+        return Finding("keys", "warn", summary, remedy)
+    if undying:
+        summary = (
+            f"{len(undying)} should have a time to live, and have none: {_join_names(undying)} ({scope})"
+        )
+        remedy = f"leave them, they take memory only, and report it; {LOOK_AT_KEY}"
+        return Finding("keys", "warn", summary, remedy)
     return Finding("keys", "ok", f"each has an owner or a time to live ({scope})")
 
 

@@ -1,6 +1,7 @@
 """Diagnose this machine for `celery5 doctor`: keys, units, the application, its workers, Python."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import date
 
@@ -50,10 +51,10 @@ def diagnose_key_folder(path: str, modes: Mapping[str, int] | None) -> Finding:
     if modes is None:
         return Finding("keys folder", "ok", f"{path} is not there yet: the first signed command makes it")
     if modes.get(".", 0) & 0o077:
-        return Finding("keys folder", "fail", f"others may enter {path}", f"chmod 700 {path}")
+        return Finding("keys folder", "fail", f"others may enter {path}", f"chmod 700 {shlex.quote(path)}")
     readable = sorted(name for name, mode in modes.items() if name != "." and mode & 0o077)
     if readable:
-        files = " ".join(f"{path}/{each}" for each in readable)
+        files = shlex.join(f"{path}/{each}" for each in readable)
         return Finding("keys folder", "warn", f"others may read {', '.join(readable)}", f"chmod 600 {files}")
     return Finding("keys folder", "ok", f"{path}, for nobody else")
 
@@ -107,12 +108,12 @@ def diagnose_units(found: Sequence[SystemdUnit], *, version: str, is_lingering: 
     if number and int(number[0]) < OLDEST_SYSTEMD:
         return Finding("units", "warn", summary, f"upgrade systemd to {OLDEST_SYSTEMD} or newer")
     if any(each.is_user_unit for each in found) and not is_lingering:
-        remedy = f"loginctl enable-linger {user}"
+        remedy = f"loginctl enable-linger {shlex.quote(user)}"
         return Finding("units", "warn", f"{summary}; those of {user} end when {user} logs out", remedy)
     idle = [each for each in found if not each.enabled]
     if idle:
         flag = " --user" if idle[0].is_user_unit else ""
-        remedy = f"systemctl{flag} enable {' '.join(each.name for each in idle)}"
+        remedy = f"systemctl{flag} enable {shlex.join(each.name for each in idle)}"
         return Finding(
             "units", "warn", f"not started at boot: {', '.join(each.name for each in idle)}", remedy
         )
@@ -171,7 +172,7 @@ def diagnose_workers(
             "workers",
             "warn",
             f"{summary}, and jobs wait on queues that none of them reads: {queues}",
-            f"celery5 worker start --queues {queues}; a misspelt queue stays until its jobs are done",
+            f"celery5 worker start --queues {shlex.quote(queues)}; a misspelt queue stays until its jobs are done",
         )
     if not is_version_known:
         return Finding("workers", "ok", f"{summary}; no key to ask them with yet")
@@ -186,7 +187,10 @@ def diagnose_workers(
         return Finding("workers", "warn", f"{summary}; no answer from {', '.join(silent)}", remedy)
     others = [f"{each.name} {each.version}" for each in found if each.version != own_version]
     if others:
-        remedy = "restart them: celery5 worker shutdown"
+        remedy = (
+            "restart them: celery5 worker shutdown --to NAME, then start each as it was started; "
+            "under a Controller: celery5 controller restart"
+        )
         return Finding(
             "workers", "warn", f"{summary}; not of version {own_version}: {', '.join(others)}", remedy
         )
@@ -198,7 +202,12 @@ def diagnose_publisher(address: str, waiting: int, trouble: str) -> Finding:
     count = f"{waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)}"
     if trouble:
         summary = f"{address}, has jobs in memory only: {trouble}; {count}"
-        return Finding("publisher", "warn", summary, "make room for its backlog, or let it write there")
+        return Finding(
+            "publisher",
+            "warn",
+            summary,
+            "let it write to the folder of its backlog, with room on that disk; the files there are jobs: keep them",
+        )
     if waiting >= MANY_WAITING_MESSAGES:
         remedy = (
             "see whether its broker answers; else give it more: celery5 publisher start --connections 1..4"
@@ -215,7 +224,7 @@ def diagnose_unreachable_publisher(address: str, why: str) -> Finding:
         "publisher",
         "fail",
         f"{address} cannot be reached: {why}",
-        "celery5 publisher start on this host, as a user who may open its socket; or take the setting publisher away",
+        "celery5 publisher start on this host, as a user who may open its socket: it sends what waits in its backlog",
     )
 
 

@@ -1,5 +1,6 @@
 """Diagnose the streams of an application for `celery5 doctor`."""
 
+import shlex
 from collections.abc import Sequence
 
 import msgspec
@@ -35,6 +36,11 @@ class GroupHealth(msgspec.Struct, frozen=True):
         """Its stream and its name."""
         return f"{self.stream}:{self.group}"
 
+    @property
+    def words(self) -> str:
+        """Both, as words of a command."""
+        return shlex.join((self.stream, self.group))
+
 
 class ArchiveHealth(msgspec.Struct, frozen=True):
     """What is looked at of the archive of a stream."""
@@ -66,7 +72,7 @@ def diagnose_streams(
             "streams",
             "fail",
             f"full, more records are refused: {_list([f'{one.name} {_numbers(one.full)}' for one in full])}",
-            _start_or_forget(full[0]),
+            _start_workers(full[0]),
         )
     if lost := [group for group in groups if group.lost]:
         return Finding(
@@ -81,7 +87,7 @@ def diagnose_streams(
             "streams",
             "fail",
             f"quarantined: {_list([f'{one.name} {_numbers(one.quarantined)}' for one in quarantined])}",
-            f"celery5 stream quarantine {one.stream} {one.group} says why; then --clear --all",
+            f"celery5 stream quarantine {one.words} says why; when that is mended, the same with --clear --all",
         )
     if parked := [group for group in groups if group.parked]:
         one = parked[0]
@@ -89,7 +95,7 @@ def diagnose_streams(
             "streams",
             "warn",
             f"keys are parked: {_list([f'{one.name} {one.parked}' for one in parked])}",
-            f"celery5 stream parked {one.stream} {one.group} says why; then celery5 stream release",
+            f"celery5 stream parked {one.words} says why; when that is mended: celery5 stream release",
         )
     if finding := _diagnose_archives(groups, archives):
         return finding
@@ -98,7 +104,7 @@ def diagnose_streams(
             "streams",
             "warn",
             f"records wait, and no worker runs: {_list([f'{one.name} {one.lag}' for one in idle])}",
-            _start_or_forget(idle[0]),
+            _start_workers(idle[0]),
         )
     if not streams:
         return Finding("streams", "ok", "none")
@@ -125,10 +131,11 @@ def _diagnose_archives(groups: Sequence[GroupHealth], archives: Sequence[Archive
     return None
 
 
-def _start_or_forget(group: GroupHealth) -> str:
+def _start_workers(group: GroupHealth) -> str:
+    """Return the remedy for a group that is not read. How to forget a group is for the guide: it cannot be undone."""
     return (
-        f"celery5 worker start; a group that nobody needs: "
-        f"celery5 stream reset {group.stream} {group.group} --forget"
+        f"celery5 worker start; celery5 stream show {shlex.quote(group.stream)} says what each group has not done; "
+        "docs/guide/streams-operating.md, for a group that nobody needs any more"
     )
 
 

@@ -4,10 +4,11 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.keys import EVENTS, Keys, QueueKeys, find_lifetime, is_owned
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "keys.md").read_text()
 SHOP = Keys("<app>")
@@ -148,6 +149,56 @@ def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
         "limits",
     }
     assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string", "list"}
+
+
+def list_rows() -> list[tuple[str, str, str]]:
+    """Name, key and lifetime of each row of the page's table of keys."""
+    rows = [row.strip("| ").split(" | ") for row in PAGE.split("Channels, which")[0].splitlines()]
+    return [(row[0].strip("`"), row[1].strip("`"), row[-1]) for row in rows if row[0].startswith("`")]
+
+
+def fill_in(key: str) -> list[str]:
+    """Return keys of that form, for names and numbers as they may really be."""
+    return [
+        re.sub(r"<app>", "shop", re.sub(r"<(?!app>)\w+>", part, key))
+        for part in ("1", "default", "eu:mail", "a b/c*[x]")
+    ]
+
+
+LIMITED = re.compile(
+    r"\d ?(s|h|days?|minutes)\b|a (second|minute|day|week)\b|ttl`|periods|leases|intervals|`unique_for`|until .*expired"
+    r"|gone with (it|the longest)|their documents|retention|deleted when|the same$"
+)
+"""How the page says that a key has a time to live."""
+
+
+@pytest.mark.parametrize(("name", "key", "lifetime"), list_rows(), ids=lambda value: value[:20])
+def test_every_key_of_the_page_has_an_owner_or_a_time_to_live(name: str, key: str, lifetime: str) -> None:
+    found = {find_lifetime(one) for one in fill_in(key)}
+    assert found in ({"stays"}, {"expires"}), f"{name}: {found}"
+    if "stays" in lifetime or not LIMITED.search(lifetime):
+        assert found == {"stays"}, f"{name} {lifetime}"
+
+
+def test_every_key_that_the_code_makes_is_known_by_its_class() -> None:
+    for name, key in made().items():
+        assert all(find_lifetime(one) for one in fill_in(key)), name
+    for field in fields(QueueKeys):
+        key = getattr(SHOP.for_queue(EVENTS), field.name)
+        if field.name not in ("queue", "lane", "_lanes"):
+            assert all(find_lifetime(one) for one in fill_in(key)), field.name
+
+
+def test_no_other_key_is_known() -> None:
+    others = (
+        "celery5:{shop}:what",
+        "celery5:{shop:mail}:jobs:what",
+        "celery5:{shop:mail}:streams",
+        "other",
+        "",
+    )
+    assert [key for key in others if find_lifetime(key)] == []
+    assert is_owned(MAIL.idle_runs.replace("<app>", "shop"))
 
 
 def slot_tag(key: str) -> str:

@@ -1,7 +1,10 @@
 """Diagnosis: each reading is ok, a warning or a failure, and whoever is not well is told what to do."""
 
+import ast
 import re
+import shlex
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from celery5.broker.keys import Keys, is_owned
 from celery5.protocol.health import broker_diagnosis, host_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
+from celery5.protocol.streams.diagnosis import GroupHealth, diagnose_streams
 from tests.house.sources import HERE, files
 
 TODAY = date(2026, 11, 21)
@@ -253,6 +257,54 @@ def test_each_reading_is_judged_and_what_is_not_well_says_what_to_do(
 ) -> None:
     assert (finding.state, says in finding.summary) == (state, True), finding
     assert finding.state == "ok" or finding.remedy
+
+
+DESTRUCTIVE = re.compile(
+    r"\b(DEL|UNLINK|FLUSH\w*|XTRIM|XDEL|HDEL|EXPIRE|SHUTDOWN|purge|forget|force|reset|empty|revoke|discard|rm|kill|"
+    r"cold)\b"
+)
+"""What destroys data or stops processes, as a command or a flag of one."""
+ADVISERS = [
+    *files("celery5/doctor"),
+    *[path for path in files("celery5/protocol") if path.stem.endswith("diagnosis")],
+]
+
+
+@pytest.mark.parametrize("path", ADVISERS, ids=lambda path: path.stem)
+def test_the_doctor_never_advises_what_destroys(path: Path) -> None:
+    """Docstrings aside, no text of the doctor has such a word: whoever obeys it blindly loses nothing."""
+    tree = ast.parse(path.read_text())
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
+    ]
+    assert [text for text in texts if DESTRUCTIVE.search(text)] == []
+
+
+EVIL = "x; echo taken > mark #"
+"""A name that is a command of its own, if a shell reads it unquoted."""
+FINDINGS = [
+    host_diagnosis.diagnose_key_folder(f"/k/{EVIL}", {".": 0o40755}),
+    host_diagnosis.diagnose_key_folder(f"/k/{EVIL}", {".": 0o40700, EVIL: 0o100644}),
+    host_diagnosis.diagnose_units([unit()], version="252", is_lingering=False, user=EVIL),
+    host_diagnosis.diagnose_units([unit(EVIL, enabled=False)], version="252", is_lingering=True, user="u"),
+    host_diagnosis.diagnose_workers(
+        [WorkerVersion("w", "1")], "1", is_version_known=True, unrouted=False, unread=[EVIL, "mail"]
+    ),
+    broker_diagnosis.diagnose_permissions(EVIL, 40, {"XADD": "has no permissions to run"}),
+    diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=False)]),
+    diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=True, full=[1])]),
+    diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=True, quarantined=[1])]),
+    diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=True, parked=1)]),
+]
+
+
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.summary[:30])
+def test_a_name_in_an_advice_is_one_word_of_the_shell(finding: Finding) -> None:
+    assert "echo" in finding.remedy
+    assert "echo" not in shlex.split(finding.remedy)
 
 
 def test_what_to_permit_is_said_in_redis_own_words() -> None:

@@ -120,6 +120,25 @@ def test_a_key_that_nobody_owns_is_found_among_those_that_somebody_does(
     assert f"1 have neither owner nor time to live: celery5:{{{own.name}}}:old-thing" in found.summary
 
 
+@pytest.mark.plants
+def test_no_key_of_celery5_is_an_orphan_nor_is_any_to_be_deleted(own: App, second: "redis.Redis") -> None:
+    queue, stream = own.queue("mail"), own.keys.for_stream("clicks")
+    for key in (queue.idle_runs, queue.jobs, queue.run("night"), stream.parked("bill"), stream.log(3)):
+        second.hset(key, "any", "1")
+    second.xadd(f"{stream.parked_log_prefix}bill:key", {"record": "1"})
+    assert broker_of(own).check_keys().state == "ok"
+    second.hset(own.keys.audit, "any", "1")  # has lost its time to live
+    found = broker_of(own).check_keys()
+    assert (
+        found.state,
+        f"1 should have a time to live, and have none: {own.keys.audit}" in found.summary,
+    ) == (
+        "warn",
+        True,
+    )
+    assert "DEL" not in found.remedy
+
+
 def test_a_broker_that_is_away_fails_once_and_the_rest_goes_on(tmp_path: Path) -> None:
     app = App("nobody", broker="unix:///nonexistent/none.sock", keys=str(tmp_path / "keys"))
     found = {each.check: each for each in run_checks(get_checks(app, root=tmp_path))}
