@@ -5,7 +5,8 @@ Making an App only stores its arguments: it opens no connection, sets up no logg
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
@@ -122,6 +123,7 @@ class App:
 
     timer: DeclareTimer
     alert: DeclareAlert
+    _is_recorded = False
 
     def __init__(
         self,
@@ -427,7 +429,16 @@ class App:
         return read_settings(self.explicit_settings, os.environ, found)
 
     def use_broker(self, url: str) -> None:
-        """Use a different broker from now on; connections to the previous one are closed."""
+        """Use a different broker from now on; connections to the previous one are closed.
+
+        Raises:
+            Misconfigured: What is sent is recorded at the moment.
+        """
+        if self._is_recorded:
+            raise Misconfigured(
+                f"recorded(app) is in force for application {self.name!r}, which opens no connection: end it before "
+                "another broker is used; running_worker(app) may be outside of it"
+            )
         if "connections" in self.__dict__:
             self.connections.close()
         self.__dict__["connections"] = self.brokers.connect(url)
@@ -592,7 +603,8 @@ class App:
     def close(self) -> None:
         """Close the connections of plain Python. They open again when needed."""
         self._sender.close()
-        self.connections.close()
+        if "connections" in self.__dict__:
+            self.connections.close()
 
     def dispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
         """Send jobs, now or by the backlog; return the holder of its key for each job that was not sent, by ids."""
@@ -608,13 +620,31 @@ class App:
         except BrokerUnavailable as error:
             raise without_traceback(error) from None
 
-    def redirect(self, receiver: JobReceiver | None) -> JobReceiver | None:
-        """Pass jobs to `receiver` instead of sending them, until this is called with None, as `celery5.testing` does.
+    @contextmanager
+    def redirect(
+        self, receiver: JobReceiver, replace: Callable[[Connections], Connections]
+    ) -> Generator[None, None, None]:
+        """Pass jobs to `receiver` instead of sending them, within this block, as `celery5.testing` does.
 
-        Returns:
-            The previous receiver.
+        Args:
+            receiver: What takes the jobs.
+            replace: Returns what is used instead of the connections that it gets.
         """
-        return self._sender.redirect(receiver)
+        is_outermost = not self._is_recorded
+        reads_hash = is_outermost and self.config == "redis" and "settings" not in self.__dict__
+        if reads_hash:  # no connection is opened for the settings, either: those of the code are used
+            self.__dict__["settings"] = self._settled()
+        previous_connections = self.connections
+        previous_receiver = self._sender.redirect(receiver)
+        self._is_recorded, self.__dict__["connections"] = True, replace(previous_connections)
+        try:
+            yield
+        finally:
+            self._sender.redirect(previous_receiver)
+            self._is_recorded, self.__dict__["connections"] = not is_outermost, previous_connections
+            if reads_hash:
+                for name in ("settings", "connections", "middleware"):
+                    self.__dict__.pop(name, None)
 
     def _handle(self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str]) -> AsyncResult[R]:
         holder = holders.get(job.id)

@@ -70,6 +70,10 @@ class BadRecord(CeleryError, ValueError):
     """A record does not fit its class, or an entry of a stream cannot be decoded. The message says what and why."""
 
 
+class NotRecorded(CeleryError):
+    """A test called what needs a broker, where `celery5.testing.recorded` is in force, which opens no connection."""
+
+
 class BlockingInEventLoop(CeleryError):
     """A blocking call was made inside a running event loop. The message names the call to await instead."""
 

@@ -13,7 +13,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls import audit
 from celery5.broker.colour import current_colour
 from celery5.broker.driver import AsyncDriver
-from celery5.errors import BrokerUnavailable
+from celery5.errors import BrokerUnavailable, NotRecorded
 from celery5.protocol.audit import DONE, AuditEntry, is_action
 from celery5.runners.context import CURRENT_JOB, LOG_EVENT
 
@@ -82,6 +82,8 @@ class AuditedAction:
     async def __aexit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, NotRecorded):
+            return  # nothing was done, and there is no broker for the entry
         job = CURRENT_JOB.get()
         actor = get_actor()
         if self._is_routine and job is not None and not actor.who:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from celery5.broker.colour import check_may_block
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
+from celery5.errors import Misconfigured
+from celery5.protocol.brokers import DEFAULT_BROKER, format_unknown_broker
 from celery5.protocol.masking import mask_passwords
 
 if TYPE_CHECKING:
@@ -29,6 +31,12 @@ class Connections:
         self._endpoint: Endpoint | None = None
         self._blocking: BlockingRedis | None = None
         self._results: ResultWaiter | None = None
+
+    def get(self, name: str) -> "Connections":
+        """Return the connections to the broker of that name. Raises Misconfigured."""
+        if name != DEFAULT_BROKER:
+            raise Misconfigured(format_unknown_broker(name, (DEFAULT_BROKER,)))
+        return self
 
     @property
     def masked_url(self) -> str:

@@ -125,12 +125,7 @@ class Brokers:
 
     def get(self, name: str) -> Connections:
         """Return the connections to the broker of this name. Raises Misconfigured when there is none."""
-        connections = self._app.connections
-        if isinstance(connections, MultiBrokerConnections):
-            return connections.get(name)
-        if name != DEFAULT_BROKER:
-            raise Misconfigured(format_unknown_broker(name, self.names))
-        return connections
+        return self._app.connections.get(name)
 
     def queue_of_task(self, task: str, options: Options) -> str:
         """Return the queue for jobs with these options.

@@ -31,6 +31,7 @@ from celery5.services.process.step_status import StepStatus
 from celery5.streams.erasing import erase_streams
 from celery5.tasks.task import Task
 from celery5.testing.recording import Recorded, SentJob
+from celery5.testing.refusing_connections import RefusingConnections
 from celery5.testing.virtual_time import unwrap
 
 __all__ = ["Recorded", "SentJob", "arunning_steps", "as_job", "recorded", "running_steps", "running_worker"]
@@ -43,16 +44,15 @@ T = TypeVar("T")
 
 @contextmanager
 def recorded(app: App) -> Generator[Recorded, None, None]:
-    """Keep what `app` sends while the block lasts, instead of publishing it. No broker is needed.
+    """Keep the jobs and events that `app` sends while the block lasts, instead of publishing them. No broker is needed.
 
-    Arguments are checked and encoded as usual. Blocks may be nested: the inner one keeps what is sent in it.
+    Arguments are checked and encoded as usual. Blocks may be nested: the inner one keeps what is sent in it. No
+    connection to a broker is opened: what would need one, such as starting a workflow, sending a record, adding a
+    schedule or waiting for a result, raises NotRecorded.
     """
     recording = Recorded(app)
-    previous_receiver = app.redirect(recording.record)
-    try:
+    with app.redirect(recording.record, RefusingConnections):
         yield recording
-    finally:
-        app.redirect(previous_receiver)
 
 
 @contextmanager

@@ -157,6 +157,11 @@ async def get_trio_driver(endpoint: Endpoint) -> TrioRedis:
     return await service.wait_ready()
 
 
+def has_lent_driver() -> bool:
+    """Return whether a worker in this Trio run lends its driver."""
+    return any(_of_this_run().lent.values())
+
+
 async def get_trio_result_waiter(endpoint: Endpoint) -> TrioResultWaiter:
     """Return the waiter for documents of this Trio run."""
     driver = await get_trio_driver(endpoint)
