@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
 from celery5.boot_step import BootStep, check_boot_steps
@@ -28,9 +28,10 @@ from celery5.config.settings import (
 )
 from celery5.connections.broker_connections import Connections
 from celery5.connections.brokers import Brokers
+from celery5.connections.guarded import GuardedConnections
 from celery5.dead_letters.queues import DeadLetters
 from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
-from celery5.events.event import DeclareEvent, adopt_events
+from celery5.events.event import DeclareEvent, adopt_events, get_event_declaration
 from celery5.events.registry import Events
 from celery5.events.sources import DeclareSource, source
 from celery5.health.health_check import DeclareCheck, HealthCheck
@@ -454,18 +455,42 @@ class App:
         Those of the application's own module are adopted, too.
 
         Raises:
-            Misconfigured: A module is missing or fails, or an annotation cannot be resolved or has no JSON form.
+            Misconfigured: A module is missing or fails, an included task or event is bound to an application that
+                does not include it, or an annotation cannot be resolved or has no JSON form.
         """
         import_modules(find_modules(self.include))
         for task in find_tasks(self):
             if task.has_no_app:
                 task.adopt(self)
                 self.tasks.add(task)
+            elif task.app is not self:
+                self._take_shared(task)
         adopt_events(self, (*find_modules(self.include), self.module))
         for declared_task in self.tasks.values():
             declared_task.parameters.resolve()
         if "workflows" in self.__dict__:
             self.workflows.resolve()
+
+    def _take_shared(self, task: Task[Any, Any]) -> None:
+        """Add an included task that another application has adopted, if that includes it, too.
+
+        Its own workers would not have it otherwise. A task that is only imported here is its owner's alone.
+        """
+        owner = cast("App", task.app)
+        if not is_included(self.include, task.__module__) or owner.name == self.name:
+            return
+        if task.had_no_app and is_included(owner.include, task.__module__):
+            self.tasks.setdefault(task.name, task.copy_for(self))
+            return
+        remedy = (
+            f"import the module of {self.name!r} before the task is used, and choose no default application"
+            if isinstance(owner, DefaultApp)
+            else f"declare it with celery5.task, or leave its module out of include=[...] of {self.name!r}"
+        )
+        raise Misconfigured(
+            f"task {task.name} is included by application {self.name!r}, whose workers would not have it: it is bound "
+            f"to application {owner.name!r}; {remedy}"
+        )
 
     def signature(self, name: str, /, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return a call of the task named `name`. Raises UnknownTask when the application has no such task."""
@@ -621,14 +646,12 @@ class App:
             raise without_traceback(error) from None
 
     @contextmanager
-    def redirect(
-        self, receiver: JobReceiver, replace: Callable[[Connections], Connections]
-    ) -> Generator[None, None, None]:
+    def redirect(self, receiver: JobReceiver, check: Callable[[], None]) -> Generator[None, None, None]:
         """Pass jobs to `receiver` instead of sending them, within this block, as `celery5.testing` does.
 
         Args:
             receiver: What takes the jobs.
-            replace: Returns what is used instead of the connections that it gets.
+            check: Raises for each other use of a connection that is not to be made.
         """
         is_outermost = not self._is_recorded
         reads_hash = is_outermost and self.config == "redis" and "settings" not in self.__dict__
@@ -636,7 +659,10 @@ class App:
             self.__dict__["settings"] = self._settled()
         previous_connections = self.connections
         previous_receiver = self._sender.redirect(receiver)
-        self._is_recorded, self.__dict__["connections"] = True, replace(previous_connections)
+        self._is_recorded, self.__dict__["connections"] = (
+            True,
+            GuardedConnections(previous_connections, check),
+        )
         try:
             yield
         finally:
@@ -665,20 +691,103 @@ class App:
 WATCH_ONLY_BREAKER = BreakerPolicy(mode="watch")
 """The default breaker of tasks: it counts and warns, and stops nothing (docs/decisions/0009)."""
 _APPS: WeakSet[App] = WeakSet()
-_DEFAULT: list[App] = []
+DEFAULT_APP = "celery5"
+"""The name of the default application."""
+_DEFAULT: "list[DefaultApp]" = []
 
 
-def default_app() -> App:
-    """Return the application of tasks that belong to no other one; its name is `celery5`."""
+class DefaultApp(App):
+    """The application of tasks and events that belong to no other one. It sends nothing until somebody has chosen it:
+    a module keeps it (`app = celery5.default_app()`), it was configured, or a command was started for it.
+
+    Most often they are there because the module of their application was not imported before they were used, and no
+    worker reads the default one: what is sent there would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(DEFAULT_APP)
+        self._is_chosen = False
+        self._searched_modules = 0
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether somebody has chosen it."""
+        if not self._is_chosen:
+            self._is_chosen = self._is_kept_by_a_module()
+        return self._is_chosen
+
+    def choose(self) -> Self:
+        """Let what belongs to it be sent from now on. Returns the application."""
+        self._is_chosen = True
+        return self
+
+    def _is_kept_by_a_module(self) -> bool:
+        """Search all modules when there are new ones, which takes milliseconds, and the program's own each time."""
+        count = len(sys.modules)
+        modules = (
+            [sys.modules.get("__main__")] if count == self._searched_modules else list(sys.modules.values())
+        )
+        self._searched_modules = count
+        return any(
+            value is self for module in modules for value in list(getattr(module, "__dict__", {}).values())
+        )
+
+    @lazy_property
+    def connections(self) -> Connections:
+        """The connections to the broker. They are used only when the application was chosen."""
+        return GuardedConnections(self.brokers.connect(self.settings.broker), self._check_chosen)
+
+    def use_broker(self, url: str) -> None:
+        """Use a different broker from now on. That is a choice of this application."""
+        self._is_chosen = True
+        super().use_broker(url)
+
+    def dispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        """Send jobs. Raises Misconfigured unless the application was chosen."""
+        self._check_chosen(jobs)
+        return super().dispatch(jobs)
+
+    async def adispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        """`dispatch`, from Trio or asyncio."""
+        self._check_chosen(jobs)
+        return await super().adispatch(jobs)
+
+    def send_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
+        """Send jobs that were made before. Raises Misconfigured unless the application was chosen."""
+        self._check_chosen(jobs)
+        return super().send_jobs(jobs)
+
+    async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
+        """`send_jobs`, from Trio or asyncio."""
+        self._check_chosen(jobs)
+        return await super().asend_jobs(jobs)
+
+    def _check_chosen(self, jobs: Sequence[Job] = ()) -> None:
+        if self.is_chosen or self._is_recorded:
+            return
+        names = [job.task for job in jobs[:1]] or list(self.tasks)[:3]
+        raise Misconfigured(
+            f"{', '.join(names) or 'this'} belongs to no application, and nobody has chosen the default one, which no "
+            "worker may read: import the module of your App first, one that includes or imports the task "
+            "(App(include=[...])); or write app = celery5.default_app() in a module, if workers run the default one"
+        )
+
+
+def default_app() -> DefaultApp:
+    """Return the application of tasks that belong to no other one; its name is `celery5`.
+
+    It sends when a module keeps it (`app = celery5.default_app()`), or it was configured: see `DefaultApp`.
+    """
     if not _DEFAULT:
-        _DEFAULT.append(App("celery5"))
+        _DEFAULT.append(DefaultApp())
     return _DEFAULT[0]
 
 
 def find_owner(module: str, free: object) -> App:
     """Return the application that owns an object from `module` that was declared without one.
 
-    It is the application that includes the module or imports the object, else the default one.
+    It is the application that includes the module or imports the object, else the default one. While nobody has chosen
+    that, the object may find another one later: see `is_settled_owner`.
     """
     for app in list(_APPS):
         own = vars(sys.modules[app.module]).values() if app.module in sys.modules else ()
@@ -687,15 +796,29 @@ def find_owner(module: str, free: object) -> App:
     return default_app()
 
 
+def is_settled_owner(app: object) -> bool:
+    """Return whether what found that application as its owner stays with it."""
+    return not isinstance(app, DefaultApp) or app.is_chosen
+
+
 def _find_owner_of_task(free: Task[Any, Any]) -> App:
     owner = find_owner(free.__module__, free)
     owner.tasks.add(free)
+    if is_settled_owner(owner):
+        free.adopt(owner)
+    return owner
+
+
+def _find_owner_of_event(module: str, kind: object) -> App:
+    owner = find_owner(module, kind)
+    if is_settled_owner(owner):
+        get_event_declaration(cast("type[Any]", kind)).adopt(owner)
     return owner
 
 
 task: TaskDecorator = TaskDecorator(find_owner=_find_owner_of_task)
 """Declare a task without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
-event: DeclareEvent = DeclareEvent(find_owner=find_owner)
+event: DeclareEvent = DeclareEvent(find_owner=_find_owner_of_event)
 """Declare an event without naming an application: the one that includes or imports it owns it."""
 
 

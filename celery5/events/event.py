@@ -281,7 +281,7 @@ class EventApplication(Application, Protocol):
 
 
 FindOwner = Callable[[str, object], EventApplication]
-"""Return the application of something from a module that was declared with none."""
+"""Return the application of something from a module that was declared with none; if it stays with that, adopt it."""
 
 
 class EventDeclaration:
@@ -319,8 +319,8 @@ class EventDeclaration:
                 raise Misconfigured(
                     f"event {self.name} belongs to no application: declare it with @app.event"
                 )
-            self.adopt(self._find_owner(self.kind.__module__, self.kind))
-        return cast("EventApplication", self._app)
+            return self._find_owner(self.kind.__module__, self.kind)
+        return self._app
 
     @property
     def of(self) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, cast
 
-from celery5.app import App, default_app
+from celery5.app import DEFAULT_APP, App, default_app
 from celery5.errors import BadArguments, CeleryError
 from celery5.logs.stdlib_log import captured_logging
 from celery5.protocol.boxes.frames import (
@@ -201,8 +201,8 @@ def _find_apps(home: BoxHome) -> Iterator[App]:
             for value in list(vars(module).values())
             if isinstance(value, App) and value.name == home.app
         )
-    if home.app == default_app().name:
-        yield default_app()
+    if home.app == DEFAULT_APP:
+        yield default_app().choose()
 
 
 def _run(app: App, main_thread: BoxMainThread, run: RunJob) -> Outcome:

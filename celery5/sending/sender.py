@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from celery5.application import Application
 from celery5.broker.calls import jobs as jobs_calls
-from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking, run_in_thread
+from celery5.broker.colour import (
+    AwaitableConnections,
+    BlockingConnections,
+    check_may_block,
+    run_blocking,
+    run_in_thread,
+)
 from celery5.broker.driver import BlockingDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable, CircuitOpen, Misconfigured, NotReplicated
@@ -201,7 +207,7 @@ class Sender:
         Returns:
             Who has the key of each job that was not sent, by the ids of these jobs.
         """
-        self._app.connections.get_blocking_driver()  # or raise before anything is kept
+        check_may_block()
         dispatch = self._dispatch_in_middleware if self._app.middleware.sends else self._dispatch
         return run_blocking(dispatch(BlockingConnections(self._app.connections), jobs))
 
@@ -233,7 +239,7 @@ class Sender:
 
     def send(self, jobs: Jobs) -> KeyHolders:
         """Send jobs now or not at all: without the backlog."""
-        self._app.connections.get_blocking_driver()
+        check_may_block()
         send = self._send_in_middleware if self._app.middleware.sends else self._send
         return run_blocking(send(BlockingConnections(self._app.connections), jobs))
 

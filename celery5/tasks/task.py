@@ -204,13 +204,26 @@ class Task(Generic[P, R_co]):
         if self._app is None:
             if self._find_owner is None:
                 raise Misconfigured(f"task {self.name} belongs to no application: declare it with @app.task")
-            self._app = self._find_owner(self)
+            return self._find_owner(self)
         return self._app
 
     def adopt(self, app: "TaskApplication") -> None:
         """Set the application, unless the task has one already."""
         if self._app is None:
-            self._app = app
+            self._app, self._policy = app, None
+
+    def copy_for(self, app: "TaskApplication") -> Self:
+        """Return a copy of this task that belongs to another application."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy._app, copy._policy, copy._settings = app, None, None
+        return copy
+
+    def _find_owner_of_copy(self, copy: "Task[Any, Any]") -> "TaskApplication":
+        owner = self.app
+        if self._app is not None:
+            copy.adopt(owner)
+        return owner
 
     @property
     def has_no_app(self) -> bool:
@@ -236,7 +249,10 @@ class Task(Generic[P, R_co]):
     def policy(self) -> RetryPolicy:
         """The policy by which failed jobs of this task are tried again."""
         if self._policy is None:
-            self._policy = self.send_options.get_retry_policy(self.app.retry_policy)
+            policy = self.send_options.get_retry_policy(self.app.retry_policy)
+            if self._app is None:
+                return policy  # of an application that may not be its own in the end
+            self._policy = policy
         return self._policy
 
     @property
@@ -261,7 +277,7 @@ class Task(Generic[P, R_co]):
         """
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        copy._app, copy._policy, copy._settings = self.app, None, None
+        copy._policy, copy._settings, copy._find_owner = None, None, self._find_owner_of_copy
         copy.send_options = _options(dict(options), self.send_options)
         if copy.limits is not None:
             copy.limits.check_queue(copy.send_options.queue)

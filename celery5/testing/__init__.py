@@ -30,8 +30,7 @@ from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
 from celery5.streams.erasing import erase_streams
 from celery5.tasks.task import Task
-from celery5.testing.recording import Recorded, SentJob
-from celery5.testing.refusing_connections import RefusingConnections
+from celery5.testing.recording import Recorded, SentJob, refuse_unrecorded
 from celery5.testing.virtual_time import unwrap
 
 __all__ = ["Recorded", "SentJob", "arunning_steps", "as_job", "recorded", "running_steps", "running_worker"]
@@ -51,7 +50,7 @@ def recorded(app: App) -> Generator[Recorded, None, None]:
     schedule or waiting for a result, raises NotRecorded.
     """
     recording = Recorded(app)
-    with app.redirect(recording.record, RefusingConnections):
+    with app.redirect(recording.record, refuse_unrecorded):
         yield recording
 
 

@@ -2,17 +2,20 @@
 
 import asyncio
 import contextvars
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
+from types import FrameType
 from typing import Any
 
 import trio
 
 from celery5.app import App
+from celery5.broker.colour import current_colour
 from celery5.broker.keys import EVENTS
-from celery5.errors import Misconfigured
+from celery5.errors import Misconfigured, NotRecorded
 from celery5.events.event import Event, get_event_declaration
 from celery5.protocol.events.messages import EventMessage, make_event_job, parse_event
 from celery5.protocol.job.arguments import encode_value
@@ -21,6 +24,7 @@ from celery5.protocol.job.messages import read_command
 from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.tasks.task import Task
 
+PACKAGE = __name__.partition(".")[0]
 MAX_JOBS = 10_000
 """The most jobs that one `run` runs: tasks that send each other would run without end."""
 
@@ -109,6 +113,29 @@ class Recorded:
                     self.jobs.append(
                         _make_sent_job(self._app, make_event_job(event, subscription, now=time.time()))
                     )
+
+
+def refuse_unrecorded() -> None:
+    """Raise NotRecorded, which names what the test has called, unless a worker in this process lends its connection."""
+    if current_colour() == "trio":
+        from celery5.broker.drivers import ambient_loops
+
+        if ambient_loops.has_lent_driver():
+            return
+    raise NotRecorded(
+        f"{_find_called(sys._getframe(1))} needs a broker, and recorded(app) opens no connection: "  # pyright: ignore[reportPrivateUsage]
+        "it keeps jobs and events that are sent, whose run() returns the results; test everything else with "
+        "running_worker(app)"
+    )
+
+
+def _find_called(frame: FrameType | None) -> str:
+    """Return the name of the function of this package that code outside of it has called, to get to `frame`."""
+    name = ""
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == PACKAGE:
+        name = frame.f_code.co_qualname
+        frame = frame.f_back
+    return f"{name}()" if name and not name.startswith("_") and "<" not in name else "this"
 
 
 def _make_sent_job(app: App, job: Job) -> SentJob:

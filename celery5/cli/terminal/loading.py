@@ -122,7 +122,7 @@ def _get_only_application(module: ModuleType) -> App:
     owner = owners.pop() if len(owners) == 1 else None
     if isinstance(owner, App) and not any(task.has_no_app for task in tasks):
         return owner
-    app = default_app()
+    app = default_app().choose()
     app.module = module.__name__
     return app
 
