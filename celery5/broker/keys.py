@@ -233,6 +233,10 @@ class Keys:
         """STREAM  the last actions of operators, with a time to live."""
         return f"celery5:{{{self.app}}}:audit"
 
+    def signed_out(self, session: str) -> str:
+        """STRING  a session of the dashboard that was signed out, until it would be over."""
+        return f"celery5:{{{self.app}}}:signed-out:{session}"
+
     @property
     def audit_entries(self) -> str:
         """ZSET    the entries of the audit trail by person, with a time to live."""

@@ -57,7 +57,7 @@ class Dashboard:
         by_name = {app.name: app for app in listed}
         if not listed or len(by_name) < len(listed):
             raise Misconfigured("a dashboard shows one application or several, each with a name of its own")
-        sessions, performer = Sessions(secret), Performer(by_name)
+        sessions, performer = Sessions(secret, listed[0]), Performer(by_name)
         static = StaticFiles()
         site = Site(performer, sessions=sessions, authenticator=authenticator, static=static)
         routes: list[Route] = [

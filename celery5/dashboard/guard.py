@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from celery5.dashboard.access import Authenticator, User, read_bearer
 from celery5.dashboard.hosts import AllowedHosts
 from celery5.dashboard.sessions import Sessions
+from celery5.errors import BrokerError
 
 SIGN_IN_PATH = "/sign-in"
 """The page that is shown to everybody: nothing of the application is in it."""
@@ -64,11 +65,11 @@ class Guard:
         state["is_secure"] = self._hosts.is_secure or scope.get("scheme") == "https"
         state["needs_form_key"] = True
         request = Request(scope)
-        response = self._refuse(request, state)
+        response = await self._refuse(request, state)
         protecting = _protecting(send, nonce, HSTS if self._hosts.is_secure else "")
         await (response or self._inner)(scope, receive, protecting)
 
-    def _refuse(self, request: Request, state: dict[str, Any]) -> Response | None:
+    async def _refuse(self, request: Request, state: dict[str, Any]) -> Response | None:
         """Return the answer to a request that is not let through; None for one that is."""
         if not self._hosts.allows(request.headers.getlist("host")):
             return PlainTextResponse(UNKNOWN_HOST, 421)
@@ -76,7 +77,10 @@ class Guard:
             return refusal
         if request.method not in (*SAFE_METHODS, "POST"):
             return PlainTextResponse("only GET, HEAD and POST\n", 405, {"allow": "GET, HEAD, POST"})
-        user, cookie, is_by_bearer = self._identify(request)
+        try:
+            user, cookie, is_by_bearer = await self._identify(request)
+        except BrokerError:
+            return PlainTextResponse(UNCHECKED, 503)
         if user is None:
             return self._ask_to_sign_in(request)
         state["user"], state["session_cookie"] = user, cookie
@@ -105,7 +109,7 @@ class Guard:
             return PlainTextResponse("the Origin of this request cannot be read\n", 400)
         return None if is_own else PlainTextResponse(OTHER_SITE, 403)
 
-    def _identify(self, request: Request) -> tuple[User | None, str, bool]:
+    async def _identify(self, request: Request) -> tuple[User | None, str, bool]:
         """Return who makes a request, the cookie of the session ('' for none), and whether a bearer token says so."""
         bearer = read_bearer(request)
         user = self._authenticator.identify(request)
@@ -114,6 +118,8 @@ class Guard:
         cookie = request.cookies.get(self._sessions.cookie, "")
         session = self._sessions.read(cookie) if cookie else None
         if session is None or not self._authenticator.confirm(session.user, session.grant):
+            return None, "", False
+        if await self._sessions.is_signed_out(session):
             return None, "", False
         return session.user, cookie, False
 
@@ -139,6 +145,7 @@ UNKNOWN_HOST = (
     "this dashboard is not reached under that name: start it with --public-host NAME, or mount it as "
     "Dashboard(..., hosts=[NAME])\n"
 )
+UNCHECKED = "the broker cannot be reached, so nobody knows whether this session was signed out: try again\n"
 OTHER_SITE = "another site has made this request: it is refused\n"
 
 

@@ -8,6 +8,8 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import NamedTuple
 
+from celery5.app import App
+from celery5.broker.calls.dashboard import end_session, is_session_ended
 from celery5.dashboard.access import User, check_secret, to_role
 
 SESSION_LIFE = 12 * 3600.0
@@ -32,18 +34,21 @@ class Sessions:
     """Makes and reads the cookies of sessions.
 
     They need no store, so that several processes with one secret know them. Only those that were signed out are kept,
-    until they would have been over anyway: nobody can use such a cookie again.
+    until they would have been over anyway, so that nobody can use such a cookie again: in this process, and in Redis
+    where other processes, or the next one, have the same secret.
 
     Args:
         secret: What signs them; None for a new one, which ends with this process.
+        app: Where processes with the same secret tell each other which were signed out.
 
     Raises:
         Misconfigured: The secret is too short.
     """
 
-    def __init__(self, secret: str | None = None) -> None:
+    def __init__(self, secret: str | None = None, app: App | None = None) -> None:
         if secret is not None:
             check_secret("the secret of sessions (CELERY5_DASHBOARD_SECRET)", secret)
+        self._app = app if secret is not None else None
         self._key = hashlib.sha256((secret or secrets.token_hex(32)).encode()).digest()
         # Browsers do not tell ports apart: each dashboard has a cookie of its own.
         self.cookie: str = f"celery5_{hashlib.sha256(self._key).hexdigest()[:8]}"
@@ -69,18 +74,29 @@ class Sessions:
             else Session(User(name, known_role), grant, expires, session_id)
         )
 
-    def end(self, cookie: str) -> Session | None:
-        """End a session: its cookie is refused from now on. Return it, if it was one."""
+    async def is_signed_out(self, session: Session) -> bool:
+        """Return whether another process has signed out a session. Raises CeleryError when that cannot be found out."""
+        return self._app is not None and await self._app.aperform(
+            is_session_ended(self._app.keys, session.id)
+        )
+
+    async def end(self, cookie: str) -> None:
+        """Sign a session out: its cookie is refused from now on.
+
+        Raises:
+            CeleryError: Other processes cannot be told of it. The session goes on.
+        """
         session = self.read(cookie)
         if session is None:
-            return None
+            return
+        now = time.time()
+        if self._app is not None:
+            await self._app.aperform(end_session(self._app.keys, session.id, seconds=session.expires - now))
         if len(self._ended) >= MAX_ENDED:
-            now = time.time()
             self._ended = {one: expires for one, expires in self._ended.items() if expires > now}
         while len(self._ended) >= MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         self._ended[session.id] = session.expires
-        return session
 
     def make_form_key(self, user: User, cookie: str) -> str:
         """Return what a form must have that changes something: no other site can know it."""

@@ -235,10 +235,9 @@ class Site:
     async def _sign_out(self, request: Request) -> Response:
         try:
             await read_form(request, self._sessions)
+            await self._sessions.end(request.state.session_cookie)
         except Exception as error:
             return self._render_problem(request, describe_problem(error), title="Sign out")
-        if request.state.session_cookie:
-            self._sessions.end(request.state.session_cookie)
         response = RedirectResponse(f"{_root(request)}{SIGN_IN_PATH}", 303)
         response.delete_cookie(self._sessions.cookie, path=_root(request) or "/")
         return response

@@ -30,6 +30,9 @@ from celery5.services.process.client_connections import BACKLOG
 STALLED_AFTER = 10.0
 """Seconds after which the kernel ends the connection of a client that has gone without a word."""
 
+WILDCARDS = ("0.0.0.0", "::", "")
+"""Addresses that stand for all of this host: no browser has them in `Host`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardOptions:
@@ -142,6 +145,10 @@ async def run(
             say(f"dashboard: {_describe_link(address, authenticator.token)} (signs in once)")
         else:
             say(f"dashboard: {address}")
+        if not options.path and options.host in WILDCARDS and not (options.hosts or options.public_url):
+            say(
+                "Warning: it answers to the name localhost alone: give the names of this host with --public-host"
+            )
         gc.collect()
         gc.freeze()  # what is loaded by now: each full collection would stop all requests for 60 ms more
         task_status.started()
@@ -186,7 +193,7 @@ def describe_address(options: DashboardOptions, listening: socket.socket) -> str
 
 def list_hosts(options: DashboardOptions) -> Sequence[str]:
     """Return the names under which the dashboard answers besides loopback ones: the address where it listens, too."""
-    if options.path or options.host in ("0.0.0.0", "::", ""):
+    if options.path or options.host in WILDCARDS:
         return options.hosts
     return (options.host.partition("%")[0], *options.hosts)
 

@@ -16,7 +16,7 @@ from celery5.dashboard.access import Authenticator, hash_token
 from celery5.dashboard.hosts import AllowedHosts
 from celery5.dashboard.sessions import Sessions
 from celery5.errors import Misconfigured
-from celery5.processes.dashboard import DashboardOptions
+from celery5.processes.dashboard import DashboardOptions, open_socket
 from tests.redis.dashboard.serving import Served, serving
 from tests.redis.dashboard.site import find_form_key, read_text
 
@@ -204,6 +204,32 @@ async def test_a_cookie_is_refused_once_its_session_was_signed_out(
         await sign_out(served, first)
         assert (await served.get("/api/v1", first)).status == 401
         assert (await served.get("/api/v1", second)).status == 200
+
+
+async def test_processes_with_one_secret_know_what_another_has_signed_out(app: App) -> None:
+    options = DashboardOptions(port=0, secret=SECRET)
+    async with serving(app, options) as served, serving(app, options) as other:
+        first, second = await served.sign_in(), await served.sign_in()
+        assert (await other.get("/api/v1", first)).status == 200
+        await sign_out(served, first)
+        assert (await served.get("/api/v1", first)).status == 401
+        assert (await other.get("/api/v1", first)).status == 401
+        assert (await other.get("/api/v1", second)).status == 200
+    async with serving(app, options) as next_one:
+        assert (await next_one.get("/api/v1", first)).status == 401
+        assert (await next_one.get("/api/v1", second)).status == 200
+    async with serving(app, DashboardOptions(port=0, secret=SECRET[::-1])) as stranger:
+        assert (await stranger.get("/api/v1", second)).status == 401
+
+
+async def test_a_session_that_cannot_be_checked_gets_in_nowhere(app: App) -> None:
+    options = DashboardOptions(port=0, secret=SECRET)
+    unreachable = App(app.name, broker="redis://127.0.0.1:1")
+    async with serving(app, options) as served, serving(unreachable, options) as other:
+        session = await served.sign_in()
+        assert (await other.get("/api/v1", session)).status == 503
+        assert (await other.get("/sign-in")).status == 200
+    unreachable.close()
 
 
 def write_tokens(file: Path, *lines: str) -> None:
@@ -418,3 +444,22 @@ def test_a_file_of_tokens_of_another_user_or_in_a_folder_that_others_write_is_re
         else:
             with pytest.raises(Misconfigured, match="others may write it"):
                 TokenFile(file)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_folder_of_the_socket_that_is_another_users_or_open_to_others_is_refused(short_path: Path) -> None:
+    folder = short_path / "private"
+    options = DashboardOptions(path=str(folder / "d.sock"))
+    with open_socket(options):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    os.chown(folder, 12345, 0)
+    with pytest.raises(Misconfigured, match="another user's"), open_socket(options):
+        pass
+    os.chown(folder, 0, 0)
+    for mode in (0o710, 0o701, 0o777, 0o1777):
+        folder.chmod(mode)
+        with pytest.raises(Misconfigured, match="open to others"), open_socket(options):
+            pass
+    folder.chmod(0o700)
+    with open_socket(options):
+        pass

@@ -164,6 +164,13 @@ def test_a_token_is_printed_once_and_its_hash_is_kept(desk: Desk) -> None:
     assert file.stat().st_mode & 0o077 == 0
     (user,) = read_tokens(file.read_text(), "x").values()
     assert user == (("anna", "operator"), None)
+    more = ("dashboard", "token", "bob", "--expires-in", "0.5", "--add-to", "tokens")
+    assert celery5(*more, cwd=desk.folder).code == 0
+    _, grant = read_tokens(file.read_text(), "x").values()
+    assert grant.expires is not None
+    assert abs(grant.expires - time.time() - 43_200) < 600
+    file.chmod(0o666)
+    assert "others may write it" in celery5(*more, cwd=desk.folder).error
     wrong = celery5("dashboard", "token", "anna lee", cwd=desk.folder)
     assert wrong.code != 0
     assert "write NAME ROLE HASH" in wrong.err

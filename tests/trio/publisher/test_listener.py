@@ -454,6 +454,22 @@ async def test_an_old_socket_is_taken_away_and_anything_else_is_not(short_path: 
     assert path.read_text() == "precious"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+async def test_a_folder_of_the_socket_that_is_another_users_or_that_others_write_is_refused(
+    short_path: Path,
+) -> None:
+    folder = short_path / "folder"
+    folder.mkdir(mode=0o755)
+    plan = SocketPlan(path=str(folder / "p.sock"))
+    async with Host(plan).up() as host:
+        await host.client()
+    os.chown(folder, 12345, 0)
+    assert "another user's" in await refusal(Host(plan))
+    os.chown(folder, 0, 0)
+    folder.chmod(0o775)
+    assert "others may write it: chmod 700" in await refusal(Host(plan))
+
+
 def test_what_systemd_has_opened_is_for_the_process_that_it_says() -> None:
     assert get_inherited_sockets({"LISTEN_PID": "7", "LISTEN_FDS": "2"}, 7) == (3, 4)
     assert get_inherited_sockets({"LISTEN_PID": "8", "LISTEN_FDS": "2"}, 7) == ()
