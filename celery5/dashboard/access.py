@@ -181,7 +181,9 @@ class TokenFile:
                 if stamp == self._stamp:
                     return
                 check_owned(found, str(self._path))
-                check_owned(os.stat(self._path.absolute().parent), str(self._path.absolute().parent))
+                # Of a link, too: whoever can write a folder can replace what is in it.
+                for folder in {self._path.absolute().parent, self._path.resolve().parent}:
+                    check_owned(os.stat(folder), str(folder))
                 if found.st_size > MAX_TOKENS_FILE:
                     raise Misconfigured(f"{self._path}: it has more than {MAX_TOKENS_FILE} bytes")
                 text = opened.read(MAX_TOKENS_FILE).decode()

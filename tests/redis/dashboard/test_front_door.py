@@ -428,7 +428,10 @@ def test_a_file_of_tokens_of_another_user_or_in_a_folder_that_others_write_is_re
     folder.mkdir(mode=0o700)
     file = folder / "tokens"
     write_tokens(file, f"eve viewer {hash_token('eve')}")
+    link = tmp_path / "link"
+    link.symlink_to(file)
     TokenFile(file)
+    TokenFile(link)
     os.chown(file, 12345, 0)
     with pytest.raises(Misconfigured, match="another user's"):
         TokenFile(file)
@@ -444,6 +447,8 @@ def test_a_file_of_tokens_of_another_user_or_in_a_folder_that_others_write_is_re
         else:
             with pytest.raises(Misconfigured, match="others may write it"):
                 TokenFile(file)
+            with pytest.raises(Misconfigured, match="others may write it"):
+                TokenFile(link)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
