@@ -92,6 +92,7 @@ from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.limits.overrides import LimitOverrides
+from celery5.services.limits.waiting_tasks import WaitingTasks
 from celery5.services.observability.alert_delivery import AlertDelivery
 from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.history_rollup import HistoryRollup
@@ -602,6 +603,7 @@ class WorkerParts(ProcessParts):
     held = HeldJobs
     received = ReceivedJobs
     # limits
+    waiting_tasks = WaitingTasks
     admission = AdmissionState
     admission_control = AdmissionControl
     limit_overrides = LimitOverrides

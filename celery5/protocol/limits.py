@@ -175,6 +175,18 @@ class AdmissionRule(msgspec.Struct, frozen=True):
         return min((rate.slack for rate in (self.rate, self.kind_rate) if rate is not None), default=None)
 
     @property
+    def is_empty(self) -> bool:
+        """Return whether nothing is limited: jobs wait only for a worker that has a slot for their kind."""
+        return not (
+            self.max_running is not None
+            or self.rate
+            or self.kind_rate
+            or self.keyed
+            or self.fair
+            or self.suspended
+        )
+
+    @property
     def rejects_all(self) -> bool:
         """Return whether all jobs are rejected. Those of a suspended task are held instead."""
         return self.max_running == 0 and not self.suspended
@@ -200,6 +212,7 @@ class AdmissionRule(msgspec.Struct, frozen=True):
             "fair": self.fair,
             "keyed": self.keyed,
             "suspended": self.suspended,
+            "in_order": self.is_empty,
             "want": 0 if self.suspended else job_count,
         }
 
@@ -236,7 +249,7 @@ def make_admission_rule(
         kind=kind if kind_rate is not None else "",
         kind_rate=kind_rate,
     )
-    return None if rule == AdmissionRule(task) else rule
+    return None if rule.is_empty else rule
 
 
 def _declared(declared: DeclaredLimits, computed: int | None) -> tuple[int | None, Per]:

@@ -7,6 +7,7 @@ call (`settle_limited.lua`); this service is for all other cases.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import JOB_EXPIRED, JOB_REVOKED, JobExpired, JobRevoked, Release
 from celery5.protocol.limits import AdmissionRule, format_expiry, get_waiting_list, unescape_word
 from celery5.services.limits.admission_state import AdmissionState, is_expired
+from celery5.services.limits.waiting_tasks import QueueTask
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.intake import ReceivedJobs
 from celery5.services.worker.judgement import OutcomeHandler
@@ -37,8 +39,6 @@ MAX_RULES_PER_CALL = 32
 """The most tasks whose jobs are requested in one call."""
 JUST_AFTER = 0.002
 """Seconds to wait beyond the time at which a rate allows the next job, before that is requested."""
-QueueTask = tuple[str, str]
-"""A queue, and a task that has jobs in its waiting list there."""
 
 
 class AdmissionControl:
@@ -72,7 +72,7 @@ class AdmissionControl:
         self._worker = identity.worker
         self._outages = OutageLog(log, "admission:interrupted", "admission:resumed")
         self._connects = 1
-        self._wanted: set[QueueTask] = set()
+        self._wanted = admission.waiting_tasks
         self._due: dict[QueueTask, float] = {}
 
     @property
@@ -109,7 +109,9 @@ class AdmissionControl:
     async def _request_and_admit(self) -> None:
         # Where a rule has changed, jobs that wait may be admitted now.
         changed_tasks = self._admission.take_changed_tasks()
-        self._wanted |= {(queue, task) for queue in self._consumed for task in changed_tasks}
+        for queue in self._consumed:
+            for task in changed_tasks:
+                self._wanted.add(queue, task)
         await self.request_admission()
         await self.admit_waiting()
 
@@ -136,10 +138,10 @@ class AdmissionControl:
         for queue_task, when in list(self._due.items()):
             if when <= now:
                 del self._due[queue_task]
-                self._wanted.add(queue_task)
+                self._wanted.add(*queue_task)
         if self._admission.yielding_until > now:
             return
-        for queue in {queue for queue, _ in self._wanted}:
+        for queue in self._wanted.get_queues():
             await self._take_waiting(self._consumed[queue])
 
     def receive_jobs(
@@ -180,25 +182,24 @@ class AdmissionControl:
         self, queue: str, jobs: Sequence[Delivery], rules: Mapping[str, AdmissionRule]
     ) -> list[AdmissionRequest]:
         """Return the request for each job: to run, as far as there is capacity, else to wait."""
-        capacity: dict[str, int] = {}
-        requests: list[AdmissionRequest] = []
+        used, requests = Counter[str](), list[AdmissionRequest]()
         for delivery in jobs:
             rule, kind = rules[_get_task(delivery)], self._admission.get_kind(_get_task(delivery))
-            if kind not in capacity:
-                capacity[kind] = (
-                    0 if self._reading.is_closed(queue) else self._admission.count_free_slots(kind)
-                )
-            remaining = capacity[kind]
+            remaining = (
+                0
+                if self._reading.is_closed(queue)
+                else self._admission.count_free_slots(kind, in_order=rule.is_empty) - used[kind]
+            )
             action = (
                 "count"
                 if delivery.rule is not None
                 else "run"
-                if remaining and not rule.suspended
+                if remaining > 0 and not rule.suspended
                 else "wait"
             )
-            capacity[kind] -= action == "run"
+            used[kind] += action == "run"
             if action == "wait" and not rule.suspended:
-                self._wanted.add((queue, rule.task))
+                self._wanted.add(queue, rule.task)
             requests.append(_make_request(delivery, rule, action, self._tasks[rule.task]))
         return requests
 
@@ -249,9 +250,11 @@ class AdmissionControl:
     async def _take_waiting(self, keys: QueueKeys) -> None:
         """Take jobs from the waiting lists of one queue, as long as there are some and capacity for them."""
         while True:
-            tasks = [task for queue, task in self._wanted if queue == keys.queue]
+            tasks = self._wanted.get_tasks(keys.queue)
+            self._wanted.discard(
+                keys.queue, (task for task in tasks if self._admission.get_rule(task).suspended)
+            )
             rules = [(rule, want) for rule, want in self._admission.plan_requests(keys.queue, tasks) if want]
-            self._wanted -= {(keys.queue, task) for task in tasks if self._admission.get_rule(task).suspended}
             rules = [(rule, want) for rule, want in rules if not rule.suspended][:MAX_RULES_PER_CALL]
             if not rules:
                 return
@@ -262,10 +265,60 @@ class AdmissionControl:
                 raise self._lease.mark_lost(
                     f"{self._worker} was taken for dead; its jobs were given to others"
                 )
-            for (rule, want), count in zip(rules, admitted.counts, strict=True):
-                if count < want:
-                    self._wanted.discard((keys.queue, rule.task))
+            self._note_admitted(keys.queue, rules, admitted)
             self.receive_jobs(keys.queue, [rule for rule, _ in rules], admitted, requested_at)
+
+    def plan_settlement(self, queue: str, settled: Sequence[Delivery]) -> list[tuple[AdmissionRule, int]]:
+        """Return the rules of which waiting jobs are to be requested in the call that settles jobs of a queue.
+
+        These are the tasks of the settled jobs, and others that have waiting jobs of the same kinds on that queue. If
+        it is the turn of another queue, its jobs are requested by the next call.
+        """
+        tasks = dict.fromkeys(_get_task(delivery) for delivery in settled if delivery.command)
+        kinds = {self._admission.get_kind(task) for task in tasks if task in self._tasks}
+        rivals = self._wanted.get_rivals(queue, kinds)
+        waiting = [task for task in self._wanted.get_tasks(queue) if self._admission.get_kind(task) in kinds]
+        names = list({**tasks, **dict.fromkeys(waiting)})[:MAX_RULES_PER_CALL]
+        planned = self._admission.plan_requests(queue, names, settled=settled)
+        if not rivals:
+            return planned
+        for rule, want in planned:
+            if want and self._admission.get_kind(rule.task) in rivals:
+                self._wanted.add(queue, rule.task)
+        return [
+            (rule, 0 if self._admission.get_kind(rule.task) in rivals else want) for rule, want in planned
+        ]
+
+    def receive_settled(
+        self,
+        queue: str,
+        rules: Sequence[tuple[AdmissionRule, int]],
+        admitted: AdmittedJobs,
+        requested_at: float,
+    ) -> None:
+        """Take the jobs that were admitted by the call that settled others, as `plan_settlement` requested them."""
+        self._note_admitted(queue, rules, admitted)
+        self.receive_jobs(queue, [rule for rule, _ in rules], admitted, requested_at)
+
+    def _note_admitted(
+        self, queue: str, rules: Sequence[tuple[AdmissionRule, int]], admitted: AdmittedJobs
+    ) -> None:
+        """Note which tasks have no more waiting jobs: those of which fewer came than were requested.
+
+        Tasks without limits share what they request.
+        """
+        self._wanted.note_served(queue, sum(admitted.counts))
+        missing = [want - got for (_, want), got in zip(rules, admitted.counts, strict=True)]
+        in_order = [rule.is_empty for rule, _ in rules]
+        missing_in_order = sum(left for left, is_shared in zip(missing, in_order, strict=True) if is_shared)
+        self._wanted.discard(
+            queue,
+            [
+                rule.task
+                for (rule, _), left, is_shared in zip(rules, missing, in_order, strict=True)
+                if (missing_in_order if is_shared else left) > 0
+            ],
+        )
 
     def _note_delays(self, queue: str, rules: Iterable[AdmissionRule], delays: Sequence[float]) -> None:
         for rule, delay in zip(rules, delays, strict=True):
@@ -276,7 +329,7 @@ class AdmissionControl:
     def _request(self, queue: str, task: str) -> None:
         name = unescape_word(task)
         if name in self._tasks:
-            self._wanted.add((queue, name))
+            self._wanted.add(queue, name)
             self._admission.notify()
 
     def on_capacity(self) -> None:

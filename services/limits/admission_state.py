@@ -7,6 +7,7 @@ For a job of a task without a rule all of this is one look-up.
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import count, takewhile
 
@@ -25,6 +26,7 @@ from celery5.protocol.limits import (
     make_admission_rule,
 )
 from celery5.protocol.scaling.prefetch import HORIZON, count_ahead
+from celery5.services.limits.waiting_tasks import WaitingTasks
 from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.reading import ReadingState
@@ -57,6 +59,7 @@ class AdmissionState:
         reading: ReadingState,
         log: Log,
         kind_rates: Mapping[str, Rate],
+        waiting_tasks: WaitingTasks,
     ) -> None:
         self._kind_rates = kind_rates
         self._tasks = resources.tasks
@@ -83,6 +86,10 @@ class AdmissionState:
         self._last_served: dict[str, int] = {}
         """The turn in which each task was last requested; the larger, the later."""
         self._turns = count(1)
+        self.waiting_tasks = waiting_tasks
+        self.saturated_kinds: AbstractSet[str] = frozenset()
+        """The kinds whose jobs all go through admission, because this worker has too many of them: jobs that cannot
+        start go to the waiting lists of their tasks, whether these have limits or not."""
         self.compute_limits()
         self._changed_tasks.clear()  # at the start, heartbeats report the tasks that have waiting jobs
 
@@ -93,6 +100,14 @@ class AdmissionState:
     def get_kind(self, task: str) -> str:
         """Return the kind whose slots a task's jobs take, or its name if it has a budget of its own."""
         return self._budget.get_name(self._tasks[task])
+
+    def get_limited_kinds(self) -> set[str]:
+        """Return the kinds of the tasks that have rules."""
+        return {self.get_kind(task) for task in self.rules}
+
+    def set_saturated_kinds(self, kinds: AbstractSet[str]) -> None:
+        """Set the kinds whose jobs go through admission from now on."""
+        self.saturated_kinds = kinds
 
     def compute_limits(self) -> None:
         """Compute the limits that are functions, and derive the rules."""
@@ -215,12 +230,15 @@ class AdmissionState:
         return limits is None or rule.suspended or delivery.queue == self.get_queue(rule.task)
 
     def admit(self, deliveries: Iterable[Delivery]) -> None:
-        """Queue jobs that have slots before all others."""
+        """Queue jobs that have slots: those whose slots are scarce before all others."""
         for delivery in deliveries:
             self.admitted[delivery.kind] += 1
             if delivery.deliveries < self._isolated_jobs.min_deaths:
                 queue = self._queues[delivery.kind]
-                queue.insert_at(sum(1 for _ in takewhile(_has_slot, queue.items)), delivery)
+                if delivery.rule is None or delivery.rule.is_empty:
+                    queue.put(delivery)
+                else:
+                    queue.insert_at(sum(1 for _ in takewhile(_has_scarce_slot, queue.items)), delivery)
             else:
                 self._isolated_jobs.add(delivery)
 
@@ -230,16 +248,21 @@ class AdmissionState:
             if delivery.rule is not None and delivery.kind:
                 self.admitted[delivery.kind] -= 1
 
-    def count_free_slots(self, kind: str, *, leaving: int = 0) -> int:
+    def count_free_slots(self, kind: str, *, leaving: int = 0, in_order: bool = False) -> int:
         """Return how many more jobs of one kind would begin at once, after `leaving` admitted ones were settled.
 
-        Where jobs are short, those that wait in this worker without a slot do not count: admitted ones go first.
+        Where jobs are short, those that wait in this worker without a slot do not count, since admitted ones go first;
+        but they do while the kind is saturated, since then all others are admitted, too. Jobs without limits, which
+        are admitted in order, are taken for slots that the kind does not have yet: they make its budget grow.
         """
-        slots, mean = self._budget.get_usable_slots(kind), self._duration_estimates[kind].mean
-        if mean is None or mean >= HORIZON:
-            taken = self._in_flight.count(kind)
-        else:
-            slots, taken = slots + count_ahead(slots, mean) // 2, self.admitted[kind]
+        is_saturated, mean = kind in self.saturated_kinds, self._duration_estimates[kind].mean
+        count_slots = (
+            self._budget.get_prefetch_slots if in_order and is_saturated else self._budget.get_usable_slots
+        )
+        slots, taken = count_slots(kind), self._in_flight.count(kind)
+        if mean is not None and mean < HORIZON:
+            slots += count_ahead(slots, mean) // 2
+            taken = taken if is_saturated else self.admitted[kind]
         return max(slots - taken - self._reserved[kind] + leaving, 0)
 
     @contextmanager
@@ -265,24 +288,36 @@ class AdmissionState:
         if self._reading.is_closed(queue) or self._yields(leaving_by_kind):
             return [(self.get_rule(name), 0) for name in names]
         shares = self._share_out(
-            names, {kind: self.count_free_slots(kind, leaving=leaving_by_kind[kind]) for kind in kinds}
+            names,
+            *(
+                {
+                    kind: self.count_free_slots(kind, leaving=leaving_by_kind[kind], in_order=in_order)
+                    for kind in kinds
+                }
+                for in_order in (False, True)
+            ),
         )
         return [(self.get_rule(name), shares[name]) for name in names]
 
-    def _share_out(self, names: Iterable[str], free: dict[str, int]) -> Counter[str]:
-        """Return how many jobs of each task to request: one of each in turn, up to MAX_REQUESTED_JOBS and `free` slots.
+    def _share_out(
+        self, names: Iterable[str], free: dict[str, int], free_in_order: dict[str, int]
+    ) -> Counter[str]:
+        """Return how many jobs of each task to request: one of each in turn, up to MAX_REQUESTED_JOBS and the free slots.
 
-        The task that was served longest ago is first, so that what does not divide evenly goes to each of them in
-        turn. A job that will be rejected takes no slot.
+        These are `free` by kind, and `free_in_order` for tasks without limits. The task that was served longest ago is
+        first, so that what does not divide evenly goes to each of them in turn. A job that will be rejected takes no
+        slot.
         """
         shares = Counter[str]()
         waiting_tasks = deque(sorted(names, key=lambda name: (self._last_served.get(name, 0), name)))
         while waiting_tasks and shares.total() < MAX_REQUESTED_JOBS:
             name = waiting_tasks.popleft()
             rule, kind = self.get_rule(name), self.get_kind(name)
-            if rule.suspended or not (rule.rejects_all or free[kind]):
+            available = free_in_order if rule.is_empty else free
+            if rule.suspended or not (rule.rejects_all or available[kind] > 0):
                 continue
             free[kind] -= not rule.rejects_all
+            free_in_order[kind] -= not rule.rejects_all
             shares[name] += 1
             self._last_served[name] = next(self._turns)
             waiting_tasks.append(name)
@@ -325,8 +360,8 @@ def _task_of(delivery: Delivery) -> str:
     return delivery.command.task if delivery.command else ""
 
 
-def _has_slot(delivery: Delivery) -> bool:
-    return delivery.rule is not None
+def _has_scarce_slot(delivery: Delivery) -> bool:
+    return delivery.rule is not None and not delivery.rule.is_empty
 
 
 def is_expired(delivery: Delivery) -> bool:

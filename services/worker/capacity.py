@@ -1,7 +1,8 @@
 """How many jobs of each queue a worker has capacity for, by the kinds of jobs that it finds there.
 
 The decisions are in `celery5.protocol.scaling.prefetch`. Jobs that await admission take up hardly any capacity: they
-are admitted, or go to a waiting list in Redis, within one call.
+are admitted, or go to a waiting list in Redis, within one call. So do the jobs of a kind that is saturated: this worker
+reads past them, for jobs of other kinds behind them.
 """
 
 import math
@@ -17,73 +18,18 @@ from celery5.protocol.commands.definitions import PrefetchParameters
 from celery5.protocol.scaling.prefetch import (
     BATCH,
     DurationEstimate,
-    KindLookahead,
     KindMix,
-    count_ahead,
+    KindSaturation,
     count_to_read,
+    is_full,
 )
 from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget
 from celery5.services.worker.in_flight import InFlightJobs
 from celery5.tasks.task import Task
 
-
-class Lookahead:
-    """Reading beyond full kinds: extra capacity for jobs of a full kind, to reach those of other kinds behind them."""
-
-    def __init__(
-        self,
-        *,
-        duration_estimates: Mapping[str, DurationEstimate],
-        budget: MaximalConcurrencyBudget,
-        in_flight: InFlightJobs,
-        kinds: Mapping[str, AbstractSet[str]],
-    ) -> None:
-        self._duration_estimates = duration_estimates
-        self._budget = budget
-        self._in_flight = in_flight
-        self._kinds = kinds
-        self._lookaheads = {kind: KindLookahead() for kind in duration_estimates}
-
-    def get_extra_capacity(self, kind: str, *, slots: int, held: int) -> int:
-        """Return the capacity that a kind has beyond its slots, which are taken."""
-        extra = self._lookaheads[kind].extra
-        return max(slots + extra - held, 0) if extra else 0
-
-    def record_read(self, counts: Mapping[str, int]) -> None:
-        """Record the jobs of each kind that were read from one queue."""
-        for kind in counts:
-            if kind in self._lookaheads and self._lookaheads[kind].has_started:
-                self._lookaheads[kind].record_read(counts, kind)
-
-    def record_release(self, kind: str, count: int) -> bool:
-        """Record jobs of a kind that waited for too long. Return whether that was to be expected."""
-        lookahead = self._lookaheads[kind]
-        if not lookahead.has_started:
-            return False
-        lookahead.record_release(count, trio.current_time())
-        return True
-
-    def update(self) -> None:
-        """Update which kinds are full, and where to read beyond them. To be called each tenth of a second."""
-        now = trio.current_time()
-        full = {kind for kind in self._duration_estimates if self._is_full(kind)}
-        extended = [
-            kind
-            for kind, lookahead in self._lookaheads.items()
-            if lookahead.update(full=kind in full, others=self._has_others(kind, full), now=now)
-        ]
-        if extended:
-            self._in_flight.notify()
-
-    def _is_full(self, kind: str) -> bool:
-        slots, estimate = self._budget.get_prefetch_slots(kind), self._duration_estimates[kind]
-        return (
-            self._in_flight.count(kind) >= slots and count_ahead(slots, estimate.mean, estimate.horizon) == 0
-        )
-
-    def _has_others(self, kind: str, full: AbstractSet[str]) -> bool:
-        return any(kind in kinds and kinds - full for kinds in self._kinds.values())
+MAX_AWAITING = 2 * BATCH
+"""The most jobs that await admission: one batch is read while another is admitted, or moved to waiting lists."""
 
 
 class QueueCapacity:
@@ -107,9 +53,10 @@ class QueueCapacity:
         for task in tasks.values():
             kind = AWAITING_ADMISSION if task.name in admission.rules else budget.get_name(task)
             self._kinds.get(task.queue, set()).add(kind)
-        self._lookahead = Lookahead(
-            duration_estimates=duration_estimates, budget=budget, in_flight=in_flight, kinds=self._kinds
-        )
+        every_kind = {budget.get_name(task) for task in tasks.values()}
+        self._undeclared = {queue: every_kind for queue, kinds in self._kinds.items() if not kinds}
+        self._admission = admission
+        self._saturation = {kind: KindSaturation() for kind in duration_estimates}
 
     def get_kinds(self, queue: str) -> AbstractSet[str]:
         """Return the kinds of jobs on a queue; all kinds while none has been met."""
@@ -119,8 +66,27 @@ class QueueCapacity:
         """Return how many jobs of one queue may be read."""
         if self._in_flight.count("") >= BATCH:
             return 0  # jobs that cannot run here wait to be dead-lettered
-        return self._mixes[queue].get_read_limit(
-            {kind: self._count_for_kind(kind) for kind in self.get_kinds(queue)}
+        capacity = {kind: self._count_for_kind(kind) for kind in self.get_kinds(queue)}
+        saturated = self._admission.saturated_kinds
+        if saturated and not all(capacity.values()):
+            self._add_lookahead(queue, capacity, saturated)
+        return self._mixes[queue].get_read_limit(capacity)
+
+    def _add_lookahead(self, queue: str, capacity: dict[str, int], saturated: AbstractSet[str]) -> None:
+        """Add capacity for jobs of saturated kinds, to reach those of other kinds behind them."""
+        full = {kind for kind, free in capacity.items() if not free}
+        if self._has_others(queue, full):
+            for kind in full & saturated:
+                capacity[kind] = self._count_for_kind(AWAITING_ADMISSION)
+
+    def _has_others(self, queue: str, full: AbstractSet[str]) -> bool:
+        """Return whether jobs of other kinds than these `full` ones may be on a queue.
+
+        No task is declared for some queues: there any task's may be.
+        """
+        others = (self._kinds[queue] | self._undeclared.get(queue, set())) - full
+        return bool(others - {AWAITING_ADMISSION}) or (
+            bool(others) and any(kind not in full for kind in self._admission.get_limited_kinds())
         )
 
     def record_read(self, counts: Mapping[str, Mapping[str, int]]) -> None:
@@ -128,35 +94,55 @@ class QueueCapacity:
         for queue, counts_by_kind in counts.items():
             self._kinds[queue].update(counts_by_kind)
             self._mixes[queue].record(counts_by_kind)
-            self._lookahead.record_read(counts_by_kind)
 
-    def update_lookahead(self) -> None:
-        """Update where to read beyond full kinds. To be called each tenth of a second."""
-        self._lookahead.update()
+    def update_saturation(self) -> None:
+        """Update which kinds are saturated. To be called each tenth of a second."""
+        full = {kind for kind in self._duration_estimates if self._is_full(kind)}
+        changed = [
+            saturation.update(
+                full=kind in full,
+                others=any(
+                    kind in kinds and self._has_others(queue, full) for queue, kinds in self._kinds.items()
+                ),
+                waiting=self._admission.waiting_tasks.has_kind(kind),
+            )
+            for kind, saturation in self._saturation.items()
+        ]
+        if any(changed):
+            self._admission.set_saturated_kinds(
+                {kind for kind, saturation in self._saturation.items() if saturation.is_saturated}
+            )
+            self._in_flight.notify()
+        if self._admission.saturated_kinds and self._admission.waiting_tasks:
+            self._admission.notify()  # a budget may have more slots now
+
+    def _is_full(self, kind: str) -> bool:
+        estimate = self._duration_estimates[kind]
+        return is_full(
+            slots=self._budget.get_prefetch_slots(kind),
+            held=self._in_flight.count(kind),
+            mean=estimate.mean,
+            horizon=estimate.horizon,
+        )
 
     def get_horizon(self, kind: str) -> float:
         """Return how far jobs of a kind are read ahead, in seconds."""
         return self._duration_estimates[kind].horizon
 
-    def record_release(self, kind: str, count: int) -> bool:
-        """Record jobs of a kind that waited for too long. Return whether that was expected; else fewer are read."""
-        if self._lookahead.record_release(kind, count):
-            return True
+    def record_release(self, kind: str) -> None:
+        """Record that jobs of a kind have waited for too long: fewer are read from now on."""
         self._duration_estimates[kind].assume_slow()
         self._budget.record_release(kind)
-        return False
 
     def _count_for_kind(self, kind: str) -> int:
         if kind == AWAITING_ADMISSION:
-            return BATCH - self._in_flight.count(AWAITING_ADMISSION)
+            return MAX_AWAITING - self._in_flight.count(AWAITING_ADMISSION)
         slots, held, estimate = (
             self._budget.get_prefetch_slots(kind),
             self._in_flight.count(kind),
             self._duration_estimates[kind],
         )
-        return count_to_read(
-            slots=slots, held=held, mean=estimate.mean, horizon=estimate.horizon
-        ) or self._lookahead.get_extra_capacity(kind, slots=slots, held=held)
+        return count_to_read(slots=slots, held=held, mean=estimate.mean, horizon=estimate.horizon)
 
 
 class PrefetchFactor:

@@ -11,7 +11,7 @@ from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
-from celery5.logs.log import Level, Log
+from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import Release
 from celery5.protocol.scaling.prefetch import HORIZON
@@ -254,10 +254,10 @@ class Consumer:
                     self._release_jobs(kind, queue.drain())
             for delivery in self._isolated_jobs.drain(read_before=now - STALE_HORIZONS * HORIZON):
                 self._unstarted.settle(delivery, Release())
-            self._capacity.update_lookahead()
+            self._capacity.update_saturation()
 
     def _release_jobs(self, kind: str, waiting: Sequence[Delivery]) -> None:
-        level: Level = "debug" if self._capacity.record_release(kind, len(waiting)) else "info"
-        self._log.event("consumer:jobs-returned", level, count=len(waiting), kind=kind)
+        self._capacity.record_release(kind)
+        self._log.event("consumer:jobs-returned", "info", count=len(waiting), kind=kind)
         for delivery in waiting:
             self._unstarted.settle(delivery, Release())

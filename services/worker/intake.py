@@ -144,7 +144,11 @@ class JobIntake:
             delivery.set_task(command, kind, task.recipients)
             accepted.append(delivery)
             counts = counts_by_queue.setdefault(entry.queue, {})
-            if entry.lane == ADMITTED or command.task in self._admission.rules:
+            if (
+                entry.lane == ADMITTED
+                or command.task in self._admission.rules
+                or kind in self._admission.saturated_kinds
+            ):
                 self._to_admission(delivery, command.task, counts)
                 continue
             counts[kind] = counts.get(kind, 0) + 1
@@ -163,7 +167,8 @@ class JobIntake:
         if why := self._admission.receive(delivery, task):
             self._refuse(delivery, Reason.REJECTED_BY_LIMIT, "RejectedByLimit", why)
         elif delivery.lane != ADMITTED:
-            counts[AWAITING_ADMISSION] = counts.get(AWAITING_ADMISSION, 0) + 1
+            kind = AWAITING_ADMISSION if task in self._admission.rules else self._admission.get_kind(task)
+            counts[kind] = counts.get(kind, 0) + 1
 
     def _refuse(self, delivery: Delivery, reason: Reason, error: str, text: str) -> None:
         self._in_flight.add(delivery)

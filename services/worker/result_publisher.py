@@ -292,7 +292,8 @@ class ResultPublisher:
                 # Before the call, not after: its reply and the next delivery come by different connections.
                 self._recent.forget(delivery)
         for (queue, lane), batch in by_lane.items():
-            for part in _split(batch, LIMITED_BATCH if self._admission.is_used else BATCH):
+            holds_slots = self._admission.is_used and any(map(_holds_slot, batch))
+            for part in _split(batch, LIMITED_BATCH if holds_slots else BATCH):
                 keys = self._queues[queue].on_lane(lane)
                 if self._job_middleware.settles:
                     with self._job_middleware.settling(queue, [delivery for delivery, _ in part]):
@@ -362,17 +363,13 @@ class ResultPublisher:
         is_of_runs = any("~" in settlement.job_id for _, settlement in batch)
         if not slot_holders:
             return await self._perform_settle(keys, settle, is_of_runs=is_of_runs)
-        tasks = {delivery.command.task for delivery in slot_holders if delivery.command}
-        rules, requested_at = (
-            self._admission.plan_requests(keys.queue, tasks, settled=slot_holders),
-            time.time(),
-        )
+        rules = self._admission_control.plan_settlement(keys.queue, slot_holders)
+        requested_at = time.time()
         with self._admission.reserving_slots(rules):
             settle_limited = limits.settle_limited(keys, settle, slot_holders, rules)
             reply = await self._perform_settle(keys, settle_limited, is_of_runs=is_of_runs)
-        rule_list = [rule for rule, _ in rules]
         self._receive_admitted = partial(
-            self._admission_control.receive_jobs, keys.queue, rule_list, reply, requested_at
+            self._admission_control.receive_settled, keys.queue, rules, reply, requested_at
         )
         return reply.owned
 
@@ -438,6 +435,12 @@ def _split(batch: SettlementBatch, max_count: int) -> Iterator[SettlementBatch]:
             first, size_sum = index, 0
         size_sum += size
     yield batch[first:]
+
+
+def _holds_slot(outcome: DeliverySettlement) -> bool:
+    """Return whether a job holds a slot of a limit."""
+    delivery, _ = outcome
+    return delivery.rule is not None or delivery.lane == ADMITTED
 
 
 def _make_documents(batch: SettlementBatch) -> list[SinkDocument]:

@@ -17,12 +17,9 @@ sixth of its time.
 """
 BATCH = 256
 """The most jobs read in one trip."""
-FIRST_LOOKAHEAD = 16
-"""Jobs of a full kind that are read at first, to find others behind them."""
-RETRY_DELAY = 0.5
-"""The least seconds until the lookahead is tried again when nothing else was behind them."""
-MAX_RETURNED_PER_SECOND = 50
-"""The most jobs read and released in a second while nothing else is behind them."""
+FAST_RATE = 5000.0
+"""Jobs per second that a kind ends beyond which it is never saturated: to move its jobs would take as long as to run
+them."""
 _WEIGHT = 0.05
 """How much one job's duration moves the mean."""
 _MEMORY = 50
@@ -85,55 +82,44 @@ class KindMix:
         return min([*fitting, BATCH])
 
 
-class KindLookahead:
-    """The lookahead past a kind that is full: how many of its jobs are read beyond its slots, to reach jobs of
-    other kinds behind them on the same queue.
+class KindSaturation:
+    """Whether a kind is saturated: its slots are taken, and jobs of other kinds may be behind its jobs on a queue.
 
-    The surplus jobs are released soon, for workers with free slots, behind jobs that were sent later. The more
-    there are, the more are read at once. As long as nothing else is behind them, so few are read that the cost
-    is negligible.
+    Then the worker goes on reading, and the jobs of this kind that it cannot start go to the waiting lists of their
+    tasks. They do until those lists are empty again, so that the order of the jobs stays.
     """
 
-    __slots__ = ("_again", "_few", "_found", "_full", "extra", "has_started")
+    __slots__ = ("_was_full", "is_saturated")
 
     def __init__(self) -> None:
-        self._reset()
+        self.is_saturated = False
+        self._was_full = False
 
-    def _reset(self) -> None:
-        self.extra = 0
-        self.has_started = False
-        self._few = FIRST_LOOKAHEAD
-        self._full = False
-        self._found = False
-        self._again = 0.0
+    def update(self, *, full: bool, others: bool, waiting: bool) -> bool:
+        """Update the state, each tenth of a second. Return whether it has changed.
 
-    def update(self, *, full: bool, others: bool, now: float) -> bool:
-        """Update the state, each tenth of a second; return whether there is lookahead capacity from now on.
-
-        `full`: all slots of this kind are taken by long jobs. `others`: another kind on its queues has free
-        slots.
+        Args:
+            full: All slots of this kind are taken, and so is half of what may be read ahead.
+            others: Another kind on its queues has free slots.
+            waiting: Jobs of this kind may be in waiting lists.
         """
-        if not full:
-            self._reset()
-            return False
-        before, self._full = self._full, True
-        if not others:
-            self.extra = 0
-        elif before and not self.extra and now >= self._again:
-            self.extra, self.has_started = self._few, True
-            return True
+        before = self.is_saturated
+        if before:
+            self.is_saturated = full or waiting
+        else:
+            self.is_saturated = full and ((self._was_full and others) or waiting)
+        self._was_full = full
+        return self.is_saturated != before
+
+
+def is_full(*, slots: int, held: int, mean: float | None, horizon: float = HORIZON) -> bool:
+    """Return whether further jobs of a kind would wait: all slots are taken, and so is half of what is read ahead.
+
+    A kind whose jobs are so short that it runs FAST_RATE of them in a second never counts as full.
+    """
+    if mean is not None and slots > FAST_RATE * mean:
         return False
-
-    def record_read(self, counts: Mapping[str, int], kind: str) -> None:
-        """Record one read that brought jobs of `kind`, which is this one, and how many of each kind."""
-        self._found = self._found or any(count for read_kind, count in counts.items() if read_kind != kind)
-
-    def record_release(self, given_back: int, now: float) -> None:
-        """Record that so many jobs waited for too long and were released."""
-        self._again = now if self._found else now + max(RETRY_DELAY, given_back / MAX_RETURNED_PER_SECOND)
-        self.extra = 0
-        self.has_started = self._found = False
-        self._few = min(2 * self._few, BATCH)
+    return held >= slots + count_ahead(slots, mean, horizon) // 2
 
 
 def count_ahead(slots: int, mean: float | None, horizon: float = HORIZON) -> int:

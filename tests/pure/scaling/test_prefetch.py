@@ -1,20 +1,19 @@
 """Prefetch: many short jobs are read ahead, long ones never, and never more than there is room for."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5.protocol.scaling.prefetch import (
     BATCH,
-    FIRST_LOOKAHEAD,
     HORIZON,
     MAX_AHEAD,
-    MAX_RETURNED_PER_SECOND,
-    RETRY_DELAY,
     DurationEstimate,
-    KindLookahead,
     KindMix,
+    KindSaturation,
     count_ahead,
     count_to_read,
+    is_full,
 )
 
 slots = st.integers(1, 1000)
@@ -164,47 +163,61 @@ def test_the_shares_of_a_mix_follow_what_was_read(reads: list[dict[str, int]]) -
     assert 1 <= count <= min(BATCH, 1 / rarest + 1)
 
 
-def test_a_way_around_opens_when_a_kind_is_full_for_two_looks_and_another_has_room() -> None:
-    detour = KindLookahead()
-    assert not detour.update(full=True, others=True, now=0.0)
-    assert detour.update(full=True, others=True, now=0.1)
-    assert detour.extra == FIRST_LOOKAHEAD
-    assert not detour.update(full=True, others=True, now=0.2)  # it is open already
-    assert not detour.update(full=True, others=False, now=0.3)
-    assert detour.extra == 0  # nobody could run what is behind
-    assert detour.update(full=True, others=True, now=0.4)
-    assert not detour.update(full=False, others=True, now=0.5)
-    assert detour.extra == 0
-    assert not detour.update(full=True, others=True, now=0.6)
+def test_a_kind_is_saturated_when_it_is_full_for_two_looks_and_another_has_slots() -> None:
+    saturation = KindSaturation()
+    assert not saturation.update(full=True, others=True, waiting=False)
+    assert saturation.update(full=True, others=True, waiting=False)
+    assert saturation.is_saturated
+    # Nobody could run what is behind; still its jobs wait in order.
+    assert not saturation.update(full=True, others=False, waiting=False)
+    assert saturation.is_saturated
 
 
-def opened(detour: KindLookahead, now: float) -> KindLookahead:
+def test_a_kind_stays_saturated_until_no_job_of_it_waits_in_a_list() -> None:
+    saturation = KindSaturation()
     for _ in range(2):
-        detour.update(full=True, others=True, now=now)
-    return detour
+        saturation.update(full=True, others=True, waiting=False)
+    assert not saturation.update(full=False, others=True, waiting=True)
+    assert saturation.update(full=False, others=True, waiting=False)
+    assert not saturation.is_saturated
+    assert not saturation.update(full=True, others=True, waiting=False), "it begins anew"
 
 
-def test_more_is_read_each_time_and_at_once_while_others_are_found() -> None:
-    detour = opened(KindLookahead(), 0.0)
-    rooms: list[int] = []
-    for second in range(7):
-        rooms.append(detour.extra)
-        detour.record_read({"thread": detour.extra - 1, "trio": 1}, "thread")
-        detour.record_release(detour.extra, now=second)
-        assert detour.update(full=True, others=True, now=second)
-    assert rooms == [16, 32, 64, 128, 256, 256, 256]
+def test_a_kind_is_not_saturated_while_others_are_full_or_nothing_waits() -> None:
+    saturation = KindSaturation()
+    for _ in range(5):
+        assert not saturation.update(full=True, others=False, waiting=False)
+        assert not saturation.update(full=False, others=True, waiting=True)
+    assert saturation.update(full=True, others=False, waiting=True), "its jobs come behind those that wait"
 
 
-def test_while_nothing_else_is_behind_them_few_jobs_a_second_are_read_and_given_back() -> None:
-    detour, now, moved = opened(KindLookahead(), 0.0), 0.0, 0
-    while now < 60:
-        if detour.extra:
-            detour.record_read({"thread": detour.extra}, "thread")
-            moved += detour.extra
-            detour.record_release(detour.extra, now)
-        now += HORIZON
-        detour.update(full=True, others=True, now=now)
-    assert 0 < moved <= 60 * MAX_RETURNED_PER_SECOND + BATCH
-    detour.record_release(1, now)
-    assert not detour.update(full=True, others=True, now=now + RETRY_DELAY - 0.01)
-    assert detour.update(full=True, others=True, now=now + RETRY_DELAY)  # a single one is looked behind soon
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans())))
+def test_a_kind_with_free_slots_and_no_waiting_jobs_is_never_saturated(
+    looks: list[tuple[bool, bool, bool]],
+) -> None:
+    saturation = KindSaturation()
+    for full, others, waiting in looks:
+        before = saturation.is_saturated
+        changed = saturation.update(full=full, others=others, waiting=waiting)
+        assert changed is (saturation.is_saturated != before)
+        assert not saturation.is_saturated or full or waiting
+
+
+@pytest.mark.parametrize(
+    ("slots", "held", "mean", "expected"),
+    [
+        (10, 9, None, False),
+        (10, 10, None, True),  # no job has ended yet
+        (10, 10, 5.0, True),
+        (10, 34, 0.02, False),  # 50 may be read ahead
+        (10, 35, 0.02, True),
+        (10, 5000, 0.0019, False),  # it runs them as fast as they could be moved
+        (10, 5000, 0.0021, True),
+        (100, 600, 0.02, True),
+        (100, 599, 0.02 / 100, False),
+    ],
+)
+def test_a_kind_is_full_when_its_slots_and_half_of_what_is_read_ahead_are_taken(
+    slots: int, held: int, mean: float | None, expected: bool
+) -> None:
+    assert is_full(slots=slots, held=held, mean=mean) is expected

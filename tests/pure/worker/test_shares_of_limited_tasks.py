@@ -12,6 +12,8 @@ from celery5.protocol.limits import AdmissionRule, LimitOverride
 from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.services.limits.admission_state import MAX_REQUESTED_JOBS, AdmissionState
+from celery5.services.limits.waiting_tasks import WaitingTasks
+from celery5.services.scaling.preferences import Preferences
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget, TaskResources
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
@@ -56,12 +58,19 @@ class Asking(AdmissionState):
             progress_reports=cast("Any", None),  # no job is run
             job_middleware=JobMiddleware(app=app, worker="w", log=log),
         )
-        super().__init__(resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={})
+        super().__init__(
+            resources=resources,
+            held=held,
+            reading=ReadingState(),
+            log=log,
+            kind_rates={},
+            waiting_tasks=WaitingTasks(resources=resources, preferences=Preferences(log=log), queue_order=""),
+        )
         self.running: Counter[str] = Counter()
 
-    def count_free_slots(self, kind: str, *, leaving: int = 0) -> int:
+    def count_free_slots(self, kind: str, *, leaving: int = 0, in_order: bool = False) -> int:
         running = sum(count for name, count in self.running.items() if not self.get_rule(name).rejects_all)
-        return super().count_free_slots(kind, leaving=leaving) - running
+        return super().count_free_slots(kind, leaving=leaving, in_order=in_order) - running
 
     def trip(self, names: Iterable[str] = NAMES) -> list[tuple[AdmissionRule, int]]:
         """Ask once. Whatever is asked for is there, and begins."""

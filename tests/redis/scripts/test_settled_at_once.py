@@ -117,7 +117,12 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
         unpublishable_retries=unpublishable,
         followers=SettlementFollowers(
             admission=AdmissionState(
-                resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={}
+                resources=resources,
+                held=held,
+                reading=ReadingState(),
+                log=log,
+                kind_rates={},
+                waiting_tasks=cast("Any", None),  # no job waits
             ),
             admission_control=cast("Any", SimpleNamespace(on_capacity=lambda: None)),  # no task has a rule
             run_progress=RunProgress(results_ttl=60.0),

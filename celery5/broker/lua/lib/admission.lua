@@ -442,6 +442,57 @@ local function admit_next(at, rule, free, worker)
   end
   return given, wait, more
 end
+-- Give jobs of tasks without limits to a worker, in the order of their queue: by priority, then by age. Each of their
+-- rules wants some jobs; together they get as many, of whichever task is first. Adds to `given`, by number of the rule.
+-- Returns how many they did not get.
+local function admit_in_order(at, rules, given, worker)
+  local heads, want = {}, 0
+  local function look(n)
+    local line = at.prefix .. 'line ' .. rules[n].task .. '  '
+    heads[n] = tonumber(redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2])
+  end
+  for n, rule in ipairs(rules) do -- bound: the rules of this call
+    if rule.in_order then want = want + rule.want end
+  end
+  if want == 0 then return 0 end
+  for n, rule in ipairs(rules) do -- bound: as above
+    if rule.in_order then look(n) end
+  end
+  local looks = LOOKS
+  while want > 0 and looks > 0 do -- bound: what the rules want, and LOOKS
+    local first
+    for n, head in pairs(heads) do -- bound: the rules of this call
+      if not first or head < heads[first] then first = n end
+    end
+    if not first then break end
+    if admit_first(at, rules[first], '', '', worker, false) then
+      given[first], want = given[first] + 1, want - 1
+    else
+      looks = looks - 1
+    end
+    look(first)
+  end
+  return want
+end
+-- Give waiting jobs to a worker, for each rule up to `rule.want`. `freed`: the slots that have just become free, by task
+-- and token. Returns for each rule how many it got and in how many ms it is to be asked for again, as `admit_next` does,
+-- and whether other jobs of it could run at once.
+local function admit_all(at, rules, freed, worker)
+  local given, waits, more = {}, {}, {}
+  for n in ipairs(rules) do given[n], waits[n] = 0, 0 end -- bound: the rules of this call
+  local left = admit_in_order(at, rules, given, worker)
+  for n, rule in ipairs(rules) do -- bound: as above
+    if not rule.in_order then
+      given[n], waits[n], more[n] = admit_next(at, rule, freed[rule.task] or {}, worker)
+    elseif left > 0 and somebody_waits(at, rule.task) then -- in lists by keys, of a limit that it had
+      rule.want = left
+      local got
+      got, waits[n] = admit_next(at, rule, {}, worker)
+      given[n], left = given[n] + got, left - got
+    end
+  end
+  return given, waits, more
+end
 -- Read the `given` jobs that were just put on the lane `handed`, so that they are pending for this worker.
 local function read_admitted(at, group, worker, given)
   if given == 0 then return {} end

@@ -18,10 +18,9 @@ local at = use_keys {handed = KEYS[1], jobs = KEYS[3], waiting = KEYS[4], due = 
   held = KEYS[8], prefix = KEYS[9]}
 if not has_lease(KEYS[2], ARGV[2]) then return -1 end
 local total, results = 0, {}
-for n, rule in ipairs(cjson.decode(ARGV[3])) do -- bound: the rules of this call, 32 at most
-  local given, wait = admit_next(at, rule, {}, ARGV[2])
-  total = total + given
-  results[n] = {given, wait}
+local given, waits = admit_all(at, cjson.decode(ARGV[3]), {}, ARGV[2])
+for n in ipairs(given) do -- bound: the rules of this call, 32 at most
+  total, results[n] = total + given[n], {given[n], waits[n]}
 end
 write(at)
 return {read_admitted(at, ARGV[1], ARGV[2], total), results}

@@ -10,7 +10,7 @@
 --       8 prefix of the waiting lists
 --       9.. what settle.lua takes
 -- ARGV  1 channel that notifies workers of free slots
---       2 rules: JSON, a list of those of the batch's jobs
+--       2 rules: JSON, a list of those of the batch's jobs, and of others whose jobs are wanted, too
 --       3 entries that have slots: JSON, a list
 --       4.. what settle.lua takes
 -- Returns what settle.lua does, the jobs that were given to this worker, as XREADGROUP does, and for each rule how many of
@@ -32,12 +32,12 @@ end
 argv.all_have_slots = #limits == #keys - 8 -- keys: eight, and one for each outcome
 local owned = settle(keys, argv)
 if owned < 0 then return {owned, {}, {}} end -- what was freed is not written yet
-for n, rule in ipairs(cjson.decode(ARGV[2])) do -- bound: the tasks of these outcomes
-  local given, wait, more = admit_next(at, rule, freed[rule.task] or {}, argv[2])
-  if more and not rule.suspended then redis.call('PUBLISH', ARGV[1], rule.task) end
+local rules = cjson.decode(ARGV[2])
+local given, waits, more = admit_all(at, rules, freed, argv[2])
+for n, rule in ipairs(rules) do -- bound: the tasks of these outcomes, and 32 others
+  if more[n] and not rule.suspended then redis.call('PUBLISH', ARGV[1], rule.task) end
   freed[rule.task] = nil
-  total = total + given
-  results[n] = {given, wait}
+  total, results[n] = total + given[n], {given[n], waits[n]}
 end
 -- Other workers may know the rule of a task that this worker does not know any more.
 for task, tokens in pairs(freed) do -- bound: the tasks of these outcomes
