@@ -267,6 +267,10 @@ class Keys:
         """STRING  the Scheduler that imposes limits, with a time to live."""
         return f"celery5:{{{self.app}}}:limit-rules-turn"
 
+    def kind_starts(self, kind: str) -> Expiring:
+        """LIST    the last starts under the rate of a kind of task, in ms, with a time to live."""
+        return f"celery5:{{{self.app}}}:kind-starts:{kind}"
+
     def run_home(self, run_id: str) -> Expiring:
         """STRING  the queue where the run with an id of the caller's lives, with a time to live."""
         return f"celery5:{{{self.app}}}:run-home:{run_id}"

@@ -91,6 +91,7 @@ from celery5.services.health.vital_sources import (
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
+from celery5.services.limits.kind_rates import KindRates
 from celery5.services.limits.overrides import LimitOverrides
 from celery5.services.limits.waiting_tasks import WaitingTasks
 from celery5.services.observability.alert_delivery import AlertDelivery
@@ -102,6 +103,7 @@ from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.process.step_status import StepStatus
 from celery5.services.process.systemd_notify import SystemdNotify
+from celery5.services.scaling.observer import TimeLimitedDriver
 from celery5.services.scaling.preferences import Preferences
 from celery5.services.scaling.reporter import ReportedLoad, ReportedWorker, Reporter
 from celery5.services.scheduling.timers import TimerRuns, Timers
@@ -455,6 +457,16 @@ def make_metrics_redis(app: App, redis: TrioRedis, broker: str) -> AsyncDriver:
     return redis if broker == DEFAULT_BROKER else RemoteRedis(app, DEFAULT_BROKER)
 
 
+def make_kind_rates_redis(app: App, redis: TrioRedis, broker: str) -> AsyncDriver:
+    """Return the connection to the default broker, where the rates of kinds are counted.
+
+    While another broker cannot reach it, its jobs without such a rate are not to wait for long.
+    """
+    if broker == DEFAULT_BROKER:
+        return redis
+    return TimeLimitedDriver(redis=RemoteRedis(app, DEFAULT_BROKER), broker=DEFAULT_BROKER)
+
+
 def make_recheck(pauses: PausedQueues) -> Callable[[], None]:
     """Return what is looked at again when a command came too late to be performed."""
     return pauses.recheck
@@ -604,6 +616,8 @@ class WorkerParts(ProcessParts):
     received = ReceivedJobs
     # limits
     waiting_tasks = WaitingTasks
+    kind_starts = KindRates
+    kind_rates_redis = made_by(make_kind_rates_redis)
     admission = AdmissionState
     admission_control = AdmissionControl
     limit_overrides = LimitOverrides

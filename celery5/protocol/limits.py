@@ -187,22 +187,23 @@ class AdmissionRule(msgspec.Struct, frozen=True):
         )
 
     @property
+    def needs_start(self) -> bool:
+        """Return whether each job needs a start of the rate of its kind."""
+        return self.kind_rate is not None and not self.rejects_all and not self.suspended
+
+    @property
     def rejects_all(self) -> bool:
         """Return whether all jobs are rejected. Those of a suspended task are held instead."""
         return self.max_running == 0 and not self.suspended
 
     def to_script_arguments(self, job_count: int) -> dict[str, Any]:
-        """Return the rule as the scripts take it, for a worker with capacity for `job_count` jobs."""
+        """Return the rule as the scripts take it, for a worker with capacity for `job_count` jobs.
+
+        They know nothing of the rate of a kind: it holds for all queues, and the worker counts it before.
+        """
         max_running = -1 if self.max_running is None or self.rejects_all else self.max_running
         rate = None if self.rejects_all else self.rate
-        kind_rate = None if self.rejects_all else self.kind_rate
-        shared = {
-            "kind": self.kind,
-            "kind_rate": kind_rate.count,
-            "kind_window": kind_rate.window,
-        } if kind_rate else {}  # fmt: skip
         return {
-            **shared,
             "task": escape_word(self.task),
             "most": max_running,
             "per_worker": self.per == "worker",

@@ -21,8 +21,9 @@ from celery5.broker.keys import QueueKeys
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import JOB_EXPIRED, JOB_REVOKED, JobExpired, JobRevoked, Release
-from celery5.protocol.limits import AdmissionRule, format_expiry, get_waiting_list, unescape_word
+from celery5.protocol.limits import AdmissionRule, Rate, format_expiry, get_waiting_list, unescape_word
 from celery5.services.limits.admission_state import AdmissionState, is_expired
+from celery5.services.limits.kind_rates import KindRates
 from celery5.services.limits.waiting_tasks import QueueTask
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.intake import ReceivedJobs
@@ -37,6 +38,8 @@ RETRY_DELAY = 0.1
 """Seconds between attempts while Redis is unreachable."""
 MAX_RULES_PER_CALL = 32
 """The most tasks whose jobs are requested in one call."""
+RETURN_TIMEOUT = 1.0
+"""Seconds that a stopping worker has to return the starts of rates that it did not use."""
 JUST_AFTER = 0.002
 """Seconds to wait beyond the time at which a rate allows the next job, before that is requested."""
 
@@ -51,6 +54,7 @@ class AdmissionControl:
         redis: TrioRedis,
         tasks: Mapping[str, Task[..., Any]],
         admission: AdmissionState,
+        kind_starts: KindRates,
         received: ReceivedJobs,
         reading: ReadingState,
         outcome_handler: OutcomeHandler,
@@ -61,6 +65,7 @@ class AdmissionControl:
         self._channels = {keys.slots_freed.encode(): keys.queue for keys in identity.consumed}
         self._tasks = tasks
         self._admission = admission
+        self._starts = kind_starts
         self._in_flight = received.held.in_flight
         self._recent = received.held.recent
         self._intake = received.intake
@@ -105,6 +110,8 @@ class AdmissionControl:
                 await retry_until_available(self._request_and_admit, self._outages, RETRY_DELAY)
         finally:
             self.release_unadmitted()
+            with trio.move_on_after(RETURN_TIMEOUT, shield=True):
+                await self._starts.give_back()
 
     async def _request_and_admit(self) -> None:
         # Where a rule has changed, jobs that wait may be admitted now.
@@ -114,6 +121,7 @@ class AdmissionControl:
                 self._wanted.add(queue, task)
         await self.request_admission()
         await self.admit_waiting()
+        await self._starts.give_back()
 
     def release_unadmitted(self) -> None:
         """Release the jobs that await admission."""
@@ -161,12 +169,14 @@ class AdmissionControl:
         for delivery in jobs:
             # Before the call, not after: it may come again by another connection.
             self._recent.forget(delivery)
-        requested_at, outcomes = time.time(), list[int]()
+        requested_at, outcomes = 0.0, list[int]()
         if jobs:
-            requests = self._make_requests(keys.queue, jobs, rules)
+            starts, requested_at = await self._take_starts(Counter(_get_task(delivery) for delivery in jobs))
+            requests = self._make_requests(keys.queue, jobs, rules, starts)
             call = limits.admit(keys, self._worker, requests, [(rule, 0) for rule in rules.values()])
             admitted = await self._redis.perform(call)
             outcomes = self._read_reply(keys.queue, rules.values(), admitted)
+            self._use_starts(_count_begun(jobs, requests, outcomes, rules))
         handled = {*jobs, *expired}
         still_waiting = [
             delivery for delivery in self._admission.awaiting_admission if delivery not in handled
@@ -179,7 +189,11 @@ class AdmissionControl:
         self._audit_new_connection()
 
     def _make_requests(
-        self, queue: str, jobs: Sequence[Delivery], rules: Mapping[str, AdmissionRule]
+        self,
+        queue: str,
+        jobs: Sequence[Delivery],
+        rules: Mapping[str, AdmissionRule],
+        starts: Counter[str],
     ) -> list[AdmissionRequest]:
         """Return the request for each job: to run, as far as there is capacity, else to wait."""
         used, requests = Counter[str](), list[AdmissionRequest]()
@@ -190,6 +204,8 @@ class AdmissionControl:
                 if self._reading.is_closed(queue)
                 else self._admission.count_free_slots(kind, in_order=rule.is_empty) - used[kind]
             )
+            if rule.needs_start:
+                remaining = min(remaining, starts[rule.kind])
             action = (
                 "count"
                 if delivery.rule is not None
@@ -198,6 +214,7 @@ class AdmissionControl:
                 else "wait"
             )
             used[kind] += action == "run"
+            starts[rule.kind] -= action == "run"
             if action == "wait" and not rule.suspended:
                 self._wanted.add(queue, rule.task)
             requests.append(_make_request(delivery, rule, action, self._tasks[rule.task]))
@@ -254,19 +271,69 @@ class AdmissionControl:
             self._wanted.discard(
                 keys.queue, (task for task in tasks if self._admission.get_rule(task).suspended)
             )
-            rules = [(rule, want) for rule, want in self._admission.plan_requests(keys.queue, tasks) if want]
-            rules = [(rule, want) for rule, want in rules if not rule.suspended][:MAX_RULES_PER_CALL]
+            starts, requested_at = await self._take_starts(await self._count_waiting(keys, tasks))
+            planned = self._admission.plan_requests(keys.queue, tasks, starts=starts)
+            rules = [(rule, want) for rule, want in planned if want and not rule.suspended]
+            rules = rules[:MAX_RULES_PER_CALL]
             if not rules:
                 return
-            requested_at = time.time()
             with self._admission.reserving_slots(rules):
                 admitted = await self._redis.perform(limits.admit_waiting(keys, self._worker, rules))
             if admitted.owned == limits.LEASE_LOST:
                 raise self._lease.mark_lost(
                     f"{self._worker} was taken for dead; its jobs were given to others"
                 )
+            self._use_starts(
+                [rule for (rule, _), got in zip(rules, admitted.counts, strict=True) for _ in range(got)]
+            )
             self._note_admitted(keys.queue, rules, admitted)
             self.receive_jobs(keys.queue, [rule for rule, _ in rules], admitted, requested_at)
+
+    async def _count_waiting(self, keys: QueueKeys, tasks: Iterable[str]) -> Counter[str]:
+        """Return how many jobs wait on a queue, of those tasks whose kind has a rate and may begin some now.
+
+        So no more starts are taken than are used. Those without waiting jobs are not asked for again.
+        """
+        rules = [self._admission.get_rule(task) for task in tasks]
+        now = trio.current_time()
+        names = [
+            rule.task
+            for rule in rules
+            if rule.needs_start
+            and self._starts.get_next_time(rule.kind) <= now
+            and self._admission.count_free_slots(self._admission.get_kind(rule.task))
+        ]
+        if not names:
+            return Counter()
+        counts = await self._redis.perform(limits.count_waiting(keys, names))
+        self._wanted.discard(keys.queue, [task for task, count in counts.items() if not count])
+        return Counter(counts)
+
+    async def _take_starts(self, jobs: Counter[str]) -> tuple[Counter[str], float]:
+        """Take starts of the rates of kinds for so many jobs of tasks, as far as there are free slots for them.
+
+        Returns:
+            The starts by kind, and the time from which the jobs that are requested now have to begin in time (seconds
+            since 1970).
+        """
+        requested_at, wanted, rates = time.time(), Counter[str](), dict[str, Rate]()
+        for task, count in jobs.items():
+            rule = self._admission.get_rule(task)
+            if rule.needs_start and rule.kind_rate is not None:
+                free = self._admission.count_free_slots(self._admission.get_kind(task))
+                wanted[rule.kind] += min(count, free)
+                rates[rule.kind] = rule.kind_rate
+        starts = Counter[str]()
+        for kind, want in wanted.items():
+            starts[kind] = await self._starts.take(kind, rates[kind], want)
+            requested_at = min(requested_at, self._starts.get_requested_at(kind))
+        return starts, requested_at
+
+    def _use_starts(self, rules: Iterable[AdmissionRule]) -> None:
+        """Use a start for each job that was admitted, by the rule of its task."""
+        for rule in rules:
+            if rule.needs_start and rule.kind_rate is not None:
+                self._starts.use(rule.kind, rule.kind_rate, 1)
 
     def plan_settlement(self, queue: str, settled: Sequence[Delivery]) -> list[tuple[AdmissionRule, int]]:
         """Return the rules of which waiting jobs are to be requested in the call that settles jobs of a queue.
@@ -347,13 +414,30 @@ class AdmissionControl:
 
     def _get_next_time(self) -> float:
         after = self._admission.yielding_until
-        first = min(self._due.values(), default=math.inf)
+        rules = [self._admission.get_rule(task) for task in self._wanted.get_all_tasks()]
+        rated = [self._starts.get_next_time(rule.kind) + JUST_AFTER for rule in rules if rule.needs_start]
+        now = trio.current_time()
+        first = min([*self._due.values(), *(when for when in rated if when > now)], default=math.inf)
         return min(first, after) if self._wanted and after > trio.current_time() else first
 
 
 def _get_task(delivery: Delivery) -> str:
     assert delivery.command is not None
     return delivery.command.task
+
+
+def _count_begun(
+    jobs: Sequence[Delivery],
+    requests: Sequence[AdmissionRequest],
+    outcomes: Sequence[int],
+    rules: Mapping[str, AdmissionRule],
+) -> list[AdmissionRule]:
+    """Return the rules of the jobs that were admitted."""
+    return [
+        rules[_get_task(delivery)]
+        for delivery, request, outcome in zip(jobs, requests, outcomes, strict=True)
+        if request.mode == "run" and outcome == limits.ADMITTED
+    ]
 
 
 def _make_request(

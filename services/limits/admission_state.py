@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import count, takewhile
+from types import MappingProxyType
 
 import trio
 
@@ -276,37 +277,44 @@ class AdmissionState:
             self._reserved -= reserved
 
     def plan_requests(
-        self, queue: str, tasks: Iterable[str], *, settled: Iterable[Delivery] = ()
+        self,
+        queue: str,
+        tasks: Iterable[str],
+        *,
+        settled: Iterable[Delivery] = (),
+        starts: Mapping[str, int] = MappingProxyType({}),
     ) -> list[tuple[AdmissionRule, int]]:
         """Return the rules of tasks, and how many jobs of each to request from a queue once `settled` are gone.
 
-        Tasks of one kind share the capacity evenly.
+        Tasks of one kind share the capacity evenly, and the `starts` that were taken of the rate of their kind.
         """
         leaving_by_kind = Counter(delivery.kind for delivery in settled if delivery.rule is not None)
         names = [name for name in tasks if name in self._tasks]
         kinds = {self.get_kind(name) for name in names}
         if self._reading.is_closed(queue) or self._yields(leaving_by_kind):
             return [(self.get_rule(name), 0) for name in names]
-        shares = self._share_out(
-            names,
-            *(
-                {
-                    kind: self.count_free_slots(kind, leaving=leaving_by_kind[kind], in_order=in_order)
-                    for kind in kinds
-                }
-                for in_order in (False, True)
-            ),
+        free, free_in_order = (
+            {
+                kind: self.count_free_slots(kind, leaving=leaving_by_kind[kind], in_order=in_order)
+                for kind in kinds
+            }
+            for in_order in (False, True)
         )
+        shares = self._share_out(names, free, free_in_order, Counter(starts))
         return [(self.get_rule(name), shares[name]) for name in names]
 
     def _share_out(
-        self, names: Iterable[str], free: dict[str, int], free_in_order: dict[str, int]
+        self,
+        names: Iterable[str],
+        free: dict[str, int],
+        free_in_order: dict[str, int],
+        starts: Counter[str],
     ) -> Counter[str]:
-        """Return how many jobs of each task to request: one of each in turn, up to MAX_REQUESTED_JOBS and the free slots.
+        """Return how many jobs of each task to request: one of each in turn, up to MAX_REQUESTED_JOBS and what is free.
 
-        These are `free` by kind, and `free_in_order` for tasks without limits. The task that was served longest ago is
-        first, so that what does not divide evenly goes to each of them in turn. A job that will be rejected takes no
-        slot.
+        These are `free` slots by kind, `free_in_order` for tasks without limits, and `starts` where the kind has a
+        rate. The task that was served longest ago is first, so that what does not divide evenly goes to each of them in
+        turn. A job that will be rejected takes no slot and no start.
         """
         shares = Counter[str]()
         waiting_tasks = deque(sorted(names, key=lambda name: (self._last_served.get(name, 0), name)))
@@ -316,6 +324,10 @@ class AdmissionState:
             available = free_in_order if rule.is_empty else free
             if rule.suspended or not (rule.rejects_all or available[kind] > 0):
                 continue
+            if rule.needs_start:
+                if not starts[rule.kind]:
+                    continue
+                starts[rule.kind] -= 1
             free[kind] -= not rule.rejects_all
             free_in_order[kind] -= not rule.rejects_all
             shares[name] += 1

@@ -45,6 +45,10 @@ class WaitingTasks:
         """Return the tasks with waiting jobs on a queue."""
         return [task for found_queue, task in self._found if found_queue == queue]
 
+    def get_all_tasks(self) -> set[str]:
+        """Return the tasks with waiting jobs on any queue."""
+        return {task for _, task in self._found}
+
     def has_kind(self, kind: str) -> bool:
         """Return whether jobs of a kind wait on any queue."""
         return any(self._get_name(self._tasks[task]) == kind for _, task in self._found)

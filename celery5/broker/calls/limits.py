@@ -12,7 +12,7 @@ from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.errors import Misconfigured
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.limit_rules import ImposedLimits, merge_limits
-from celery5.protocol.limits import AdmissionRule, LimitOverride, Suspension
+from celery5.protocol.limits import AdmissionRule, LimitOverride, Rate, Suspension, escape_word
 
 ADMIT = Script.load("limits/admit", "lease", "admission")
 ADD_TO_WAITING_LIST = Script.load("limits/add_to_waiting_list", "admission")
@@ -20,6 +20,9 @@ ADMIT_WAITING = Script.load("limits/admit_waiting", "lease", "admission")
 SETTLE_LIMITED = Script.load(
     "limits/settle_limited", "lease", "clock", "ending", "timing", "member", "admission", inner="job/settle"
 )
+
+TAKE_STARTS = Script.load("limits/take_starts", "clock")
+RETURN_STARTS = Script.load("limits/return_starts")
 
 LEASE_LOST = -1
 """The worker has lost its lease, and nothing was done."""
@@ -116,6 +119,44 @@ def settle_limited(
     entries = msgspec.json.encode([delivery.entry.decode() for delivery in leaving])
     args = (keys.slots_freed, _json(rules), entries, *words)
     return script_call(SETTLE_LIMITED, named, args, partial(_settled, keys.on_lane("g")), repeatable=True)
+
+
+def count_waiting(keys: QueueKeys, tasks: Sequence[str]) -> Call[dict[str, int]]:
+    """Count the jobs of tasks that wait on a queue."""
+    words = ("HMGET", keys.limited_counts, *map(escape_word, tasks))
+    return Call(words, partial(_counts_by_task, tasks), repeatable=True)
+
+
+def _counts_by_task(tasks: Sequence[str], raw: list[bytes | None]) -> dict[str, int]:
+    return {task: int(count or 0) for task, count in zip(tasks, raw, strict=True)}
+
+
+class TakenStarts(msgspec.Struct, frozen=True):
+    """Starts of the rate of a kind: how many, when Redis noted them, and the seconds until the next one."""
+
+    count: int
+    noted_at: int  # in ms since 1970
+    delay: float
+
+
+def take_starts(keys: Keys, kind: str, want: int, rate: Rate) -> Call[TakenStarts]:
+    """Take up to `want` starts of the rate of a kind. Not repeatable: those of a lost reply count as used."""
+    args = (want, rate.count, rate.window)
+    return script_call(TAKE_STARTS, (keys.kind_starts(kind),), args, _taken_starts)
+
+
+def return_starts(keys: Keys, kind: str, starts: Sequence[tuple[int, int]]) -> Call[int]:
+    """Return starts, each group with the time at which it was noted and how many it has.
+
+    Not repeatable: other workers may have taken starts at the same time.
+    """
+    words = tuple(word for group in starts for word in group)
+    return script_call(RETURN_STARTS, (keys.kind_starts(kind),), words, int)
+
+
+def _taken_starts(raw: Any) -> TakenStarts:
+    count, noted_at, delay = raw
+    return TakenStarts(count, noted_at, delay / 1000)
 
 
 def _json(rules: Sequence[tuple[AdmissionRule, int]]) -> bytes:

@@ -200,7 +200,7 @@ async def test_short_jobs_of_a_full_kind_do_not_hold_up_another(url: str, app_na
     sent = [each for _ in range(2) for each in await app.asend_many([short.s()] * 750)]
     quick_ones = await app.asend_many([quick.s()] * 10)
     async with working(app):
-        assert max(await agather(quick_ones, timeout=SOON)) < 750
+        assert all(isinstance(n, int) and n < 750 for n in await agather(quick_ones, timeout=SOON))
         await agather(sent, timeout=60)
     assert ended == 1500
 
@@ -347,7 +347,7 @@ def test_workers_that_die_lose_none_of_the_jobs_that_wait_for_a_kind(
     staff: Staff, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:
     path, app = tmp_path / "go", staff.app
-    flags = {"lease": 1.0, "concurrency": 4, "cpu_slots": 2}
+    flags: dict[str, Any] = {"lease": 1.0, "concurrency": 4, "cpu_slots": 2}
     first = staff.start(**flags)
     sent = [each for _ in range(2) for each in app.send_many([app.signature("gate_thread", str(path))] * 250)]
     for _ in range(2):

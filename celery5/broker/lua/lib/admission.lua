@@ -9,7 +9,7 @@
 --            list, in the order of their turns; `parked <task> <token>` ZSET of the fair keys whose lists with that token are
 --            parked, and `full <task>` ZSET of the tokens that have a parked list, by the limit at which they were full;
 --            `starts <task>`, with ` <worker>` where it is counted by worker, LIST of the last starts of a rate, in ms,
---            with a time to live; `kind-starts <kind>`, the same for the rate of a kind of task
+--            with a time to live
 --   handed   stream of the lane `handed`
 -- Every word (task, token, fair key) has its spaces quoted: protocol/limits.py.
 --
@@ -121,24 +121,18 @@ local function now_of(at)
   at.now = at.now or time[1] * 1000 + math.floor(time[2] / 1000)
   return at.now
 end
--- Return in how many ms another job may begin, by the rate.
-local function wait_of(at, key, rate, window)
-  local last = redis.call('LINDEX', key, -rate)
-  return last and math.max(0, last + window - now_of(at)) or 0
-end
+-- Return in how many ms another job may begin, by the rate of its task.
 local function begins_in(at, rule, worker)
-  local wait = rule.rate == 0 and 0 or wait_of(at, starts_key(at, rule, worker), rule.rate, rule.window)
-  if not rule.kind_rate then return wait end
-  return math.max(wait, wait_of(at, at.prefix .. 'kind-starts ' .. rule.kind, rule.kind_rate, rule.kind_window))
-end
-local function note_in(at, key, rate, window)
-  redis.call('RPUSH', key, now_of(at))
-  redis.call('LTRIM', key, -rate, -1)
-  redis.call('PEXPIRE', key, window)
+  if rule.rate == 0 then return 0 end
+  local last = redis.call('LINDEX', starts_key(at, rule, worker), -rule.rate)
+  return last and math.max(0, last + rule.window - now_of(at)) or 0
 end
 local function note_start(at, rule, worker)
-  if rule.rate > 0 then note_in(at, starts_key(at, rule, worker), rule.rate, rule.window) end
-  if rule.kind_rate then note_in(at, at.prefix .. 'kind-starts ' .. rule.kind, rule.kind_rate, rule.kind_window) end
+  if rule.rate == 0 then return end
+  local key = starts_key(at, rule, worker)
+  redis.call('RPUSH', key, now_of(at))
+  redis.call('LTRIM', key, -rule.rate, -1)
+  redis.call('PEXPIRE', key, rule.window)
 end
 -- Return whether a job of a task waits in any list.
 local function somebody_waits(at, task)
