@@ -55,15 +55,20 @@ def list_queues(keys: Keys) -> Call[list[str]]:
     return Call(("SMEMBERS", keys.queues), _names, repeatable=True, merge=merge_names)
 
 
+def _measured(keys: QueueKeys) -> tuple[str, ...]:
+    """Return the keys that `measure.lua` reads beside the streams."""
+    return (keys.due, keys.dead, keys.limited_counts, keys.live_runs, keys.waiting_list_prefix)
+
+
 def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
     """Count what is in a queue."""
-    named = (keys.due, keys.dead, keys.limited_counts, keys.live_runs, *keys.streams)
+    named = (*_measured(keys), *keys.streams)
     return script_call(MEASURE, named, (GROUP,), _size, repeatable=True)
 
 
 def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
     """Return how far behind a queue is: one script, whose cost does not grow with the queue."""
-    named = (keys.due, keys.dead, keys.limited_counts, keys.live_runs, *keys.streams)
+    named = (*_measured(keys), *keys.streams)
     return script_call(MEASURE, named, (GROUP,), _depth, repeatable=True)
 
 
@@ -141,7 +146,15 @@ def get_queue_state(keys: QueueKeys) -> Call[QueueState]:
     def state(raw: Any) -> QueueState:
         return _queue_state(keys.queue, raw)
 
-    named = (keys.due, keys.dead, keys.leases, keys.unique, keys.limited_counts, *keys.streams)
+    named = (
+        keys.due,
+        keys.dead,
+        keys.leases,
+        keys.unique,
+        keys.limited_counts,
+        keys.waiting_list_prefix,
+        *keys.streams,
+    )
     return script_call(GET_QUEUE_STATE, named, (GROUP,), state, repeatable=True)
 
 

@@ -97,7 +97,7 @@ async def test_a_rate_of_a_kind_holds_for_all_queues_together(make_app: MakeApp,
 
 
 async def test_queues_take_turns_at_the_rate_of_a_kind_and_others_do_not_wait(
-    url: str, app_name: str
+    make_app: MakeApp,
 ) -> None:
     begun = Begun()
     app = make_app(begun, rate_limits="thread=5/s")

@@ -14,6 +14,7 @@ import redis
 import trio
 
 from celery5 import App, JobState, agather, gather
+from celery5.broker.calls import queues
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.protocol.scaling.prefetch import HORIZON
 from celery5.scaling import Budget
@@ -366,3 +367,27 @@ def test_workers_that_die_lose_none_of_the_jobs_that_wait_for_a_kind(
     wait_until(
         lambda: not redis_client.exists(keys.limited_counts, keys.slots, keys.slot_counts, keys.waiting)
     )
+
+
+async def test_jobs_that_wait_for_their_kind_count_as_waiting_with_their_age(flood: Flood) -> None:
+    slow = await flood.send("slow.thread", 50)
+    slow += await flood.send("slow.thread", 3, priority="high")
+    async with working(flood.app):
+        await agather(await flood.send("quick.trio", 3), timeout=SOON)
+        await until_async(lambda: has_status(slow[49], JobState.HELD))
+        keys = flood.app.queue("default")
+        await until_async(lambda: has_waiting(flood.app, 51))
+        depth = await flood.app.aperform(queues.get_queue_depth(keys))
+        assert (depth.waiting, depth.held) == (51, 0)
+        assert depth.oldest is not None
+        assert depth.oldest > 0
+        state = await flood.app.aperform(queues.get_queue_state(keys))
+        assert (state.waiting, state.held, state.running) == (51, 0, 2)
+        assert state.oldest_waiting is not None
+        flood.go.set()
+        await agather(slow, timeout=SOON)
+        assert (await flood.app.aperform(queues.get_queue_depth(keys))).waiting == 0
+
+
+async def has_waiting(app: App, count: int) -> bool:
+    return (await app.aperform(queues.get_queue_depth(app.queue("default")))).waiting == count

@@ -9,7 +9,7 @@
 --            list, in the order of their turns; `parked <task> <token>` ZSET of the fair keys whose lists with that token are
 --            parked, and `full <task>` ZSET of the tokens that have a parked list, by the limit at which they were full;
 --            `starts <task>`, with ` <worker>` where it is counted by worker, LIST of the last starts of a rate, in ms,
---            with a time to live
+--            with a time to live; `unlimited` SET of the tasks whose jobs wait for nothing but a worker with a slot
 --   handed   stream of the lane `handed`
 -- Every word (task, token, fair key) has its spaces quoted: protocol/limits.py.
 --
@@ -49,7 +49,10 @@ end
 -- Write the collected changes of numbers in one hash.
 local function write_sums(at, key)
   for field, by in pairs(at.sums[key] or {}) do -- bound: the tasks of the jobs of this script
-    if by ~= 0 and redis.call('HINCRBY', key, field, by) <= 0 then redis.call('HDEL', key, field) end
+    if by ~= 0 and redis.call('HINCRBY', key, field, by) <= 0 then
+      redis.call('HDEL', key, field)
+      if at.prefix then redis.call('SREM', at.prefix .. 'unlimited', field) end
+    end
   end
   at.sums[key] = nil
 end
@@ -137,6 +140,20 @@ end
 -- Return whether a job of a task waits in any list.
 local function somebody_waits(at, task)
   return redis.call('EXISTS', at.prefix .. 'turns ' .. task, at.prefix .. 'full ' .. task) > 0
+end
+-- Note for each rule whose task has waiting jobs whether these wait for nothing but a slot of a worker: so they are
+-- counted with those on the streams, by lane.lua.
+local function note_unlimited(at, rules)
+  local yes, no = {}, {}
+  for _, rule in ipairs(rules) do -- bound: the rules of this call
+    if not rule.in_order then
+      no[#no + 1] = rule.task
+    elseif redis.call('HEXISTS', at.held, rule.task) == 1 then
+      yes[#yes + 1] = rule.task
+    end
+  end
+  if yes[1] then redis.call('SADD', at.prefix .. 'unlimited', unpack(yes)) end
+  if no[1] then redis.call('SREM', at.prefix .. 'unlimited', unpack(no)) end
 end
 -- Return a score that is higher than all others of a turn order.
 local function end_of(at, key)

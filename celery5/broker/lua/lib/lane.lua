@@ -28,3 +28,20 @@ local function measure_lane(stream, group, now)
   local first = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]
   return pending, first and math.max(0, now - tonumber(string.match(first[1], '^%d+'))) or -1
 end
+-- Return the tasks whose jobs wait in waiting lists for nothing but a worker with a slot, each with how many do, how many
+-- that are together, and the age in ms at `now` of the oldest, -1 when there is none. `prefix` and `held`: as in
+-- admission.lua. The score of a job there is its priority (0 to 2, times 2e15) and its time in microseconds.
+local function measure_unlimited(prefix, held, now)
+  local tasks, sum, oldest = {}, 0, -1
+  for _, task in ipairs(redis.call('SMEMBERS', prefix .. 'unlimited')) do -- bound: the tasks of the queue
+    tasks[task] = tonumber(redis.call('HGET', held, task) or 0)
+    sum = sum + tasks[task]
+    for level = 0, 4e15, 2e15 do -- bound: the three priorities
+      local to = string.format('(%.0f', level + 2e15)
+      local line = prefix .. 'line ' .. task .. '  '
+      local first = redis.call('ZRANGEBYSCORE', line, string.format('%.0f', level), to, 'WITHSCORES', 'LIMIT', 0, 1)
+      if first[2] then oldest = math.max(oldest, now - (first[2] - level) / 1000, 0) end
+    end
+  end
+  return tasks, sum, math.floor(oldest)
+end

@@ -167,4 +167,5 @@ for n, rule in ipairs(cjson.decode(ARGV[4])) do -- bound: the tasks of these job
   if open[rule.task] and wait == 0 and not rule.suspended then redis.call('PUBLISH', ARGV[3], rule.task) end
 end
 write(at)
+if lists[1] then note_unlimited(at, cjson.decode(ARGV[4])) end
 return results

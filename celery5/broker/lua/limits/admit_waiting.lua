@@ -18,9 +18,11 @@ local at = use_keys {handed = KEYS[1], jobs = KEYS[3], waiting = KEYS[4], due = 
   held = KEYS[8], prefix = KEYS[9]}
 if not has_lease(KEYS[2], ARGV[2]) then return -1 end
 local total, results = 0, {}
-local given, waits = admit_all(at, cjson.decode(ARGV[3]), {}, ARGV[2])
+local rules = cjson.decode(ARGV[3])
+local given, waits = admit_all(at, rules, {}, ARGV[2])
 for n in ipairs(given) do -- bound: the rules of this call, 32 at most
   total, results[n] = total + given[n], {given[n], waits[n]}
 end
 write(at)
+note_unlimited(at, rules)
 return {read_admitted(at, ARGV[1], ARGV[2], total), results}
