@@ -23,7 +23,6 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import JOB_EXPIRED, JOB_REVOKED, JobExpired, JobRevoked, Release
 from celery5.protocol.limits import AdmissionRule, Rate, format_expiry, get_waiting_list, unescape_word
 from celery5.services.limits.admission_state import AdmissionState, is_expired
-from celery5.services.limits.kind_rates import KindRates
 from celery5.services.limits.waiting_tasks import QueueTask
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.intake import ReceivedJobs
@@ -54,7 +53,6 @@ class AdmissionControl:
         redis: TrioRedis,
         tasks: Mapping[str, Task[..., Any]],
         admission: AdmissionState,
-        kind_starts: KindRates,
         received: ReceivedJobs,
         reading: ReadingState,
         outcome_handler: OutcomeHandler,
@@ -65,7 +63,7 @@ class AdmissionControl:
         self._channels = {keys.slots_freed.encode(): keys.queue for keys in identity.consumed}
         self._tasks = tasks
         self._admission = admission
-        self._starts = kind_starts
+        self._starts = admission.kind_starts
         self._in_flight = received.held.in_flight
         self._recent = received.held.recent
         self._intake = received.intake

@@ -27,6 +27,7 @@ from celery5.protocol.limits import (
     make_admission_rule,
 )
 from celery5.protocol.scaling.prefetch import HORIZON, count_ahead
+from celery5.services.limits.kind_rates import KindRates
 from celery5.services.limits.waiting_tasks import WaitingTasks
 from celery5.services.worker.concurrency_budget import TaskResources
 from celery5.services.worker.in_flight import HeldJobs
@@ -61,6 +62,7 @@ class AdmissionState:
         log: Log,
         kind_rates: Mapping[str, Rate],
         waiting_tasks: WaitingTasks,
+        kind_starts: KindRates,
     ) -> None:
         self._kind_rates = kind_rates
         self._tasks = resources.tasks
@@ -88,6 +90,7 @@ class AdmissionState:
         """The turn in which each task was last requested; the larger, the later."""
         self._turns = count(1)
         self.waiting_tasks = waiting_tasks
+        self.kind_starts = kind_starts
         self.saturated_kinds: AbstractSet[str] = frozenset()
         """The kinds whose jobs all go through admission, because this worker has too many of them: jobs that cannot
         start go to the waiting lists of their tasks, whether these have limits or not."""

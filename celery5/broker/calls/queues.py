@@ -55,20 +55,17 @@ def list_queues(keys: Keys) -> Call[list[str]]:
     return Call(("SMEMBERS", keys.queues), _names, repeatable=True, merge=merge_names)
 
 
-def _measured(keys: QueueKeys) -> tuple[str, ...]:
-    """Return the keys that `measure.lua` reads beside the streams."""
-    return (keys.due, keys.dead, keys.limited_counts, keys.live_runs, keys.waiting_list_prefix)
-
-
 def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
     """Count what is in a queue."""
-    named = (*_measured(keys), *keys.streams)
+    waiting_lists = keys.waiting_list_prefix
+    named = (keys.due, keys.dead, keys.limited_counts, keys.live_runs, waiting_lists, *keys.streams)
     return script_call(MEASURE, named, (GROUP,), _size, repeatable=True)
 
 
 def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
     """Return how far behind a queue is: one script, whose cost does not grow with the queue."""
-    named = (*_measured(keys), *keys.streams)
+    waiting_lists = keys.waiting_list_prefix
+    named = (keys.due, keys.dead, keys.limited_counts, keys.live_runs, waiting_lists, *keys.streams)
     return script_call(MEASURE, named, (GROUP,), _depth, repeatable=True)
 
 

@@ -64,6 +64,7 @@ class Asking(AdmissionState):
             reading=ReadingState(),
             log=log,
             kind_rates={},
+            kind_starts=cast("Any", None),  # no kind has a rate
             waiting_tasks=WaitingTasks(resources=resources, preferences=Preferences(log=log), queue_order=""),
         )
         self.running: Counter[str] = Counter()

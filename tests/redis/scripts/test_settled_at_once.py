@@ -75,6 +75,10 @@ class Desk:
         return {each: (await self.app.aperform(jobs.locate_job(self.keys, each))).document for each in ids}
 
 
+NOBODY_WAITS: dict[str, Any] = {"waiting_tasks": None, "kind_starts": None}
+"""What the state of admission has for jobs that wait."""
+
+
 def no_resources() -> TaskResources:
     """Those of a worker whose jobs are not run, and whose tasks have no rule."""
     no_budget = cast("Any", None)
@@ -117,12 +121,7 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
         unpublishable_retries=unpublishable,
         followers=SettlementFollowers(
             admission=AdmissionState(
-                resources=resources,
-                held=held,
-                reading=ReadingState(),
-                log=log,
-                kind_rates={},
-                waiting_tasks=cast("Any", None),  # no job waits
+                resources=resources, held=held, reading=ReadingState(), log=log, kind_rates={}, **NOBODY_WAITS
             ),
             admission_control=cast("Any", SimpleNamespace(on_capacity=lambda: None)),  # no task has a rule
             run_progress=RunProgress(results_ttl=60.0),
