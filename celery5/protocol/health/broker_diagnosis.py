@@ -130,7 +130,8 @@ def _diagnose_appendfsync(appendfsync: str) -> Finding:
             "appendonly yes, appendfsync no: a crash of the machine may lose half a minute of jobs",
             "CONFIG SET appendfsync everysec, or always",
         )
-    loss = {"everysec": "a crash of the machine may lose a second of jobs", "always": "nothing is lost"}
+    # While the disk is slow, Redis answers before it writes, for up to two seconds: then a crash of its process suffices.
+    loss = {"everysec": "a crash may lose two seconds of jobs", "always": "nothing is lost"}
     detail = (
         f", appendfsync {appendfsync}: {loss.get(appendfsync, 'unknown')}"
         if appendfsync
