@@ -130,7 +130,7 @@ def _diagnose_appendfsync(appendfsync: str) -> Finding:
             "appendonly yes, appendfsync no: a crash of the machine may lose half a minute of jobs",
             "CONFIG SET appendfsync everysec, or always",
         )
-    # While the disk is slow, Redis answers before it writes, for up to two seconds: then a crash of its process suffices.
+    # While the disk is slow, Redis answers before it writes, for up to two seconds: then its process need only crash.
     loss = {"everysec": "a crash may lose two seconds of jobs", "always": "nothing is lost"}
     detail = (
         f", appendfsync {appendfsync}: {loss.get(appendfsync, 'unknown')}"
