@@ -5,7 +5,7 @@ Making an App only stores its arguments: it opens no connection, sets up no logg
 
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
@@ -327,6 +327,7 @@ class App:
         partitions: int = 16,
         keep: "Keep | None" = None,
         codec: Any = "json",
+        reads: Collection[str] = (),
     ) -> "Stream[R]": ...
     @overload
     def stream(
@@ -338,6 +339,7 @@ class App:
         partitions: int = 16,
         keep: "Keep | None" = None,
         codec: Any = "json",
+        reads: Collection[str] = (),
     ) -> "Stream[Any]": ...
     def stream(
         self,
@@ -348,6 +350,7 @@ class App:
         partitions: int = 16,
         keep: "Keep | None" = None,
         codec: Any = "json",
+        reads: Collection[str] = (),
         **unknown: Never,
     ) -> "Stream[Any]":
         """Declare a stream of records.
@@ -359,14 +362,18 @@ class App:
             partitions: How many partitions a new stream gets.
             keep: How many records are kept, and what happens when a group is too slow.
             codec: How records are encoded.
+            reads: Encodings of records that other programs send, such as `msgpack+gzip`. JSON, and what this stream
+                has once declared, are read, too.
 
         Raises:
             Misconfigured: An argument makes no sense, or another stream has the name.
         """
         for option in unknown:
-            known = ("by", "partitions", "keep", "codec")
+            known = ("by", "partitions", "keep", "codec", "reads")
             raise Misconfigured(f"stream {name}: {describe_option('stream option', option, known)}")
-        return self.streams.declare(name, kind, by=by, partitions=partitions, keep=keep, codec=codec)
+        return self.streams.declare(
+            name, kind, by=by, partitions=partitions, keep=keep, codec=codec, reads=reads
+        )
 
     def processor(
         self, stream: "Stream[R]", **options: "Unpack[ProcessorOptions]"

@@ -13,7 +13,8 @@ from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.groups import split_id
-from celery5.streams.codec import PrimitiveCodec
+from celery5.streams.codec import PrimitiveCodec, RecordCodec
+from celery5.streams.encodings import learn_encodings
 from celery5.streams.processor import parse_start
 from celery5.streams.stored_record import StoredRecord, decode_as_class, decode_document
 
@@ -36,8 +37,8 @@ class RecordQuery:
     partition: int | None
     count: int | None
     follow: bool
-    # By which native fields have their types; None: they are text.
-    codec: PrimitiveCodec[Any] | None = None
+    # That of the stream, which knows its encodings and the types of native fields; without another class.
+    codec: RecordCodec[Any]
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -143,6 +144,7 @@ class _RecordReader:
             partition: entries[0][0].decode() if entries else "0-0" for partition, entries in found.items()
         }
         records = _merge({partition: list(reversed(entries)) for partition, entries in found.items()})
+        await self._learn_encodings(found)
         return [self._decode(partition, entry) for partition, entry in records[-count:]]
 
     async def _begin_at(self, first: str) -> None:
@@ -176,6 +178,7 @@ class _RecordReader:
         for at in range(0, len(names), PARTITIONS_PER_CALL):
             positions = {name: self._positions[name] for name in names[at : at + PARTITIONS_PER_CALL]}
             found.update(await self._redis.perform(calls.read_now(self._keys, positions, count=count)))
+        await self._learn_encodings(found)
         last = min(
             (split_id(entries[-1][0].decode())[0] for entries in found.values() if len(entries) >= count),
             default=None,
@@ -190,9 +193,14 @@ class _RecordReader:
                 records.append(self._decode(partition, entry))
         return records
 
+    async def _learn_encodings(self, found: Mapping[int, Sequence[Any]]) -> None:
+        fields = [entry[1] for entries in found.values() for entry in entries]
+        await learn_encodings(self._redis, self._keys, self._query.codec, fields)
+
     def _decode(self, partition: int, entry: Any) -> StoredRecord:
         codec, fields = self._query.codec, entry[1]
-        record = decode_document(fields) if codec is None else decode_as_class(fields, codec)
+        decode = decode_as_class if isinstance(codec, PrimitiveCodec) else decode_document
+        record = decode(fields, codec)
         return StoredRecord(partition, entry[0].decode(), record)
 
 

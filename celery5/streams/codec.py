@@ -1,19 +1,29 @@
 """Encode and decode the records of a stream, and find their keys.
 
 The name of an entry's field says how its value is encoded, `=json` or `=msgpack+gzip/2`: encoding, compression, and the
-version of the record unless that is 1. So each of them may change while older entries are there.
+version of the record unless that is 1. So each of them may change while older entries are there. Only JSON, and what
+the stream declares or once declared, is decoded, within a bound of memory: other programs write, too.
 """
 
 import gzip
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast, is_typeddict
 
 import msgspec
 
 from celery5.errors import BadRecord, Misconfigured
+from celery5.protocol.bounded_decoding import (
+    MAX_DECODED,
+    TooCostly,
+    check_bytes,
+    check_json,
+    check_msgpack,
+    decode_json,
+    decode_msgpack,
+    inflate,
+)
 from celery5.protocol.job.annotations import adapt_annotation, is_simple, make_check
 from celery5.protocol.job.json_values import (
     FAULTS,
@@ -38,8 +48,12 @@ from celery5.streams.record import (
 
 R = TypeVar("R")
 
-MAX_DECOMPRESSED = 16 * 1024 * 1024
-"""The most bytes that a record may have when it is decompressed."""
+MAX_DECOMPRESSED = MAX_DECODED
+"""The most bytes that a record may have when it is decompressed, where the setting `message_limit` is not more."""
+PLAIN = "json"
+"""The encoding that every stream reads."""
+MAX_KNOWN_FIELDS = 100
+"""Names of fields that are remembered as those of a declared encoding."""
 VERSION_FIELD = b"=v"
 """The field that holds the version of a primitive record."""
 
@@ -85,7 +99,7 @@ class _Json:
         return msgspec.json.encode(value, enc_hook=to_json)
 
     def loads(self, raw: bytes) -> Any:
-        return msgspec.json.decode(raw)
+        return decode_json(raw)
 
 
 class _Msgpack:
@@ -95,7 +109,7 @@ class _Msgpack:
         return msgspec.msgpack.encode(value, enc_hook=to_json)
 
     def loads(self, raw: bytes) -> Any:
-        return msgspec.msgpack.decode(raw)
+        return decode_msgpack(raw)
 
 
 class _Gzip:
@@ -105,11 +119,10 @@ class _Gzip:
         return gzip.compress(raw, 6, mtime=0)
 
     def decompress(self, raw: bytes) -> bytes:
-        inflater = zlib.decompressobj(wbits=31)
-        found = inflater.decompress(raw, MAX_DECOMPRESSED + 1)
-        if len(found) > MAX_DECOMPRESSED:
-            raise ValueError(f"more than {MAX_DECOMPRESSED:,} bytes when decompressed")
-        return found
+        return self.decompress_within(raw, MAX_DECOMPRESSED)
+
+    def decompress_within(self, raw: bytes, limit: int) -> bytes:
+        return inflate(raw, limit=limit)
 
 
 class _Lz4:
@@ -125,9 +138,11 @@ class _Lz4:
         return bytes(self._frame.compress(raw))
 
     def decompress(self, raw: bytes) -> bytes:
-        found = bytes(self._frame.LZ4FrameDecompressor().decompress(raw, max_length=MAX_DECOMPRESSED + 1))
-        if len(found) > MAX_DECOMPRESSED:
-            raise ValueError(f"more than {MAX_DECOMPRESSED:,} bytes when decompressed")
+        return self.decompress_within(raw, MAX_DECOMPRESSED)
+
+    def decompress_within(self, raw: bytes, limit: int) -> bytes:
+        found = bytes(self._frame.LZ4FrameDecompressor().decompress(raw, max_length=limit + 1))
+        check_bytes(found, limit)
         return found
 
 
@@ -143,6 +158,8 @@ class RecordCodec(Generic[R]):
         serializer: The encoding of what is sent.
         compressor: The compression of what is sent; None for none.
         by: The field, or a function of a record, that is its key; None for records without keys.
+        limit: Returns the most bytes that a record may have when it is decompressed.
+        declared: The encodings that the stream is known to have declared; None for its own and JSON.
     """
 
     def __init__(
@@ -151,8 +168,11 @@ class RecordCodec(Generic[R]):
         serializer: Serializer,
         compressor: Compressor | None,
         by: str | Callable[[R], object] | None,
+        limit: Callable[[], int] = lambda: MAX_DECOMPRESSED,
+        declared: set[str] | None = None,
     ) -> None:
         self.kind = kind
+        self._limit = limit
         self._serializer = serializer
         self._compressor = compressor
         self._get_key = attrgetter(by) if isinstance(by, str) else by
@@ -161,9 +181,14 @@ class RecordCodec(Generic[R]):
         self._version = get_record_version(kind)
         suffix = f"/{self._version}" if self._version > 1 else ""
         packing = f"+{compressor.name}" if compressor else ""
-        self._field = f"={serializer.name}{packing}{suffix}".encode()
+        # The encoding of what is sent, without the version.
+        self.encoding = f"{serializer.name}{packing}"
+        self._field = f"={self.encoding}{suffix}".encode()
         self._is_plain = type(serializer) is _Json and compressor is None
         self._encoder = msgspec.json.Encoder(enc_hook=to_json)
+        self._msgpack_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+            adapt_annotation(kind) if kind else Any, dec_hook=from_json
+        )
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
             adapt_annotation(kind) if kind else Any, dec_hook=from_json
         )
@@ -172,14 +197,56 @@ class RecordCodec(Generic[R]):
         self._is_simple = self._check is None and _is_simple(kind)
         self._serializers = {serializer.name: serializer}
         self._compressors = {} if compressor is None else {compressor.name: compressor}
+        self._declared = {PLAIN, self.encoding} if declared is None else declared
+        # The names of fields that were found to be of a declared encoding, with their versions.
+        self._known_fields = {self._field}
 
     @property
     def has_keys(self) -> bool:
         """Whether records have keys."""
         return self._get_key is not None
 
-    def encode(self, record: R) -> tuple[str | bytes, ...]:
-        """Return the fields and values of an entry, in turns. Raises BadRecord when a value does not fit its field."""
+    @property
+    def undeclared(self) -> list[str]:
+        """The encodings that could be decoded, if the stream had declared them."""
+        serializers = dict.fromkeys([*self._serializers, *_SERIALIZERS])
+        packings = ["", *(f"+{name}" for name in dict.fromkeys([*self._compressors, *_COMPRESSORS]))]
+        names = [f"{serializer}{packing}" for serializer in serializers for packing in packings]
+        return [name for name in names if name not in self._declared]
+
+    def declare(self, encodings: Iterable[str]) -> None:
+        """Decode these encodings, too: the stream has once declared them."""
+        self._declared.update(encodings)
+
+    def has_undeclared(self, fields: Iterable[Sequence[bytes]]) -> bool:
+        """Return whether an entry has an encoding that the stream is not known to have declared.
+
+        Args:
+            fields: The fields and values of entries, in turns.
+        """
+        names = {words[0] for words in fields if words} - self._known_fields
+        for name in names:
+            if name[:1] == b"=" and name != VERSION_FIELD:
+                if _get_encoding(name.decode(errors="replace")) not in self._declared:
+                    return True
+                if len(self._known_fields) < MAX_KNOWN_FIELDS:
+                    self._known_fields.add(name)
+        return False
+
+    def without_class(self) -> "RecordCodec[Any]":
+        """Return a codec that decodes the same encodings to plain values, whatever the class of the records is."""
+        return RecordCodec(None, self._serializer, self._compressor, None, self._limit, self._declared)
+
+    def encode(self, record: R, *, limit: int | None = None) -> tuple[str | bytes, ...]:
+        """Return the fields and values of an entry, in turns.
+
+        Args:
+            record: The record.
+            limit: The most bytes that it may have before it is compressed: a reader takes no more.
+
+        Raises:
+            BadRecord: A value does not fit its field, or there are too many values.
+        """
         try:
             plain = self._encoder.encode(record)
             self._refuse_changes(record, self._decoder.decode(plain))
@@ -188,10 +255,18 @@ class RecordCodec(Generic[R]):
             raise BadRecord(f"no {self._name}: {error}: {SHORT.repr(record)}"[:500]) from None
         if self.kind is not None and not isinstance(record, self.kind):
             raise BadRecord(f"no {self._name}: {record!r}"[:500])
-        if self._is_plain:
-            return (self._field, plain)
-        raw = self._serializer.dumps(msgspec.json.decode(plain))
-        return (self._field, raw if self._compressor is None else self._compressor.compress(raw))
+        try:
+            check_json(plain)
+            if self._is_plain:
+                return (self._field, plain)
+            raw = self._serializer.dumps(msgspec.json.decode(plain))
+            if self._compressor is None:
+                return (self._field, raw)
+            if limit is not None:
+                check_bytes(raw, limit)
+        except TooCostly as error:
+            raise BadRecord(f"no {self._name}: {error}: {record!r}"[:500]) from None
+        return (self._field, self._compressor.compress(raw))
 
     def _refuse_changes(self, record: R, arrived: Any) -> None:
         """Raise ValueError when a record would not arrive as it is."""
@@ -221,11 +296,12 @@ class RecordCodec(Generic[R]):
         """Return the record of an entry, whose fields and values come in turns. Raises BadRecord."""
         try:
             if fields[0] == b"=json" and self._version == 1:
+                check_json(fields[1])
                 record: R = self._decoder.decode(fields[1])
                 return record
         except msgspec.ValidationError:
             pass  # it may have unknown fields
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRecord(f"no {self._name}: {error}") from None
         return self._decode_slowly(fields)
 
@@ -234,12 +310,16 @@ class RecordCodec(Generic[R]):
         try:
             record: R = self._decoder.decode(raw)
             return record
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRecord(f"no {self._name}: {error}") from None
 
     def _decode_slowly(self, fields: Sequence[bytes]) -> R:
         """Return the record of an entry of another encoding or version, or with unknown fields."""
         try:
+            if fields[0] == self._field and type(self._serializer) in (_Json, _Msgpack):
+                record = self._decode_straight(fields[1])
+                if record is not None:
+                    return record
             value, version = self._load(fields)
             if self.kind is None:
                 return cast("R", value)
@@ -250,6 +330,27 @@ class RecordCodec(Generic[R]):
             raise
         except Exception as error:  # a serializer of the user's own, or an upcaster, may raise anything
             raise BadRecord(f"no {self._name}: {error}") from error
+
+    def _decode_straight(self, raw: bytes) -> R | None:
+        """Return a record of the stream's own encoding and version; None when it has unknown fields, or is wrong."""
+        content = raw if self._compressor is None else self._decompress(self._compressor, raw)
+        is_json = type(self._serializer) is _Json
+        check = check_json if is_json else check_msgpack
+        decoder: Any = self._decoder if is_json else self._msgpack_decoder
+        check(content)
+        try:
+            return cast("R", decoder.decode(content))
+        except msgspec.ValidationError:
+            return None
+
+    def _decompress(self, compressor: Any, raw: bytes) -> bytes:
+        """Return what was compressed. A compressor of the user's own has its own bound, before this one."""
+        limit = max(MAX_DECOMPRESSED, self._limit())
+        if isinstance(compressor, _Gzip | _Lz4):
+            return compressor.decompress_within(raw, limit)
+        content: bytes = compressor.decompress(raw)
+        check_bytes(content, limit)
+        return content
 
     def _convert(self, value: Any) -> R:
         kind: Any = self.kind
@@ -270,12 +371,15 @@ class RecordCodec(Generic[R]):
             raise BadRecord(
                 f"no {self._name}: the entry has the fields of a primitive record, such as {name!r}"
             )
-        encoding, _, version = name[1:].partition("/")
+        encoding, version = _get_encoding(name), name.partition("/")[2]
         serializer, _, compressor = encoding.partition("+")
-        if compressor:
-            raw = self._find(self._compressors, _COMPRESSORS, compressor).decompress(raw)
-        value = self._find(self._serializers, _SERIALIZERS, serializer).loads(raw)
-        return value, int(version or 1)
+        unpack = self._find(self._compressors, _COMPRESSORS, compressor) if compressor else None
+        serializer = self._find(self._serializers, _SERIALIZERS, serializer)
+        if encoding not in self._declared:
+            raise BadRecord(
+                f"no {self._name}: the entry is encoded as {encoding!r}, which this stream has never declared"
+            )
+        return serializer.loads(raw if unpack is None else self._decompress(unpack, raw)), int(version or 1)
 
     def _find(self, found: dict[str, Any], makers: Mapping[str, Callable[[], Any]], name: str) -> Any:
         if name not in found:
@@ -307,14 +411,19 @@ def _is_simple(kind: Any) -> bool:
 class PrimitiveCodec(RecordCodec[R]):
     """Stores the fields of a record as native ones of Redis, which needs less memory."""
 
-    def __init__(self, kind: type[R], by: str | Callable[[R], object] | None) -> None:
-        super().__init__(kind, _Json(), None, by)
+    def __init__(
+        self,
+        kind: type[R],
+        by: str | Callable[[R], object] | None,
+        limit: Callable[[], int] = lambda: MAX_DECOMPRESSED,
+    ) -> None:
+        super().__init__(kind, _Json(), None, by, limit)
         self._native = {
             field.encode_name: cast("type[Any]", field.type)
             for field in msgspec.structs.fields(cast("Any", kind))
         }
 
-    def encode(self, record: R) -> tuple[str | bytes, ...]:
+    def encode(self, record: R, *, limit: int | None = None) -> tuple[str | bytes, ...]:
         """Return the fields and values of an entry, in turns. Raises BadRecord."""
         words: list[str | bytes] = []
         for name, native in self._native.items():
@@ -343,7 +452,14 @@ class PrimitiveCodec(RecordCodec[R]):
         return value, version
 
 
-def make_codec(kind: Any, *, codec: Any = "json", by: Any = None) -> RecordCodec[Any]:
+def make_codec(
+    kind: Any,
+    *,
+    codec: Any = PLAIN,
+    by: Any = None,
+    reads: Collection[str] = (),
+    limit: Callable[[], int] = lambda: MAX_DECOMPRESSED,
+) -> RecordCodec[Any]:
     """Return the codec of a stream.
 
     Args:
@@ -351,10 +467,24 @@ def make_codec(kind: Any, *, codec: Any = "json", by: Any = None) -> RecordCodec
             value that has a JSON form.
         codec: `json`, `msgpack`, with `+gzip` or `+lz4`; a Serializer; or a pair of that and a Compressor.
         by: The field, or a function of a record, that is its key; None for records without keys.
+        reads: Encodings of entries that are read besides that of `codec` and JSON, such as `msgpack+gzip`.
+        limit: Returns the most bytes that a record may have when it is decompressed; never less than 1 MiB.
 
     Raises:
         Misconfigured: An argument makes no sense.
     """
+    made = _make_codec(kind, codec, by, limit)
+    decodable = made.undeclared
+    for name in reads:
+        if name not in decodable and name not in (PLAIN, made.encoding):
+            raise Misconfigured(
+                f"reads {name!r}: {did_you_mean(name, decodable, otherwise='there are ' + ', '.join(decodable))}"
+            )
+    made.declare(reads)
+    return made
+
+
+def _make_codec(kind: Any, codec: Any, by: Any, limit: Callable[[], int]) -> RecordCodec[Any]:
     name = getattr(kind, "__name__", "value")
     if kind is not None and not isinstance(kind, type):
         raise Misconfigured(f"a stream's records are instances of a class, not of {kind!r}")
@@ -367,12 +497,17 @@ def make_codec(kind: Any, *, codec: Any = "json", by: Any = None) -> RecordCodec
             raise Misconfigured(
                 f"record {name} is primitive: its fields are stored as they are, without a codec"
             )
-        return PrimitiveCodec(cast("type[Any]", kind), by)
+        return PrimitiveCodec(cast("type[Any]", kind), by, limit)
     serializer, compressor = _parse_codec(codec)
     try:
-        return RecordCodec(kind, serializer, compressor, by)
+        return RecordCodec(kind, serializer, compressor, by, limit)
     except TypeError as error:
         raise Misconfigured(f"records of {name} cannot be decoded: {error}") from None
+
+
+def _get_encoding(field: str) -> str:
+    """Return the encoding of an entry by the name of its field, without the version."""
+    return field[1:].partition("/")[0]
 
 
 def _check_field(kind: Any, name: str, by: str) -> None:
@@ -381,9 +516,16 @@ def _check_field(kind: Any, name: str, by: str) -> None:
             f"by={by!r} names a field, and the stream has no class of records: give a function"
         )
     fields = sorted(_list_fields(kind))
+    if not fields and (issubclass(kind, _WITHOUT_FIELDS) or is_typeddict(kind)):
+        how = f", such as lambda record: record[{by!r}]" if issubclass(kind, Mapping) else ""
+        raise Misconfigured(f"by={by!r}: {name} has no fields: give a function{how}")
     if fields and by not in fields:
         hint = did_you_mean(by, fields, otherwise=f"its fields: {', '.join(fields)}")
         raise Misconfigured(f"{name} has no field {by!r}; {hint}")
+
+
+_WITHOUT_FIELDS = (Mapping, list, tuple, set, frozenset, str, bytes, int, float)
+"""Classes of records that are their own value."""
 
 
 def _list_fields(kind: Any) -> set[str]:
@@ -391,6 +533,8 @@ def _list_fields(kind: Any) -> set[str]:
     for attribute in ("__struct_fields__", "__dataclass_fields__", "model_fields"):
         if hasattr(kind, attribute):
             return set(getattr(kind, attribute))
+    if issubclass(kind, tuple):
+        return set(getattr(cast("Any", kind), "_fields", ()))
     return {field.name for field in getattr(kind, "__attrs_attrs__", ())}
 
 

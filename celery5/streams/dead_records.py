@@ -4,7 +4,7 @@ A record is dead when a processor has given it up. It is kept with its error unt
 """
 
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -23,8 +23,11 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
 from celery5.connections.long_operations import persist
 from celery5.errors import Misconfigured
+from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.streams.groups import split_id
 from celery5.streams.browsing import make_unknown_group_error
+from celery5.streams.codec import RecordCodec
+from celery5.streams.encodings import learn_encodings
 from celery5.streams.stored_record import decode_document
 from celery5.streams.stream import EncodedRecord, Stream
 
@@ -116,18 +119,22 @@ class DeadRecords:
 
     REACHED_AS: ClassVar[str] = "app.streams.dead_records."
 
-    def __init__(self, app: Application, streams: DeclaredStreams) -> None:
+    def __init__(
+        self, app: Application, streams: DeclaredStreams, find_codec: Callable[[str], RecordCodec[Any]]
+    ) -> None:
         self._app = app
         self._streams = streams
+        # Returns what decodes the entries of a stream as they are stored.
+        self._find_codec = find_codec
 
     def read(self, stream: str, group: str, query: DeadRecordQuery = ALL) -> Iterator[StoredDeadRecord]:
         """Return dead records, the oldest first. For plain Python."""
         driver = BlockingDriverAdapter(self._app.connections.get_blocking_driver())
-        return _iterate(_DeadRecordReader(self._app, driver, stream, group, query))
+        return _iterate(_DeadRecordReader(self._app, driver, stream, group, query, self._find_codec(stream)))
 
     def aread(self, stream: str, group: str, query: DeadRecordQuery = ALL) -> AsyncIterator[StoredDeadRecord]:
         """`read`, from Trio or asyncio: `async for dead in app.streams.dead_records.aread(...)`."""
-        return _AwaitedDeadRecords(self._app, stream, group, query)
+        return _AwaitedDeadRecords(self._app, stream, group, query, self._find_codec(stream))
 
     def replay(
         self, stream: str, group: str, query: DeadRecordQuery = ALL, *, dry_run: bool = False
@@ -158,22 +165,31 @@ class DeadRecords:
         self, stream: str, group: str, query: DeadRecordQuery = ALL, *, dry_run: bool = False
     ) -> DeadRecordTally:
         """Remove dead records for good. For plain Python."""
-        return run_in_plain_python(_purge, self._app, stream, group, query, dry_run)
+        codec = self._find_codec(stream)
+        return run_in_plain_python(_purge, self._app, stream, group, query, dry_run, codec)
 
     async def apurge(
         self, stream: str, group: str, query: DeadRecordQuery = ALL, *, dry_run: bool = False
     ) -> DeadRecordTally:
         """`purge`, from Trio or asyncio."""
-        return await run_in_event_loop(_purge, self._app, stream, group, query, dry_run)
+        codec = self._find_codec(stream)
+        return await run_in_event_loop(_purge, self._app, stream, group, query, dry_run, codec)
 
 
 class _DeadRecordReader:
     """Reads dead records in batches. Those that die meanwhile are left out."""
 
     def __init__(
-        self, app: Application, redis: AsyncDriver, stream: str, group: str, query: DeadRecordQuery
+        self,
+        app: Application,
+        redis: AsyncDriver,
+        stream: str,
+        group: str,
+        query: DeadRecordQuery,
+        codec: RecordCodec[Any],
     ) -> None:
         self._app = app
+        self._codec = codec
         self._redis = redis
         self._stream = stream
         self._group = group
@@ -195,7 +211,9 @@ class _DeadRecordReader:
             entries = await self._read_entries()
             if not entries:
                 return []
-            batch = [self._decode(entry) for entry in entries]
+            unpacked = [(entry, *_unpack(entry)) for entry in entries]
+            await learn_encodings(self._redis, self._keys, self._codec, [fields for _, _, fields in unpacked])
+            batch = [self._decode(*dead) for dead in unpacked]
             batch = [dead for dead in batch if self._query.error in dead.error][: self._left]
             if batch:
                 self._left = None if self._left is None else self._left - len(batch)
@@ -228,11 +246,8 @@ class _DeadRecordReader:
         if self._group not in await self._redis.perform(calls.list_groups(self._keys)):
             raise await make_unknown_group_error(self._app, self._redis, self._stream, self._group)
 
-    def _decode(self, entry: Any) -> StoredDeadRecord:
+    def _decode(self, entry: Any, words: dict[bytes, bytes], fields: tuple[bytes, ...]) -> StoredDeadRecord:
         # Whatever another program has written is shown.
-        words: dict[bytes, bytes] = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
-        fields = _decode_fields(words.get(b"fields", b""))
-
         def text(name: bytes) -> str:
             return words.get(name, b"").decode(errors="backslashreplace")
 
@@ -249,7 +264,7 @@ class _DeadRecordReader:
             attempts=number(b"attempts"),
             error=text(b"error"),
             traceback=text(b"traceback"),
-            record=decode_document(fields),
+            record=decode_document(fields, self._codec),
             fields=fields,
         )
 
@@ -262,10 +277,13 @@ def _iterate(reader: _DeadRecordReader) -> Iterator[StoredDeadRecord]:
 class _AwaitedDeadRecords:
     """An asynchronous iterator over dead records. Not a generator: a generator would have to be closed."""
 
-    def __init__(self, app: Application, stream: str, group: str, query: DeadRecordQuery) -> None:
+    def __init__(
+        self, app: Application, stream: str, group: str, query: DeadRecordQuery, codec: RecordCodec[Any]
+    ) -> None:
         self._app = app
         self._names = (stream, group)
         self._query = query
+        self._codec = codec
         self._reader: _DeadRecordReader | None = None
         self._batch: Iterator[StoredDeadRecord] = iter(())
 
@@ -275,7 +293,7 @@ class _AwaitedDeadRecords:
     async def __anext__(self) -> StoredDeadRecord:
         if self._reader is None:
             redis = await self._app.connections.get_async_driver()
-            self._reader = _DeadRecordReader(self._app, redis, *self._names, self._query)
+            self._reader = _DeadRecordReader(self._app, redis, *self._names, self._query, self._codec)
         for dead in self._batch:
             return dead
         batch = await self._reader.read_batch()
@@ -294,7 +312,8 @@ async def _replay(
     dry_run: bool,
 ) -> DeadRecordTally:
     redis = persist(redis, "dlq:replay")
-    tally, reader = DeadRecordTally(), _DeadRecordReader(app, redis, stream.name, group, query)
+    tally, codec = DeadRecordTally(), stream.codec.without_class()
+    reader = _DeadRecordReader(app, redis, stream.name, group, query, codec)
     async with _audited(app, redis, "dlq:replay", stream.name, group, query, dry_run) as action:
         while batch := await reader.read_batch():
             for dead in batch:
@@ -330,10 +349,16 @@ def _audited(
 
 
 async def _purge(
-    app: Application, redis: AsyncDriver, stream: str, group: str, query: DeadRecordQuery, dry_run: bool
+    app: Application,
+    redis: AsyncDriver,
+    stream: str,
+    group: str,
+    query: DeadRecordQuery,
+    dry_run: bool,
+    codec: RecordCodec[Any],
 ) -> DeadRecordTally:
     redis = persist(redis, "dlq:purge")
-    tally, reader = DeadRecordTally(), _DeadRecordReader(app, redis, stream, group, query)
+    tally, reader = DeadRecordTally(), _DeadRecordReader(app, redis, stream, group, query, codec)
     async with _audited(app, redis, "dlq:purge", stream, group, query, dry_run) as action:
         while batch := await reader.read_batch():
             tally.matched += len(batch)
@@ -345,11 +370,13 @@ async def _purge(
     return tally
 
 
-def _decode_fields(packed: bytes) -> tuple[bytes, ...]:
+def _unpack(entry: Any) -> tuple[dict[bytes, bytes], tuple[bytes, ...]]:
+    """Return the fields of a dead record, and those of the record itself."""
+    words: dict[bytes, bytes] = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
     try:
-        return msgspec.msgpack.decode(packed, type=tuple[bytes, ...])
-    except msgspec.MsgspecError:
-        return ()
+        return words, decode_msgpack(words.get(b"fields", b""), tuple[bytes, ...])
+    except ValueError:
+        return words, ()
 
 
 def _id_at(moment: float) -> str:

@@ -1,6 +1,6 @@
 """The streams and processors of an application: `app.streams`."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from celery5.streams.browsing import (
     RecordQuery,
     read_records,
 )
-from celery5.streams.codec import PrimitiveCodec, make_codec
+from celery5.streams.codec import PLAIN, PrimitiveCodec, RecordCodec, make_codec
 from celery5.streams.dead_records import DeadRecords
 from celery5.streams.lags import StreamState, get_states
 from celery5.streams.parked_keys import ParkedKeyRegistry
@@ -65,14 +65,16 @@ class Streams(Mapping[str, Stream[Any]]):
         by: Any = None,
         partitions: int = 16,
         keep: Keep | None = None,
-        codec: Any = "json",
+        codec: Any = PLAIN,
+        reads: Collection[str] = (),
     ) -> Stream[Any]:
         """Declare a stream: `app.stream(...)`. Raises Misconfigured."""
         if name in self._streams:
             raise Misconfigured(f"two streams are named {name!r}: give one another name")
-        stream: Stream[Any] = Stream(
-            self._app, name, make_codec(kind, codec=codec, by=by), partitions=partitions, keep=keep
+        made = make_codec(
+            kind, codec=codec, by=by, reads=reads, limit=lambda: self._app.settings.message_limit
         )
+        stream: Stream[Any] = Stream(self._app, name, made, partitions=partitions, keep=keep)
         self._streams[name] = stream
         return stream
 
@@ -107,7 +109,7 @@ class Streams(Mapping[str, Stream[Any]]):
     @property
     def dead_records(self) -> DeadRecords:
         """The records that groups have given up: read, replay and purge them."""
-        return DeadRecords(self._app, self)
+        return DeadRecords(self._app, self, self._find_document_codec)
 
     @property
     def parked_keys(self) -> ParkedKeyRegistry:
@@ -157,7 +159,7 @@ class Streams(Mapping[str, Stream[Any]]):
         """Return records as they are stored, without a group: nothing is acknowledged. For plain Python.
 
         Those of a partition come in their order, and all of them by their time. The class of the records is not
-        needed, but for the types of native fields, which are text without it.
+        needed, but for the types of native fields, which are text without it, and an encoding of your own.
 
         Args:
             stream: The name of the stream.
@@ -170,7 +172,7 @@ class Streams(Mapping[str, Stream[Any]]):
             Misconfigured: There is no such stream or partition, or a value makes no sense.
         """
         return read_records(
-            self._app, RecordQuery(stream, start, partition, count, follow, self._find_native_codec(stream))
+            self._app, RecordQuery(stream, start, partition, count, follow, self._find_document_codec(stream))
         )
 
     def aread(
@@ -184,12 +186,15 @@ class Streams(Mapping[str, Stream[Any]]):
     ) -> AsyncIterator[StoredRecord]:
         """`read`, from Trio or asyncio: `async for stored in app.streams.aread(...)`."""
         return AwaitedRecords(
-            self._app, RecordQuery(stream, start, partition, count, follow, self._find_native_codec(stream))
+            self._app, RecordQuery(stream, start, partition, count, follow, self._find_document_codec(stream))
         )
 
-    def _find_native_codec(self, stream: str) -> PrimitiveCodec[Any] | None:
-        codec = self._streams[stream].codec if stream in self._streams else None
-        return codec if isinstance(codec, PrimitiveCodec) else None
+    def _find_document_codec(self, stream: str) -> RecordCodec[Any]:
+        """Return what decodes the entries of a stream as they are stored, whether it is declared here or not."""
+        if stream not in self._streams:
+            return make_codec(None, limit=lambda: self._app.settings.message_limit)
+        codec = self._streams[stream].codec
+        return codec if isinstance(codec, PrimitiveCodec) else codec.without_class()
 
     def seek(
         self,

@@ -26,11 +26,19 @@ class StoredRecord(msgspec.Struct, frozen=True):
         return split_id(self.id)[0] / 1000
 
 
-def decode_document(fields: Sequence[bytes]) -> Any:
-    """Return the Document of an entry, without the class of its records; its fields as text if it has native ones."""
+def decode_document(fields: Sequence[bytes], codec: RecordCodec[Any] = _DOCUMENTS) -> Any:
+    """Return the Document of an entry, without the class of its records.
+
+    Args:
+        fields: The fields and values of the entry, in turns.
+        codec: That of its stream, without a class.
+
+    Returns:
+        Its JSON value; its fields as text if it has native ones, or an encoding that the stream has never declared.
+    """
     if fields and fields[0].startswith(b"="):
         try:
-            return _DOCUMENTS.decode(fields)
+            return codec.decode(fields)
         except Exception:  # whatever another program has written is shown
             pass
     words = [word.decode(errors="backslashreplace") for word in fields]
@@ -45,4 +53,4 @@ def decode_as_class(fields: Sequence[bytes], codec: RecordCodec[Any]) -> Any:
     try:
         return codec.to_document(fields)
     except BadRecord:
-        return decode_document(fields)
+        return decode_document(fields, codec.without_class())

@@ -24,7 +24,7 @@ from celery5.hints import describe_option, make_attribute_error
 from celery5.protocol.streams.groups import RefusedAppend, StaleMap, StreamMap
 from celery5.protocol.streams.routing import find_partition
 from celery5.streams.archive import Archive, check_archive
-from celery5.streams.codec import RecordCodec
+from celery5.streams.codec import MAX_DECOMPRESSED, PLAIN, RecordCodec
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -230,7 +230,8 @@ class Stream(Generic[R]):
 
     def encode(self, record: R, time: int | None = None) -> "EncodedRecord":
         """Return a record as it is sent. Raises BadRecord and MessageTooLarge."""
-        words, limit = self.codec.encode(record), self.app.settings.message_limit
+        limit = self.app.settings.message_limit
+        words = self.codec.encode(record, limit=max(MAX_DECOMPRESSED, limit))
         for word in words:
             if len(word) > limit:
                 raw = word if isinstance(word, bytes) else word.encode()
@@ -285,6 +286,8 @@ class Stream(Generic[R]):
         """
         if not self._is_registered:
             await redis.perform(calls.register_stream(self.app.keys, self.name))
+            if self.codec.encoding != PLAIN:
+                await redis.perform(calls.declare_encoding(self.keys, self.codec.encoding))
             self._is_registered = True
         nonce = "" if source else nonce or token_hex(16)
         for _ in range(MAX_MAP_CHANGES):

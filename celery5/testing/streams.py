@@ -269,6 +269,7 @@ class _PartitionLog:
     ahead: frozenset[str] = frozenset()
     epoch: int = 0
     deaths: int = 0
+    suspect: str = ""
     condition: str = ""
     why: str = ""
 
@@ -303,10 +304,11 @@ class _PartitionLog:
             deaths=self.deaths,
             condition=self.condition,
             ahead=tuple(sorted(self.ahead, key=split_id)),
+            suspect=self.suspect,
         )
 
     def commit(self, commit: Commit) -> None:
-        if commit.new_cursor != self.cursor:
+        if commit.new_cursor != self.cursor and not commit.keeps_deaths:
             self.deaths = 0
         self.cursor, self.ahead = commit.new_cursor, frozenset(commit.ahead)
 
@@ -398,6 +400,7 @@ class _VirtualGroup:
             await end_partitions([self._partitions[number]], 0)
             if log.has_unread:
                 log.deaths += 1
+                log.suspect = log.entries[-1][0].decode()
             self._begin(log)
 
     async def rebalance(self, numbers: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
+from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.workflows.member_ids import MemberId
 from celery5.protocol.workflows.status import NODE_STATES, NodeState
 
@@ -111,7 +112,7 @@ async def scan_all(
 
 def decode_node(raw: bytes) -> dict[str, Any]:
     """Return a node as `Node.encode` has made it."""
-    return msgspec.msgpack.decode(raw, type=dict[str, Any])
+    return decode_msgpack(raw, dict[str, Any])
 
 
 def get_node_state(fields: Mapping[str, bytes], number: int) -> NodeState:

@@ -10,6 +10,7 @@ from celery5.broker.calls import workflows as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import ResultLost
+from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.workflows.plan import (
     Expression,
     Fields,
@@ -110,7 +111,7 @@ class RunValues:
         found = await self._redis.perform(calls.read_plan(self._keys, run["def"].decode(), [str(node)]))
         if str(node) not in found:
             raise ResultLost(f"run {run_id}: its plan is not known any more")
-        return msgspec.msgpack.decode(found[str(node)], type=dict[str, Any])
+        return decode_msgpack(found[str(node)], dict[str, Any])
 
     async def make(self, run_id: str, expression: Expression, depth: int = 0) -> bytes:
         """Return the value of an expression as JSON. Raises ResultLost."""

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
-import msgspec
 import trio
 
 from celery5.broker.calls import streams as calls
@@ -17,6 +16,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
 from celery5.errors import BrokerError, CeleryError, Corrupt, StreamFull
 from celery5.logs.log import Log
+from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.job.job import Job
 from celery5.streams.stream import EncodedRecord, Stream
 
@@ -178,6 +178,6 @@ class OutboxRelay:
 def decode_output(raw: bytes) -> dict[str, Any]:
     """Return an output as `celery5.streams.events.Outputs` has made it. Raises Corrupt."""
     try:
-        return msgspec.msgpack.decode(raw, type=dict[str, Any])
+        return decode_msgpack(raw, dict[str, Any])
     except ValueError as error:
         raise Corrupt(f"an output of a processor: {error}") from None

@@ -18,6 +18,8 @@ TRIAL_DEATHS = 2
 """Deaths from which on a record is tried while no other suspect of its worker is: `is_suspect` of the scripts.
 
 After the first death all partitions go on at once: mostly no record was to blame."""
+MAX_SUSPECTS = 1000
+"""The most records behind the cursor that are taken one by one after a death, as each of them may be to blame."""
 MAX_AHEAD = 1024
 """The most records that are done while an earlier one is not: more wait for that."""
 STATES_PER_READ = 500
@@ -73,13 +75,11 @@ class OwnedPartition:
         self.deaths = assignment.deaths
         self.condition = assignment.condition
         self.options = options
-        self.cursor = assignment.cursor
-        self.position = assignment.cursor
+        self.cursor = self.position = assignment.cursor
         self.is_lost = False
         self.prefetch = options.prefetch
         self._refill_at = (options.prefetch + 1) // 2
-        self._limit = assignment.limit
-        self._awaited = assignment.awaited
+        self._limit, self._awaited = assignment.limit, assignment.awaited
         self._is_at_limit = False
         self._host = host
         self._is_serial = options.concurrency == 1 and not assignment.ahead
@@ -95,17 +95,17 @@ class OwnedPartition:
         self._pending_state: dict[str, bytes | None] = {}
         self._committing_state: Mapping[str, bytes | None] = {}
         self._state_cache: dict[str, bytes | None] = {}
-        self._in_hand = 0
-        self._uncommitted = 0
+        self._in_hand = self._uncommitted = self._buffered = 0
         # The commits of this ownership are numbered under its name: each is made once, though it may be repeated.
         self._name = token_hex(8)
-        self._commits = 0
-        self._committing = 0
-        self._buffered = 0
+        self._commits = self._committing = 0
         self._is_dirty = False
         # How many more records may be taken before a commit. One that may have killed a worker is taken alone, and one
         # that may have killed several waits for its trial.
         self.room = 0 if self.needs_trial else 1 if self.deaths else options.commit_every
+        # The last owner had at most so many records in hand when it died, and none behind the last one of that time.
+        self._suspects = min(options.commit_every, MAX_SUSPECTS)
+        self._suspect_end = assignment.suspect
         self._is_held = False
         self._fed = trio.Event()
         self._trial_ended = trio.Event()
@@ -148,10 +148,19 @@ class OwnedPartition:
             self._order.append(entry[0])
             if entry[0] not in self._ahead:
                 self._buffered += 1
-                self.find_lane(self._host.find_key(entry)).feed((entry,))
+                self._choose_lane(entry).feed((entry,))
         if self._order[0] in self._ahead:
             self._advance(())
             self._note_done()
+
+    def _choose_lane(self, entry: RawEntry) -> "Lane":
+        """Return the lane of the key of an entry. One that may have killed its owner is alone, so that any will do.
+
+        It is not decoded for its key: that may be what kills, and before its trial it would not be found to blame.
+        """
+        if self.deaths and self._on_commit is None:
+            return self.lanes[0]
+        return self.find_lane(self._host.find_key(entry))
 
     def _cut_at_limit(self, entries: Sequence[RawEntry]) -> Sequence[RawEntry]:
         """Return the entries up to the border, behind which other partitions must be read first."""
@@ -340,6 +349,8 @@ class OwnedPartition:
         self._is_dirty = False
         self._commits += 1
         self._committing, self._committing_state = self._uncommitted, self._pending_state
+        if self._done_id.decode() != self.cursor:
+            self._suspects -= 1
         commit = Commit(
             self.number,
             self.epoch,
@@ -353,10 +364,19 @@ class OwnedPartition:
             self._commits,
             tuple(self._parked),
             tuple(self._released),
+            self._is_suspect(self._done_id.decode()),
         )
         self._outputs, self._pending_state, self._dead = [], {}, []
         self._parked, self._released = [], []
         return commit
+
+    def _is_suspect(self, cursor: str) -> bool:
+        """Return whether records behind a cursor may have been in hand, too, when the last owner died.
+
+        After one death these are taken one by one, and the death counts for each of them. After two the first record
+        alone was in hand.
+        """
+        return self.deaths == 1 and self._suspects > 0 and split_id(cursor) < split_id(self._suspect_end)
 
     def end_commit(self, commit: Commit) -> None:
         """Take note that it is committed."""
@@ -370,8 +390,9 @@ class OwnedPartition:
             self._remember_state(name, value)
         self._committing_state = {}
         if moved and self.deaths:
-            self.deaths = 0
-            self._trial_ended.set()
+            if not commit.keeps_deaths:
+                self.deaths = 0
+                self._trial_ended.set()
             self._host.want_records()
         self._update_room()
         if self._is_at_limit and split_id(self.cursor) >= split_id(self._limit):

@@ -28,7 +28,7 @@ from celery5.protocol.streams.groups import (
     split_gap,
     split_id,
 )
-from celery5.protocol.streams.parking import ParkedKeysFound
+from celery5.protocol.streams.parking import ParkedKeysFound, read_parked_words
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
@@ -38,6 +38,7 @@ from celery5.services.streams.parking import ParkedKeys
 from celery5.services.streams.partition_options import make_partition_options
 from celery5.services.streams.processor_calls import ProcessorCalls
 from celery5.streams.archive import describe_archive
+from celery5.streams.encodings import learn_encodings
 from celery5.streams.processor import Processor
 
 ATTENDANCES_PER_LEASE = 3
@@ -403,12 +404,19 @@ class ProcessorGroup:
                 await self._wanted.wait()
                 continue
             count = max(self._partitions[number].prefetch for number in positions)
-            for number, entries in (
-                await self._read(calls.read(self._keys, positions, count=count, block=READ_BLOCK))
-            ).items():
+            found = await self._read(calls.read(self._keys, positions, count=count, block=READ_BLOCK))
+            for entries in found.values():
+                await self._learn_encodings(entries)
+            for number, entries in found.items():
                 partition = self._partitions.get(number)
                 if partition is not None and partition.position == positions[number]:
                     self._feed(partition, entries)
+
+    async def _learn_encodings(self, entries: Sequence[RawEntry]) -> None:
+        """Know what the stream has declared before an entry is decoded: a producer may have another codec by now."""
+        codec, fields = self._processor.stream.codec, [words for _, words in entries]
+        learn = partial(learn_encodings, self._redis, self._keys, codec, fields)
+        await retry_until_available(learn, self._outages, RETRY_INTERVAL)
 
     async def _read(self, call: Call[dict[int, list[Any]]]) -> dict[int, list[Any]]:
         """Return what is read, nothing when the read was ended for another one."""
@@ -529,12 +537,24 @@ class ProcessorGroup:
     async def read_parked(self, key: bytes, after: str, count: int) -> list[RawEntry]:
         """Return entries of the log of a parked key, behind `after`."""
         call = calls.read_parked(self._keys, self._group, key, after=after, count=count)
-        return await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+        entries = await retry_until_available(
+            partial(self._redis.perform, call), self._outages, RETRY_INTERVAL
+        )
+        await self._learn_encodings([(entry, _read_parked_fields(words)) for entry, words in entries])
+        return entries
 
     async def read_states(self, names: Sequence[str]) -> list[bytes | None]:
         """Read values of the keyed state. While Redis is unreachable, the processor waits: no record has failed."""
         call = calls.get_state(self._keys, self._group, names)
         return await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
+
+
+def _read_parked_fields(words: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the fields of a parked record; none of what another program has put there."""
+    try:
+        return read_parked_words(words)[1]
+    except (KeyError, ValueError):
+        return ()
 
 
 _REPLACED = "another worker has the same name and runs this processor now: give each worker a name of its own"

@@ -24,6 +24,7 @@ from celery5.protocol.observability.families import MetricFamily, make_counter, 
 from celery5.protocol.streams.groups import ArchiveClaim, ArchivePortion
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.streams.archive import Archive, describe_archive, is_async_archive
+from celery5.streams.encodings import learn_encodings
 from celery5.streams.stored_record import StoredRecord, decode_as_class
 from celery5.streams.stream import Stream
 
@@ -130,6 +131,9 @@ class _StreamArchiver:
             claim = await retry_until_available(self._claim, self._outages, RETRY_INTERVAL, even_refused=True)
             self.waiting = claim.waiting
             if claim.portion is not None:
+                fields = [words for _, words in claim.portion.entries]
+                learn = partial(learn_encodings, self._redis, self.stream.keys, self.stream.codec, fields)
+                await retry_until_available(learn, self._outages, RETRY_INTERVAL, even_refused=True)
                 self._before = claim.portion.partition
                 await self._finish(claim.portion)
             else:

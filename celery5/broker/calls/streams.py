@@ -202,6 +202,7 @@ def _read_attendance(raw: Any) -> Attendance | None:
             ahead=tuple(decode_text(row[6]).split()),
             limit=decode_text(row[7]),
             awaited=decode_text(row[8]),
+            suspect=decode_text(row[9]),
         )
         for row in raw[5]
     ]
@@ -627,6 +628,21 @@ def list_groups(keys: StreamKeys) -> Call[list[str]]:
 def register_stream(keys: Keys, stream: str) -> Call[int]:
     """Add a stream to those of the application."""
     return Call(("SADD", keys.record_streams, stream), int, repeatable=True)
+
+
+def declare_encoding(keys: StreamKeys, encoding: str) -> Call[int]:
+    """Note that records of a stream are sent in an encoding: its readers decode what was once declared."""
+    return Call(("HSET", keys.map, f"codec:{encoding}", 1), int, repeatable=True)
+
+
+def get_encodings(keys: StreamKeys, encodings: Sequence[str]) -> Call[list[str]]:
+    """Return those of these encodings that were once declared for a stream."""
+
+    def read_names(raw: Any) -> list[str]:
+        return [name for name, found in zip(encodings, raw, strict=True) if found is not None]
+
+    words = ("HMGET", keys.map, *[f"codec:{encoding}" for encoding in encodings])
+    return Call(words, read_names, repeatable=True)
 
 
 def list_streams(keys: Keys) -> Call[list[str]]:

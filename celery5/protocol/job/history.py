@@ -6,6 +6,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Raw
 
+from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command, Failure, try_decode_value
 from celery5.protocol.job.states import JobState
@@ -319,7 +320,7 @@ def _pack(record: JobRecord) -> bytes:
 def unpack_record(packed: bytes) -> JobRecord | None:
     """Return what `pack_record` has packed; None for what cannot be read, or is of another version."""
     try:
-        words = msgspec.msgpack.decode(packed, type=list[Any])
+        words = decode_msgpack(packed, list[Any])
         if not words or words[0] != VERSION:
             return None
         fields = dict(zip(_PACKED, words[1:], strict=False))

@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.bounded_decoding import decode_msgpack
 from celery5.protocol.job.history import CUT, JobRecord
 from celery5.protocol.job.states import JobState
 from celery5.protocol.similar_names import did_you_mean
@@ -145,7 +146,7 @@ def read_cursor(cursor: str, query: JobQuery) -> SearchPosition:
     """Return the position of a cursor. Raises Misconfigured for one of another search."""
     try:
         raw = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-        position = msgspec.msgpack.decode(raw, type=SearchPosition)
+        position = decode_msgpack(raw, SearchPosition)
     except ValueError:
         raise Misconfigured(f"cursor is {cursor!r}: give the cursor of the page before") from None
     if position.query != query.digest:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from celery5.protocol.bounded_decoding import decode_msgpack, inflate
 from celery5.protocol.observability.families import Labels, MetricFamily
 from celery5.protocol.observability.sketch import Sketch
 
@@ -19,6 +20,8 @@ MAX_SERIES = 5000
 HAS_BZ2 = find_spec("_bz2") is not None
 MAX_PACKED = 4 * 1024 * 1024
 """Bytes of a report, unpacked: what has more is not read."""
+MAX_VALUES = 400_000
+"""Values in one: 5,000 series with their labels, and distributions of some of them."""
 MAX_NAME = 300
 """Characters of a label that are read from others."""
 
@@ -175,26 +178,11 @@ def compress_for_long(value: Any) -> bytes:
 
 def decompress(packed: bytes) -> Any:
     """Return what these two have packed; None for what cannot be read, or is too large."""
-    if packed[:3] == b"BZh":
-        return _read_bz2(packed)
-    try:
-        reader = zlib.decompressobj()
-        content = reader.decompress(packed, MAX_PACKED)
-        return None if reader.unconsumed_tail else msgspec.msgpack.decode(content)
-    except (zlib.error, msgspec.DecodeError, TypeError, UnicodeDecodeError):
+    if packed[:3] == b"BZh" and not HAS_BZ2:
         return None
-
-
-def _read_bz2(packed: bytes) -> Any:
-    if not HAS_BZ2:
-        return None
-    import bz2
-
-    reader = bz2.BZ2Decompressor()
     try:
-        content = reader.decompress(packed, MAX_PACKED)
-        return msgspec.msgpack.decode(content) if reader.eof else None
-    except (OSError, ValueError, EOFError, msgspec.DecodeError, TypeError):
+        return decode_msgpack(inflate(packed, limit=MAX_PACKED), most=MAX_VALUES)
+    except (ValueError, TypeError):
         return None
 
 

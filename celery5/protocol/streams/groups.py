@@ -101,7 +101,7 @@ class Assignment(msgspec.Struct, frozen=True):
     is_owned: bool
     epoch: int
     cursor: str
-    # How many owners have died since the cursor last moved.
+    # How many owners have died of what may be the first record. The first of them may have had more records in hand.
     deaths: int
     # '' or `quarantined`.
     condition: str
@@ -111,6 +111,8 @@ class Assignment(msgspec.Struct, frozen=True):
     limit: str = ""
     # The id at which other partitions wait for this one; '' for none.
     awaited: str = ""
+    # The last record that there was when the last owner died: later ones are not to blame; '' for none.
+    suspect: str = ""
 
 
 class GroupMembership(msgspec.Struct, array_like=True, frozen=True):
@@ -164,11 +166,13 @@ class Commit(msgspec.Struct, frozen=True):
     number: int = 0
     parked: Sequence[ParkedRecord] = ()
     released: Sequence[ReleasedRecord] = ()
+    # Whether the deaths of owners still count, though the cursor moves: the next records may be to blame, too.
+    keeps_deaths: bool = False
 
     def to_words(self) -> list[str | bytes | int]:
         """Return it as the script takes it."""
         words: list[str | bytes | int] = [self.partition, self.epoch, self.cursor, self.new_cursor]
-        words += (self.name, self.number, " ".join(self.ahead))
+        words += (self.name, self.number, " ".join(self.ahead), int(self.keeps_deaths))
         words.append(len(self.released))
         for released in self.released:
             words += (released.key, released.entry)

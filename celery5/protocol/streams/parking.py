@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from celery5.protocol.bounded_decoding import decode_msgpack
+
 MAX_PARKED_KEYS = 1_000
 """The most keys that a group may have parked: beyond that a failure quarantines its partition."""
 MAX_PARKED_RECORDS = 10_000
@@ -75,4 +77,4 @@ def make_parked_words(
 def read_parked_words(words: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:
     """Return the id and the fields of a record that was parked. Raises msgspec.DecodeError, KeyError, ValueError."""
     found = dict(zip(words[::2], words[1::2], strict=True))
-    return found[b"id"], msgspec.msgpack.decode(found[b"fields"], type=list[bytes])
+    return found[b"id"], decode_msgpack(found[b"fields"], list[bytes])

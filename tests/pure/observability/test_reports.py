@@ -1,12 +1,16 @@
 """Reports: what has changed since the one before, sent again as it was when nobody knows whether it has arrived."""
 
+import bz2
 import random
+import tracemalloc
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
+from celery5.protocol.observability import report as report_module
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge, make_histogram
 from celery5.protocol.observability.report import (
     MAX_PACKED,
@@ -111,6 +115,41 @@ def test_labels_without_end_do_not_fill_a_report() -> None:
 )
 def test_what_is_no_report_is_none(packed: bytes) -> None:
     assert unpack_report(packed) is None
+
+
+def make_list_of(item: bytes) -> bytes:
+    """Return as much of a list of one item as may be unpacked."""
+    count = (MAX_PACKED - 20) // len(item)
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+@pytest.mark.parametrize("item", [b"\x80", b"\x90", b"\x81\xc0\x80", b"\x91\x90", b"\x92\x90\x90"])
+@pytest.mark.parametrize("pack", [zlib.compress, bz2.compress])
+@pytest.mark.parametrize("head", [b"", b"\x99\x01\xa1p\xa6worker\x01"])
+def test_a_small_report_costs_little_memory_whatever_is_in_it(
+    head: bytes, pack: Callable[[bytes], bytes], item: bytes
+) -> None:
+    packed = pack(head + make_list_of(item))
+    assert len(packed) < 50_000
+    tracemalloc.start()
+    try:
+        assert unpack_report(packed) is None
+        assert report_module.decompress(packed) is None
+        assert tracemalloc.get_traced_memory()[1] < 30_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_report_with_as_many_series_as_may_be_is_read() -> None:
+    maker = ReportMaker("host:1:ab")
+    labels = [
+        {"queue": f"queue-{n}", "task": f"shop.tasks.task_{n}", "state": "success"} for n in range(MAX_SERIES)
+    ]
+    family = make_counter("celery5_jobs_total", "h", *[(1.0, each) for each in labels])
+    report = maker.make([family], kind="worker")
+    packed = report.pack()
+    assert len(zlib.decompress(packed)) > 300_000
+    assert unpack_report(packed) == report
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from celery5.streams import (
     StoredRecord,
     StreamEvents,
 )
+from celery5.streams.codec import make_codec
 from tests.redis.worker.workers import until, until_async, working
 
 
@@ -291,3 +292,73 @@ async def test_quarantines_say_since_when(app: App) -> None:
     (state,) = await app.streams.ainfo("orders")
     (found,) = [one for one in state.groups[0].partitions if one.condition]
     assert (found.partition, found.why, found.since > 1_700_000_000) == (1, "a look", True)
+
+
+class Reversed:
+    """An encoding of the user's own."""
+
+    name = "reversed"
+
+    def dumps(self, value: Any) -> bytes:
+        return msgspec.json.encode(value)[::-1]
+
+    def loads(self, raw: bytes) -> Any:
+        return msgspec.json.decode(raw[::-1])
+
+
+async def test_records_in_an_encoding_of_ones_own_are_shown_as_they_are_and_dead_ones_too(app: App) -> None:
+    numbers = app.stream("numbers", dict, by=lambda record: record["k"], partitions=1, codec=Reversed())
+
+    @app.processor(numbers, name="refuse", then="ignore")
+    async def refuse(events: StreamEvents[dict[str, int]]) -> None:
+        async for record in events.records():
+            raise ValueError(record)
+
+    async def all_dead() -> bool:
+        return len([dead async for dead in dead_records.aread("numbers", "refuse")]) == 2
+
+    dead_records = app.streams.dead_records
+    await numbers.asend({"k": 1}, {"k": 2})
+    assert [stored.record async for stored in app.streams.aread("numbers", "earliest")] == [
+        {"k": 1},
+        {"k": 2},
+    ]
+    assert [stored.record async for stored in app.streams.aread("numbers", count=1)] == [{"k": 2}]
+    async with working(app):
+        await until_async(all_dead)
+    assert [dead.record async for dead in dead_records.aread("numbers", "refuse")] == [{"k": 1}, {"k": 2}]
+    assert (await dead_records.areplay("numbers", "refuse")).done == 2
+
+
+async def test_an_encoding_is_read_when_a_producer_has_declared_it_and_no_other_one(
+    app: App, url: str, redis_client: Any
+) -> None:
+    orders, seen = orders_of(app, partitions=1), list[int]()
+
+    @app.processor(orders, then="ignore", start="earliest")
+    async def bill(events: StreamEvents[Order]) -> None:
+        async for order in events.records():
+            seen.append(order.amount)
+
+    async def is_given_up() -> bool:
+        return len([dead async for dead in app.streams.dead_records.aread("orders", "bill")]) == 1
+
+    async with working(app):  # with the codec of before, while a producer has the next one
+        await orders.asend(Order(1, 0))
+        await until(lambda: seen == [0])
+        for amount, codec in enumerate(("msgpack+gzip", "json+gzip", "msgpack"), 1):
+            later = App(app.name, broker=url)
+            await orders_of(later, partitions=1, codec=codec).asend(Order(1, amount))
+            later.close()
+            await until(lambda: seen[-1] == amount)  # noqa: B023  it is awaited here
+        lz4: Any = make_codec(Order, codec="msgpack+lz4").encode(Order(1, 9))
+        redis_client.xadd(orders.keys.log(0), {lz4[0]: lz4[1]})
+        await until_async(is_given_up)
+    (dead,) = [dead async for dead in app.streams.dead_records.aread("orders", "bill")]
+    assert "encoded as 'msgpack+lz4', which this stream has never declared" in dead.error
+    assert dead.record == {str(lz4[0], "ascii"): lz4[1].decode(errors="backslashreplace")}
+    other = App(app.name, broker=url)  # which does not declare the stream
+    shown = [stored.record async for stored in other.streams.aread("orders", "earliest")]
+    other.close()
+    assert [record.get("amount") for record in shown] == [0, 1, 2, 3, None]
+    assert seen == [0, 1, 2, 3]

@@ -272,3 +272,32 @@ def test_a_processor_that_never_waits_is_reported(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(TimeoutError, match="has not come to a wait"):
             driver.feed(Order(1, 10))
         is_over = True
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("commit_every", [1, 5, 20])
+@pytest.mark.parametrize("place", [0, 1, 4, 7, 19, 20, 33])
+def test_a_record_that_kills_its_owner_is_given_up_after_three_deaths_wherever_it_is(
+    place: int, commit_every: int, concurrency: int
+) -> None:
+    shop = Shop(then="ignore", commit_every=commit_every, concurrency=concurrency)
+
+    async def die(order: Order) -> None:
+        if order.amount == place:
+            deaths.append(place)
+            await trio.sleep_forever()
+
+    shop.on_order, deaths, crashes = die, list[int](), 0
+    with shop.drive() as driver:
+        driver.feed(*(Order(1, amount) for amount in range(40)), commit=False)
+        while len(deaths) > crashes:
+            crashes += 1
+            driver.crash()
+            driver.advance(1)
+        assert crashes == 3
+        assert [dead.record.amount for dead in driver.dead] == [place]
+        assert set(shop.handled) == set(range(40))
+        for _ in range(3):
+            driver.crash()
+            driver.advance(1)
+        assert [dead.record.amount for dead in driver.dead] == [place]

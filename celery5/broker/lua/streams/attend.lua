@@ -19,8 +19,8 @@
 -- Returns {'replaced'} when another incarnation has this member's name, else {'ok', number of partitions, version of the
 -- map, members, ms until the next lease of another member ends (-1 for none), partitions, claimed}. For each partition that is
 -- assigned to this member: number, 1 when it is its owner, epoch, cursor, how many owners died at this record, condition
--- ('' or quarantined), the ids beyond the cursor that are done, up to which id it may be read ('' for all), and the id
--- at which others wait for it. `claimed` are the partitions that this member owns and another one waits for: it may not know
+-- ('' or quarantined), the ids beyond the cursor that are done, up to which id it may be read ('' for all), the id
+-- at which others wait for it, and the last id that there was when the last owner died ('' for none). `claimed` are the partitions that this member owns and another one waits for: it may not know
 -- that it owns them, when the reply by which it became the owner was lost and the plan has changed since.
 local map, groups, members, incarnations, plans, partitions, logs = unpack(KEYS)
 local group, member, incarnation, lease, channel = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[8]
@@ -100,10 +100,13 @@ local reply = {}
 for p = 0, total - 1 do -- bound: the partitions
   if plan[tostring(p)] == member then
     local key = partitions .. p
-    local found = redis.call('HMGET', key, 'owner', 'epoch', 'deaths', 'condition', 'ahead', 'trial')
+    local found = redis.call('HMGET', key, 'owner', 'epoch', 'deaths', 'condition', 'ahead', 'trial', 'suspect')
     local owner, epoch, deaths = found[1] or '', tonumber(found[2]) or 0, tonumber(found[3]) or 0
     if owner ~= incarnation and not living[owner] then
-      if owner ~= '' and is_suspect(deaths, found[2], found[6], cursor_of(p), logs .. p) then deaths = deaths + 1 end
+      if owner ~= '' and is_suspect(deaths, found[2], found[6], cursor_of(p), logs .. p) then
+        deaths, found[7] = deaths + 1, last_id(logs .. p)
+        redis.call('HSET', key, 'suspect', found[7])
+      end
       owner, epoch = incarnation, epoch + 1
       redis.call('HSET', key, 'owner', owner, 'epoch', epoch, 'deaths', deaths)
       if not redis.call('HGET', key, 'cursor') then redis.call('HSET', key, 'cursor', cursor_of(p)) end
@@ -111,7 +114,7 @@ for p = 0, total - 1 do -- bound: the partitions
       claims[tostring(p)], has_new_claims = owner, true
     end
     local limit, awaited = get_border(p)
-    reply[#reply + 1] = {p, owner == incarnation and 1 or 0, epoch, cursor_of(p), deaths, found[4] or '', found[5] or '', limit, awaited}
+    reply[#reply + 1] = {p, owner == incarnation and 1 or 0, epoch, cursor_of(p), deaths, found[4] or '', found[5] or '', limit, awaited, found[7] or ''}
   end
 end
 if has_new_claims and not next(claims) then redis.call('HDEL', plans, 'claims') end

@@ -7,7 +7,8 @@
 --       6 prefix of the logs of those
 -- ARGV  1 incarnation of the owner
 --       2.. for each partition: its number, epoch, the cursor so far, the new cursor, the name of the ownership, the
---           number of the commit in that, from 1, the ids beyond the cursor that are done;
+--           number of the commit in that, from 1, the ids beyond the cursor that are done, 1 when records behind the new
+--           cursor may still have killed the last owner, so that its death is remembered;
 --           how many parked records are done: key, id; how many outputs there are, and those; how many changes of state, and those as key, value ('' removes); how
 --           many dead records, and for each of them how many words it has, and those: field, value, ...; how many
 --           changes of parked keys: key, what is said of it ('': its release begins), how many words the record has (0:
@@ -30,7 +31,7 @@ local function count_parked(change)
   redis.call('HSET', parked, 'records', math.max(0, count + change))
 end
 while at <= #ARGV do -- bound: the partitions of one call
-  local p, epoch, from, to, name, number, ahead = take(), take(), take(), take(), take(), tonumber(take()), take()
+  local p, epoch, from, to, name, number, ahead, keeps_deaths = take(), take(), take(), take(), take(), tonumber(take()), take(), take()
   local key = partitions .. p
   local found = redis.call('HMGET', key, 'owner', 'epoch', 'cursor', 'commit')
   local is_owner = found[1] == incarnation and found[2] == epoch
@@ -90,7 +91,7 @@ while at <= #ARGV do -- bound: the partitions of one call
   end
   if is_valid then
     redis.call('HSET', key, 'cursor', to, 'ahead', ahead, 'commit', name .. '-' .. number)
-    if to ~= from then redis.call('HSET', key, 'deaths', 0) end
+    if to ~= from and keeps_deaths ~= '1' then redis.call('HSET', key, 'deaths', 0) end
   end
   verdicts[#verdicts + 1] = (is_valid or is_done) and 1 or 0
 end

@@ -19,7 +19,10 @@ local function give(p)
   local found = redis.call('HMGET', key, 'owner', 'cursor', 'epoch', 'deaths', 'trial')
   if found[1] == incarnation then
     redis.call('HSET', key, 'owner', '')
-    if ARGV[5] == '1' and is_suspect(tonumber(found[4]) or 0, found[3], found[5], found[2] or '0-0', logs .. p) then redis.call('HINCRBY', key, 'deaths', 1) end
+    if ARGV[5] == '1' and is_suspect(tonumber(found[4]) or 0, found[3], found[5], found[2] or '0-0', logs .. p) then
+      redis.call('HINCRBY', key, 'deaths', 1)
+      redis.call('HSET', key, 'suspect', last_id(logs .. p))
+    end
     given = given + 1
   end
 end
