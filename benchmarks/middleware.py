@@ -122,7 +122,10 @@ class Bench:
             safeguards=cast(
                 "Any",
                 SimpleNamespace(
-                    deadlines=no_limits, circuit_breakers=circuits, sidecar_memory=cast("SidecarMemory", None)
+                    deadlines=no_limits,
+                    circuit_breakers=circuits,
+                    sidecar_memory=cast("SidecarMemory", None),
+                    foreign_jobs=None,
                 ),
             ),
             outcome_handler=self.handler,

@@ -24,6 +24,7 @@ from celery5.config.settings import (
     SettingOptions,
     Settings,
     find_changed_settings,
+    find_source,
     read_settings,
 )
 from celery5.connections.broker_connections import Connections
@@ -57,6 +58,7 @@ from celery5.results.job_details import AppState, empty_queue, find_job, read_ap
 from celery5.scheduling.schedules import Schedules
 from celery5.scheduling.timers import DeclareTimer
 from celery5.sending.memory_backlog import Backlog
+from celery5.sending.own_backlog import OwnBacklog, split_own_backlog
 from celery5.sending.sender import (
     JobReceiver,
     Sender,
@@ -115,7 +117,8 @@ class App:
         budgets: How many jobs of a kind run at once, where a setting does not suffice.
         when_unpublishable: The setting, or a function that decides for each retry that cannot be published.
         middleware: What surrounds the sending and running of its jobs, the outermost first: see `Middleware`.
-        settings: Any setting: see `celery5.config.settings`.
+        settings: Any setting: see `celery5.config.settings`. `backlog` may also be a backlog of your own, with the
+            methods of `OwnBacklog`, in place of the memory.
 
     Raises:
         Misconfigured: An argument or a setting makes no sense.
@@ -148,7 +151,7 @@ class App:
         self.name: str = check_app_name(name)
         self.include: tuple[str, ...] = check_includes(include)
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
-        self._set_settings(settings, broker, when_unpublishable, config)
+        own_backlog = self._set_settings(settings, broker, when_unpublishable, config)
         self.retry_policy: RetryPolicy = RetryPolicy.parse({} if retry_policy is None else retry_policy)
         self.retry_backoff: CustomBackoff | None = (
             None if retry_backoff is None else CustomBackoff(retry_backoff)
@@ -168,7 +171,7 @@ class App:
         self.command: DeclareCommand = DeclareCommand()
         self.keys: Keys = Keys(name)
         self.brokers: Brokers = Brokers(self)
-        self.backlog: Backlog = self._make_backlog()
+        self.backlog: Backlog = self._make_backlog(own_backlog)
         self.dlq: DeadLetters = DeadLetters(self)
         self.control: Control = Control(self)
         self.limit_rule: DeclareLimitRule = DeclareLimitRule()
@@ -183,27 +186,42 @@ class App:
         broker: str | None,
         when_unpublishable: UnpublishableChoice | UnpublishableFallback | None,
         config: "str | Configuration | None",
-    ) -> None:
-        """Set what the constructor gets; raise for what is wrong, as far as this shows without the configuration."""
+    ) -> OwnBacklog | None:
+        """Set what the constructor gets; raise for what is wrong, as far as this shows without the configuration.
+
+        Returns the backlog of the application's own, if it is among the settings.
+        """
+        own_backlog, values = split_own_backlog(settings)
         is_function = callable(when_unpublishable)
         self.unpublishable_fallback: UnpublishableFallback | None = (
             when_unpublishable if callable(when_unpublishable) else None
         )
         self.explicit_settings: ExplicitSettings = ExplicitSettings(
-            broker=broker, when_unpublishable=None if is_function else when_unpublishable, **settings
+            broker=broker, when_unpublishable=None if is_function else when_unpublishable, **values
         )
         self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
         effective = self._settled() if self.config else self.settings
         for url in (effective.broker, *effective.brokers.values()):
             check_broker_url(url)
+        return own_backlog
 
-    def _make_backlog(self) -> Backlog:
+    @property
+    def has_chosen_backlog(self) -> bool:
+        """Whether the setting `backlog` is set, or there is a backlog of the application's own."""
+        if self.backlog.own is not None:
+            return True
+        return (
+            find_source("backlog", self.explicit_settings, os.environ, self.read_configuration()) is not None
+        )
+
+    def _make_backlog(self, own: OwnBacklog | None) -> Backlog:
         self._sender = Sender(self)
         return Backlog(
             publish=self._sender.publish,
             apublish=self._sender.apublish,
             app=self.name,
             broker_of_queue=self.brokers.broker_of_queue,
+            own=own,
         )
 
     def __repr__(self) -> str:
@@ -386,7 +404,10 @@ class App:
 
     def configure(self, **settings: Any) -> None:
         """Change settings, with precedence over all others, as a command's flags do. Raises Misconfigured."""
-        self.explicit_settings.add_flags(settings)
+        own_backlog, values = split_own_backlog(settings)
+        if own_backlog is not None:
+            self.backlog.use_own(own_backlog)
+        self.explicit_settings.add_flags(values)
         self.__dict__.pop("settings", None)
         self.__dict__.pop("middleware", None)
         self.use_broker(self.settings.broker)

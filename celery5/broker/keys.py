@@ -67,6 +67,8 @@ class QueueKeys:
     revoked_jobs: Expiring
     revoked_documents: Expiring
     idle_runs: str
+    code_versions: Expiring
+    foreign_jobs: Expiring
     progress_prefix: Expiring
     lane: str = NORMAL
     _lanes: "dict[str, QueueKeys]" = field(
@@ -104,6 +106,14 @@ class QueueKeys:
     def progress(self, job_id: str) -> Expiring:
         """HASH    what a running job has reported of its progress, with a time to live."""
         return self.progress_prefix + job_id
+
+    def code_version(self, version: str) -> Expiring:
+        """HASH    the tasks of a version of code, each with the digest of its signature, with a time to live."""
+        return f"{self.code_versions}:{version}"
+
+    def foreign_list(self, name: str) -> Expiring:
+        """ZSET    the ids of jobs that are kept for other code, by priority and time, with a time to live."""
+        return f"{self.foreign_jobs}:{name}"
 
     def run(self, run_id: str) -> str:
         """HASH    a run of a workflow that is not idle: its state, and that of its nodes."""
@@ -176,6 +186,10 @@ class StreamKeys:
     def plan(self, group: str) -> str:
         """HASH    the member to which each partition is assigned."""
         return f"{self.plan_prefix}{group}"
+
+    def classes(self, group: str) -> Expiring:
+        """HASH    the digest of the class of records of each member, with a time to live."""
+        return f"{self.map.removesuffix('map')}classes:{group}"
 
     def partition(self, group: str, partition: int) -> str:
         """HASH    owner, epoch, cursor and condition of one partition in one group."""
@@ -529,6 +543,8 @@ class Keys:
             revoked_jobs=f"{tag}:revoked",  # ZSET    jobs that were revoked while they waited, by when, in ms
             revoked_documents=f"{tag}:revoked-documents",  # HASH    their documents
             idle_runs=f"{tag}:jobs:idle-runs",  # HASH    live runs without a job that is on a queue or runs, packed
+            code_versions=f"{tag}:jobs:code",  # ZSET    versions of the code of live workers
+            foreign_jobs=f"{tag}:jobs:foreign",  # HASH    the lists of jobs that are kept for other code, by task
             progress_prefix=f"{tag}:progress:",
         )
 

@@ -21,6 +21,7 @@ from celery5.protocol.observability.alert_messages import check_webhook_url, par
 from celery5.protocol.observability.alert_rules import parse_rules
 from celery5.protocol.observability.statsd import parse_optional_statsd_address
 from celery5.protocol.publisher.address import parse_connections, parse_optional_address
+from celery5.protocol.publisher.own_backlog import OwnBacklog
 from celery5.protocol.scaling.autoscale import parse_autoscale
 from celery5.protocol.scaling.budget import DEFAULT_MAXIMUM, parse_budgets
 from celery5.protocol.scaling.prioritisation import parse_strategy
@@ -175,6 +176,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="workers that may die with a job before it is a dead letter", extra=_up_to(1000), ge=1
         ),
     ] = 3
+    unknown_task_grace: Annotated[
+        float,
+        Meta(
+            description="how long a job waits for a worker whose code knows its task and arguments, and a record for "
+            "one that can read it, before it is given up",
+            extra=_up_to(_DAY),
+            ge=0,
+        ),
+    ] = 10.0
     ignore_result: Annotated[
         bool, Meta(description="keep no results, unless a task says otherwise", extra=_IN_HASH)
     ] = False
@@ -203,7 +213,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra=_up_to(1_000_000),
             ge=0,
         ),
-    ] = 0
+    ] = 10_000
+    backlog_bytes: Annotated[
+        int,
+        Meta(
+            description="most bytes of the jobs that it keeps in memory",
+            extra=_up_to(16 * 1024 * 1024 * 1024),
+            ge=1024,
+        ),
+    ] = 64 * 1024 * 1024
     replicas: Annotated[
         int,
         Meta(description="replicas that must have a job before sending it returns", extra=_up_to(100), ge=0),
@@ -478,11 +496,13 @@ class SettingOptions(TypedDict, total=False):
     grace_period: float | None
     lease: float | None
     max_deliveries: int | None
+    unknown_task_grace: float | None
     ignore_result: bool | None
     time_limit: float | None
     soft_time_limit: float | None
     recent_jobs: int | None
-    backlog: int | None
+    backlog: int | OwnBacklog | None
+    backlog_bytes: int | None
     replicas: int | None
     publisher: str | None
     publisher_socket: str | None
@@ -573,6 +593,7 @@ _TEXT_KINDS: Mapping[str, TextKind[Any]] = {
             "event_retention",
             "subscription_ttl",
             "read_block",
+            "unknown_task_grace",
             "alert_oldest",
             "alert_no_workers",
             "alert_stream_lag",
@@ -580,7 +601,7 @@ _TEXT_KINDS: Mapping[str, TextKind[Any]] = {
         ),
         DURATION,
     ),
-    **dict.fromkeys(("message_limit", "publisher_backlog_bytes"), SIZE),
+    **dict.fromkeys(("message_limit", "backlog_bytes", "publisher_backlog_bytes"), SIZE),
 }
 """The settings that are numbers, and may be written with a unit as well."""
 

@@ -10,6 +10,7 @@ from celery5.protocol.job.verdict import (
     Bury,
     Complete,
     Expire,
+    HandOver,
     Hold,
     Postpone,
     Reason,
@@ -90,6 +91,7 @@ _MAKERS: Mapping[type, Callable[[Any], JobOutcome]] = {
     Expire: lambda _verdict: Expired(),
     Release: lambda _verdict: Released(),
     Hold: lambda verdict: Released(verdict.delay, verdict.reason),
+    HandOver: lambda verdict: Released(verdict.delay, verdict.reason),
     Postpone: lambda verdict: Released(verdict.delay, verdict.failure.message),
 }
 

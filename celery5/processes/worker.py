@@ -30,6 +30,7 @@ from celery5.processes.process_parts import (
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.job.foreign import make_code_version
 from celery5.protocol.limits import parse_kind_rates
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import KINDS
@@ -266,6 +267,9 @@ def make_incarnation_values(
     return process_values, WorkerValues(
         tasks=app.tasks,
         broker=options.broker,
+        code_version=make_code_version(
+            {name: task.parameters.make_digest() for name, task in app.tasks.items()}
+        ),
         consumed=tuple(app.queue(name) for name in queues),
         measured_queues=queues,
         find_broker=app.brokers.broker_of_queue,
@@ -300,6 +304,7 @@ def make_incarnation_values(
             is_named=bool(options.name),
             grace_period=settings.grace_period,
             max_deliveries=settings.max_deliveries,
+            unknown_task_grace=settings.unknown_task_grace,
         ),
         archived_streams=_archived_streams(app, options),
         declared_timers=() if options.is_secondary else app.timer.list_timers(settings.timezone),
@@ -323,6 +328,7 @@ def make_incarnation_values(
         soft_time_limit=settings.soft_time_limit,
         subscription_ttl=settings.subscription_ttl,
         time_limit=settings.time_limit,
+        unknown_task_grace=settings.unknown_task_grace,
         when_unpublishable=app.unpublishable_fallback or settings.when_unpublishable,
     )
 

@@ -56,6 +56,7 @@ from celery5.protocol.commands.definitions import (
     RETRY_BOOT_STEP,
 )
 from celery5.protocol.events.messages import Subscription
+from celery5.protocol.job.foreign import CodeVersion
 from celery5.protocol.job.names import resolve_module_name
 from celery5.protocol.job.retry_policy import UnpublishableChoice, UnpublishableFallback
 from celery5.protocol.limits import Rate
@@ -119,8 +120,9 @@ from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
 from celery5.services.worker.concurrency_budget import MaximalConcurrencyBudget, Runner, TaskResources
 from celery5.services.worker.consumer import Consumer
 from celery5.services.worker.due_jobs import Mover
+from celery5.services.worker.foreign_jobs import NEW_FOREIGN, ForeignJobs
 from celery5.services.worker.in_flight import HeldJobs, InFlightJobs, IsolatedJobs, RecentJobs, RunningJobs
-from celery5.services.worker.intake import JobIntake, ReceivedJobs, UnstartedJobs
+from celery5.services.worker.intake import JobIntake, ReceivedJobs
 from celery5.services.worker.internal_queues import InternalResultsQueue, InternalTasksQueue, SharedSlots
 from celery5.services.worker.job_middleware import JobMiddleware
 from celery5.services.worker.judgement import AttemptMeasures, OutcomeHandler, OutcomeSettings
@@ -136,6 +138,7 @@ from celery5.services.worker.result_publisher import (
 from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import JobSafeguards, StopPolicy, TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
+from celery5.services.worker.unstarted import UnstartedJobs
 from celery5.services.workflows.member_jobs import MemberJobs
 from celery5.services.workflows.run_progress import NEW_RUNS, RunProgress, RunRelay
 from celery5.streams.processor import Processor
@@ -156,6 +159,8 @@ class WorkerValues:
     # The broker that this incarnation works on, by name, and the keys of the queues that it consumes there.
     broker: str
     consumed: Sequence[QueueKeys]
+    # What its code knows.
+    code_version: CodeVersion
     # The queues that it measures: those that it consumes.
     measured_queues: Sequence[str]
     # Returns the broker of a queue.
@@ -226,6 +231,7 @@ class WorkerValues:
     soft_time_limit: float | None
     subscription_ttl: float
     time_limit: float | None
+    unknown_task_grace: float
     when_unpublishable: UnpublishableChoice | UnpublishableFallback
 
 
@@ -287,6 +293,7 @@ def make_channel_handlers(
     limit_overrides: LimitOverrides,
     stream_processors: StreamProcessors,
     run_relay: RunRelay,
+    foreign_jobs: ForeignJobs,
 ) -> dict[bytes, ChannelHandler]:
     """Return what hears each channel."""
 
@@ -295,6 +302,8 @@ def make_channel_handlers(
             heartbeat.beat_now()
         elif payload == NEW_RUNS:
             run_relay.on_message(channel)
+        elif payload.startswith(NEW_FOREIGN):
+            foreign_jobs.on_message(channel, payload)
         else:
             mover.on_message(channel, payload)
 
@@ -529,6 +538,7 @@ class WorkerBootTable(BootTable):
     result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing", "metrics"))
     run_relay: RunRelay = step("runs", requires=("heartbeat", "listen", "publishing"))
     # Which tasks are suspended must be known before any job is admitted.
+    foreign_jobs: ForeignJobs = step("foreign", requires=("join", "results"))
     admission_control: AdmissionControl = step("admission", requires=("results", "limits"))
     timer_runs: TimerRuns = step(
         "timer-runs",
@@ -552,7 +562,10 @@ class WorkerBootTable(BootTable):
     consumer: Consumer = step(
         "consumer",
         # `runs` first revokes what a worker that died has left to revoke.
-        requires=("execution", "reader", "mover", "recoverer", "pauses", "limits", "admission", "runs"),
+        requires=(
+            *("execution", "reader", "mover", "recoverer", "pauses", "limits", "admission", "runs"),
+            "foreign",
+        ),
     )
     timers: Timers = step("timers", requires=("execution",))
     processors_stop: ProcessorsStop = step("processors-stop", requires=("execution",))
@@ -599,6 +612,7 @@ class WorkerParts(ProcessParts):
     consumer = Consumer
     intake = JobIntake
     unstarted = UnstartedJobs
+    foreign_jobs = ForeignJobs
     reading = ReadingState
     lanes = QueueLanes
     read_order = ReadOrder

@@ -1,4 +1,4 @@
-"""Keep jobs that a producer could not publish in its memory until Redis is reachable again.
+"""Keep jobs that a producer could not publish, in its memory or its own backlog, until Redis is reachable again.
 
 A thread publishes them, each queue's in the order in which they were sent, and ends when none is left. It serves
 plain Python, threads and any event loop alike, since it is part of none of them. In a Trio program a coroutine may do
@@ -6,6 +6,7 @@ it instead.
 """
 
 import atexit
+import math
 import os
 import random
 import sys
@@ -14,15 +15,14 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-import msgspec
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from celery5.broker.colour import check_may_block, run_blocking, run_in_thread
 from celery5.errors import BacklogFull, BrokerUnavailable
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.retry_policy import full_jitter
-from celery5.sending.bounded_queue import BacklogCapacity, BoundedQueue, QueuedItem
+from celery5.sending.own_backlog import JobsInMemory, OwnBacklog, UnsentJob
 
 if TYPE_CHECKING:
     import trio
@@ -38,29 +38,19 @@ EXIT_TIMEOUT = 5.0
 """Seconds for publishing the waiting jobs when the process ends."""
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    """A job that waits, and when it is due on the monotonic clock, if it was sent with a countdown."""
+OPEN_INTERVAL = 1.0
+"""Seconds between attempts to open a backlog of the user's own that has failed."""
 
-    job: Job
-    due: float | None
-
-    def now(self) -> Job:
-        """Return the job for publishing now, with what is left of its countdown."""
-        if self.due is None:
-            return self.job
-        left = max(0, int((self.due - time.monotonic()) * 1000))
-        return msgspec.structs.replace(self.job, at=f"+{left}")
-
-
-Portions = Mapping[str, Sequence[QueuedItem[_Kept]]]
+Portions = Mapping[str, Sequence[UnsentJob]]
 """The first jobs of each queue."""
 Publish = Callable[[Sequence[Job]], Awaitable[object]]
+T = TypeVar("T")
 
 
 class Backlog:
     """The jobs that one application has sent in this process while Redis is unreachable; usually none.
 
-    They are in memory only: if the process dies they are lost.
+    They are in memory, and lost if the process dies, unless the application has a backlog of its own.
     """
 
     def __init__(
@@ -70,11 +60,17 @@ class Backlog:
         app: str,
         apublish: Publish | None = None,
         broker_of_queue: Callable[[str], str] = lambda _queue: "",
+        own: OwnBacklog | None = None,
     ) -> None:
         self._publish = publish
         self._apublish = apublish
         self._find_broker = broker_of_queue
         self._owner = f"application {app!r}"
+        self._own = own
+        self._memory: JobsInMemory
+        self._queues: dict[str, None]  # those that jobs wait for
+        self._size: int
+        self._opens_at: float
         self._thread: threading.Thread | None
         self._wake: Callable[[], None] | None
         self._why: str
@@ -87,7 +83,7 @@ class Backlog:
     @property
     def size(self) -> int:
         """The number of jobs that wait."""
-        return len(self._waiting)
+        return self._size
 
     @property
     def draining(self) -> bool:
@@ -99,38 +95,100 @@ class Backlog:
         """Why jobs wait: the error of the last attempt; '' when it succeeded."""
         return self._why
 
+    @property
+    def own(self) -> OwnBacklog | None:
+        """The backlog of the application's own; None when jobs are kept in memory."""
+        return self._own
+
+    @property
+    def is_to_be_opened(self) -> bool:
+        """Whether there is a backlog of the application's own that this process has not opened."""
+        return self._opens_at <= time.monotonic()
+
+    def open(self) -> None:
+        """Open the application's own backlog, and publish what an earlier process has left in it. May block."""
+        with self._changed:
+            if self.is_to_be_opened:
+                self._open()
+
+    def use_own(self, own: OwnBacklog) -> None:
+        """Keep jobs in this backlog from now on. Nothing may wait."""
+        self._own = own
+        self.reset_after_fork()
+
     def has_earlier_jobs(self, jobs: Sequence[Job]) -> bool:
         """Return whether jobs of the same queues wait, which must be published first."""
-        return self.size > 0 and any(self._waiting.has_queue(job.queue) for job in jobs)
+        return bool(self._queues) and any(job.queue in self._queues for job in jobs)
 
-    def keep(self, jobs: Sequence[Job], error: BrokerUnavailable | None, *, limit: int) -> None:
-        """Keep all of `jobs` or none.
+    def keep(
+        self,
+        jobs: Sequence[Job],
+        error: BrokerUnavailable | None,
+        *,
+        limit: int,
+        max_bytes: float = math.inf,
+    ) -> None:
+        """Keep all of `jobs` or none. May block if the backlog is the application's own.
 
         Args:
             error: The error of the attempt to send them, if one was made.
-            limit: The maximal number of jobs in the backlog.
+            limit: The maximal number of jobs in memory.
+            max_bytes: The most bytes of jobs in memory.
 
         Raises:
-            BacklogFull: There would be more than `limit`; none was kept.
+            BacklogFull: There would be more than that, or they cannot be stored; none was kept.
         """
-        now = time.monotonic()
+        now = time.time()
+        unsent = [UnsentJob(job.queue, job.id, job.to_bytes(), _due(job, now)) for job in jobs]
         with self._changed:
-            self._waiting.capacity.resize(limit)
-            if not self._waiting.capacity.has_space(len(jobs), 0):
-                why = str(error or self._why)
-                raise BacklogFull(
-                    f"{len(jobs)} jobs were not sent: {self.size} of at most {limit} wait in the backlog already "
-                    f"({why}); send them later, or raise the setting backlog",
-                    maybe_done=error is not None and error.maybe_done,
-                ) from error
-            if error is not None:
-                self._why = str(error)
+            if self._own is None:
+                self._memory.capacity.resize(limit, max_bytes)
+                self._check_memory(unsent, error)
             if self._thread is None and self._wake is None:
                 self._start_thread()
-            for job in jobs:
-                self._waiting.add(job.queue, job.id, len(job.message), _Kept(job, _due(job, now)))
+            self._put(unsent, error)
+            if error is not None:
+                self._why = str(error)
             if self._wake is not None:
                 self._wake()
+
+    def _check_memory(self, unsent: Sequence[UnsentJob], error: BrokerUnavailable | None) -> None:
+        capacity, size = self._memory.capacity, sum(len(each.job) for each in unsent)
+        if capacity.has_space(len(unsent), size):
+            return
+        is_count = capacity.used_messages + len(unsent) > capacity.max_messages
+        used = (
+            f"{self.size} of at most {capacity.max_messages} wait in the backlog already"
+            if is_count
+            else f"they have {size} bytes, and {capacity.used_bytes} of at most {capacity.max_bytes} bytes wait in the "
+            "backlog already"
+        )
+        setting = "backlog" if is_count else "backlog_bytes"
+        raise self._make_full_error(unsent, used, error, f"send them later, or raise the setting {setting}")
+
+    def _put(self, unsent: Sequence[UnsentJob], error: BrokerUnavailable | None) -> None:
+        try:
+            if self._opens_at < math.inf:
+                self._queues.update(dict.fromkeys(self._store.open()))
+                self._opens_at = math.inf
+            self._store.put(unsent)
+        except Exception as failure:  # it is full, or code of the user's own has failed
+            is_full = isinstance(failure, BacklogFull)
+            why = f"{failure}" if is_full else f"the backlog {self._own!r} cannot store them: {failure!r}"
+            raise self._make_full_error(unsent, why, error, "send them later") from failure
+        self._queues.update(dict.fromkeys(each.queue for each in unsent))
+        self._size += len(unsent)
+        self._update_size()
+
+    def _make_full_error(
+        self, unsent: Sequence[UnsentJob], what: str, error: BrokerUnavailable | None, remedy: str
+    ) -> BacklogFull:
+        full = BacklogFull(
+            f"{len(unsent)} jobs were not sent: {what} ({error or self._why}); {remedy}",
+            maybe_done=error is not None and error.maybe_done,
+        )
+        full.__cause__ = error
+        return full
 
     async def run(self, *, task_status: "trio.TaskStatus[None] | None" = None) -> None:
         """Publish waiting jobs in this Trio run, in place of the thread, until cancelled.
@@ -150,16 +208,18 @@ class Backlog:
 
         self._wake = wake
         try:
+            await self._call(self.open)
             if task_status is not None:
                 task_status.started()
             # Not retry_until_available: that is of the layer of services.
             while True:
                 arrived = trio.Event()
-                with self._changed:  # a running thread finishes its last attempt first
-                    portions = None if self._thread is not None else self._first()
-                if portions:
-                    failures = 0 if await self._publish_portions(publish, portions) else failures + 1
-                    await trio.sleep(_pause(failures) if failures else 0)
+                portions = await self._call(self._take_without_thread)
+                if portions is None or portions:
+                    done = bool(portions) and await self._publish_portions(publish, portions or {})
+                    failures = 0 if done else failures + 1
+                    pause = THREAD_CHECK_INTERVAL if self._thread is not None else _pause(failures)
+                    await trio.sleep(pause if failures else 0)
                 else:
                     with trio.move_on_after(
                         THREAD_CHECK_INTERVAL if self._thread is not None else float("inf")
@@ -181,6 +241,7 @@ class Backlog:
             Whether no job is left.
         """
         check_may_block()
+        self.open()
         with self._changed:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self.size, timeout)
@@ -190,9 +251,13 @@ class Backlog:
         return await run_in_thread(lambda: self.flush(timeout))
 
     def reset_after_fork(self) -> None:
-        """Start empty and with a new lock, as a forked child must: its parent publishes the waiting jobs."""
+        """Start anew with a new lock, as a forked child must: its parent publishes the waiting jobs."""
         self._changed = threading.Condition(threading.Lock())
-        self._waiting = BoundedQueue[_Kept](BacklogCapacity(0))
+        self._memory = JobsInMemory()
+        self._store: OwnBacklog = self._own or self._memory
+        self._opens_at = math.inf if self._own is None else 0.0
+        self._queues = {}
+        self._size = 0
         self._why = ""
         self._thread = None
         self._wake = None
@@ -202,19 +267,66 @@ class Backlog:
         if not self.size:
             return ""
         jobs, are = ("1 job", "is") if self.size == 1 else (f"{self.size} jobs", "are")
-        return f"celery5: {jobs} of {self._owner} could not be published and {are} lost: {self._why}"
+        if self._own is None:
+            return f"celery5: {jobs} of {self._owner} could not be published and {are} lost: {self._why}"
+        return (
+            f"celery5: {jobs} of {self._owner} could not be published and {are} left in {self._own!r}, for the next "
+            f"process that sends: {self._why}"
+        )
 
     async def _publish_here(self, jobs: Sequence[Job]) -> None:
         self._publish(jobs)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """Call a function, in a thread where it may block."""
+        return function() if self._own is None else await run_in_thread(function)
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._drain, name="celery5-backlog", daemon=True)
         thread.start()  # raises when the system is out of threads; the next job tries again
         self._thread = thread
 
-    def _first(self) -> Portions:
-        """Return what one attempt takes of each queue."""
-        return {queue: self._waiting.first(queue, limit=JOBS_PER_ATTEMPT) for queue in self._waiting.queues}
+    # The rest is called with the lock, but for `_drain` and `_publish_portions`.
+
+    def _open(self) -> None:
+        try:
+            self._queues.update(dict.fromkeys(self._store.open()))
+        except Exception as error:  # code of the user's own
+            self._why, self._opens_at = self._describe(error), time.monotonic() + OPEN_INTERVAL
+            return
+        self._opens_at = math.inf
+        self._update_size()
+        if self._queues and self._thread is None and self._wake is None:
+            self._start_thread()
+
+    def _update_size(self) -> None:
+        try:
+            self._size = self._store.count()
+        except Exception as error:  # code of the user's own
+            self._why = self._describe(error)
+
+    def _describe(self, error: Exception) -> str:
+        return f"the backlog {self._own!r}: {error!r}"
+
+    def _take(self) -> Portions | None:
+        """Return what one attempt takes of each queue; None when the backlog cannot be read."""
+        portions: dict[str, Sequence[UnsentJob]] = {}
+        try:
+            for queue in list(self._queues):
+                portions[queue] = self._store.first(queue, JOBS_PER_ATTEMPT)
+                if not portions[queue]:
+                    del portions[queue], self._queues[queue]
+        except Exception as error:  # code of the user's own
+            self._why = self._describe(error)
+            return None
+        if not portions:
+            self._update_size()
+            self._changed.notify_all()
+        return portions
+
+    def _take_without_thread(self) -> Portions | None:
+        with self._changed:  # a running thread finishes its last attempt first
+            return {} if self._thread is not None else self._take()
 
     def _drain(self) -> None:
         """In the thread: publish until nothing waits."""
@@ -224,12 +336,12 @@ class Backlog:
             with self._changed:
                 if failures:
                     self._changed.wait(_pause(failures))
-                portions = self._first()
-                if not portions or self._wake is not None:
+                portions = self._take()
+                if (portions is not None and not portions) or self._wake is not None:
                     self._thread = None
                     return
-            complete = run_blocking(self._publish_portions(self._publish_here, portions))
-            failures = 0 if complete else failures + 1
+            done = portions is not None and run_blocking(self._publish_portions(self._publish_here, portions))
+            failures = 0 if done else failures + 1
 
     async def _publish_portions(self, publish: Publish, portions: Portions) -> bool:
         """Make one attempt at each queue's first jobs; return whether all of them went through."""
@@ -239,23 +351,32 @@ class Backlog:
             if self._find_broker(queue) in unreachable:
                 continue
             try:
-                await publish([item.value.now() for item in portion])
+                await publish([each.to_job(time.time()) for each in portion])
             except BrokerUnavailable as error:  # the broker of this queue and others, which need not be tried
                 self._why, complete = str(error), False
                 unreachable.add(self._find_broker(queue))
             except Exception as error:  # refused: this queue's jobs stay, and hold up no other queue's
                 self._why, complete = f"queue {queue!r}: {error}", False
             else:
-                self._forget(portion)
+                complete = await self._call(partial(self._forget, queue, portion)) and complete
         if complete:
             self._why = ""
         return complete
 
-    def _forget(self, portion: Sequence[QueuedItem[_Kept]]) -> None:
+    def _forget(self, queue: str, portion: Sequence[UnsentJob]) -> bool:
+        """Remove published jobs; return whether that was done. Those that stay are published again."""
         with self._changed:
-            self._waiting.remove([item.number for item in portion])
-            if not self._waiting:
+            try:
+                self._store.remove(queue, [each.id for each in portion])
+                if not self._store.first(queue, 1):
+                    self._queues.pop(queue, None)
+            except Exception as error:  # code of the user's own
+                self._why = self._describe(error)
+                return False
+            self._update_size()
+            if not self._size:
                 self._changed.notify_all()
+            return True
 
 
 def _pause(failures: int) -> float:

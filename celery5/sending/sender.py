@@ -5,7 +5,10 @@ With several brokers the jobs of each are sent separately: an unreachable broker
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from celery5.application import Application
@@ -23,6 +26,7 @@ from celery5.errors import BrokerError, BrokerUnavailable, CircuitOpen, Misconfi
 from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.job.job import Job
 from celery5.results.async_result import AsyncResult
+from celery5.runners.context import CURRENT_JOB, CURRENT_PARTITION
 from celery5.sending.publisher import PublishPlanner
 from celery5.sending.publisher_client import DaemonSender
 from celery5.tasks.declaration import find_tasks
@@ -149,6 +153,19 @@ def _count(jobs: Sequence[Job]) -> str:
     return f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are"
 
 
+_SENDS_NOW: ContextVar[bool] = ContextVar("celery5_sends_now", default=False)
+
+
+@contextmanager
+def without_backlog() -> Generator[None]:
+    """Send now or not at all while this lasts: for whoever says afterwards that a job is sent."""
+    token = _SENDS_NOW.set(True)
+    try:
+        yield
+    finally:
+        _SENDS_NOW.reset(token)
+
+
 Jobs = Sequence[Job]
 KeyHolders = Mapping[str, str]
 """The job that has the key of each job that was not sent, by their ids."""
@@ -162,6 +179,11 @@ class SendingApplication(ObservedApplication, Protocol):
     @property
     def backlog(self) -> "Backlog":
         """The jobs that wait for a broker that is unreachable."""
+        ...
+
+    @property
+    def has_chosen_backlog(self) -> bool:
+        """Whether the setting `backlog` is set, or there is a backlog of the application's own."""
         ...
 
     @property
@@ -226,12 +248,12 @@ class Sender:
             return {}
         if len(jobs) > 1 and len(parts := self._app.brokers.split_by_broker(jobs)) > 1:
             return await _send_parts(parts, lambda part: self._dispatch(connections, part))
-        if self._held_up(jobs):
+        if await self._held_up(jobs):
             return {}
         try:
             holders = await self._publish(connections, jobs)
         except BrokerUnavailable as error:
-            self._keep(jobs, error)
+            await self._keep(jobs, error)
             return {}
         if jobs and self._app.settings.replicas:
             await self._wait_for_replicas(jobs)
@@ -306,20 +328,40 @@ class Sender:
             started.stop()
         return kept
 
-    def _held_up(self, jobs: Jobs) -> bool:
+    async def _held_up(self, jobs: Jobs) -> bool:
         """Keep jobs in the backlog if earlier jobs of their queues wait there; return whether that is so."""
         backlog = self._app.backlog
-        if not backlog.has_earlier_jobs(jobs):
+        if backlog.is_to_be_opened:
+            await run_in_thread(backlog.open)
+        if not backlog.has_earlier_jobs(jobs) or not self._uses_backlog():
             return False
-        backlog.keep(jobs, None, limit=self._app.settings.backlog)
+        await self._keep(jobs, None)
         return True
 
-    def _keep(self, jobs: Jobs, error: BrokerUnavailable) -> None:
+    async def _keep(self, jobs: Jobs, error: BrokerUnavailable | None) -> None:
         """Keep jobs that could not be sent. Raises `error` when there is no backlog, and BacklogFull."""
-        limit = self._app.settings.backlog
-        if not limit:
+        settings, backlog = self._app.settings, self._app.backlog
+        if error is not None and not self._uses_backlog():
             raise error
-        self._app.backlog.keep(jobs, error, limit=limit)
+        keep = partial(backlog.keep, jobs, error, limit=settings.backlog, max_bytes=settings.backlog_bytes)
+        if backlog.own is None:
+            keep()
+        else:
+            await run_in_thread(keep)
+
+    def _uses_backlog(self) -> bool:
+        """Return whether the jobs of this caller may wait in the backlog.
+
+        Where somebody relies on more than a process's memory, only if somebody has asked for that: in a running job or
+        processor, since that runs again when it cannot send, and the memory of its worker does not; and with a
+        Publisher daemon or `replicas`, which store a job safely before sending returns.
+        """
+        settings = self._app.settings
+        if _SENDS_NOW.get() or not settings.backlog:
+            return False
+        is_at_work = CURRENT_JOB.get() is not None or CURRENT_PARTITION.get() is not None
+        relies_on_more = is_at_work or settings.publisher or settings.replicas
+        return not relies_on_more or self._app.has_chosen_backlog
 
     async def _wait_for_replicas(self, jobs: Jobs) -> None:
         """Return when the jobs, which are on one broker, have the number of replicas that the setting wants."""

@@ -481,6 +481,11 @@ class _VirtualGroup:
         await trio.lowlevel.checkpoint()
         return [self.state.get(name) for name in names]
 
+    async def hand_over(self, partition: OwnedPartition, record: str) -> float:
+        """Return 0.0: there is no other member."""
+        await trio.lowlevel.checkpoint()
+        return 0.0
+
     async def quarantine(self, partition: OwnedPartition, why: str) -> None:
         """Stop the partition until `end_quarantine`."""
         partition.stop()

@@ -16,7 +16,6 @@ import trio
 
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.limits import (
     KIND_PREFIX,
     AdmissionRule,
@@ -189,7 +188,7 @@ class AdmissionState:
         Returns:
             Why the job is rejected: the caller dead-letters it then. '' when it is taken.
         """
-        rule, is_admitted, self.is_used = self.get_rule(task), delivery.lane == ADMITTED, True
+        rule, is_admitted, self.is_used = self.get_rule(task), delivery.is_admitted, True
         if is_admitted:
             delivery.take_slot(rule)
         if rule.rejects_all or not (is_admitted or self._is_on_counting_queue(delivery, rule)):

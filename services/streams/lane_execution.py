@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import trio
 
+from celery5.broker.calls.streams import RawEntry
 from celery5.logs.log import Log
 from celery5.protocol.streams.failure import (
     MAX_ERROR_TEXT,
@@ -36,6 +37,14 @@ class LaneHost(ParkingHost, Protocol):
 
     async def quarantine(self, partition: OwnedPartition, why: str) -> None:
         """Stop the partition, in the whole cluster, until somebody ends that."""
+        ...
+
+    async def hand_over(self, partition: OwnedPartition, record: str) -> float:
+        """Give the partition to a member that may be able to read a record.
+
+        Returns:
+            Seconds for which to wait for that, or for such a member to come; 0.0 when there is none.
+        """
         ...
 
 
@@ -67,6 +76,7 @@ class LaneExecution:
         self._max_deliveries = max_deliveries
         self._log = log
         self._random = random
+        self._unreadable: dict[int, str] = {}  # the record that was logged last, by partition
         self._names: dict[str, Any] = {"stream": processor.stream.name, "processor": processor.name}
 
     async def process(self, partition: OwnedPartition, lane: Lane, parked: ParkedKeys | None = None) -> None:
@@ -109,6 +119,10 @@ class LaneExecution:
     async def _handle_failure(
         self, partition: OwnedPartition, feed: LaneFeed, attempts: dict[bytes, int], error: Exception
     ) -> None:
+        if delay := await self._wait_for_reader(partition, feed, error):
+            feed.give_back()
+            await _sleep_unless_stopping(feed, delay)
+            return
         first = feed.taken[0][0] if feed.taken else b""
         attempt = attempts[first] = attempts.get(first, 0) + 1
         decision = decide_failure(
@@ -147,6 +161,36 @@ class LaneExecution:
             await self._host.quarantine(partition, f"record {first.decode()}: {error!r}"[:1000])
             return
         await self._bury(partition, feed, repr(error), "".join(traceback.format_exception(error)), attempt)
+
+    async def _wait_for_reader(self, partition: OwnedPartition, feed: LaneFeed, error: Exception) -> float:
+        """Return for how many seconds to wait for a member of the group whose class can read what this one cannot.
+
+        0.0 when the failure has another cause, or nobody else can read it.
+        """
+        unreadable = next((raw for raw in feed.taken if not self._can_read(raw)), None)
+        if unreadable is None:
+            return 0.0
+        number, record = partition.number, unreadable[0].decode()
+        delay = await self._host.hand_over(partition, record)
+        if delay and self._unreadable.get(number) != record:
+            self._unreadable[number] = record
+            self._log.event(
+                "record:unreadable",
+                "warning",
+                partition=number,
+                record=record,
+                why=repr(error)[:1000],
+                hint=_UNREADABLE,
+                **self._names,
+            )
+        return delay
+
+    def _can_read(self, raw: RawEntry) -> bool:
+        try:
+            self._processor.stream.codec.decode(raw[1])
+        except Exception:  # a serializer of the user's own may raise anything
+            return False
+        return True
 
     def _park(self, feed: ParkingFeed, why: str) -> Decision:
         """Park the key of a record; return what else becomes of it when that cannot be."""
@@ -224,4 +268,7 @@ async def _sleep_unless_stopping(lane: LaneFeed, seconds: float) -> None:
         await lane.stop_requested.wait()
 
 
+_UNREADABLE = (
+    "a member of the group with another version of its class gets it; if none comes, it counts as failed"
+)
 _RETURNED = "a processor is to go on until its events end: it was called again"

@@ -19,6 +19,7 @@ from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
+from celery5.protocol.job.signature_digests import digest_class
 from celery5.protocol.streams.groups import (
     Assignment,
     Attendance,
@@ -55,6 +56,8 @@ READ_BLOCK = 5.0
 """Seconds for which a read waits for records."""
 FINISH_LIMIT = 5.0
 """Seconds for the last commit and for leaving, when the worker stops."""
+CLASS_TTL = 86_400.0
+"""Seconds for which it is known which class of records a member has; it is announced again long before."""
 DELIVERY_LIMIT = 2.0
 """Seconds of these for the delivery of the last outputs."""
 
@@ -73,6 +76,8 @@ class GroupMember:
     grace_period: float
     # How many deaths of workers a record may cause.
     max_deliveries: int
+    # Seconds for which a record that no member can read waits for one that can.
+    unknown_task_grace: float = 0.0
 
 
 class ProcessorGroup:
@@ -120,6 +125,8 @@ class ProcessorGroup:
         self._attending = trio.CancelScope()
         self._attended = trio.Event()
         self._is_joining = True
+        self._announce_at = 0.0
+        self._digest = digest_class(processor.stream.codec.kind)
         self._is_past_border = False
         self._is_stopping = False
         self._is_handing_over = False
@@ -273,10 +280,21 @@ class ProcessorGroup:
             for parked in self._parked_by_partition.values():
                 parked.begin_update()
             self._parked = await self._redis.perform(calls.list_parked_keys(self._keys, self._group))
+        if self._is_joining or trio.current_time() >= self._announce_at:
+            await self._announce_class()
         self._is_joining = False
         if is_past_border:
             self._is_past_border = False
         return attendance
+
+    async def _announce_class(self) -> None:
+        """Announce which class of records this member has."""
+        await self._redis.perform(
+            calls.announce_class(
+                self._keys, self._group, self._member.name, digest=self._digest, ttl=CLASS_TTL
+            )
+        )
+        self._announce_at = trio.current_time() + CLASS_TTL / 4
 
     def _apply(self, attendance: Attendance) -> None:
         """Begin and end partitions as they are assigned."""
@@ -485,6 +503,19 @@ class ProcessorGroup:
                 hint=_QUARANTINED,
                 **self._names,
             )
+
+    async def hand_over(self, partition: OwnedPartition, record: str) -> float:
+        """Give the partition to a member whose class may be able to read a record."""
+        call = calls.hand_over_partition(
+            *(self._keys, self._group, partition.number),
+            member=self._member.name,
+            incarnation=self._member.incarnation,
+            epoch=partition.epoch,
+            record=record,
+            digest=self._digest,
+            grace=self._member.unknown_task_grace,
+        )
+        return await retry_until_available(partial(self._redis.perform, call), self._outages, RETRY_INTERVAL)
 
     # committing
 

@@ -10,6 +10,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.transient_errors import is_outage
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
@@ -19,6 +20,7 @@ from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.concurrency_budget import TaskResources
+from celery5.services.worker.foreign_jobs import TAKE_BATCH
 from celery5.services.worker.intake import ReceivedJobs
 from celery5.services.worker.lease import WorkerIdentity
 from celery5.services.worker.reading import PassCapacity, QueueReads
@@ -69,6 +71,7 @@ class Consumer:
         self._in_flight = received.held.in_flight
         self._isolated_jobs = received.held.isolated_jobs
         self._admission = admission
+        self._foreign_jobs = received.foreign_jobs
         self._lease = identity.lease
         self._log = log
         self._outages = OutageLog(log, "consumer:interrupted", "consumer:resumed")
@@ -104,7 +107,12 @@ class Consumer:
         elif trio.current_time() >= self._audit_at:
             await self._audit()
             self._audit_at = math.inf
-        received = await self._read(await self._wait_for_capacity())
+        capacity_by_queue = await self._wait_for_capacity()
+        queue = self._foreign_jobs.choose_queue(capacity_by_queue)
+        if queue is None:
+            received = await self._read(capacity_by_queue)
+        else:
+            received = await self._take_foreign(queue, capacity_by_queue[queue])
         if 0 < received <= SMALL_BATCH:
             for _ in range(SETTLE_TURNS):
                 await trio.lowlevel.checkpoint()
@@ -191,7 +199,8 @@ class Consumer:
             return received
         lanes = self._read_order.get_lanes(open_queues)
         count = max(min(shares) * len(open_queues) // len(lanes), 1)
-        call = jobs.read_jobs(lanes, self._worker, count=count, block_seconds=self._read_block)
+        block = 0.0 if self._foreign_jobs.is_wanted(capacity_by_queue) else self._read_block
+        call = jobs.read_jobs(lanes, self._worker, count=count, block_seconds=block)
         received, failure = 0, None
         if not closed_queues:
             with trio.CancelScope() as scope:
@@ -209,6 +218,22 @@ class Consumer:
         if failure is not None:
             raise failure
         return received
+
+    async def _take_foreign(self, queue: str, capacity: int) -> int:
+        """Take jobs that were kept for workers with other code than those that have read them."""
+        (keys,) = [keys for keys in self._read_order.queues if keys.queue == queue]
+        count = min(capacity, TAKE_BATCH)
+        version = self._foreign_jobs.version
+        call = jobs.take_foreign_jobs(keys, self._worker, version=version, count=count)
+        try:
+            entries = await self._receive(call)
+        except BrokerError as error:  # what Redis refuses to give costs no worker, and holds up no other job
+            self._foreign_jobs.note_taken(queue, has_more=False)
+            if is_outage(error):
+                raise
+            return 0
+        self._foreign_jobs.note_taken(queue, has_more=len(entries) > 0)
+        return len(entries)
 
     async def _receive(self, call: Call[list[Entry]]) -> Sequence[Entry]:
         # No checkpoint between the read and the intake: an audit would take the jobs for lost.

@@ -1,74 +1,21 @@
 """Take every job that this worker received, by a read or from the reply to another call."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from celery5.broker.calls.jobs import Entry
 from celery5.errors import Corrupt
-from celery5.logs.log import Log
-from celery5.protocol.job.delivery import Delivery, make_drop, make_settlement
-from celery5.protocol.job.messages import Command, Failure, read_command, read_job_id
-from celery5.protocol.job.states import ADMITTED
-from celery5.protocol.job.verdict import Bury, Reason, Release
-from celery5.protocol.observability.job_tally import UNKNOWN_TASK, JobTally
+from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.job.messages import read_command
+from celery5.protocol.job.verdict import Reason
 from celery5.services.limits.admission_state import AWAITING_ADMISSION, AdmissionState
 from celery5.services.scaling.preferences import Preferences
-from celery5.services.worker.attempt_recorder import AttemptRecorder
 from celery5.services.worker.capacity import QueueCapacity
 from celery5.services.worker.concurrency_budget import TaskResources
+from celery5.services.worker.foreign_jobs import ForeignJobs
 from celery5.services.worker.in_flight import HeldJobs
-from celery5.services.worker.internal_queues import InternalResultsQueue
-from celery5.services.worker.job_middleware import JobMiddleware
-from celery5.tasks.task import Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnstartedJobs:
-    """Ends jobs that no executor has taken."""
-
-    results: InternalResultsQueue
-    log: Log
-    # The name of this worker, which stands in the documents.
-    worker: str
-    # Seconds that the document of a job's end is kept.
-    results_ttl: float
-    # Counts the jobs that have ended in this process.
-    tally: JobTally
-    # The tasks of the application, by name.
-    tasks: Mapping[str, Task[..., Any]]
-    job_middleware: JobMiddleware
-    attempt_recorder: AttemptRecorder
-
-    def settle(self, delivery: Delivery, verdict: Bury | Release) -> None:
-        """Settle a job that is held."""
-        settlement = make_settlement(verdict, delivery, worker=self.worker, ttl=self.results_ttl)
-        self.results.put((delivery, settlement))
-
-    def refuse(self, delivery: Delivery, reason: Reason, error: str, text: str) -> None:
-        """Dead-letter a job that cannot run here, and log it."""
-        delivery.finish(delivery.read)
-        verdict = Bury(reason, Failure(type=error, message=text))
-        self.job_middleware.note_unstarted(delivery, verdict)
-        self.attempt_recorder.record_failure(delivery, verdict, None)
-        self.settle(delivery, verdict)
-        command = delivery.command
-        job = command.id if command else read_job_id(delivery.message)
-        task = command.task if command else ""
-        self.tally.count_unstarted(delivery.queue, task if task in self.tasks else UNKNOWN_TASK, "DEAD")
-        entry = delivery.entry.decode()
-        self.log.log_job(
-            "error", job=job, queue=delivery.queue, entry=entry, state="DEAD", reason=reason.value, error=text
-        )
-
-    def drop_duplicate(self, delivery: Delivery, command: Command) -> None:
-        """Remove an entry whose message came before. The job stays as it was."""
-        self.results.put((delivery, make_drop(delivery)))
-        self.log.event(
-            "consumer:duplicate-dropped", "warning", job=command.id, task=command.task, attempt=command.attempt,
-            queue=delivery.queue, entry=delivery.entry.decode(),
-        )  # fmt: skip
+from celery5.services.worker.unstarted import UnstartedJobs
 
 
 class JobIntake:
@@ -83,6 +30,7 @@ class JobIntake:
         admission: AdmissionState,
         preferences: Preferences,
         unstarted: UnstartedJobs,
+        foreign_jobs: ForeignJobs,
         message_limit: int,
     ) -> None:
         self._tasks = resources.tasks
@@ -96,6 +44,7 @@ class JobIntake:
         self._preferences = preferences
         self._job_middleware = resources.job_middleware
         self._unstarted = unstarted
+        self._foreign_jobs = foreign_jobs
         self._message_limit = message_limit
 
     def accept_new(self, entries: Sequence[Entry]) -> int:
@@ -119,9 +68,7 @@ class JobIntake:
         now, accepted = time.time(), list[Delivery]()
         counts_by_queue: dict[str, dict[str, int]] = {}
         for entry in entries:
-            delivery = Delivery(
-                entry.queue, entry.id, entry.message, entry.deliveries, read=now, lane=entry.lane
-            )
+            delivery = _make_delivery(entry, now)
             try:
                 command = read_command(entry.message, self._message_limit)
             except Corrupt as error:
@@ -135,7 +82,8 @@ class JobIntake:
             if command.task not in self._tasks:
                 delivery.set_command(command)
                 text = f"no task {command.task!r} on this worker: does it load the module that declares it?"
-                self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
+                self._in_flight.add(delivery)
+                self._foreign_jobs.refuse(delivery, text)
                 continue
             task = self._tasks[command.task]
             kind: str = task.kind
@@ -145,7 +93,7 @@ class JobIntake:
             accepted.append(delivery)
             counts = counts_by_queue.setdefault(entry.queue, {})
             if (
-                entry.lane == ADMITTED
+                delivery.is_admitted
                 or command.task in self._admission.rules
                 or kind in self._admission.saturated_kinds
             ):
@@ -166,7 +114,7 @@ class JobIntake:
     def _to_admission(self, delivery: Delivery, task: str, counts: dict[str, int]) -> None:
         if why := self._admission.receive(delivery, task):
             self._refuse(delivery, Reason.REJECTED_BY_LIMIT, "RejectedByLimit", why)
-        elif delivery.lane != ADMITTED:
+        elif not delivery.is_admitted:
             kind = AWAITING_ADMISSION if task in self._admission.rules else self._admission.get_kind(task)
             counts[kind] = counts.get(kind, 0) + 1
 
@@ -175,10 +123,18 @@ class JobIntake:
         self._unstarted.refuse(delivery, reason, error, text)
 
 
+def _make_delivery(entry: Entry, now: float) -> Delivery:
+    delivery = Delivery(entry.queue, entry.id, entry.message, entry.deliveries, read=now, lane=entry.lane)
+    if entry.is_foreign:
+        delivery.set_foreign()
+    return delivery
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedJobs:
-    """The jobs that this worker has received: how it takes them, holds them, and ends those it does not start."""
+    """The jobs that this worker has received: how it takes, holds, ends and hands over those that it does not start."""
 
     intake: JobIntake
     held: HeldJobs
     unstarted: UnstartedJobs
+    foreign_jobs: ForeignJobs

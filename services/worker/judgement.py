@@ -13,6 +13,7 @@ from celery5.protocol.job.verdict import (
     Bury,
     Complete,
     Expire,
+    HandOver,
     Hold,
     Outcome,
     PermanentFailure,
@@ -202,7 +203,7 @@ _MISMATCH_HINT = (
 def _get_log_fields(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[str, Any]:
     """Return the additional log fields of a job that did not succeed; with the traceback if it is `traced`."""
     fields = {name: value for name in names if (value := getattr(verdict, name)) != ""}
-    if "reason" in fields and isinstance(verdict, (Hold, RejectVerdict)):
+    if "reason" in fields and isinstance(verdict, (Hold, HandOver, RejectVerdict)):
         fields["why"] = fields.pop("reason")  # as in every other event
     failure = fields.pop("failure", None)
     if failure is not None:
@@ -232,6 +233,7 @@ _LOG_RULES: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
     Release: ("warning", "SENT", ()),
     Postpone: ("warning", "RETRY", ("delay", "failure")),
     Hold: ("info", "HELD", ("delay", "reason")),
+    HandOver: ("warning", "HELD", ("delay", "reason")),
     Expire: ("warning", "EXPIRED", ()),
     RejectVerdict: ("warning", "REJECTED", ("reason",)),
     Revoke: ("warning", "REVOKED", ()),

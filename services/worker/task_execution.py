@@ -39,6 +39,7 @@ from celery5.runners.running_job import RunningJob
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.shared_memory import MemorySlot, SidecarMemory, number_queues
 from celery5.services.worker.concurrency_budget import Runner, TaskResources
+from celery5.services.worker.foreign_jobs import ForeignJobs
 from celery5.services.worker.in_flight import HeldJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.job_middleware import EnteredBlock
@@ -61,12 +62,14 @@ STABLE_CONNECTION = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSafeguards:
-    """What protects a worker and its jobs from a job that runs too long, always fails, or kills the process."""
+    """What protects a worker and its jobs from a job that runs too long, always fails, kills the process, or is for
+    other code."""
 
     deadlines: Deadlines
     circuit_breakers: CircuitBreakers
     # What runs is recorded there, so that the sidecar knows which jobs a dead worker had begun. None: no sidecar.
     sidecar_memory: SidecarMemory | None
+    foreign_jobs: ForeignJobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,7 @@ class TaskExecution:
         self._redis = redis
         self._duration_estimates = resources.duration_estimates
         self._outcome_handler = outcome_handler
+        self._foreign_jobs = safeguards.foreign_jobs
         self._member_jobs = resources.member_jobs
         self._budget = resources.budget
         self._lease = identity.lease
@@ -296,8 +300,8 @@ class TaskExecution:
                 ))  # fmt: skip
                 outcome = await self._run_job(delivery, command, runner, running_job)
             ended = clock()
-            if type(outcome) is BrokerLost or running_job.cancel_outcome is not None:
-                outcome = await self._resolve(outcome, running_job)
+            if type(outcome) in _RESOLVED or running_job.cancel_outcome is not None:
+                outcome = await self._resolve(outcome, delivery, running_job)
             if estimate.mean is None:  # the Consumer may read ahead before these are settled
                 self._budget.on_first_duration()
             estimate.record(ended - began)
@@ -318,8 +322,10 @@ class TaskExecution:
             return self._circuit_breakers.try_bar(delivery, command.task)
         return None
 
-    async def _resolve(self, outcome: Outcome, running_job: RunningJob) -> Outcome:
-        """Return the outcome of a job that could not reach the broker, or that was cancelled."""
+    async def _resolve(self, outcome: Outcome, delivery: Delivery, running_job: RunningJob) -> Outcome:
+        """Return the outcome of a job that could not reach the broker or be run by this code, or that was cancelled."""
+        if type(outcome) is PermanentFailure:
+            outcome = await self._foreign_jobs.resolve(delivery, outcome)
         if type(outcome) is BrokerLost and await self._is_redis_reachable():
             outcome = outcome.raised or Raised(outcome.failure)
         return outcome if running_job.cancel_outcome is None else running_job.get_outcome(outcome)
@@ -341,8 +347,8 @@ class TaskExecution:
             if (rest := middleware.enter(job, entered)) is not None:
                 await rest
             outcome = await self._run_task(delivery, command, runner, running_job)
-            if type(outcome) is BrokerLost or running_job.cancel_outcome is not None:
-                outcome = await self._resolve(outcome, running_job)
+            if type(outcome) in _RESOLVED or running_job.cancel_outcome is not None:
+                outcome = await self._resolve(outcome, delivery, running_job)
             if entered or middleware.notes_unstarted:
                 self._decide(delivery, job, outcome)
                 if (rest := middleware.exit(entered)) is not None:
@@ -497,6 +503,8 @@ class TaskExecution:
     """The code of an executor, to find it on a stack; its local variable `delivery` is the job."""
 
 
+_RESOLVED = frozenset({BrokerLost, PermanentFailure})
+"""The outcomes that Redis is asked about before they count."""
 _Recorder = Callable[[Delivery], None] | None
 _AWAITED_HINT = (
     "they take no notice of being cancelled, and run here: this worker begins anew when they have ended"

@@ -60,7 +60,15 @@ def own_staff(own_server: EmbeddedServer, app_name: str, tmp_path: Path) -> Iter
 def app(url: str, app_name: str) -> Iterator[App]:
     """An application with a short lease and quick retries, for workers in the test's own Trio run."""
     policy = RetryPolicy(max_retries=2, backoff=0.01, jitter=False)
-    one = App(app_name, broker=url, lease=LEASE, cpu_slots=4, concurrency=20, retry_policy=policy)
+    one = App(
+        app_name,
+        broker=url,
+        lease=LEASE,
+        cpu_slots=4,
+        concurrency=20,
+        retry_policy=policy,
+        unknown_task_grace=0.0,
+    )
     yield one
     one.close()
 

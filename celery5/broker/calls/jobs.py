@@ -11,19 +11,21 @@ from celery5.broker.call import Call, Script, Word, decode_text, parse_int, pars
 from celery5.broker.keys import GROUP, QueueKeys
 from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL, Settlement, SinkDocument
 from celery5.protocol.job.progress import Progress, ProgressReport, parse_progress
-from celery5.protocol.job.states import get_state, get_stream_id
+from celery5.protocol.job.states import ADMITTED, get_state, get_stream_id
 
 PUBLISH = Script.load("job/publish")
 SCHEDULE = Script.load("job/schedule", "clock", "timing")
 CLAIM = Script.load("job/claim", "clock", "sending", "timing")
 READ_BY_LANE = Script.load("job/read_by_lane")
 PROMOTE = Script.load("job/promote", "clock", "member", "admission")
-SETTLE = Script.load("job/settle", "lease", on_demand=("clock", "ending", "timing", "member"))
+SETTLE = Script.load("job/settle", "lease", on_demand=("clock", "ending", "timing", "member", "foreign"))
 LOCATE = Script.load("job/locate")
 REVOKE = Script.load("job/revoke", "clock", "ending", "member", "admission")
 DIRECT = Script.load("job/direct")
 RECORD_PROGRESS = Script.load("job/record_progress", "clock", "lease")
 INSPECT_JOB = Script.load("job/inspect_job", "clock", "ending")
+FIND_CODE = Script.load("job/find_code", "clock")
+TAKE_FOREIGN = Script.load("job/take_foreign", "lease", "foreign")
 
 PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 """A call without effect, to test the connection."""
@@ -44,6 +46,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     message: bytes
     deliveries: int = 0  # how many workers died with it
     lane: str = ""
+    is_foreign: bool = False  # it was kept for workers with other code, and has no slot of a limit
 
 
 class LocatedJob(msgspec.Struct, frozen=True):
@@ -247,7 +250,12 @@ def parse_entry(keys: QueueKeys, entry: bytes, flat: list[bytes] | None) -> Entr
         return Entry(keys.queue, entry, flat[1], 0, lane)
     fields = _fields(flat)
     return Entry(
-        keys.queue, entry, fields.get(b"job", b""), max(0, parse_int(fields.get(b"deliveries"))), lane
+        keys.queue,
+        entry,
+        fields.get(b"job", b""),
+        max(0, parse_int(fields.get(b"deliveries"))),
+        lane,
+        b"foreign" in fields,
     )
 
 
@@ -303,6 +311,39 @@ def deliver_to_worker(
     named = (keys.stream, keys.jobs, keys.result(job_id))
     words = (GROUP, worker, job_id, message, max_before, keys.lane, keys.wake)
     return script_call(DIRECT, named, words, partial(_delivered, keys))
+
+
+FIND_CODE_BATCH = 50
+"""Jobs in one call of `find_code`: a script blocks the server while it runs."""
+
+
+class CodeSearch(NamedTuple):
+    """The reply of `find_code`."""
+
+    # The time by the clock of Redis, in seconds since 1970.
+    now: float
+    # For each job whether a live worker has other code for its task.
+    known: Sequence[bool]
+
+
+def find_code(keys: QueueKeys, jobs: Sequence[tuple[str, Sequence[str]]]) -> Call[CodeSearch]:
+    """Return of which jobs live workers know the task by another signature than these; FIND_CODE_BATCH at most."""
+    words: tuple[Word, ...] = tuple([word for task, by in jobs for word in (task, ",".join(by))])
+    return script_call(FIND_CODE, (keys.jobs,), words, _code_search, repeatable=True)
+
+
+def take_foreign_jobs(keys: QueueKeys, worker: str, *, version: str, count: int) -> Call[list[Entry]]:
+    """Give a worker up to `count` foreign jobs whose tasks the version of its code knows.
+
+    Not repeatable: what a lost answer carried is found in the worker's pending list.
+    """
+    handed = keys.on_lane(ADMITTED)
+    return script_call(
+        TAKE_FOREIGN,
+        (keys.handed, keys.leases, keys.jobs, keys.waiting, keys.due),
+        (GROUP, worker, version, count),
+        partial(_entries, {handed.stream.encode(): handed}),
+    )
 
 
 def inspect_job(keys: QueueKeys, job_id: str) -> Call[JobInspection]:
@@ -400,6 +441,11 @@ def _entries(named: dict[bytes, QueueKeys], raw: Any) -> list[Entry]:
     """Return the entries of an XREADGROUP reply: a map in RESP3, a list of pairs in RESP2, or None."""
     streams = cast("_Streams", raw.items() if hasattr(raw, "items") else raw or ())
     return [parse_entry(named[stream], entry, flat) for stream, entries in streams for entry, flat in entries]
+
+
+def _code_search(raw: Any) -> CodeSearch:
+    now, *known = msgspec.convert(raw, list[int])
+    return CodeSearch(now / 1000, [each == 1 for each in known])
 
 
 def _scanned(raw: Sequence[Any]) -> tuple[str, list[str]]:

@@ -1,18 +1,20 @@
 """Build the calls by which workers join and leave queues, renew their leases, and recover the jobs of dead workers."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from celery5.broker.call import Call, Script, decode_text, parse_seconds, script_call, to_ms
 from celery5.broker.keys import GROUP, QueueKeys
+from celery5.protocol.job.foreign import CodeVersion
 from celery5.protocol.job.messages import SIZE_MARGIN
 
 JOIN = Script.load("cluster/join")
 RENEW_LEASE = Script.load("cluster/renew_lease", "clock", "lane")
 RECOVER = Script.load("job/recover", "clock", "lane", "ending", "member", "admission")
 LEAVE = Script.load("cluster/leave")
+ANNOUNCE_CODE = Script.load("cluster/announce_code", "clock", "foreign")
 MAX_CAUSE = 1000
 """Characters of the cause of a death that a dead letter keeps."""
 
@@ -132,6 +134,27 @@ def recover(
     )
 
 
+class CodeAnnouncement(NamedTuple):
+    """The reply of `announce_code`."""
+
+    # False: the tasks of this version are not known. The call is to be repeated with them.
+    is_known: bool
+    # Of how many tasks there are foreign jobs on the queue.
+    foreign_tasks: int
+
+
+def announce_code(
+    keys: QueueKeys, code: CodeVersion, *, lease: float, with_tasks: bool = False
+) -> Call[CodeAnnouncement]:
+    """Announce the version of a worker's code for so many seconds; its tasks as well where they are not known."""
+    tasks = tuple([word for pair in code.signatures.items() for word in pair]) if with_tasks else ()
+    # An application without tasks has a version, too.
+    words = ("", "", *tasks) if with_tasks else ()
+    return script_call(
+        ANNOUNCE_CODE, (keys.jobs,), (code.version, to_ms(lease), *words), _code_announcement, repeatable=True
+    )
+
+
 def leave_queue(keys: QueueKeys, worker: str) -> Call[int]:
     """Leave a queue. Return on how many lanes jobs were still held."""
     return script_call(LEAVE, (keys.leases, *keys.streams), (GROUP, worker), int, repeatable=True)
@@ -149,6 +172,10 @@ def _heartbeat_reply(raw: Any) -> HeartbeatReply:
         raw[7],
         raw[8],
     )
+
+
+def _code_announcement(raw: Any) -> CodeAnnouncement:
+    return CodeAnnouncement(raw[0] == 1, int(raw[1]))
 
 
 def _recovered(raw: Any) -> RecoveryResult:

@@ -18,7 +18,15 @@ ADMIT = Script.load("limits/admit", "lease", "admission")
 ADD_TO_WAITING_LIST = Script.load("limits/add_to_waiting_list", "admission")
 ADMIT_WAITING = Script.load("limits/admit_waiting", "lease", "admission")
 SETTLE_LIMITED = Script.load(
-    "limits/settle_limited", "lease", "clock", "ending", "timing", "member", "admission", inner="job/settle"
+    "limits/settle_limited",
+    "lease",
+    "clock",
+    "ending",
+    "timing",
+    "member",
+    "foreign",
+    "admission",
+    inner="job/settle",
 )
 
 TAKE_STARTS = Script.load("limits/take_starts", "clock")

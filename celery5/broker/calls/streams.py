@@ -43,6 +43,8 @@ RENEW_MEMBER = Script.load("streams/renew_member", "clock")
 YIELD = Script.load("streams/yield", "clock", "record_id", "stream_group")
 SET_PARKED = Script.load("streams/set_parked")
 SET_CONDITION = Script.load("streams/set_condition", "clock")
+HAND_OVER = Script.load("streams/hand_over", "clock", "stream_group")
+ANNOUNCE_CLASS = Script.load("streams/announce_class")
 BEGIN_TRIAL = Script.load("streams/begin_trial")
 SEEK = Script.load("streams/seek", "clock", "record_id", "stream_group")
 RESHARD = Script.load("streams/reshard", "record_id", "stream_group")
@@ -307,6 +309,41 @@ def set_condition(
     return script_call(SET_CONDITION, (keys.partition(group, partition),), args, bool, repeatable=True)
 
 
+def announce_class(keys: StreamKeys, group: str, member: str, *, digest: str, ttl: float) -> Call[int]:
+    """Announce for `ttl` seconds which class of records a member has."""
+    args = (member, digest, to_ms(ttl))
+    return script_call(ANNOUNCE_CLASS, (keys.classes(group),), args, int, repeatable=True)
+
+
+def hand_over_partition(
+    keys: StreamKeys,
+    group: str,
+    partition: int,
+    *,
+    member: str,
+    incarnation: str,
+    epoch: int,
+    record: str,
+    digest: str,
+    grace: float,
+) -> Call[float]:
+    """Assign a partition to a member with another class of records, as its owner cannot read one of them.
+
+    Returns:
+        Seconds until the owner is to look again, if it still is the owner; 0.0 when it has waited for `grace` seconds
+        and no member has another class.
+    """
+    named = (
+        keys.partition(group, partition),
+        keys.plan(group),
+        keys.members(group),
+        keys.incarnations(group),
+        keys.classes(group),
+    )
+    args = (member, incarnation, epoch, partition, record, digest, to_ms(grace), keys.changes(group))
+    return script_call(HAND_OVER, named, args, lambda raw: int(raw) / 1000, repeatable=True)
+
+
 def list_parked_keys(keys: StreamKeys, group: str) -> Call[ParkedKeysFound]:
     """Return the keys that a group has parked: 1,000 at most."""
 
@@ -439,6 +476,7 @@ def forget_group(
         keys.dead(group),
         keys.parked(group),
         f"{keys.parked_log_prefix}{group}:",
+        keys.classes(group),
     )
     return script_call(FORGET_GROUP, named, (group, first, count, int(force)), read_portion, repeatable=True)
 
@@ -453,6 +491,7 @@ def erase_stream(keys: StreamKeys, groups: Sequence[str], partitions: int) -> Ca
             keys.members(group),
             keys.incarnations(group),
             keys.plan(group),
+            keys.classes(group),
             keys.state(group),
             keys.dead(group),
         )

@@ -10,6 +10,7 @@ from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, CeleryError
 from celery5.protocol.similar_names import find_similar
 from celery5.protocol.text_values import parse_parameter
+from celery5.sending.sender import without_backlog
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -82,11 +83,12 @@ def send(
     app = target.load(needs_code=True)
     kind = _find_event(app, name, version)
     values = dict(parse_parameter(field) for field in fields)
-    sent = app.events.send([app.events.make_event(kind, values)])[0]
+    with without_backlog():  # this process ends: it says that the event is sent only if it is
+        sent = app.events.send([app.events.make_event(kind, values)])[0]
     echo(to_json(sent) if wants_json else sent.id)
     how = {"event": sent.id, "version": sent.version}
     app.audit.record_sending("event:send", name, how)
-    with suppress(BrokerError):  # it is sent, or in the backlog: the warning may fail
+    with suppress(BrokerError):  # it is sent: the warning may fail
         _warn_without_router(app.name, app.events.waiting())
 
 

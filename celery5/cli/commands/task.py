@@ -25,6 +25,7 @@ from celery5.errors import BrokerUnavailable, CeleryError
 from celery5.protocol.durations import format_duration
 from celery5.protocol.text_values import parse_json_array, parse_json_object
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
+from celery5.sending.sender import without_backlog
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -115,9 +116,9 @@ def send(target: Target, /, name: str, *, arguments: str, named: str, **options:
     app = target.load(needs_code=True)
     args, kwargs = parse_json_array(arguments, "--args"), parse_json_object(named, "--kwargs")
     declared = app.signature(name).task
-    handle = declared.options(
-        **{option: value for option, value in options.items() if value is not None}
-    ).delay(*args, **kwargs)
+    sender = declared.options(**{option: value for option, value in options.items() if value is not None})
+    with without_backlog():  # this process ends: it says that the job is sent only if it is
+        handle = sender.delay(*args, **kwargs)
     echo(handle.id)
     if handle.duplicate:
         echo("nothing was sent: the job with this id already has the key", err=True)

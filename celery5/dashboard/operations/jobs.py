@@ -23,6 +23,7 @@ from celery5.observability.shown_values import mask_job
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.workflows.member_ids import parse_member_id
 from celery5.results.async_result import AsyncResult, arevoke
+from celery5.sending.sender import without_backlog
 
 """What is looked for; '' for anything."""
 
@@ -105,7 +106,8 @@ async def send_job(app: App, asked: NewJob) -> Changed:
     """Send a job of a task."""
     options = {name: value for name in ("queue", "countdown", "key") if (value := getattr(asked, name))}
     sender = app.signature(asked.task).task.options(**options)
-    handle: AsyncResult[Any] = await sender.adelay(*asked.args, **asked.kwargs)
+    with without_backlog():  # it says that the job is sent
+        handle: AsyncResult[Any] = await sender.adelay(*asked.args, **asked.kwargs)
     if handle.duplicate:
         return Changed(summary=f"nothing was sent: job {handle.id} already has the key", count=0)
     how = {"job": handle.id, **options}

@@ -49,6 +49,7 @@ from celery5.protocol.job.json_values import (
     to_json,
 )
 from celery5.protocol.job.messages import MAX_DEPTH, NO_KWARGS, is_nested_deeper, try_decode_value
+from celery5.protocol.job.signature_digests import digest_signature
 from celery5.protocol.masking import MASK, get_error_text, mask_passwords
 from celery5.protocol.similar_names import did_you_mean
 
@@ -230,6 +231,10 @@ class Parameters:
     def signature(self) -> inspect.Signature:
         """The signature of the function."""
         return self._signature
+
+    def make_digest(self) -> str:
+        """Return the digest of what is taken, by which code with another signature is told apart."""
+        return digest_signature(self._signature, self._types)
 
     @property
     def positional_names(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
+from celery5.protocol.job.foreign import format_foreign_list
 from celery5.protocol.job.messages import (
     RESULT_IGNORED,
     VERSION,
@@ -19,14 +20,16 @@ from celery5.protocol.job.messages import (
     make_next_attempt,
     read_command,
     read_job_id,
+    set_refusal,
 )
-from celery5.protocol.job.states import JobState
+from celery5.protocol.job.states import ADMITTED, JobState
 from celery5.protocol.job.verdict import (
     JOB_EXPIRED,
     START_MISSED,
     Bury,
     Complete,
     Expire,
+    HandOver,
     Hold,
     JobExpired,
     Postpone,
@@ -71,6 +74,12 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     start_before: float = 0.0  # not begun after this time, by its rate limit; 0: no limit
     workflow: bytes = b""  # the run that the job has returned, to be started in its place
     verdict: Verdict | None = None  # decided before the job is handled as ended, where middleware sees it
+    is_foreign: bool = False  # it was kept for workers with other code: on the lane `handed`, without a slot
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether it came from a waiting list of a limit, with a slot."""
+        return self.lane == ADMITTED and not self.is_foreign
 
     # Services change a delivery by these methods only.
 
@@ -81,6 +90,10 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     def set_command(self, command: Command) -> None:
         """Set the decoded message."""
         self.command = command
+
+    def set_foreign(self) -> None:
+        """Note that it was kept for workers with other code."""
+        self.is_foreign = True
 
     def set_kind(self, kind: str) -> None:
         """Set the kind, or the task with a budget of its own, for which the job is counted."""
@@ -135,7 +148,7 @@ class Settlement(NamedTuple):
     A NamedTuple: each is made once, chained into the arguments of a call and dropped, which needs no more than a tuple.
     """
 
-    # `complete`, `member`, `ended`, `retry`, `bury`, `release`, `hold` or `drop`.
+    # `complete`, `member`, `ended`, `retry`, `bury`, `release`, `hold`, `foreign` or `drop`.
     verb: str
     # Id on the stream, with the letter of its lane.
     entry: bytes
@@ -143,11 +156,11 @@ class Settlement(NamedTuple):
     job_id: str
     # `complete`, `ended`: the document. `member`: the result. All others: the message.
     payload: bytes
-    # `complete`, `bury`: ms that the document is kept. `retry`, `hold`: ms until it is due. `release`, `drop`: how many
-    # workers died with it.
+    # `complete`, `bury`: ms that the document is kept. `retry`, `hold`, `foreign`: ms until it is due. `release`,
+    # `drop`: how many workers died with it.
     number: int
     # `complete`: the job's deduplication lock, or b"". `bury`: the document. All others: ms that the
-    # document is kept if the job was revoked.
+    # document is kept if the job was revoked; `foreign`: that, and the list in which it waits.
     extra: bytes | int
 
     @property
@@ -190,11 +203,8 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
         case Postpone(delay, failure):
             message = add_failure(delivery.message, _signed(failure, delivery, worker))
             return Settlement("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
-        case Hold(delay):
-            # Rounded up: a job that comes too early is held again.
-            return Settlement(
-                "hold", entry, job_id, delivery.message, math.ceil(delay * 1000), int(ttl * 1000)
-            )
+        case Hold() | HandOver():
+            return _make_held_settlement(verdict, delivery, int(ttl * 1000))
         case Expire() | RejectVerdict() | Revoke():
             state, reason = _DROPPED[type(verdict)], getattr(verdict, "reason", "")
             document = _document(delivery, worker, state, b"null", reason=reason)
@@ -208,6 +218,17 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
             message = add_failure(delivery.message, signed) if command else delivery.message
             document = _document(delivery, worker, _DEAD, b"null", signed, reason.value)
             return Settlement("bury", entry, job_id, message, int(ttl * 1000), document)
+
+
+def _make_held_settlement(verdict: Hold | HandOver, delivery: Delivery, ttl_ms: int) -> Settlement:
+    """Return the settlement of a job that is kept. Its delay is rounded up: one that comes too early is held again."""
+    command, delay_ms = delivery.command, math.ceil(verdict.delay * 1000)
+    assert command is not None
+    if isinstance(verdict, Hold):
+        return Settlement("hold", delivery.entry, command.id, delivery.message, delay_ms, ttl_ms)
+    message = set_refusal(delivery.message, verdict.refusal)
+    words = f"{ttl_ms} {format_foreign_list(command.task, verdict.refusal)}".encode()
+    return Settlement("foreign", delivery.entry, command.id, message, delay_ms, words)
 
 
 def _make_member_settlement(delivery: Delivery, member: MemberId, value: bytes, lock: bytes) -> Settlement:
@@ -320,7 +341,7 @@ def is_requeue(settlement: Settlement, delivery: Delivery) -> bool:
     """Return whether `settlement` puts the same attempt back: released, held, or postponed with a changed message."""
     if settlement.verb == "retry":
         return not is_next_attempt(settlement, delivery)
-    return settlement.verb in ("release", "hold")
+    return settlement.verb in ("release", "hold", "foreign")
 
 
 def is_next_attempt(settlement: Settlement, delivery: Delivery) -> bool:

@@ -44,6 +44,15 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     at: float = 0.0  # seconds since 1970
 
 
+class Refusal(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What is known of a job that some workers could not run because of their code."""
+
+    # The digests of the signatures of its task that could not read its arguments.
+    by: tuple[str, ...] = ()
+    # Since when no live worker has had other code for it, in seconds since 1970; 0.0 while one has.
+    since: float = 0.0
+
+
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A Command message: run `task` with `args` and `kwargs`. Times are seconds since 1970.
 
@@ -74,6 +83,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     flow: str = ""  # how a member of a workflow gets its arguments: `arguments`, `map` or `chunk`
     headers: dict[str, str] | None = None  # what middleware of the producer has added
     event: Annotated[str, Meta(max_length=800)] = ""  # the event that it is for: its name, a blank, its id
+    refused: Refusal | None = None  # which code could not run it, while it waits for other code
 
     @property
     def lock(self) -> str:
@@ -266,10 +276,17 @@ def make_next_attempt(raw: bytes, failure: Failure, section: str = "") -> bytes:
     """
     fields: dict[str, Any] = _FIELDS.decode(raw)
     fields["attempt"] = msgspec.json.decode(fields.get("attempt", b"1"), type=int) + 1
+    fields.pop("refused", None)
     if section:
         counts = _COUNTS.decode(fields.get("sections", b"null")) or {}
         fields["sections"] = counts | {section: counts.get(section, 0) + 1}
     return encode(_add_failure(fields, failure))
+
+
+def set_refusal(raw: bytes, refusal: Refusal) -> bytes:
+    """Return the message with what is known of the code that could not run it. The rest is passed on byte for byte."""
+    fields: dict[str, Any] = _FIELDS.decode(raw)
+    return encode({**fields, "refused": refusal})
 
 
 def add_failure(raw: bytes, failure: Failure) -> bytes:
@@ -284,7 +301,7 @@ def make_replay(raw: bytes, limit: int | None = None) -> bytes:
     """
     read_command(raw, limit)
     fields: dict[str, Any] = _FIELDS.decode(raw)
-    for name in ("attempt", "failures", "sections", "expires"):
+    for name in ("attempt", "failures", "sections", "expires", "refused"):
         fields.pop(name, None)
     fields["replays"] = msgspec.json.decode(fields.get("replays", b"0"), type=int) + 1
     return encode(fields)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, assert_never, cast
 import msgspec
 
 from celery5.errors import Reject, Retry
-from celery5.protocol.job.messages import Failure
+from celery5.protocol.job.messages import Failure, Refusal
 from celery5.protocol.job.names import get_class_names
 from celery5.protocol.job.retry_policy import RetryPolicy
 
@@ -133,6 +133,14 @@ class CircuitBlocked(msgspec.Struct, frozen=True):
     delay: float | None = None
 
 
+class ForeignJob(msgspec.Struct, frozen=True):
+    """This worker's code cannot run the job, and other code may: it is kept for that, and looked at after `delay`."""
+
+    failure: Failure
+    refusal: Refusal
+    delay: float
+
+
 Outcome = (
     Returned
     | Raised
@@ -145,6 +153,7 @@ Outcome = (
     | StartMissed
     | PermanentFailure
     | CircuitBlocked
+    | ForeignJob
 )
 
 
@@ -192,6 +201,17 @@ class Hold(msgspec.Struct, frozen=True):
     reason: str
 
 
+class HandOver(msgspec.Struct, frozen=True):
+    """Keep the job for workers whose code knows its task and its arguments; no attempt is counted.
+
+    It is looked at again after `delay` seconds. `reason` is why this worker cannot run it.
+    """
+
+    delay: float
+    reason: str
+    refusal: Refusal
+
+
 class Expire(msgspec.Struct, frozen=True):
     """Drop the job and record that it has expired."""
 
@@ -206,12 +226,17 @@ class Revoke(msgspec.Struct, frozen=True):
     """Drop the job because it was revoked, and record that."""
 
 
-Verdict = Complete | RetryVerdict | Bury | Release | Postpone | Hold | Expire | RejectVerdict | Revoke
+Verdict = (
+    Complete | RetryVerdict | Bury | Release | Postpone | Hold | HandOver | Expire | RejectVerdict | Revoke
+)
 
 POSTPONE_DELAY = 1.0
 """Seconds after which a job that could not reach the broker runs again."""
 MAX_SECTIONS = 100
 """The most sections of one job that are counted: a task with ever new section names is not retried for ever."""
+
+FOREIGN_REASONS = frozenset({Reason.UNKNOWN_TASK, Reason.BAD_ARGUMENTS})
+"""Why a job is given up that other code may be able to run."""
 
 BackoffFunction = Callable[[int], float | str]
 """The user's own backoff: seconds before the retry of that number, from 0, or what is wrong with it."""
@@ -260,10 +285,8 @@ def judge(
             return _judge_request(
                 outcome, attempt - _count_section_retries(sections), policy, random, backoff
             )
-        case PermanentFailure(reason, failure):
-            return Bury(reason, failure)
-        case BrokerLost(failure):
-            return Postpone(POSTPONE_DELAY, failure)
+        case PermanentFailure() | BrokerLost() | ForeignJob():
+            return _judge_unable(outcome)
         case JobRejected(why):
             return RejectVerdict(why)
         case CircuitBlocked():
@@ -275,6 +298,15 @@ def judge(
             return _PLAIN[type(outcome)]
         case _:
             assert_never(outcome)
+
+
+def _judge_unable(outcome: PermanentFailure | BrokerLost | ForeignJob) -> Verdict:
+    """Return the verdict on a job that this worker cannot run, or not now."""
+    if isinstance(outcome, PermanentFailure):
+        return Bury(outcome.reason, outcome.failure)
+    if isinstance(outcome, BrokerLost):
+        return Postpone(POSTPONE_DELAY, outcome.failure)
+    return HandOver(outcome.delay, outcome.failure.message, outcome.refusal)
 
 
 def is_task_healthy(outcome: Outcome) -> bool | None:

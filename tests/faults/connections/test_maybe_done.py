@@ -46,7 +46,7 @@ class Baked(Event):
 
 def application(name: str, url: str, **settings: Any) -> App:
     """An application with one task for each way in which a job is sent."""
-    app = App(name, broker=url, **settings)
+    app = App(name, broker=url, **{"backlog": 0, **settings})
 
     @app.task(name="plain")
     async def plain(number: int) -> int:

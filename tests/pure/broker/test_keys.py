@@ -33,6 +33,7 @@ def made_for_streams() -> dict[str, str]:
         "members": ORDERS.members("<group>"),
         "incarnations": ORDERS.incarnations("<group>"),
         "plan": ORDERS.plan("<group>"),
+        "classes": ORDERS.classes("<group>"),
         "partition": f"{ORDERS.partition_prefix}<group>:<partition>",
         "state": ORDERS.state("<group>"),
         "outbox": f"{ORDERS.outbox_prefix}<group>:<partition>",
@@ -50,7 +51,11 @@ def made_for_queues() -> dict[str, str]:
     prefixes = ("result_prefix", "window_prefix", "run_prefix", "plan_prefix", "progress_prefix")
     for name in ("queue", "lane", "_lanes", *prefixes):
         del own[name]
-    return own
+    return own | {
+        "code_version": MAIL.code_version("<version>"),
+        "foreign_list": MAIL.foreign_list("<task> <signatures>"),
+        "audit_entries": SHOP.audit_entries,
+    }
 
 
 ALERT_KEYS = ("alerts", "alert_outbox", "alert_logged", "alert_history", "alert_silences")

@@ -18,6 +18,7 @@ from celery5.broker.calls.limits import AdmissionRequest
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import Delivery, Settlement
+from celery5.protocol.job.foreign import make_code_version
 from celery5.protocol.job.messages import Command, Document, encode, format_lock, read_command
 from celery5.protocol.job.states import (
     ADMITTED,
@@ -46,6 +47,7 @@ RULE = AdmissionRule("t", max_running=1000)
 WAITING_LIST = "t  "
 """The waiting list of all these jobs, by that rule."""
 TTL_MS = 60_000
+CODE = make_code_version({"t": "s"})
 
 
 class Act(StrEnum):
@@ -54,6 +56,7 @@ class Act(StrEnum):
     FIRE = "send by a schedule"
     DELIVER = "send to one worker"
     WAIT = "hold at a limit"
+    KEEP = "hold for other code"
     SETTLE_REVOKED = "settle as revoked"
     DIE = "take the worker down once too often"
     PURGE = "purge"
@@ -81,6 +84,8 @@ class ModelJob:
     is_revoked: bool = False
     # It is in the waiting list of a limit.
     is_limited: bool = False
+    # It is kept for workers with other code.
+    is_foreign: bool = False
     # It is in the dead-letter queue.
     is_dead_letter: bool = False
     # Its document is kept.
@@ -92,7 +97,7 @@ class ModelJob:
         with suppress(IllegalTransition):
             self.state = advance(before, move)
             self.is_revoked = self.is_revoked and self.state is before
-            self.is_limited = False
+            self.is_limited = self.is_foreign = False
             self.is_dead_letter = self.state is JobState.DEAD
             self.has_document = self.state in FINISHED
             return True
@@ -153,6 +158,7 @@ class QueueModel:
         """Add a new worker."""
         self.worker = uuid4().hex
         self.perform(lease_calls.join_queue(self.keys, self.worker, lease=60))
+        self.perform(lease_calls.announce_code(self.keys, CODE, lease=60, with_tasks=True))
 
     def make(self, job: str, move: str) -> None:
         """Make a move on the server and, where the table has it, in the model."""
@@ -165,6 +171,7 @@ class QueueModel:
             Act.FIRE: self.fire,
             Act.DELIVER: self.deliver,
             Act.WAIT: self.wait,
+            Act.KEEP: lambda job: self.settle(job, Act.KEEP),
             Act.PURGE: self.purge,
             Act.FORGET: self.forget,
         }
@@ -179,7 +186,7 @@ class QueueModel:
         elif move in moves_of_all:
             moves_of_all[move]()
         elif move == Move.RELEASE and self.jobs[job].state is JobState.HELD:
-            self.admit_waiting()
+            self.take_foreign() if self.jobs[job].is_foreign else self.admit_waiting()
         else:
             self.settle(job, move)
         if self.holder and self.jobs[self.holder].state in FINISHED | {JobState.UNKNOWN}:
@@ -270,6 +277,16 @@ class QueueModel:
             self.jobs[read_command(entry.message).id].make(Move.RELEASE)
         self.note_started(reply.entries)
 
+    def take_foreign(self) -> None:
+        """Give a job that is kept for other code to the worker: it is released and started at once, without a slot."""
+        call = jobs_calls.take_foreign_jobs(self.keys, self.worker, version=CODE.version, count=1)
+        (entry,) = self.perform(call)
+        assert entry.is_foreign
+        model = self.jobs[read_command(entry.message).id]
+        assert model.is_foreign
+        model.make(Move.RELEASE)
+        self.note_started([entry])
+
     def note_started(self, entries: list[Entry]) -> None:
         """The worker was given these entries."""
         for entry in entries:
@@ -326,6 +343,8 @@ class QueueModel:
             Move.BURY: Settlement("bury", entry.id, job, message, TTL_MS, document),
             Move.RELEASE: Settlement("release", entry.id, job, message, 0, TTL_MS),
             Move.HOLD: Settlement("hold", entry.id, job, message, 0, TTL_MS),
+            # Its time differs from that of whatever is held in the same millisecond.
+            Act.KEEP: Settlement("foreign", entry.id, job, message, -5, f"{TTL_MS} t -".encode()),
         }
         complete = Settlement("complete", entry.id, job, document, TTL_MS, LOCKS[job].encode())
         keys = self.keys.on_lane(entry.lane)
@@ -336,11 +355,14 @@ class QueueModel:
         else:
             self.perform(call)
         if model.state is JobState.EXECUTING:  # nothing else can be settled
-            goes_on = move in (Move.RETRY, Move.RELEASE, Move.HOLD, Move.BURY)
+            goes_on = move in (Move.RETRY, Move.RELEASE, Move.HOLD, Act.KEEP, Move.BURY)
             if move == Act.SETTLE_REVOKED or (model.is_revoked and goes_on):
                 model.make(Move.REVOKE)
             elif move == Move.RELEASE and entry.lane == ADMITTED:  # nobody reads that lane
                 model.make(Move.HOLD)
+            elif move == Act.KEEP:
+                model.make(Move.HOLD)
+                model.is_foreign = True
             else:
                 model.make(Move(move))
             self.note_off_admitted(model)
@@ -470,7 +492,11 @@ class QueueModel:
         assert {name: int(count) for name, count in _pairs(counts)} == {
             name: count for name, count in expected.items() if count
         }
-        admitted = [job for job, model in self.jobs.items() if model.lane == ADMITTED]
+        admitted = [
+            job
+            for job, model in self.jobs.items()
+            if model.lane == ADMITTED and not self.entries[job].is_foreign
+        ]
         assert _sorted(slots) == sorted(self.entries[job].id.decode() for job in admitted)
 
     def clear(self) -> None:
@@ -482,6 +508,8 @@ class QueueModel:
         own += [
             f"{keys.waiting_list_prefix}{name}" for name in (f"line {WAITING_LIST}", "tokens t ", "turns t")
         ]
+        own += [keys.code_versions, f"{keys.code_versions}:{CODE.version}"]
+        own += [keys.foreign_jobs, f"{keys.foreign_jobs}:t -"]
         self.perform(make_call("DEL", *own))
 
 

@@ -51,7 +51,7 @@ async def document(client: Any, key: str) -> dict[str, Any]:
 
 
 async def test_the_commands_on_the_page_send_jobs(url: str, app_name: str, redis_client: Any) -> None:
-    app = App(app_name, broker=url)
+    app = App(app_name, broker=url, unknown_task_grace=0)
     done: list[tuple[int, str]] = []
 
     @app.task(name="shop.charge")
@@ -82,7 +82,7 @@ async def test_the_commands_on_the_page_send_jobs(url: str, app_name: str, redis
 async def test_a_job_in_plain_json_fails_retries_and_dies_as_any_other(
     url: str, app_name: str, redis_client: Any
 ) -> None:
-    app = App(app_name, broker=url, retry_policy=RetryPolicy(max_retries=9))
+    app = App(app_name, broker=url, unknown_task_grace=0, retry_policy=RetryPolicy(max_retries=9))
 
     @app.task(name="shop.fail")
     def fail() -> None:
@@ -123,7 +123,7 @@ async def test_a_job_in_plain_json_fails_retries_and_dies_as_any_other(
 
 
 async def test_the_command_on_the_page_sends_an_event(url: str, app_name: str, redis_client: Any) -> None:
-    app, paid = App(app_name, broker=url), list[int]()
+    app, paid = App(app_name, broker=url, unknown_task_grace=0), list[int]()
 
     @app.event(name="shop.Paid")
     class Paid(Event):

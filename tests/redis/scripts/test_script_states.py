@@ -42,7 +42,7 @@ def likely(state: JobState) -> list[str]:
     """Return the moves of a state, and what else may happen to a job in it."""
     more: dict[JobState, list[str]] = {
         JobState.UNKNOWN: [Act.FIRE, Act.DELIVER],
-        JobState.EXECUTING: [Act.WAIT, Act.SETTLE_REVOKED, Act.DIE],
+        JobState.EXECUTING: [Act.WAIT, Act.KEEP, Act.SETTLE_REVOKED, Act.DIE],
         JobState.DEAD: [Act.PURGE, Act.FORGET],
     }
     return [*TRANSITIONS[state], *more.get(state, [Act.FORGET] if state in FINISHED else [])]
@@ -109,6 +109,11 @@ WAYS: dict[str, tuple[str, list[str]]] = {
     "given back": ("a", [Move.HOLD, Move.RELEASE, Move.RELEASE, Move.FALL_DUE]),
     "revoked": ("a", [Move.HOLD, Move.RELEASE, Move.REVOKE, Act.WAIT, Move.RELEASE]),
     "worker died": ("a", [Move.HOLD, Move.RELEASE, Move.RECOVER, Move.START, Move.EXPIRE]),
+    "kept for other code": ("a", [Move.SEND, Move.START, Act.KEEP, Move.RELEASE, Act.KEEP, Move.RELEASE, Move.RETRY]),
+    "kept and due": ("b", [Move.SEND, Move.START, Act.KEEP, Move.FALL_DUE, Move.START, Move.HOLD, Move.FALL_DUE]),
+    "kept and limited": ("a", [Move.SEND, Move.START, Act.KEEP, Move.RELEASE, Act.WAIT, Move.RELEASE, Move.SUCCEED]),
+    "kept and revoked": ("a", [Move.SEND, Move.START, Act.KEEP, Move.REVOKE]),
+    "kept, and its worker died": ("a", [Move.SEND, Move.START, Act.KEEP, Move.RELEASE, Move.RECOVER, Move.START]),
     "expired while waiting": ("d", [Move.HOLD, Move.FALL_DUE, Move.START, Move.EXPIRE]),
     "expires and is admitted": ("d", [Move.HOLD, Move.RELEASE, Act.WAIT, Move.RELEASE, Move.SUCCEED]),
 }  # fmt: skip
@@ -185,6 +190,7 @@ ENDS_OF_REVOKED = {
     Move.RETRY: JobState.REVOKED,
     Move.RELEASE: JobState.REVOKED,
     Move.HOLD: JobState.REVOKED,
+    Act.KEEP: JobState.REVOKED,
     Move.RECOVER: JobState.REVOKED,
     Act.DIE: JobState.REVOKED,
     Move.SUCCEED: JobState.SUCCESS,

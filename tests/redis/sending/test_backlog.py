@@ -95,8 +95,8 @@ def test_a_system_that_has_no_thread_to_give_now_may_have_one_for_the_next_job(
     assert numbers(shop) == [0, 2]
 
 
-def test_without_the_setting_an_outage_is_told_at_once(own_server: EmbeddedServer, app_name: str) -> None:
-    app = App(app_name, broker=own_server.url)
+def test_without_a_backlog_an_outage_is_told_at_once(own_server: EmbeddedServer, app_name: str) -> None:
+    app = App(app_name, broker=own_server.url, backlog=0)
 
     @app.task
     async def number(n: int) -> int:

@@ -200,6 +200,7 @@ async def test_what_is_imposed_on_a_task_is_imposed_on_all_brokers(
 def test_a_broker_that_is_away_holds_up_no_job_to_another_one(
     app: App, own_server: EmbeddedServer, redis_client: "redis.Redis"
 ) -> None:
+    app.configure(backlog=0)
     near, post = app.tasks["near"], app.tasks["post"]
     own_server.kill()
     with pytest.raises(BrokerUnavailable):

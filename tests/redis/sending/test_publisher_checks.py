@@ -81,7 +81,7 @@ def test_while_a_check_is_bad_jobs_wait_in_the_backlog_and_then_all_are_publishe
 
 
 def test_without_a_backlog_the_sender_is_told_which_check_is_bad(url: str, app_name: str, bank: Bank) -> None:
-    app = App(app_name, broker=url)
+    app = App(app_name, broker=url, backlog=0)
     number: Any = app.task(name="number")(_return_number)
     app.publisher_check(name="bank", period=0.05, allowed={"unhealthy": 0})(bank.check)
     number.delay(1)

@@ -125,8 +125,8 @@ def test_a_broker_that_is_away(plain_shop: Path, processes: int) -> None:
     assert ended.out.count('"action_status":"failed"') == (processes == 1)  # several do not begin
 
 
-def test_a_broker_that_is_away_from_a_producer() -> None:
-    app = App("shop", broker="redis://127.0.0.1:1")
+def test_a_broker_that_is_away_from_a_producer_without_a_backlog() -> None:
+    app = App("shop", broker="redis://127.0.0.1:1", backlog=0)
     with closing(app), pytest.raises(BrokerUnavailable) as caught:
         app.task(_noop).delay()
     assert one_line(caught.value) == "broker redis://127.0.0.1:1/0 cannot be reached: Connection refused"

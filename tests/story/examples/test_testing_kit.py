@@ -27,7 +27,7 @@ class Shop:
     """A small application, with tasks of each kind and an event."""
 
     def __init__(self, broker: str = NOBODY) -> None:
-        self.app = app = App("shop", broker=broker)
+        self.app = app = App("shop", broker=broker, backlog=0)
         self.mails: list[int] = []
 
         @app.event

@@ -149,7 +149,7 @@ SHOP = """
 import os
 from celery5 import App
 
-app = App("shop", broker=os.environ["BROKER"])
+app = App("shop", broker=os.environ["BROKER"], backlog=0)
 send_receipt = app.task(name="send_receipt")(lambda order: None)
 """
 STORY = """

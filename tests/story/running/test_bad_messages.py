@@ -24,7 +24,7 @@ from tests.watched import watched
 SHOP = """
 from celery5 import App
 
-app = App({name!r}, broker={url!r})
+app = App({name!r}, broker={url!r}, unknown_task_grace=0)
 
 @app.task
 async def add(a: int, b: int) -> int:

@@ -21,6 +21,7 @@
 --           ended:    document, or result of a success, ttl in ms, state and what its key is remembered under: of a member
 --           release:  Command, deliveries so far, ttl of a document in ms
 --           hold:     Command, delay in ms, ttl of a document in ms: waits as it is, with the deliveries that it had
+--           foreign:  Command, delay in ms, ttl of a document in ms and the list of foreign jobs that it is in (lib/foreign.lua)
 --           drop:     Command, deliveries and this one, ttl of a document in ms: takes the entry off the stream and
 --                     touches nothing else; but if the job's place is this very entry, it is a release
 --           and after all of them, for each document that sinks get: its stream entry, the names of the sinks, the
@@ -122,6 +123,7 @@ if others[1] then
     if for_sinks[entry] then send_document(for_sinks[entry], value) end
     places[id], ended[#ended + 1] = false, id
   end
+  local foreign = {} -- the jobs that are kept for other code, by their lists
   -- The other verbs are rare. Their functions are made when the first of them comes.
   local function make_other_verbs()
     local verbs, clock = {}, now_ms()
@@ -169,6 +171,7 @@ if others[1] then
       keep_until(due, waiting, jobs, id, message, place, when)
       places[id] = place
       if not earliest or when < earliest then earliest = when end
+      return when
     end
     function verbs.retry(id, entry, result, message, delay, ttl)
       if goes_on(id, entry, result, message, ttl) then keep_until_due(id, message, 'R' .. home_of(message), delay) end
@@ -176,6 +179,19 @@ if others[1] then
     function verbs.hold(id, entry, result, message, delay, ttl)
       if not goes_on(id, entry, result, message, ttl) then return end
       keep_until_due(id, message, 'H' .. deliveries_of(entry) .. home_of(message), delay)
+    end
+    function verbs.foreign(id, entry, result, message, delay, ttl_and_list)
+      local ttl, list = string.match(ttl_and_list, '^(%d+) (.*)$')
+      if not goes_on(id, entry, result, message, ttl) then return end
+      local home = home_of(message)
+      local when = keep_until_due(id, message, 'H' .. deliveries_of(entry) .. home, delay)
+      if not foreign[list] then
+        foreign[list] = {wait = 0}
+        foreign[#foreign + 1] = list
+      end
+      local scored = foreign[list]
+      scored[#scored + 1] = {home, when, id}
+      scored.wait = math.max(scored.wait, tonumber(delay))
     end
     function verbs.bury(id, entry, result, message, ttl, document)
       local here = is_job(id, entry, result)
@@ -232,6 +248,10 @@ if others[1] then
     end
   end
   wake_if_first(due, ARGV[3], earliest)
+  for _, list in ipairs(foreign) do -- bound: the outcomes of this call
+    add_foreign(jobs, list, foreign[list], foreign[list].wait)
+    redis.call('PUBLISH', ARGV[3], 'foreign ' .. list)
+  end
 end
 for _, node in ipairs(nodes) do -- bound: the outcomes of this call
   local frame, home = string.match(node, '^([^@]*)@?(.*)$')

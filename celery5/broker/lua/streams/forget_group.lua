@@ -10,6 +10,7 @@
 --       9 its dead records
 --       10 its parked keys
 --       11 prefix of the logs of those
+--       12 the digest of the class of records of each member
 -- ARGV  1 group
 --       2 first partition of this portion
 --       3 how many partitions at most
@@ -17,7 +18,7 @@
 -- Returns {'ok', first partition of the next portion, 0 when all is done}; {'unknown'} for no such group; {'live', how many
 -- members run}; {'kept', how many outputs are not delivered, how many dead records and how many parked ones there are} when
 -- it was refused for those.
-local map, groups, members, incarnations, plan, partitions, outboxes, state, dead, parked, parked_logs = unpack(KEYS)
+local map, groups, members, incarnations, plan, partitions, outboxes, state, dead, parked, parked_logs = unpack(KEYS, 1, 11)
 local group, first, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local _, total = count_partitions(map)
 local is_known = redis.call('HEXISTS', groups, group) == 1
@@ -40,5 +41,5 @@ local last = math.min(total, first + most) - 1
 for p = first, last do redis.call('UNLINK', partitions .. p, outboxes .. p) end -- bound: one portion
 if last + 1 < total then return {'ok', last + 1} end
 drop_parked(parked, parked_logs)
-redis.call('UNLINK', members, incarnations, plan, state, dead)
+redis.call('UNLINK', members, incarnations, plan, state, dead, KEYS[12])
 return {'ok', 0}
