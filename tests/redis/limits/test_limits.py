@@ -360,3 +360,26 @@ def trips(client: "redis.Redis") -> int:
     """How many trips were made to the server so far: scripts and reads."""
     told = client.info("commandstats")
     return sum(told.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "xreadgroup"))
+
+
+async def test_limited_tasks_with_waiting_jobs_take_turns_at_the_slots_of_their_kind(
+    url: str, app_name: str
+) -> None:
+    app, order = App(app_name, broker=url, concurrency=2), list[str]()
+
+    @app.task(limit=5)
+    async def many() -> None:
+        order.append("many")
+        await trio.sleep(0.15)  # longer than what is read ahead
+
+    @app.task(limit=5)
+    async def few() -> None:
+        order.append("few")
+        await trio.sleep(0.15)
+
+    sent = await app.asend_many([many.s()] * 50 + [few.s()] * 8)
+    async with working(app):
+        await agather(sent, timeout=60)
+    assert order.index("few") < 20, order
+    assert "many" in order[-20:], order
+    app.close()
