@@ -14,7 +14,7 @@ import trio
 from celery5.boot_step import BootStep
 from celery5.bootsteps.own_steps import ProvidedValues, StepCode
 from celery5.broker.transient_errors import is_transient
-from celery5.errors import BootStepFailed, BrokerReplied, BrokerUnavailable, CeleryError
+from celery5.errors import BootStepFailed, BrokerDenied, BrokerReplied, BrokerUnavailable, CeleryError
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
@@ -241,6 +241,8 @@ class SupervisedStep:
         match _find_leaf(error):
             case BrokerUnavailable():
                 return BrokerUnavailable(text)
+            case BrokerDenied():
+                return BrokerDenied(text)
             case BrokerReplied(code=code) as refusal if is_transient(refusal):
                 return BrokerReplied(text, code=code)
             case _:

@@ -227,6 +227,12 @@ class Keys:
         """What all keys of the application fit, by the rules of SCAN, and some of others."""
         return re.sub(r"([*?\[\]\\])", r"\\\1", f"celery5:{{{self.app}") + "*"
 
+    @property
+    def patterns(self) -> tuple[str, str]:
+        """What all keys and channels of the application fit, and no others, by the rules of an ACL."""
+        head = self.pattern.removesuffix("*")
+        return (f"{head}}}:*", f"{head}:*")
+
     def owns(self, key: str) -> bool:
         """Whether a key is of the application."""
         head = f"celery5:{{{self.app}"

@@ -1,6 +1,6 @@
 """Distinguish errors of Redis that pass by themselves from others."""
 
-from celery5.errors import BrokerReplied, BrokerUnavailable
+from celery5.errors import BrokerDenied, BrokerReplied, BrokerUnavailable
 
 _OUTAGE_CODES = frozenset({"OOM", "MISCONF", "NOREPLICAS", "UNBLOCKED"})
 """Memory is full; the disk is full; too few replicas; a blocked read was ended, by a failover or a lost key."""
@@ -21,7 +21,13 @@ def is_outage(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether this is a recoverable error of the broker."""
+    """Return whether this is a recoverable error of the broker.
+
+    A missing permission is one for a process that runs: whoever changed the user can change it back. At its first start
+    a process ends with it (`should_restart`).
+    """
+    if isinstance(error, BrokerDenied):
+        return True
     return isinstance(error, BrokerReplied | BrokerUnavailable) and is_recoverable(error)
 
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 import hiredis
 import redis.exceptions
 
-from celery5.broker.call import Call
+from celery5.broker.call import Call, Script
+from celery5.broker.lua_commands import find_lua_commands
 from celery5.errors import (
     BrokerDenied,
     BrokerError,
@@ -21,7 +22,7 @@ from celery5.errors import (
     BrokerUnavailable,
     UnreadableReply,
 )
-from celery5.protocol.masking import collapse_whitespace, escape_text, get_error_text
+from celery5.protocol.masking import MAX_ERROR_LENGTH, collapse_whitespace, escape_text, get_error_text
 
 # Redis 6.2 wraps the error of a command inside a script; later servers return it as it is.
 _INSIDE_SCRIPT = re.compile(r"^ERR Error running script .*@user_script: ?\d+: -?([A-Z]{3,} .*)$", re.DOTALL)
@@ -40,10 +41,13 @@ _NOT_NOW = {
     "CLUSTERDOWN": "says that its cluster is down",
     "MASTERDOWN": "has lost its master",
 }
+_DENIED_IN_SCRIPT = re.compile(r"ACL failure in script:|The user executing the script can't ")
+_NAMED_COMMAND = re.compile(r"run the '([^']{1,40})' command")
+_PLACE_IN_SCRIPT = re.compile(r"@user_script: ?(\d+)")
 _DENIED = {
     "NOAUTH": "wants a password: put user and password into the broker URL",
     "WRONGPASS": "refuses this user or password: check both in the broker URL",
-    "NOPERM": "does not permit this to the user: extend the user's ACL",
+    "NOPERM": "does not permit this to the user: extend the user's ACL as `celery5 acl` says",
     "DENIED": "is in protected mode: set a password, or bind it to an address",
 }
 
@@ -91,8 +95,19 @@ def _make_unreachable(where: str, reason: str, *, maybe_done: bool) -> BrokerUna
     return BrokerUnavailable(f"broker {where} cannot be reached: {reason}{hint}", maybe_done=maybe_done)
 
 
-def translate_reply(text: str, *, where: str) -> BrokerError:
-    """Return the error for an error reply, whose first word decides (`-LOADING Redis is loading ...`)."""
+def translate_reply(text: str, *, where: str, script: Script | None = None) -> BrokerError:
+    """Return the error for an error reply, whose first word decides (`-LOADING Redis is loading ...`).
+
+    Args:
+        text: The reply.
+        where: The server, for people.
+        script: The script that was called, if one was.
+    """
+    if _DENIED_IN_SCRIPT.search(text):
+        return BrokerDenied(
+            f"broker {where} does not permit {_describe_denied(text, script)} to the user: extend the user's ACL as "
+            f"`celery5 acl` says ({escape_text(collapse_whitespace(text))[:MAX_ERROR_LENGTH]})"
+        )
     match = _INSIDE_SCRIPT.match(text)
     if match:
         text = match.group(1)
@@ -111,6 +126,18 @@ def translate_reply(text: str, *, where: str) -> BrokerError:
     if code == "ERR" and rest.startswith("max number of clients"):
         return BrokerUnavailable(f"broker {where} has no connection left ({rest}); raise its maxclients")
     return BrokerReplied(f"broker {where} answered: {text}", code=code)
+
+
+def _describe_denied(text: str, script: Script | None) -> str:
+    """Return which command in which script the user may not run, or on which key, as far as it is known."""
+    found = _PLACE_IN_SCRIPT.search(text)
+    named = _NAMED_COMMAND.search(text)
+    command = named[1].upper() if named else ""
+    if script is not None and found is not None and not command:
+        lines = script.body.splitlines()[int(found[1]) - 1 : int(found[1])]
+        command = ", ".join(sorted(find_lua_commands("".join(lines)))).upper().replace("|", " ")
+    what = f"{command or 'a command'} in the script {script.name if script else 'that it called'}"
+    return f"{what}, or its key or channel," if "access" in text else what
 
 
 def unreadable_reply(call: Call[Any], error: Exception, *, where: str) -> BrokerError:

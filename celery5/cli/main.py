@@ -19,6 +19,7 @@ from celery5.cli.terminal.output import echo
 from celery5.cli.terminal.target import Target
 
 COMMANDS = (
+    "acl",
     "alert",
     "audit",
     "autoscale",

@@ -287,7 +287,7 @@ class Inbox:
                     await trio.sleep(FULL_BATCH_PAUSE)
         except (BrokerDenied, BrokerReplied) as error:
             self._refusals.record_error(error)
-            if is_transient(error):
+            if isinstance(error, BrokerReplied) and is_transient(error):
                 raise
         else:
             self._refusals.record_recovery()

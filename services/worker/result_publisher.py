@@ -18,8 +18,8 @@ from celery5.broker.calls import jobs, limits, workflows
 from celery5.broker.connection.pipeline import PendingRequest
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import QueueKeys
-from celery5.broker.transient_errors import is_recoverable
-from celery5.errors import BrokerReplied, BrokerUnavailable
+from celery5.broker.transient_errors import is_transient
+from celery5.errors import BrokerDenied, BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
 from celery5.protocol.events.documents import make_sink_argument
 from celery5.protocol.job.delivery import (
@@ -328,8 +328,8 @@ class ResultPublisher:
                 batch = self._filter_unsettled(batch, sent)
                 await trio.sleep(RETRY_INTERVAL)
                 self._unpublishable_retries.run_due_attempts()
-            except BrokerReplied as error:
-                if not is_recoverable(error):
+            except (BrokerDenied, BrokerReplied) as error:
+                if not is_transient(error):
                     raise
                 if not waited:
                     self._log.event("results:refused", "error", count=len(batch), why=str(error))

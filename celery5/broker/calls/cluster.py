@@ -8,6 +8,7 @@ from celery5.broker.keys import Keys
 from celery5.protocol.cluster.leadership import LeaderRecord
 
 RENEW_PRESENCE = Script.load("cluster/renew_presence", "clock")
+LIST_PRESENCE = Script.load("cluster/list_presence", "clock")
 
 
 def renew_presence(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tuple[str, ...]]:
@@ -36,7 +37,14 @@ def end_presence(keys: Keys, kind: str, name: str) -> Call[tuple[str, ...]]:
 
 def list_live_processes(keys: Keys, kind: str) -> Call[tuple[str, ...]]:
     """Return the processes of a kind that live."""
-    return end_presence(keys, kind, "")
+    return script_call(
+        LIST_PRESENCE,
+        (keys.live_processes(kind),),
+        (),
+        _names,
+        repeatable=True,
+        merge=merge_name_tuples,
+    )
 
 
 def claim_recycling(keys: Keys, worker: str, *, seconds: float) -> Call[bool]:

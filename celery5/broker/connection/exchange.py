@@ -84,7 +84,7 @@ def exchange_one(call: Call[T], *, reply_within: float, where: str) -> Generator
             # It did not run, so this does not repeat it.
             (raw,) = yield WireRequest(pack_command(call.with_script_text), timeouts, call.repeatable)
         if type(raw) is ReplyError:
-            raise translate_reply(str(raw), where=where)
+            raise translate_reply(str(raw), where=where, script=call.script)
     return read_reply(call, raw, where=where)
 
 
@@ -111,9 +111,9 @@ def exchange_all(
         )
         for at, raw in zip(missing, answers, strict=True):
             raws[at] = raw
-    for raw in raws:
+    for call, raw in zip(calls, raws, strict=True):
         if type(raw) is ReplyError:
-            error = translate_reply(str(raw), where=where)
+            error = translate_reply(str(raw), where=where, script=call.script)
             if any_succeeded(raws):
                 error.mark_maybe_done()
             raise error

@@ -104,7 +104,7 @@ class ParkedRedis(SingleConnection):
         if request.error is not None:
             raise request.error
         if type(request.reply) is ReplyError:
-            error = translate_reply(str(request.reply), where=self._where)
+            error = translate_reply(str(request.reply), where=self._where, script=call.script)
             if isinstance(error, BrokerReadOnly):
                 self._link.reconnect(str(error))
             raise error

@@ -161,7 +161,7 @@ class TrioRedis(SingleConnection):
                 if type(reply) is not ReplyError:
                     return reply
                 maybe_done = maybe_done or request.sent_before
-            error = translate_reply(str(reply), where=self._where)
+            error = translate_reply(str(reply), where=self._where, script=call.script)
             if isinstance(error, BrokerReadOnly):
                 self._link.reconnect(str(error))
             raise error

@@ -17,7 +17,7 @@ import trio
 from celery5.app import App
 from celery5.bootsteps.boot import BootFailed, BootGraph
 from celery5.broker.transient_errors import is_key_corrupt, is_transient
-from celery5.errors import BrokerReplied, BrokerUnavailable, LeaseLost
+from celery5.errors import BrokerDenied, BrokerReplied, BrokerUnavailable, LeaseLost
 from celery5.logs.log import Log
 from celery5.protocol.job.job import new_id
 from celery5.protocol.job.retry_policy import full_jitter
@@ -108,7 +108,12 @@ async def run_incarnations(
             log.event(events.reload_started, name=own_name)
             attempts = itertools.count()
         except* _SURVIVABLE as errors:
-            final = _split_final(errors, is_first=is_first, unreachable_reported=on_unreachable is not None)
+            final = _split_final(
+                errors,
+                is_first=is_first,
+                unreachable_reported=on_unreachable is not None,
+                has_started=status.is_started,
+            )
             if final is not None:
                 raise final from None
             reason = _format_first(errors)
@@ -124,11 +129,13 @@ async def run_incarnations(
         await trio.sleep(full_jitter(attempt, start=0.1, cap=1.0, random=random.random) if attempt else 0)
 
 
-_SURVIVABLE = (LeaseLost, BootFailed, BrokerUnavailable, BrokerReplied)
+_SURVIVABLE = (LeaseLost, BootFailed, BrokerUnavailable, BrokerReplied, BrokerDenied)
 """The errors that a process may survive by beginning again: `should_restart` decides for each."""
 
 
-def should_restart(error: BaseException, *, is_first: bool, unreachable_reported: bool) -> bool:
+def should_restart(
+    error: BaseException, *, is_first: bool, unreachable_reported: bool, has_started: bool = False
+) -> bool:
     """Return whether a process begins again after this error of an incarnation, instead of ending.
 
     A process that begins again waits for the same errors as a running one: a broker that cannot be reached, or that
@@ -140,8 +147,12 @@ def should_restart(error: BaseException, *, is_first: bool, unreachable_reported
             mistake in the configuration ends the process with one clear line.
         unreachable_reported: The process serves several brokers, so one that is unreachable at first has been reported
             and is waited for.
+        has_started: An incarnation has been up. A permission that is missing since then was taken from the user, and
+            may be given back.
     """
     match error:
+        case BrokerDenied() if has_started:
+            return True
         case LeaseLost():
             return True
         case BootFailed():
@@ -153,12 +164,14 @@ def should_restart(error: BaseException, *, is_first: bool, unreachable_reported
 
 
 def _split_final(
-    group: ExceptionGroup[Exception], *, is_first: bool, unreachable_reported: bool
+    group: ExceptionGroup[Exception], *, is_first: bool, unreachable_reported: bool, has_started: bool
 ) -> ExceptionGroup[Exception] | None:
     """Return the errors of a group that end the process, as a group; None when there are none."""
 
     def survived(error: BaseException) -> bool:
-        return should_restart(error, is_first=is_first, unreachable_reported=unreachable_reported)
+        return should_restart(
+            error, is_first=is_first, unreachable_reported=unreachable_reported, has_started=has_started
+        )
 
     return group.split(survived)[1]
 

@@ -118,6 +118,10 @@ class Lines:
     def __exit__(self, *_exc: object) -> None:
         self._journal.__exit__()
 
+    def count(self, text: str) -> int:
+        """How many lines have this text so far."""
+        return sum(text in line for line in self._stream.getvalue().splitlines())
+
     def of(self, name: str) -> list[dict[str, Any]]:
         """All messages `celery5:<name>` so far."""
         message_type = f"celery5:{name}"
