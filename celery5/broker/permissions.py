@@ -21,8 +21,8 @@ def _words(text: str) -> frozenset[str]:
 
 READING = _words(
     "bitpos exists get getbit hexists hget hgetall hkeys hlen hmget hscan hstrlen hvals lindex llen lrange mget pttl "
-    "smembers time xinfo xlen xpending xrange xread xrevrange zcard zcount zrandmember zrange zrangebyscore zrank "
-    "zrevrange zrevrangebyscore zscore"
+    "smembers time xinfo xlen xpending xrange xread xrevrange zcard zcount zlexcount zrandmember zrange zrangebylex "
+    "zrangebyscore zrank zrevrange zrevrangebyscore zscore"
 )
 """Commands that change nothing."""
 _CONNECTING = _words("auth hello ping select client|unblock eval evalsha subscribe unsubscribe")
