@@ -40,7 +40,7 @@ from celery5.hints import describe_option, make_attribute_error
 from celery5.limits.overrides import Limits
 from celery5.limits.rules import DeclareLimitRule
 from celery5.observability.alert_declaration import DeclareAlert
-from celery5.observability.configured import make_configured_middleware
+from celery5.observability.configured import lacks_middleware, make_configured_middleware
 from celery5.observability.middleware import Middleware, MiddlewareStack, check_middleware
 from celery5.protocol.brokers import check_broker_url
 from celery5.protocol.health.breaker import BreakerPolicy
@@ -245,7 +245,9 @@ class App:
     @lazy_property
     def middleware(self) -> MiddlewareStack:
         """What surrounds the sending and running of its jobs."""
-        middleware = [*make_configured_middleware(self.settings), *self._own_middleware]
+        given = {type(middleware) for middleware in self._own_middleware}
+        configured = [one for one in make_configured_middleware(self.settings) if type(one) not in given]
+        middleware = [*configured, *self._own_middleware]
         for each in middleware:
             each.added(self)
         return MiddlewareStack(middleware)
@@ -498,6 +500,8 @@ class App:
             declared_task.parameters.resolve()
         if "workflows" in self.__dict__:
             self.workflows.resolve()
+        if "middleware" in self.__dict__ and lacks_middleware(self.middleware):
+            del self.__dict__["middleware"]
 
     def _take_shared(self, task: Task[Any, Any]) -> None:
         """Add an included task that another application has adopted, if that includes it, too.

@@ -49,7 +49,9 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "canvas": "celery5 itself: chain, group, chord, and task.map(...)",
         "utils": "nothing; get_task_logger is logging.getLogger(__name__)",
         "backends": "nothing: results are where the jobs are",
-        "contrib": "nothing; is_aborted() is trio.from_thread.check_cancelled()",
+        "contrib": "celery5.contrib.django for Django; is_aborted() is trio.from_thread.check_cancelled()",
+        "Task": "task or app.task, which make a task of a function; what a base class did is middleware "
+        "(App(middleware=[...])) or a decorator below @app.task",
         "bin": "celery5.cli, and @app.command for a command of your own",
     },
     "signature": {
@@ -64,7 +66,8 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "retry": "raise Retry(countdown=5)",
         "request": "current_job()",
         "signature": "task.s(...)",
-        "si": "task.s(...)",
+        "si": "task.s(...), and a >> b, which passes no value to b",
+        "Task": "a function and @app.task; what a base class did is middleware (App(middleware=[...]))",
         "update_state": "progress(done, total, note)",
     },
     "result": {
@@ -114,6 +117,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "serializer": "nothing: it is always JSON",
         "link": "a | b, which passes the value of a to b",
         "track_started": "nothing: EXECUTING is always known",
+        "base": "middleware (App(middleware=[...])), or a decorator below @app.task: a task is a function, not a class",
     },
     "setting": {
         "backend": "nothing: results are where the jobs are",
@@ -393,5 +397,6 @@ def refuse_old_module(name: str) -> None:
     Do nothing for other modules.
     """
     package, _, module = name.partition(".")
-    if package == "celery5" and (instead := find_hint("module", module.partition(".")[0])):
-        raise ModuleNotFoundError(f"No module named {name!r}{instead}", name=name)
+    old = module.partition(".")[0]
+    if package == "celery5" and (instead := find_hint("module", old)):
+        raise ModuleNotFoundError(f"No module named {name!r}{instead}", name=f"{package}.{old}")

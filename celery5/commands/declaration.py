@@ -6,10 +6,12 @@ They use the same inbox as all others, are signed, and are answered in the same 
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar, cast, overload
 
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.protocol.commands.definitions import COMMAND_DEFINITIONS
+from celery5.runners.surrounding import surround_call
 
 F = TypeVar("F", bound=Callable[..., Any])
 OwnCommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
@@ -86,4 +88,5 @@ async def _call(function: Callable[..., Any], parameters: Mapping[str, Any]) -> 
         return await cast("Callable[..., Awaitable[object]]", function)(**parameters)
     import trio  # only workers get here
 
-    return await trio.to_thread.run_sync(lambda: function(**parameters), abandon_on_cancel=True)
+    call = surround_call(partial(function, **parameters), "thread")
+    return await trio.to_thread.run_sync(call, abandon_on_cancel=True)

@@ -102,7 +102,7 @@ class TomlConfiguration:
         """Return the table of the file."""
         self._last_state = _get_file_state(self._path)
         try:
-            table: dict[str, Any] = tomllib.loads(self._path.read_text("utf-8"))
+            table: dict[str, Any] = tomllib.loads(self._path.read_text("utf-8-sig"))
         except (OSError, ValueError) as error:
             raise Misconfigured(f"{self.where}: {error}") from None
         if self._path.name != "pyproject.toml":

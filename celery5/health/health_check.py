@@ -13,6 +13,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import Misconfigured
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.health.readings import CHECK_STATES, UNKNOWN_STATE, validate_states
+from celery5.runners.surrounding import surround_call
 
 T = TypeVar("T")
 
@@ -170,7 +171,9 @@ class HealthCheck:
             getattr(function, "__call__", None)  # noqa: B004  an object whose call is async
         ):
             return await function()
-        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter())
+        is_own = getattr(function, "__module__", "").startswith("celery5.")
+        call: Callable[[], object] = function if is_own else surround_call(function, "thread")
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter())
 
     def _limiter(self) -> Any:
         """Return the limiter of the one thread that each check has: a function that hangs for ever takes no more.

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         Storage,
         StreamStorage,
     )
+    from celery5.runners.surrounding import FunctionCall
 
 __all__ = [
     "AlertCondition",
@@ -70,6 +71,7 @@ __all__ = [
     "Dead",
     "DueSchedule",
     "Expired",
+    "FunctionCall",
     "HistoryPoint",
     "IncomingJob",
     "JobOutcome",
@@ -131,6 +133,7 @@ if not TYPE_CHECKING:
             "Dead": "celery5.observability.outcomes",
             "DueSchedule": "celery5.protocol.observability.overview",
             "Expired": "celery5.observability.outcomes",
+            "FunctionCall": "celery5.runners.surrounding",
             "HistoryPoint": "celery5.observability.metrics",
             "IncomingJob": "celery5.observability.jobs",
             "JobOutcome": "celery5.observability.outcomes",

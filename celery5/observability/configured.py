@@ -1,16 +1,29 @@
-"""The middleware that settings ask for."""
+"""The middleware that settings, or the frameworks of the process, ask for."""
+
+from collections.abc import Iterable
 
 from celery5.config.settings import Settings
 from celery5.observability.middleware import Middleware
 
 
+def lacks_middleware(stack: Iterable[Middleware]) -> bool:
+    """Return whether Django was configured after that middleware was made."""
+    from celery5.contrib.django import DjangoConnections, is_django_configured
+
+    return is_django_configured() and not any(isinstance(one, DjangoConnections) for one in stack)
+
+
 def make_configured_middleware(settings: Settings) -> list[Middleware]:
-    """Return the middleware that settings ask for, which is outside of the application's own.
+    """Return the middleware that settings ask for, and that of Django where Django is configured.
+
+    It is outside of the application's own.
 
     Raises:
         Misconfigured: A package that it needs is not installed.
     """
-    middleware: list[Middleware] = []
+    from celery5.contrib.django import DjangoConnections, is_django_configured
+
+    middleware: list[Middleware] = [DjangoConnections()] if is_django_configured() else []
     if settings.opentelemetry != "off":
         from celery5.observability.opentelemetry import OpenTelemetryMiddleware
 

@@ -9,6 +9,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.job.job import Job
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.context import LOG_EVENT
+from celery5.runners.surrounding import CallBlock, CallSurround, FunctionCall, make_surround
 
 if TYPE_CHECKING:
     from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
@@ -23,8 +24,8 @@ class Middleware:
     """Something that an application does around each of its jobs: measure, log, trace, prepare.
 
     Override what you need; nothing else is called. The first middleware of an application is the outermost one. Blocks
-    always end normally: what happened is an attribute of the job or of the batch. What a method raises is logged once
-    for each middleware (`middleware:failed`), and changes nothing for the job.
+    always end normally, but for those of `calling`: what happened is an attribute of the job or of the batch. What a
+    method raises is logged once for each middleware (`middleware:failed`), and changes nothing for the job.
     """
 
     def added(self, app: Application) -> None:
@@ -41,6 +42,17 @@ class Middleware:
 
         `async with` blocks run on Trio. Context variables that are set in the block are visible in the task, unless it
         is boxed, and are gone after the job.
+        """
+
+    def calling(self, call: FunctionCall) -> CallBlock:
+        """Return what surrounds the call of a task's function where it runs: `call.kind` says where.
+
+        That is in the thread of a `def` task, in the asyncio or Trio task of an `async def` one, and in the process of
+        a boxed one. Processors, timers and other functions of the application are surrounded, too, and `call.job` is
+        None then. `async with` blocks surround `async def` alone, on its event loop.
+
+        These blocks are part of the call: they get its error, their own errors are those of the job, and its limits in
+        time count them. They cannot hide an error.
         """
 
     def settling(self, batch: "SettlingBatch") -> Block:
@@ -65,6 +77,7 @@ class Middleware:
 _HOOKS = (
     "sending",
     "running",
+    "calling",
     "settling",
     "received",
     "unstarted",
@@ -147,6 +160,11 @@ class MiddlewareStack:
     def running(self) -> Sequence[tuple["Middleware", "Callable[[IncomingJob], RunningBlock]"]]:
         """The methods `running` that there are, with their middleware, from the outermost to the innermost."""
         return self._running
+
+    def make_surround(self, *, is_boxed: bool = False) -> CallSurround | None:
+        """Return what calls functions inside of the blocks of `calling`; None when there are none."""
+        hooks = [hook for _, hook in self._hooks["calling"]]
+        return make_surround(hooks, is_boxed=is_boxed) if hooks else None
 
     # ---- notifications
 

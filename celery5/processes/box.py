@@ -44,6 +44,7 @@ from celery5.runners.boxes.in_box import BoxMainThread
 from celery5.runners.boxes.launcher import die_with_parent
 from celery5.runners.context import CurrentJob
 from celery5.runners.outcome import make_failure
+from celery5.runners.surrounding import CALL_SURROUND
 from celery5.tasks.task import Task
 
 NAME = "celery5-box"
@@ -139,6 +140,7 @@ def main() -> None:
     if not isinstance(hello, BoxHello) or hello.python is None:
         sys.exit("a box is started by a worker of celery5, which says hello")
     app = _load_app(hello.python)
+    CALL_SURROUND.set(app.middleware.make_surround(is_boxed=True))
     main_thread, runs = (
         BoxMainThread(pipes.send_event, BoxReports(pipes).receive),
         queue.SimpleQueue[RunJob | None](),

@@ -14,6 +14,7 @@ from celery5.protocol.process.frozen import name_slot
 from celery5.runners.context import isolate_decimal_context
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import JobSlot, RunningJob
+from celery5.runners.surrounding import surround_call
 
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ class ThreadRunner:
         slots = self._get_slots()
         if slots != self._limiter.total_tokens:
             self._limiter.total_tokens = slots
-        call = _Call(self._limiter, function, args, kwargs, running_job.slot)
+        call = _Call(self._limiter, surround_call(function, "thread"), args, kwargs, running_job.slot)
         if running_job.limits is not None:
             interrupter = call.interrupter = CallInterrupter()
             running_job.allow_interrupts(interrupter.interrupt, interrupter.interrupt)

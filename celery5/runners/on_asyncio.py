@@ -18,6 +18,7 @@ from celery5.protocol.process.frozen import name_slot
 from celery5.runners.context import isolate_decimal_context
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import RunningJob
+from celery5.runners.surrounding import surround_call
 
 
 class AsyncioSoftLimit:
@@ -140,7 +141,7 @@ class AsyncioRunner:
         an outcome.
         """
         loop = self._get_loop()
-        job = _AsyncioJob(loop, function, args, kwargs, running_job)
+        job = _AsyncioJob(loop, surround_call(function, "asyncio"), args, kwargs, running_job)
         loop.jobs.add(job)
         if running_job.slot is not None and loop.thread.native_id is not None:
             running_job.slot.set_thread(loop.thread.native_id)

@@ -15,6 +15,7 @@ from celery5.protocol.job.verdict import Outcome, Raised
 from celery5.runners.context import isolate_decimal_context
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import RunningJob
+from celery5.runners.surrounding import surround_call
 
 _CHECKPOINT = trio.lowlevel.checkpoint.__code__
 
@@ -141,7 +142,7 @@ class TrioRunner:
         context = copy_context()
         context.run(isolate_decimal_context)
         try:
-            coroutine = function(*args, **kwargs)
+            coroutine = surround_call(function, "trio")(*args, **kwargs)
             try:
                 request = context.run(coroutine.send, None)
             except StopIteration as stop:

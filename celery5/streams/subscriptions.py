@@ -14,6 +14,7 @@ from celery5.health.health_check import HealthCheck
 from celery5.protocol.events.documents import ResultDocument
 from celery5.protocol.health.readings import get_worst_state, parse_states
 from celery5.results.sinks import SinkOptions, get_sink_options
+from celery5.runners.surrounding import surround_call
 from celery5.streams.blocking_events import BlockingEvents
 from celery5.streams.events import StreamEntry, StreamEvents
 from celery5.streams.stream import Stream
@@ -117,7 +118,8 @@ async def _write(sink: SinkOptions, documents: Sequence[ResultDocument]) -> None
         if sink.is_async:
             await sink.sink.write(documents)
         else:
-            await trio.to_thread.run_sync(sink.sink.write, documents, abandon_on_cancel=True)
+            write = surround_call(sink.sink.write, "thread")
+            await trio.to_thread.run_sync(write, documents, abandon_on_cancel=True)
 
 
 def _make_documents(stream: Stream[Any], batch: Sequence[StreamEntry[Any]]) -> list[ResultDocument]:

@@ -28,6 +28,7 @@ from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.names import get_class_names
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text
 from celery5.results.sinks import SinkOptions
+from celery5.runners.surrounding import surround_call
 from celery5.services.process.broker_outages import OutageLog
 
 LEASE = 5.0
@@ -297,7 +298,7 @@ class _OneSinkDelivery:
                 else:
                     # One thread for each sink: one that hangs for ever blocks no other thread.
                     self._thread = self._thread or trio.CapacityLimiter(1)
-                    write: Callable[[], Any] = partial(options.sink.write, documents)
+                    write: Callable[[], Any] = surround_call(partial(options.sink.write, documents), "thread")
                     # Trio raises an error if `write` returns a coroutine.
                     await trio.to_thread.run_sync(write, abandon_on_cancel=True, limiter=self._thread)
         except trio.TooSlowError:

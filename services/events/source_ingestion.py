@@ -25,6 +25,7 @@ from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.runners.surrounding import surround_call
 from celery5.tasks.task import Task
 
 LEASE = 5.0
@@ -213,7 +214,9 @@ class _SourceRunner:
                 with trio.move_on_after(STOP_LIMIT, shield=True):
                     await cast("Any", bodies).aclose()
         else:
-            for body in await trio.to_thread.run_sync(partial(_list_bodies, run), abandon_on_cancel=True):
+            for body in await trio.to_thread.run_sync(
+                surround_call(partial(_list_bodies, run), "thread"), abandon_on_cancel=True
+            ):
                 await self._publish_or_log(body)
 
     async def _publish_or_log(self, body: object) -> None:

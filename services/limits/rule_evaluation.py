@@ -22,6 +22,7 @@ from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.limit_rules import ImposedLimits, compare_rules
 from celery5.protocol.limits import LimitOverride
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
+from celery5.runners.surrounding import surround_call
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.scaling.observer import ClusterObserver
 
@@ -149,7 +150,7 @@ class LimitRuleEvaluator:
             return await rule.function(snapshot)
         limiter = self._threads.setdefault(rule.name, trio.CapacityLimiter(1))
         return await trio.to_thread.run_sync(
-            partial(rule.function, snapshot), abandon_on_cancel=True, limiter=limiter
+            surround_call(partial(rule.function, snapshot), "thread"), abandon_on_cancel=True, limiter=limiter
         )
 
     async def _impose_on(self, broker: str, driver: AsyncDriver, imposed: ImposedLimits) -> None:

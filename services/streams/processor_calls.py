@@ -12,6 +12,7 @@ from celery5.protocol.job.verdict import Outcome, Returned
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.running_job import RunningJob
+from celery5.runners.surrounding import CALL_SURROUND, surround_call
 from celery5.services.streams.lane_feed import LaneFeed
 from celery5.services.streams.remote_feed import AsyncioFeed, RemoteFeed, ThreadFeed
 from celery5.streams.blocking_events import BlockingEvents, run_without_waiting
@@ -109,30 +110,50 @@ class ProcessorCalls:
     async def _execute(self, function: Callable[[], Awaitable[None]]) -> Exception | None:
         """Run a function where the processor runs; return what it raises."""
         errors: list[Exception] = []
+        kind = self._processor.kind
+        call = surround_call(
+            (lambda: run_without_waiting(_await(function))) if kind == "thread" else function, kind
+        )
 
         async def run() -> None:
             try:
-                await function()
+                await call()
             except Exception as error:
                 errors.append(error)
 
         def run_blocking() -> None:
-            run_without_waiting(run())
+            try:
+                call()
+            except Exception as error:
+                errors.append(error)
 
-        match self._processor.kind:
-            case "trio":
-                await run()
-                outcome: Outcome | None = None
-            case "asyncio":
-                outcome = await self._asyncio_runner.execute(run, (), {}, RunningJob())
-            case "thread":
-                outcome = await self._thread_runner.execute(run_blocking, (), {}, RunningJob())
+        token = CALL_SURROUND.set(None)  # the runner would surround what never raises
+        try:
+            outcome = await self._execute_here(run, run_blocking)
+        finally:
+            CALL_SURROUND.reset(token)
         if errors:
             return errors[0]
         # What is no Exception, such as SystemExit, ends neither the loop nor the worker.
         return (
             None if outcome is None or isinstance(outcome, Returned) else ProcessorEnded(repr(outcome)[:1000])
         )
+
+    async def _execute_here(
+        self, run: Callable[[], Awaitable[None]], run_blocking: Callable[[], None]
+    ) -> Outcome | None:
+        match self._processor.kind:
+            case "trio":
+                await run()
+                return None
+            case "asyncio":
+                return await self._asyncio_runner.execute(run, (), {}, RunningJob())
+            case "thread":
+                return await self._thread_runner.execute(run_blocking, (), {}, RunningJob())
+
+
+async def _await(function: Callable[[], Awaitable[None]]) -> None:
+    await function()
 
 
 async def _repeat(function: Callable[[], Awaitable[None]]) -> None:

@@ -22,6 +22,7 @@ from celery5.protocol.job.retry_policy import full_jitter
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.streams.groups import ArchiveClaim, ArchivePortion
+from celery5.runners.surrounding import surround_call
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.streams.archive import Archive, describe_archive, is_async_archive
 from celery5.streams.encodings import learn_encodings
@@ -193,7 +194,9 @@ class _StreamArchiver:
                 else:
                     # One thread for each stream: an archive that hangs for ever blocks no other thread.
                     self._thread = self._thread or trio.CapacityLimiter(1)
-                    write = partial(self._archive, stream.name, portion.partition, entries)
+                    write = surround_call(
+                        partial(self._archive, stream.name, portion.partition, entries), "thread"
+                    )
                     await trio.to_thread.run_sync(write, abandon_on_cancel=True, limiter=self._thread)
         except trio.TooSlowError:
             return TimeoutError(f"it did not end within {TIMEOUT:g} s")

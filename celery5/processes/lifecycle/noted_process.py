@@ -10,6 +10,7 @@ import trio
 from celery5.app import App
 from celery5.logs.log import Log
 from celery5.runners.context import LOG_EVENT
+from celery5.runners.surrounding import CALL_SURROUND
 
 
 @contextmanager
@@ -29,6 +30,7 @@ def noting_process(
         yield task_status
         return
     LOG_EVENT.set(log.event)
+    CALL_SURROUND.set(app.middleware.make_surround())
     noted = _NotedStart(app, kind, name or f"{socket.gethostname()}:{os.getpid()}", task_status)
     try:
         yield noted

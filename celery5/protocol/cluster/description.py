@@ -219,7 +219,7 @@ def parse_cluster(description: bytes | Mapping[str, Any], checker: ValueChecker 
     """Return the cluster in a description, TOML or a table. Raises Misconfigured with all errors at once."""
     if isinstance(description, bytes):
         try:
-            description = tomllib.loads(description.decode())
+            description = tomllib.loads(description.decode("utf-8-sig"))
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise Misconfigured(f"not TOML: {error}") from None
     reader = _DescriptionReader(checker or ValueChecker())

@@ -23,6 +23,7 @@ from celery5.runners.context import (
     ProgressReceiver,
 )
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
+from celery5.runners.surrounding import surround_call
 
 if TYPE_CHECKING:
     from celery5.runners.running_job import RunningJob
@@ -97,7 +98,7 @@ class BoxMainThread:
         PROGRESS_RECEIVER.set(self._receive_progress)
         try:
             if loop == "thread":
-                return get_result_outcome(self._call(function, args, kwargs))
+                return get_result_outcome(self._call(surround_call(function, "thread"), args, kwargs))
             return self._in_loop(run, loop, function, args, kwargs)
         except JobCancelled:
             return INTERRUPTED

@@ -58,6 +58,8 @@ def test_toml_files_say_settings_and_pyproject_in_its_own_table(here: Path) -> N
     (here / "pyproject.toml").write_text("[project]\nname = 'shop'\n[tool.celery5]\nlease = 4.5")
     assert dict(meant("celery5.toml").load()) == {"concurrency": 7}
     assert dict(meant("pyproject.toml").load()) == {"lease": 4.5}
+    (here / "celery5.toml").write_text("concurrency = 8", encoding="utf-8-sig")  # as Windows writes it
+    assert dict(meant("celery5.toml").load()) == {"concurrency": 8}
 
 
 @pytest.mark.parametrize(

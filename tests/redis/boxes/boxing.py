@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import trio
@@ -271,3 +272,5 @@ _ACTS: dict[str, Any] = {
 }
 
 app = make(os.environ.get("BOXING_APP", "boxing"))
+for name in filter(None, [os.environ.get("BOXING_MIDDLEWARE")]):
+    app.add_middleware(resolve_name(name)())

@@ -1,0 +1,152 @@
+"""Django: give each job usable connections to its databases, as each request of a web server gets.
+
+Django keeps a connection for each thread, and closes those that are broken or too old at the start and the end of a
+request. A worker has no requests: without this, one broken connection would fail every later job of its thread. The
+middleware is there by itself in an application whose process has Django configured.
+"""
+
+import os
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from celery5.application import Application
+from celery5.errors import Misconfigured
+from celery5.observability.middleware import Middleware
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.runners.context import LOG_EVENT
+from celery5.runners.surrounding import CallBlock, FunctionCall
+
+
+def is_django_configured() -> bool:
+    """Return whether this process has Django, with settings. Django itself is not imported."""
+    settings = getattr(sys.modules.get("django.conf"), "settings", None)
+    if settings is not None and settings.configured:
+        return True
+    return bool(os.environ.get("DJANGO_SETTINGS_MODULE")) and find_spec("django") is not None
+
+
+class DjangoConnections(Middleware):
+    """Closes the database connections of Django that are broken or too old, around each call of a worker.
+
+    Around `def` code, also in a box, this happens in its thread, before and after it. Each asyncio job has a thread of
+    its own for its queries, as a request under ASGI has, whose connections are closed with the job. On Trio broken
+    connections alone are closed: the jobs there share those of the thread.
+    """
+
+    def added(self, app: Application) -> None:
+        """Raise Misconfigured where Django is not installed."""
+        del app
+        if find_spec("django") is None:
+            raise Misconfigured("celery5.contrib.django needs Django: pip install django")
+
+    def calling(self, call: FunctionCall) -> CallBlock:
+        """Return what surrounds a call."""
+        if call.kind == "thread":
+            return _checking_connections()
+        return _own_thread() if call.kind == "asyncio" else _closing_broken_connections()
+
+
+@contextmanager
+def _checking_connections() -> Generator[None, None, None]:
+    for connection in _list_connections():
+        connection.queries_log.clear()  # with DEBUG it has every query
+        _close_unless_usable(connection)
+    try:
+        yield
+    finally:
+        for connection in _list_connections():
+            _close_unless_usable(connection)
+
+
+@contextmanager
+def _closing_broken_connections() -> Generator[None, None, None]:
+    try:
+        yield
+    finally:
+        for connection in _list_connections():
+            if connection.errors_occurred and not connection.in_atomic_block:
+                _close_unless_usable(connection)
+
+
+@asynccontextmanager
+async def _own_thread() -> AsyncGenerator[None, None]:
+    """Run what `sync_to_async` calls in a thread of its own, which is made when it is first needed."""
+    if "django.db" not in sys.modules:
+        yield
+        return
+    asgiref: Any = import_module("asgiref.sync")  # Django brings it
+    context = asgiref.ThreadSensitiveContext()
+    async with context:
+        try:
+            yield
+        finally:
+            executor = asgiref.SyncToAsync.context_to_thread_executor.pop(context, None)
+            if executor is not None:
+                # Not awaited: the thread may still be in a query of a job that was cancelled.
+                executor.submit(_close_all)
+                executor.shutdown(wait=False)
+
+
+def _close_all() -> None:
+    for connection in _list_connections():
+        _call_safely(connection.close)
+
+
+def _list_connections() -> list[Any]:
+    """Return the connections of this thread; none where nobody has imported Django's databases."""
+    database: Any = sys.modules.get("django.db")
+    if database is None:
+        return []
+    try:
+        return list(database.connections.all(initialized_only=True))
+    except Exception as error:  # the settings cannot be read: whoever uses a database will be told
+        _log_failure(error)
+        return []
+
+
+def _close_unless_usable(connection: Any) -> None:
+    """Close a connection that is broken or too old, and drop one whose transaction was left open.
+
+    The threads belong to the worker, so nobody is inside of a transaction between two calls. A time limit that is
+    raised in the middle of the end of a block may leave one open, and whatever followed would be part of it.
+    """
+    if connection.in_atomic_block:
+        _call_safely(connection.close)
+        database: Any = sys.modules["django.db"]
+        _call_safely(lambda: database.connections.__delitem__(connection.alias))
+        return
+    if (
+        connection.errors_occurred
+    ):  # not every database can tell whether a connection is usable: sqlite says it always is
+        _call_safely(connection.close)
+    else:
+        _call_safely(connection.close_if_unusable_or_obsolete)
+
+
+def _call_safely(function: Any) -> None:
+    """Call a method of a connection. Closing a broken one may fail, and leaves it closed all the same."""
+    database: Any = sys.modules["django.db"]
+    try:
+        function()
+    except (database.InterfaceError, database.DatabaseError):
+        pass
+    except Exception as error:
+        _log_failure(error)
+
+
+_LOGGED: set[str] = set()
+
+
+def _log_failure(error: Exception) -> None:
+    """Log a failure that is not one of the database, once for each kind."""
+    kind = type(error).__qualname__
+    if kind not in _LOGGED:
+        _LOGGED.add(kind)
+        why = describe_error(error, MAX_ERROR_LENGTH)
+        LOG_EVENT.get()(
+            "middleware:failed", "warning", middleware="DjangoConnections", hook="calling", why=why
+        )

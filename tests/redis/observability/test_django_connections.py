@@ -1,0 +1,115 @@
+"""Django: after a broken connection, or a transaction that was left open, the next job of a thread is well again."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery5 import App, TaskFailed
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.contrib import django as contrib
+from celery5.contrib.django import DjangoConnections, is_django_configured
+from tests.redis.commands.staff import wait_until
+from tests.story.cli.commands import LIMIT, environment
+
+MODULE = "tests.redis.observability.django_shop"
+
+
+@pytest.fixture(scope="module")
+def shop(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    """A producer for the project, whose worker runs: no Django here."""
+    folder = tmp_path_factory.mktemp("django")
+    name = f"django-{os.getpid()}"
+    env = environment(
+        CELERY5_BROKER=server.url,
+        DJANGO_APP=name,
+        DJANGO_DB=os.environ.get("DJANGO_DB") or str(folder / "db"),
+    )
+    command = [sys.executable, "-m", "celery5", "-A", MODULE, "worker", "start"]
+    with (folder / "log").open("wb") as log:
+        worker = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+    app = App(name, broker=server.url)
+    for task in ("thread", "boxed", "asyncio", "trio", "asyncio-again"):
+
+        @app.task(name=task)
+        def act(action: str = "") -> Any: ...
+
+    app.stream("orders", partitions=1)
+    yield app
+    worker.terminate()
+    assert worker.wait(LIMIT) == 0, (folder / "log").read_text()
+    assert "middleware:failed" not in (folder / "log").read_text()
+    app.close()
+
+
+def act(app: App, task: str, *args: str) -> Any:
+    """Return the result of a job."""
+    return app.tasks[task].delay(*args).get(timeout=LIMIT)
+
+
+@pytest.mark.parametrize("kind", ["thread", "boxed", "asyncio", "trio"])
+def test_no_later_job_fails_after_a_connection_broke(shop: App, kind: str) -> None:
+    assert act(shop, kind, "query") == 7
+    act(shop, kind, "break")
+    outcomes: list[object] = []
+    for _ in range(4):
+        try:
+            outcomes.append(act(shop, kind, "query"))
+        except TaskFailed as error:
+            outcomes.append(error.type)
+    # A connection shows that it is broken by failing once, where it may stay open between jobs, as it does here.
+    assert outcomes[1:] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("kind", ["thread", "boxed", "asyncio"])
+def test_a_transaction_that_was_left_open_does_not_take_in_the_next_job(shop: App, kind: str) -> None:
+    act(shop, kind, "leave")
+    _, is_open, _ = act(shop, kind, "describe")
+    assert not is_open
+    assert act(shop, kind, "query") == 7
+
+
+@pytest.mark.parametrize("kind", ["thread", "boxed"])
+def test_queries_are_remembered_for_one_job_alone(shop: App, kind: str) -> None:
+    for _ in range(3):
+        act(shop, kind, "query")
+    remembered, _, _ = act(shop, kind, "describe")
+    assert remembered == 0
+
+
+def test_each_asyncio_job_has_one_thread_for_its_queries(shop: App) -> None:
+    first, second = act(shop, "asyncio-again")
+    assert first == second
+    assert act(shop, "asyncio", "query") == 7
+
+
+def test_a_processor_goes_on_after_a_connection_broke(shop: App) -> None:
+    stream: Any = shop.streams["orders"]
+    stream.send({"n": 0}, {"n": 1}, {"n": 2})
+
+    def is_done() -> bool:
+        groups = shop.streams.info("orders")[0].groups
+        return bool(groups) and groups[0].lag == 0
+
+    wait_until(is_done)
+    dead = [one.record for one in shop.streams.dead_records.read("orders", "look_up")]
+    assert dead in ([], [{"n": 0}])
+    shop.streams.dead_records.purge("orders", "look_up")
+
+
+def test_it_is_there_when_django_is_configured_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    monkeypatch.delitem(sys.modules, "django.conf", raising=False)
+    assert not is_django_configured()
+    app = App("shop")
+    assert list(app.middleware) == []
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
+    app.load()  # Django was configured since
+    assert [type(one) for one in app.middleware] == [DjangoConnections]
+    mine = DjangoConnections()
+    assert list(App("shop", middleware=[mine]).middleware) == [mine]
+    monkeypatch.setattr(contrib, "find_spec", lambda _name: None)
+    assert not is_django_configured()
