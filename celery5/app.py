@@ -854,11 +854,17 @@ event: DeclareEvent = DeclareEvent(find_owner=_find_owner_of_event)
 """Declare an event without naming an application: the one that includes or imports it owns it."""
 
 
+MAX_APP_NAME = 200
+"""Characters of the name of an application: it is in every key."""
+
+
 def check_app_name(name: str) -> str:
     """Return the name of an application. Raises Misconfigured for one that cannot be part of a key."""
-    if not (isinstance(cast("object", name), str) and name) or any(c.isspace() or c in "{}:" for c in name):
+    is_text = isinstance(cast("object", name), str) and 0 < len(name) <= MAX_APP_NAME and name.isprintable()
+    if not is_text or any(c.isspace() or c in "{}:" for c in name):
+        shown = repr(name)[:MAX_APP_NAME]
         raise Misconfigured(
-            f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
+            f"application name {shown}: use 1 to {MAX_APP_NAME} printable characters without spaces, braces or colons"
         )
     if name in (".", ".."):
         raise Misconfigured(

@@ -13,6 +13,7 @@ from celery5.dashboard.performing import Performer, describe_problem
 from celery5.dashboard.requests import check_form_key, read_body, read_query, to_parameters
 from celery5.dashboard.sessions import Sessions
 from celery5.errors import Misconfigured
+from celery5.protocol.masking import escape_json, get_error_text
 
 JSON = "application/json"
 PROBLEM = "application/problem+json"
@@ -49,7 +50,7 @@ class JsonApi:
         try:
             return _respond(await self._perform(request))
         except Exception as error:
-            problem = describe_problem(error)
+            problem = describe_problem(error, request)
             body = {"status": problem.status, "title": type(error).__name__, "detail": problem.detail}
             return _respond(body, problem.status, PROBLEM)
 
@@ -79,9 +80,13 @@ async def _read_object(request: Request) -> dict[str, Any]:
         raise Misconfigured(f"send the parameters as a JSON object, with content-type: {JSON}")
     try:
         return msgspec.json.decode(await read_body(request) or b"{}", type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise Misconfigured(f"the parameters are no JSON object: {error}") from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # as deep as the interpreter's stack, or of digits without end
+        raise Misconfigured(f"the parameters are no JSON object: {get_error_text(error, 200)}") from None
 
 
 def _respond(value: Any, status: int = 200, media_type: str = JSON) -> Response:
-    return Response(encode_json(value), status, media_type=media_type)
+    text = escape_json(encode_json(value).decode())
+    return Response(text.encode(), status, media_type=media_type)

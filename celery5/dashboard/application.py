@@ -92,6 +92,8 @@ class Dashboard:
 
         try:
             await self._guarded(scope, receive, note)
+            if (unexpected := scope.get("state", {}).get("unexpected")) is not None:
+                raise unexpected
         except Exception as error:
             # Starlette has answered, unless the error is the guard's: its file of tokens is gone, for example.
             if not has_started:

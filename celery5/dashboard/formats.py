@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import wraps
 from typing import Any
 
 import msgspec
@@ -11,7 +12,10 @@ from markupsafe import Markup
 
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.durations import format_duration
+from celery5.protocol.masking import escape_text
 
+MAX_ODD_VALUE = 40
+"""Characters of a value that is no number, time or size although it should be."""
 NONE = "-"
 """Stands for what is not known or not there."""
 
@@ -88,7 +92,23 @@ def format_value(value: Any) -> str:
     return encode_json(value).decode()
 
 
-FILTERS: Mapping[str, Callable[[Any], Any]] = {
+def _make_total(show: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a filter that shows any value: one that `show` cannot show, such as a time in the year 30,000, as text.
+
+    One bad number in Redis is no reason to show nothing of a page.
+    """
+
+    @wraps(show)
+    def show_any(value: Any) -> Any:
+        try:
+            return show(value)
+        except (ValueError, OverflowError, OSError, TypeError):
+            return escape_text(f"{value!r}"[:MAX_ODD_VALUE])
+
+    return show_any
+
+
+_FILTERS: Mapping[str, Callable[[Any], Any]] = {
     "number": format_number,
     "span": format_span,
     "share": format_share,
@@ -98,4 +118,5 @@ FILTERS: Mapping[str, Callable[[Any], Any]] = {
     "json": format_json,
     "value": format_value,
 }
+FILTERS: Mapping[str, Callable[[Any], Any]] = {name: _make_total(show) for name, show in _FILTERS.items()}
 """The filters of the templates, by name."""

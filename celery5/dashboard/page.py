@@ -1,14 +1,17 @@
 """Define what a page is: it asks operations for what it shows, as the user who looks at it."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import anyio
 
 from celery5.dashboard.access import User
 from celery5.dashboard.operations import OPERATIONS
 from celery5.dashboard.performing import Performer
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class PageRequest:
         query: The parameters of its address, by name; of several values the last.
         user: Who looks.
         performer: Performs the operations.
+        problems: What cannot be shown of the page, and why.
     """
 
     app: str
@@ -28,11 +32,26 @@ class PageRequest:
     query: Mapping[str, str]
     user: User
     performer: Performer
+    # What cannot be shown of the page, and why.
+    problems: list[str] = field(default_factory=list[str])
 
     async def read(self, operation: str, **parameters: Any) -> Any:
         """Return the result of an operation. Parameters that are '' or None are left out. Raises what it raises."""
         given = {name: value for name, value in parameters.items() if value not in ("", None)}
         return await self.performer.perform(self.app, OPERATIONS[operation], given, self.user, is_text=True)
+
+    async def read_part(self, what: str, operation: str, default: T, **parameters: Any) -> T:
+        """Return the result of an operation for a part of the page; `default` when it fails, and the page says so.
+
+        Args:
+            what: The part in words: `the alerts`.
+        """
+        try:
+            result: T = await self.read(operation, **parameters)
+        except Exception as error:
+            self.problems.append(f"{what} cannot be shown: {describe_error(error, MAX_ERROR_LENGTH)}")
+            return default
+        return result
 
     async def read_together(self, *operations: str, **parameters: Any) -> list[Any]:
         """Return the results of operations with the same parameters, read at the same time. Raises what one raises."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import msgspec
+from starlette.requests import HTTPConnection
 
 from celery5.app import App
 from celery5.dashboard.access import User
@@ -25,6 +26,7 @@ from celery5.errors import (
     UnknownQueue,
     UnknownTask,
 )
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.similar_names import did_you_mean
 
 READ_ONCE = 1.0
@@ -54,8 +56,8 @@ class Problem:
     detail: str
 
 
-def describe_problem(error: Exception) -> Problem:
-    """Return what to answer when an operation has raised."""
+def describe_problem(error: Exception, request: HTTPConnection) -> Problem:
+    """Return what to answer when an operation has raised. What nobody expects is noted, for the log."""
     match error:
         case NotFound() | UnknownQueue() | UnknownTask():
             return Problem(404, str(error))
@@ -70,7 +72,9 @@ def describe_problem(error: Exception) -> Problem:
         case CeleryError():
             return Problem(409, str(error))
         case _:
-            raise error
+            request.scope.setdefault("state", {})["unexpected"] = error
+            why = describe_error(error, MAX_ERROR_LENGTH)
+            return Problem(500, f"something that is read is not as it should be ({why}): the log has more")
 
 
 def _shorten_outage(text: str) -> str:

@@ -85,7 +85,7 @@ def to_parameters(operation: Operation, fields: Mapping[str, list[str]]) -> dict
         if texts[-1] and ("dict[" in kind or "Any" in kind):
             try:
                 values[name] = msgspec.json.decode(texts[-1])
-            except msgspec.DecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise Misconfigured(f"{operation.name}: {name} is no JSON: {error}") from None
         elif "list[" in kind or "tuple[" in kind:
             # A text field has a line for each value.

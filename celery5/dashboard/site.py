@@ -7,6 +7,7 @@ from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -24,6 +25,7 @@ from celery5.dashboard.performing import Performer, Problem, describe_problem
 from celery5.dashboard.requests import read_form, read_query, to_parameters
 from celery5.dashboard.sessions import Sessions
 from celery5.dashboard.static import StaticFiles
+from celery5.protocol.masking import escape_text
 
 NOTICE = "celery5_notice"
 """The cookie with what was just done, which the next page says."""
@@ -61,6 +63,7 @@ class Site:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=_escape_controls,
         )
         self._templates.filters.update(FILTERS)
 
@@ -95,12 +98,10 @@ class Site:
                 performer=self._performer,
             )
             self._performer.get_app(asked.app)
-            shown = await page.load(asked)
+            shown = {**await page.load(asked), "query": query, "path": path, "problems": asked.problems}
+            return self._render(request, page.template, shown, title=title, page=page)
         except Exception as error:
-            return self._render_problem(request, describe_problem(error), title=title, page=page)
-        return self._render(
-            request, page.template, {**shown, "query": query, "path": path}, title=title, page=page
-        )
+            return self._render_problem(request, describe_problem(error, request), title=title, page=page)
 
     async def _show_apps(self, request: Request) -> Response:
         names = sorted(self._performer.apps)
@@ -113,7 +114,7 @@ class Site:
                     name, OPERATIONS["info:show"], {}, request.state.user
                 )
             except Exception as error:
-                states[name] = describe_problem(error)
+                states[name] = describe_problem(error, request)
         return self._render(request, "apps.html", {"states": states}, title="Applications")
 
     # operations
@@ -137,7 +138,7 @@ class Site:
             if not is_post and operation.is_change:
                 result = await self._preview(request, operation, parameters)
         except Exception as error:
-            problem = describe_problem(error)
+            problem = describe_problem(error, request)
             if operation is None or problem.status in (403, 503):
                 return self._render_problem(request, problem, title="This cannot be done")
             back = self._get_back(request, "")
@@ -200,7 +201,7 @@ class Site:
                 self._authenticator.sign_in(token) if token and (takes_links or not in_address) else None
             )
         except Exception as error:
-            return self._render_problem(request, describe_problem(error), title="Sign in")
+            return self._render_problem(request, describe_problem(error, request), title="Sign in")
         if signed_in is None:
             wrong = "This token is not valid, or has been used." if token else ""
             if wrong and in_address and not takes_links:
@@ -237,7 +238,7 @@ class Site:
             await read_form(request, self._sessions)
             await self._sessions.end(request.state.session_cookie)
         except Exception as error:
-            return self._render_problem(request, describe_problem(error), title="Sign out")
+            return self._render_problem(request, describe_problem(error, request), title="Sign out")
         response = RedirectResponse(f"{_root(request)}{SIGN_IN_PATH}", 303)
         response.delete_cookie(self._sessions.cookie, path=_root(request) or "/")
         return response
@@ -266,7 +267,7 @@ class Site:
         is_part = request.headers.get("x-part") == "main"
         notice = "" if is_part else _read_notice(request)
         html = self._templates.get_template(template).render(
-            **values,
+            **{"problems": [], **values},
             layout="part.html" if is_part else "layout.html",
             title=title,
             page=page,
@@ -290,6 +291,13 @@ class Site:
         if notice:
             response.delete_cookie(NOTICE, path=root or "/")
         return response
+
+
+def _escape_controls(value: Any) -> Any:
+    """Return what a template writes without characters that hide, reorder or forge text: names come from anybody."""
+    return (
+        escape_text(value, keep="\t\n") if isinstance(value, str) and not isinstance(value, Markup) else value
+    )
 
 
 def _root(request: Request) -> str:

@@ -7,6 +7,8 @@ from typing import Any, cast
 MASK = "***"
 MAX_ERROR_LENGTH = 500
 """The most characters of an error's text in a log."""
+MAX_ERROR_TYPE = 200
+"""The most characters of the name of an error's class: classes are made at runtime, too."""
 _USER = re.compile(r"(?<=//)[^:/@]*:")
 _IN_QUERY = re.compile(r"(?i)((?:pass\w{0,12}|pwd|secret|token)=)[^&]*")
 _NAMED = re.compile(r"(?i)passw|passphrase|pwd|secret|token|credential|api_?key|private_?key|authorization")
@@ -56,7 +58,8 @@ def describe_error(error: BaseException, max_length: int | None = None) -> str:
         max_length: The most characters of its text.
     """
     text = get_error_text(error, max_length)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    name = type(error).__name__[:MAX_ERROR_TYPE]
+    return f"{name}: {text}" if text else name
 
 
 def escape_json(text: str) -> str:

@@ -24,7 +24,7 @@ from celery5.protocol.job.verdict import (
     find_strictest,
     get_leaf_errors,
 )
-from celery5.protocol.masking import describe_error, mask_passwords
+from celery5.protocol.masking import MAX_ERROR_TYPE, describe_error, mask_passwords
 from celery5.runners.context import CURRENT_JOB, JOB_ERRORS
 
 TRACEBACK_LIMIT = 8_000
@@ -110,7 +110,7 @@ def _is_outage(error: Any) -> bool:
 def make_failure(error: BaseException) -> Failure:
     """Return an error as text. Never raises, whatever the error's own methods do."""
     return Failure(
-        type=type(error).__qualname__,
+        type=type(error).__qualname__[:MAX_ERROR_TYPE],
         message=_get_text(error),
         args=_get_arguments(error),
         traceback=_format_traceback(error)[-TRACEBACK_LIMIT:],

@@ -88,7 +88,9 @@ async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGra
         return RunGraph(id=run_id, nodes=())
     digest = fields["def"].decode()
     stored = await scan_all(redis, partial(calls.scan_plan, keys, digest))
-    plan = {int(name): decode_node(raw) for name, raw in stored.items() if name.isdigit()}
+    plan = {
+        int(name): node for name, raw in stored.items() if name.isdigit() and (node := try_decode_node(raw))
+    }
     visible = {number: node for number, node in plan.items() if not node.get("h")}
     nodes = tuple(
         _make_node(MemberId(run_id, number, home=keys.queue), node, plan, fields)
@@ -113,6 +115,14 @@ async def scan_all(
 def decode_node(raw: bytes) -> dict[str, Any]:
     """Return a node as `Node.encode` has made it."""
     return decode_msgpack(raw, dict[str, Any])
+
+
+def try_decode_node(raw: bytes) -> dict[str, Any] | None:
+    """Return a node; None for what is none: the rest of the graph is shown."""
+    try:
+        return decode_node(raw)
+    except msgspec.MsgspecError:
+        return None
 
 
 def get_node_state(fields: Mapping[str, bytes], number: int) -> NodeState:

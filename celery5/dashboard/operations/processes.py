@@ -12,6 +12,7 @@ from celery5.app import App
 from celery5.broker.calls import cluster
 from celery5.broker.calls.scaling import Scaling, get_scaling
 from celery5.commands.control import ProcessNoun
+from celery5.dashboard.answers import has_shape
 from celery5.dashboard.operation import Changed, Effect, Names, NotFound, Nothing, Operation, Perform, Text
 from celery5.dashboard.operations.replies import summarize_replies
 from celery5.protocol.commands.definitions import (
@@ -101,6 +102,8 @@ def _make_reading(definition: CommandDefinition[Any], noun: ProcessNoun) -> Perf
         return [
             *(
                 ProcessReply(process=reply.worker, ok=reply.ok, answer=reply.answer, why=reply.why)
+                if has_shape(definition.name, reply)
+                else ProcessReply(process=reply.worker, ok=False, why="its answer is none of this version's")
                 for reply in replies
             ),
             *(ProcessReply(process=name, ok=False, why=why) for name, why in unknown.items()),

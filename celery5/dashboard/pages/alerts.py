@@ -11,7 +11,7 @@ async def load_alerts(request: PageRequest) -> Mapping[str, Any]:
     alerts = await request.read("alert:list")
     return {
         "alerts": sorted(alerts, key=lambda alert: (not alert.fires, alert.status == "inactive", alert.name)),
-        "history": await request.read("alert:history", count=50),
+        "history": await request.read_part("the history of alerts", "alert:history", list[Any](), count=50),
     }
 
 

@@ -49,7 +49,7 @@ async def load_group(request: PageRequest) -> Mapping[str, Any]:
 async def _read_running(request: PageRequest) -> list[BulkStatus]:
     return [
         action
-        for action in await request.read("bulk:list")
+        for action in await request.read_part("what is done about it", "bulk:list", list[BulkStatus]())
         if action.state in (WAITING, RUNNING, INTERRUPTED)
     ]
 

@@ -49,10 +49,12 @@ async def load_overview(request: PageRequest) -> Mapping[str, Any]:
     overview = await request.read("top:show")
     busiest = sorted(overview.queues, key=lambda queue: -(queue.waiting + queue.held + queue.running))
     histories = {
-        queue.name: await request.read("metrics:history", queue=queue.name)
+        queue.name: await request.read_part(
+            f"the history of queue {queue.name}", "metrics:history", list[HistoryPoint](), queue=queue.name
+        )
         for queue in busiest[:SHOWN_QUEUES]
     }
-    alerts: list[AlertState] = await request.read("alert:list")
+    alerts = await request.read_part("the alerts", "alert:list", list[AlertState]())
     return {
         "overview": overview,
         "depths": align_depths(histories),

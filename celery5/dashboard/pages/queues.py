@@ -20,7 +20,9 @@ async def load_queue(request: PageRequest) -> Mapping[str, Any]:
         "queue": await request.read("queue:show", queue=queue),
         "judged": next((one for one in overview.queues if one.name == queue), None),
         "tasks": [task for task in overview.tasks if queue in task.queues],
-        "history": await request.read("metrics:history", queue=queue, since=request.query.get("since")),
+        "history": await request.read_part(
+            "the history", "metrics:history", list[Any](), queue=queue, since=request.query.get("since")
+        ),
         "starts": overview.starts,
         "held": sorted({name for worker in overview.workers for name in worker.breakers}),
     }

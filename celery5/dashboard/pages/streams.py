@@ -24,12 +24,12 @@ async def load_group(request: PageRequest) -> Mapping[str, Any]:
     group = next((one for one in stream.groups if one.group == names["group"]), None)
     if group is None:
         raise NotFound(f"stream {names['stream']} has no group {names['group']!r}")
-    return {
-        "stream": stream,
-        "group": group,
-        "parked": await request.read("stream:parked", **names) if group.parked_keys else [],
-        "dead": await request.read("dlq:read-records", **names, limit=20) if group.dead else [],
-    }
+    parked, dead = list[Any](), list[Any]()
+    if group.parked_keys:
+        parked = await request.read_part("the parked keys", "stream:parked", parked, **names)
+    if group.dead:
+        dead = await request.read_part("the dead records", "dlq:read-records", dead, **names, limit=20)
+    return {"stream": stream, "group": group, "parked": parked, "dead": dead}
 
 
 STREAM_PAGES = (

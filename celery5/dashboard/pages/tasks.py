@@ -65,7 +65,9 @@ async def load_tasks(request: PageRequest) -> Mapping[str, Any]:
     overview = await request.read("top:show", since=request.query.get("since"))
     measured = {task.name for task in overview.tasks}
     declared = [task for task in await request.read("task:list") if task.task not in measured]
-    limits = {limit.task: limit for limit in await request.read("task:limits")}
+    limits = {
+        limit.task: limit for limit in await request.read_part("the limits", "task:limits", list[Any]())
+    }
     return {"tasks": overview.tasks, "idle": declared, "limits": limits, "left_out": overview.left_out.tasks}
 
 
@@ -74,7 +76,7 @@ async def load_task(request: PageRequest) -> Mapping[str, Any]:
     name = request.path["task"]
     overview = await request.read("top:show")
     found = next((task for task in overview.tasks if task.name == name), None)
-    limits = await request.read("task:limits")
+    limits = await request.read_part("the limits", "task:limits", list[Any]())
     pattern = glob.escape(name)
     groups: DeadJobGroups = await request.read("dlq:groups", task=[pattern], within=READING_TIME)
     declared = await request.read("task:list")
@@ -83,7 +85,9 @@ async def load_task(request: PageRequest) -> Mapping[str, Any]:
         raise NotFound(f"there is no task {name!r}")
     since = request.query.get("since")
     histories = [
-        await request.read("metrics:history", queue=queue, since=since)
+        await request.read_part(
+            "the history", "metrics:history", list[HistoryPoint](), queue=queue, since=since
+        )
         for queue in (found.queues if found else ())[:MAX_QUEUES]
     ]
     errors: JobPage = await request.read("task:search", task=pattern, error="*", limit=SHOWN_ERRORS)
@@ -95,7 +99,7 @@ async def load_task(request: PageRequest) -> Mapping[str, Any]:
         "task": found,
         "points": sum_task(name, histories),
         "limit": next((limit for limit in limits if limit.task == name), None),
-        "dead": await request.read("dlq:read", task=[pattern], count=5),
+        "dead": await request.read_part("dead jobs", "dlq:read", list[Any](), task=[pattern], count=5),
         "starts": overview.starts,
         "held_on": sum(name in worker.breakers for worker in overview.workers),
     }
