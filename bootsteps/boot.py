@@ -19,6 +19,7 @@ from celery5.logs.log import Log
 from celery5.protocol.similar_names import did_you_mean
 from celery5.services.commands.dispatcher import SelfCommandSender
 from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.step_status import StepStatus
 
 Step = BootStep
@@ -112,6 +113,7 @@ class _RunningStep:
 
     step: Step
     service: Service
+    incarnation_end: IncarnationEnd
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     done: trio.Event = field(default_factory=trio.Event)
     begun: bool = False
@@ -121,6 +123,9 @@ class _RunningStep:
         try:
             with self.scope:
                 await self.service.run(task_status=task_status)
+        except BaseException as error:
+            self.incarnation_end.note(error)
+            raise
         finally:
             self.done.set()
 
@@ -151,8 +156,10 @@ class BootGraph:
         log: Log | None = None,
         circuit_breakers: CircuitBreakers | None = None,
         on_stuck: Callable[[], None] = lambda: None,
+        incarnation_end: IncarnationEnd | None = None,
     ) -> None:
         self._on_stuck = on_stuck
+        self._incarnation_end = incarnation_end or IncarnationEnd()
         self._steps = merge_steps(steps, added)
         self._offered = dict(offered or {})
         self._own = {step.name for step in steps}
@@ -172,7 +179,8 @@ class BootGraph:
             try:
                 async with trio.open_nursery() as starting:
                     for step in self._steps:
-                        running_step = _RunningStep(step, self._make_service(step, offered, working))
+                        service = self._make_service(step, offered, working)
+                        running_step = _RunningStep(step, service, self._incarnation_end)
                         # The process does not wait for optional steps.
                         target = nursery if step.optional else starting
                         target.start_soon(self._bring_up, running_step, nursery, up, ready)

@@ -17,6 +17,7 @@ from celery5.boot_step import BootStep
 from celery5.errors import Misconfigured
 from celery5.protocol.masking import describe_error
 from celery5.runners.surrounding import surround_call
+from celery5.runners.user_errors import reraise_cancellation
 
 ProvidedValues = MutableMapping[str, Any]
 """The values that code may ask for by name. Values of steps are added under their names, with _ for -."""
@@ -125,7 +126,8 @@ def _load(step: BootStep, reference: Any) -> Any:
     module, _, name = reference.partition(":")
     try:
         loaded = import_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        reraise_cancellation(error)
         why = describe_error(error)
         raise Misconfigured(f"boot step {step.name!r}: {module} cannot be imported: {why}") from error
     try:

@@ -26,6 +26,7 @@ from celery5.protocol.process.supervision import (
     StepDecision,
     StepState,
 )
+from celery5.runners.user_errors import call_user_code, find_cancellation
 from celery5.services.commands.dispatcher import SelfCommandSender
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.step_status import StepStatus
@@ -34,7 +35,6 @@ SEND_TIMEOUT = 10.0
 """Seconds that sending the command may take; then the step is retried without it."""
 ARRIVAL_TIMEOUT = 90.0
 """Seconds that a sent command may take to arrive; then the step is retried without it."""
-_STEP_ERRORS = (Exception, SystemExit)
 
 
 class WorkingEvent(Protocol):
@@ -104,16 +104,14 @@ class SupervisedStep:
                 await self._run_as_probe(StepCode(step=self._step, offered=self._offered), up)
             if limit.cancelled_caught:
                 return TimeoutError(f"not up after {self._step.start_limit:g} s")
-        except _STEP_ERRORS as error:
-            await self._end_if_stopping(error)
-            return error
-        except BaseExceptionGroup as group:
-            step_errors, other_errors = cast("tuple[Any, Any]", group.split(_STEP_ERRORS))
-            if step_errors is not None:
-                await self._end_if_stopping(step_errors)
-            if other_errors is not None:
-                raise other_errors from None
-            return cast("BaseException", step_errors)
+        except BaseException as error:
+            cancellation = find_cancellation(error)
+            if cancellation is None:
+                await self._end_if_stopping(error)
+                return error
+            if cancellation is not error:
+                self._log_error("step:stop-failed", "warning", error, "the worker stops all the same")
+            raise cancellation from None
         if self._step.stays:
             self._record.set_state(StepState.ENDED)
             self._update_breaker(None, succeeded=True)
@@ -201,7 +199,7 @@ class SupervisedStep:
         """Run the step. A probe of the circuit breaker succeeds once it has been up for a while."""
         circuit = self._circuit
         if circuit is None or circuit.is_closed:
-            await code.run(task_status=up)
+            await call_user_code(code.run, task_status=up)
             return
 
         async def record_success() -> None:
@@ -211,7 +209,7 @@ class SupervisedStep:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(record_success)
-            await code.run(task_status=up)
+            await call_user_code(code.run, task_status=up)
             nursery.cancel_scope.cancel()
 
     def _update_breaker(self, uptime: float | None, succeeded: bool | None, why: str = "") -> None:

@@ -15,6 +15,8 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.similar_names import did_you_mean
+from celery5.services.process.incarnation_end import IncarnationEnd
+from celery5.services.worker.in_flight import InFlightJobs
 from celery5.services.worker.lease import Lease, WorkerIdentity
 
 LEAVE_TIMEOUT = 5.0
@@ -28,9 +30,24 @@ class SidecarLeaves(Protocol):
         """Renew no lease of this worker any more. `holding`: it may have left jobs to requeue."""
         ...
 
+    def report_failed(self, begun_entries: Mapping[str, Sequence[bytes]], /) -> None:
+        """Take the end of this process for a death, of which these entries are blamed, by queue."""
+        ...
+
+
+class OwnRecovery(Protocol):
+    """Puts back the jobs of this worker itself."""
+
+    async def recover_own(self, begun_entries: Mapping[str, Sequence[bytes]], /) -> None:
+        """Put back what this worker holds; these entries, by queue, count as having taken it down."""
+        ...
+
 
 class QueueMembership:
-    """Makes this worker a consumer of its queues, and removes it when it stops."""
+    """Makes this worker a consumer of its queues, and removes it when it stops.
+
+    When an error ends it, it does not leave in order: it has died, and the jobs that had begun are counted.
+    """
 
     def __init__(
         self,
@@ -42,7 +59,13 @@ class QueueMembership:
         log: Log,
         used: Collection[str],
         recipients: Mapping[str, str],
+        in_flight: InFlightJobs | None = None,
+        recoverer: OwnRecovery | None = None,
+        incarnation_end: IncarnationEnd | None = None,
     ) -> None:
+        self._in_flight = InFlightJobs() if in_flight is None else in_flight
+        self._recoverer = recoverer
+        self._incarnation_end = incarnation_end or IncarnationEnd()
         self._redis = redis
         self._keys = keys
         self._consumed = identity.consumed
@@ -84,6 +107,9 @@ class QueueMembership:
 
     async def _leave(self) -> None:
         """Leave the queues, and report that to the sidecar process in any case."""
+        if self._incarnation_end.has_failed and not self._lease.is_lost:
+            await self._report_death()
+            return
         holding = True
         try:
             holding = await leave_queues(
@@ -92,6 +118,23 @@ class QueueMembership:
         finally:
             if self._sidecar is not None:
                 self._sidecar.report_left(holding=holding)
+
+    async def _report_death(self) -> None:
+        """Have the jobs put back, and those that had begun counted: by the sidecar, once this process has ended."""
+        begun: dict[str, list[bytes]] = {keys.queue: [] for keys in self._consumed}
+        for delivery in self._in_flight:
+            if delivery.started and delivery.queue in begun:
+                begun[delivery.queue].append(delivery.entry)
+        self._log.event(
+            "queues:abandoned", "error", begun=sum(map(len, begun.values())), held=len(self._in_flight)
+        )
+        if self._sidecar is not None:
+            self._sidecar.report_failed(begun)
+        elif self._recoverer is not None:
+            try:
+                await self._recoverer.recover_own(begun)
+            except BrokerError as error:
+                self._log.event("queues:leave-failed", "warning", why=str(error), hint=_WHEN_UNREACHABLE)
 
 
 async def leave_queues(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast, overload
 
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.protocol.commands.definitions import COMMAND_DEFINITIONS
+from celery5.protocol.masking import show_error
 from celery5.runners.surrounding import surround_call
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,16 +78,24 @@ def _handler(name: str, function: Callable[..., Any]) -> OwnCommandHandler:
             raise CommandRefused(f"{name}: {error}") from None
         try:
             return await _call(function, parameters)
-        except SystemExit as error:  # a command must not end the worker
-            raise RuntimeError(f"{name} raised SystemExit({error.code!r})") from None
+        except Exception:
+            raise
+        except BaseException as error:  # a command must not end the worker
+            from celery5.runners.user_errors import reraise_cancellation
+
+            reraise_cancellation(error)
+            raise RuntimeError(f"{name} raised {show_error(error)}") from None
 
     return handle
 
 
 async def _call(function: Callable[..., Any], parameters: Mapping[str, Any]) -> object:
-    if inspect.iscoroutinefunction(function):
-        return await cast("Callable[..., Awaitable[object]]", function)(**parameters)
     import trio  # only workers get here
+
+    from celery5.runners.user_errors import call_user_code
+
+    if inspect.iscoroutinefunction(function):
+        return await call_user_code(cast("Callable[..., Awaitable[object]]", function), **parameters)
 
     call = surround_call(partial(function, **parameters), "thread")
     return await trio.to_thread.run_sync(call, abandon_on_cancel=True)

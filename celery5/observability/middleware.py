@@ -85,9 +85,6 @@ _HOOKS = (
     "process_started",
     "process_stopped",
 )
-FAULTS = (Exception, SystemExit)
-"""What user code may raise without harm. Cancellation and KeyboardInterrupt are not about the middleware."""
-
 Hook = tuple[Middleware, Callable[..., Any]]
 """A method of a middleware that is overridden."""
 
@@ -173,7 +170,8 @@ class MiddlewareStack:
         for middleware, function in self._hooks[hook]:
             try:
                 function(*words)
-            except FAULTS as error:
+            except BaseException as error:
+                _pass_cancellation(error)
                 self.report(middleware, hook, error)
 
     # ---- inside
@@ -186,7 +184,8 @@ class MiddlewareStack:
                 if block is not None:
                     block.__enter__()
                     entered.append((middleware, block, name))
-            except FAULTS as error:
+            except BaseException as error:
+                _pass_cancellation(error)
                 self.report(middleware, name, error)
         return entered
 
@@ -195,7 +194,8 @@ class MiddlewareStack:
             middleware, block, name = entered.pop()
             try:
                 block.__exit__(None, None, None)
-            except FAULTS as error:
+            except BaseException as error:
+                _pass_cancellation(error)
                 self.report(middleware, name, error)
 
     def _make_job(self, outgoing: "OutgoingJob", job: Job) -> Job:
@@ -218,6 +218,13 @@ class MiddlewareStack:
             hook=hook,
             why=describe_error(error, MAX_ERROR_LENGTH),
         )
+
+
+def _pass_cancellation(error: BaseException) -> None:
+    """Raise a cancellation, or Ctrl-C: those are not about the middleware."""
+    from celery5.runners.user_errors import reraise_cancellation  # needs Trio, which few producers do
+
+    reraise_cancellation(error)
 
 
 class ObservedApplication(Application, Protocol):

@@ -219,7 +219,7 @@ def _run(app: App, main_thread: BoxMainThread, run: RunJob) -> Outcome:
         args, kwargs = task.parameters.decode(run.args, run.kwargs)
     except BadArguments as error:
         return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
-    except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
+    except BaseException as error:  # the user's code: __post_init__, a validator
         return PermanentFailure(Reason.BAD_ARGUMENTS, make_failure(error))
     function = task.deduplicate if run.policy and task.deduplicate is not None else task.function
     return main_thread.run_job(run, task.loop, function, args, kwargs)

@@ -99,6 +99,7 @@ from celery5.services.observability.alert_delivery import AlertDelivery
 from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
+from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.recycling import DrainedWork, Recycling, RecyclingPolicy, RestartMode
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
@@ -337,6 +338,7 @@ def make_stream_processors(
     timing: Timing,
     watch: ConnectionLog,
     asyncio_runner: AsyncioRunner,
+    incarnation_end: IncarnationEnd,
     log: Log,
 ) -> StreamProcessors:
     """Return what runs the processors: each has a connection of its own, on which it waits for records."""
@@ -364,6 +366,7 @@ def make_stream_processors(
             processor_calls=ProcessorCalls(processor=processor, asyncio_runner=asyncio_runner),
             trials=trials,
             log=log,
+            incarnation_end=incarnation_end,
         )
         for processor in processors
     ]
@@ -592,6 +595,7 @@ class WorkerParts(ProcessParts):
     publishing = LentConnection
     channel_handlers = made_by(make_channel_handlers)
     reconnect_observers = made_by(make_reconnect_observers)
+    incarnation_end = IncarnationEnd
     # membership and recovery
     identity = WorkerIdentity
     join = QueueMembership

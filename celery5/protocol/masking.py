@@ -47,8 +47,16 @@ def get_error_text(error: BaseException, max_length: int | None = None) -> str:
     """Return the text of an error on one line, of at most so many characters. Never raises."""
     try:
         return collapse_whitespace(str(error))[:max_length]
-    except Exception:  # the text of an error may be the user's code
+    except BaseException:  # the text of an error may be the user's code
         return "<no text>"
+
+
+def show_error(error: BaseException, max_length: int = 1000) -> str:
+    """Return an error as Python shows it: `ValueError('not a number')`, of at most so many characters. Never raises."""
+    try:
+        return repr(error)[:max_length]
+    except BaseException:  # the user's code, too
+        return f"<{type(error).__name__} that cannot be shown>"
 
 
 def describe_error(error: BaseException, max_length: int | None = None) -> str:

@@ -15,6 +15,7 @@ from celery5.runners.context import isolate_decimal_context
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import JobSlot, RunningJob
 from celery5.runners.surrounding import surround_call
+from celery5.runners.user_errors import find_cancellation
 
 T = TypeVar("T")
 
@@ -118,7 +119,9 @@ class ThreadRunner:
             # Trio accepts any object with the two methods as a limiter.
             limiter = cast("trio.CapacityLimiter", call)
             return await trio.to_thread.run_sync(call.get_run(), abandon_on_cancel=True, limiter=limiter)
-        except trio.Cancelled:
+        except trio.Cancelled as error:
+            if find_cancellation(error) is None:  # the task has raised it by itself
+                return get_error_outcome(error)
             if call.has_begun and not call.is_over:
                 call.end = trio.Event()
                 if not await running_job.wait_ended(call.end, 0.0):

@@ -12,10 +12,11 @@ from trio.lowlevel import Abort, RaiseCancelT
 
 from celery5.errors import SoftTimeLimitExceeded
 from celery5.protocol.job.verdict import Outcome, Raised
-from celery5.runners.context import isolate_decimal_context
+from celery5.runners.context import LOG_EVENT, get_log_fields, isolate_decimal_context
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import RunningJob
 from celery5.runners.surrounding import surround_call
+from celery5.runners.user_errors import ScopeGuard, find_cancellation
 
 _CHECKPOINT = trio.lowlevel.checkpoint.__code__
 
@@ -136,32 +137,45 @@ class TrioRunner:
     ) -> Outcome:
         """Run the job in a context of its own and return its outcome.
 
-        Raises Cancelled, and KeyboardInterrupt, which Trio raises in whatever code runs. Every other error is the
-        job's outcome, SystemExit too, alone or in an exception group.
+        Raises the cancellation of the Trio task. Every other error is the job's outcome, KeyboardInterrupt, SystemExit
+        and a Cancelled that it has raised by itself, too. So is what it did to the cancel scopes around it: the
+        executor is told when it cannot go on in them (`RunningJob.leave_task`).
         """
-        context = copy_context()
+        guard, context = ScopeGuard(), copy_context()
         context.run(isolate_decimal_context)
         try:
             coroutine = surround_call(function, "trio")(*args, **kwargs)
             try:
                 request = context.run(coroutine.send, None)
             except StopIteration as stop:
-                return get_result_outcome(stop.value)
-            if running_job.limits is not None and running_job.limits.soft is not None:
-                return get_result_outcome(
-                    await _run_with_soft_limit(coroutine, context, request, running_job)
-                )
-            return get_result_outcome(await _drive(coroutine, context, request))
-        except _NOT_OUTCOMES as error:
-            running_job.record_traceback(error)
-            raise
-        except BaseExceptionGroup as group:
-            if group.subgroup(_NOT_OUTCOMES) is not None:
-                running_job.record_traceback(group)
-                raise
-            return get_error_outcome(group)
+                value = stop.value
+            else:
+                if running_job.limits is not None and running_job.limits.soft is not None:
+                    value = await _run_with_soft_limit(coroutine, context, request, running_job)
+                else:
+                    value = await _drive(coroutine, context, request)
+            outcome: Outcome = get_result_outcome(value)
         except BaseException as error:
-            return _add_hint(get_error_outcome(error))
+            outcome = _get_outcome_of(error, guard, running_job)
+        if not guard.is_intact:
+            running_job.leave_task()
+            if not guard.restore():
+                LOG_EVENT.get()("job:scopes-left-open", "warning", hint=_SCOPES_HINT, **get_log_fields())
+        return outcome
+
+
+def _get_outcome_of(error: BaseException, guard: ScopeGuard, running_job: RunningJob) -> Outcome:
+    """Return the outcome of a task that has raised `error`; raise the cancellation of the Trio task."""
+    is_whole = (
+        guard.is_intact or guard.restore()
+    )  # what the job has left open is no cancellation from outside
+    cancellation = find_cancellation(error)
+    if cancellation is None:
+        return _add_hint(get_error_outcome(error))
+    if not is_whole:
+        running_job.leave_task()
+    running_job.record_traceback(error)
+    raise cancellation
 
 
 def _add_hint(outcome: Outcome) -> Outcome:
@@ -242,4 +256,6 @@ def _drive_with_soft_limit(
 
 DRIVER_CODES = (_drive.__code__, _drive_with_soft_limit.__code__)
 """The code that drives a job's coroutine, its local variable `coroutine`, which is not among what the task awaits."""
-_NOT_OUTCOMES = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
+_SCOPES_HINT = (
+    "the task has left a nursery or a cancel scope open, or closed one that is not its own: use `with`"
+)

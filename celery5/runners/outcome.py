@@ -62,13 +62,20 @@ def get_result_outcome(value: Any) -> Returned | PermanentFailure:
 
 
 def get_error_outcome(error: BaseException) -> Raised | RetryRequested | JobRejected | BrokerLost:
-    """Return the outcome of a task that raised `error`, which may be an exception group.
+    """Return the outcome of a task that raised `error`, which may be an exception group. Never raises.
 
     The strictest error of a group decides, see `find_strictest`. BrokerLost if a broker could not be reached.
     """
     observer = JOB_ERRORS.get()
     if observer is not None:
         observer.note_error(error)
+    try:
+        return _get_error_outcome(error)
+    except BaseException:  # the error's class, or a metaclass of it, is hostile
+        return Raised(Failure(type=_get_class_name(error), message="<an error that cannot be examined>"))
+
+
+def _get_error_outcome(error: BaseException) -> Raised | RetryRequested | JobRejected | BrokerLost:
     leaves = get_leaf_errors(error, CURRENT_JOB.get())
     leaf = find_strictest(leaves)
     if isinstance(leaf.error, Retry) and leaf.ruling is None:
@@ -110,17 +117,24 @@ def _is_outage(error: Any) -> bool:
 def make_failure(error: BaseException) -> Failure:
     """Return an error as text. Never raises, whatever the error's own methods do."""
     return Failure(
-        type=type(error).__qualname__[:MAX_ERROR_TYPE],
+        type=_get_class_name(error),
         message=_get_text(error),
         args=_get_arguments(error),
         traceback=_format_traceback(error)[-TRACEBACK_LIMIT:],
     )
 
 
+def _get_class_name(error: BaseException) -> str:
+    try:
+        return _escape_surrogates(str(type(error).__qualname__))[:MAX_ERROR_TYPE]
+    except BaseException:  # a metaclass may have redefined it
+        return "BaseException"
+
+
 def _get_arguments(error: BaseException) -> tuple[str, ...]:
     try:
         return tuple(_get_text(arg, repr) for arg in error.args[:ARGS_LIMIT])
-    except Exception:  # a class may have redefined `args`
+    except BaseException:  # a class may have redefined `args`
         return ()
 
 
@@ -128,8 +142,8 @@ def _format_traceback(error: BaseException) -> str:
     try:
         lines = traceback.format_exception(type(error), error, _skip_callers(error.__traceback__))
         return _escape_surrogates("".join(lines))
-    except Exception as other:
-        return f"<no traceback: {type(other).__name__} while it was made>"
+    except BaseException as other:
+        return f"<no traceback: {_get_class_name(other)} while it was made>"
 
 
 def _skip_callers(steps: TracebackType | None) -> TracebackType | None:
@@ -143,7 +157,7 @@ def _skip_callers(steps: TracebackType | None) -> TracebackType | None:
 def _get_text(value: object, form: Any = str) -> str:
     try:
         return _escape_surrogates(str(form(value))[:TEXT_LIMIT])
-    except Exception:
+    except BaseException:
         return f"<{type(value).__name__} that cannot be shown>"
 
 

@@ -18,6 +18,7 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import Outcome, PermanentFailure, Raised, Reason, Returned, copy_ruling
 from celery5.runners.context import CURRENT_JOB
 from celery5.runners.outcome import get_error_outcome
+from celery5.runners.user_errors import make_own_cancellation
 
 
 class TimeLimits(msgspec.Struct, frozen=True):
@@ -77,6 +78,11 @@ class RunningJob:
     """The thread that runs the job's code; None while none does."""
     slot: JobSlot | None = None
     """The record of the executor that the sidecar reads; None where there is no sidecar."""
+    must_end: bool = False
+    """Whether no other job may run with this object: it was cancelled, or has left its Trio task in disorder."""
+    is_task_disordered: bool = False
+    """Whether its Trio task must end with it."""
+    _own_outcome: Outcome | None = None
     _limit_error: TimeLimitExceeded | None = None
     _wait_scope: trio.CancelScope | None = None
     _max_wait: float = math.inf
@@ -120,6 +126,7 @@ class RunningJob:
             wait_seconds: How long its runner waits for its end; None for the runner's default. The shortest counts.
         """
         self.cancel_outcome = self.cancel_outcome or outcome
+        self.must_end = True
         self.scope.cancel()
         if wait_seconds is None:
             self._use_default_wait = True
@@ -138,12 +145,27 @@ class RunningJob:
             self.interrupt(error)
             self.cancel(get_error_outcome(error), INTERRUPT_TIMEOUT)
 
+    def leave_task(self) -> None:
+        """Run no other job in the Trio task of this one: the cancel scopes around it are not as they were."""
+        self.must_end = self.is_task_disordered = True
+
+    def get_cancel_outcome(self) -> Outcome:
+        """Return the outcome of a job that was cancelled and did not return all the same.
+
+        When nobody has cancelled it here, it has done that itself, or what it had started in the nursery above it.
+        """
+        return self.cancel_outcome or self._own_outcome or get_error_outcome(make_own_cancellation())
+
     def record_traceback(self, error: BaseException) -> None:
-        """Keep where the job was, and in which sections, if its time was over.
+        """Keep where the job was, and in which sections, if its time was over or nobody has cancelled it here.
 
         Args:
             error: What came out of the job. Call this in the job's context.
         """
+        if self.cancel_outcome is None:
+            own_error = make_own_cancellation().with_traceback(error.__traceback__)
+            copy_ruling(own_error, error, CURRENT_JOB.get())
+            self._own_outcome = get_error_outcome(own_error)
         if self._limit_error is not None:
             copy_ruling(self._limit_error, error, CURRENT_JOB.get())
             self.cancel_outcome = get_error_outcome(self._limit_error.with_traceback(error.__traceback__))

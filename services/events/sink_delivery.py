@@ -29,6 +29,7 @@ from celery5.protocol.job.names import get_class_names
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text
 from celery5.results.sinks import SinkOptions
 from celery5.runners.surrounding import surround_call
+from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog
 
 LEASE = 5.0
@@ -213,10 +214,11 @@ class _OneSinkDelivery:
             return
         try:
             if inspect.iscoroutinefunction(close):
-                await close()
+                await call_user_code(close)
             else:
                 await trio.to_thread.run_sync(close, abandon_on_cancel=True)
-        except (Exception, SystemExit) as error:  # the user's code
+        except BaseException as error:  # the user's code
+            reraise_cancellation(error)
             self._log.event(
                 "sink:close-failed", "warning", sink=self.name, why=describe_error(error, MAX_ERROR_LENGTH)
             )
@@ -294,7 +296,7 @@ class _OneSinkDelivery:
         try:
             with trio.fail_after(options.timeout):
                 if options.is_async:
-                    await options.sink.write(documents)
+                    await call_user_code(options.sink.write, documents)
                 else:
                     # One thread for each sink: one that hangs for ever blocks no other thread.
                     self._thread = self._thread or trio.CapacityLimiter(1)
@@ -303,8 +305,9 @@ class _OneSinkDelivery:
                     await trio.to_thread.run_sync(write, abandon_on_cancel=True, limiter=self._thread)
         except trio.TooSlowError:
             return TimeoutError(f"it did not end within {options.timeout:g} s")
-        except (Exception, SystemExit) as error:  # the user's code
-            return error if isinstance(error, Exception) else RuntimeError(f"it wanted to exit: {error}")
+        except BaseException as error:  # the user's code
+            reraise_cancellation(error)
+            return error if isinstance(error, Exception) else RuntimeError(describe_error(error))
         return None
 
     async def _renew(self, keys: QueueKeys, entries: Sequence[str], scope: trio.CancelScope) -> None:

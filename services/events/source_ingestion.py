@@ -24,8 +24,10 @@ from celery5.protocol.events.documents import SourceDocument, make_document_job_
 from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.retry_policy import full_jitter
+from celery5.protocol.job.verdict import iterate_leaves
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.surrounding import surround_call
+from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.tasks.task import Task
 
 LEASE = 5.0
@@ -134,7 +136,8 @@ def _encode_body(body: object) -> bytes:
         return body.encode()
     try:
         return encode_value(body)
-    except Exception as error:
+    except BaseException as error:
+        reraise_cancellation(error)
         raise BadArguments(
             f"a document's body is {type(body).__name__}, which has no JSON: {error}"
         ) from None
@@ -174,7 +177,8 @@ class _SourceRunner:
             began = trio.current_time()
             try:
                 await run()
-            except Exception as error:  # of the user's code, or because Redis is unreachable
+            except BaseException as error:  # of the user's code, or because Redis is unreachable
+                reraise_cancellation(error)
                 if trio.current_time() - began >= STABLE_SECONDS:
                     self._failures = 0
                 delay = full_jitter(self._failures, start=FIRST_DELAY, cap=MAX_DELAY, random=random.random)
@@ -192,7 +196,7 @@ class _SourceRunner:
         """Run the source, and again after its interval; without one, sleep for ever once it has ended."""
         self._log.event("source:started", source=self.source.name, single=self.source.single)
         while True:
-            await self._run_once()
+            await call_user_code(self._run_once)
             self._failures = 0
             if self.source.every is None:
                 self._log.event("source:ended", source=self.source.name)
@@ -244,8 +248,9 @@ class _SourceRunner:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_lease, nursery.cancel_scope)
                 await self._run_again()
-        except ExceptionGroup as errors:
-            raise _get_first(errors) from None
+        except BaseExceptionGroup as errors:
+            reraise_cancellation(errors)
+            raise next(iterate_leaves(errors)) from None
         finally:
             with trio.move_on_after(STOP_LIMIT, shield=True):
                 await self._release_lease()
@@ -286,12 +291,6 @@ def _list_bodies(run: Callable[[], Any]) -> list[object]:
     if isinstance(bodies, bytes | str) or not isinstance(bodies, Iterable):
         raise Misconfigured(f"the source gave {type(bodies).__name__}: give a list of bodies, or yield them")
     return list(cast("Iterable[object]", bodies))
-
-
-def _get_first(group: Any) -> Exception:
-    """Return the first error in an exception group, also a nested one."""
-    first = group.exceptions[0]
-    return _get_first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 _LOST = "another Router may run it now; this one stops it, and waits for the lease"

@@ -29,7 +29,9 @@ from celery5.protocol.commands.definitions import (
     get_inbox_name,
 )
 from celery5.protocol.health.readings import UNKNOWN_STATE, CheckReading, get_worst_state, parse_states
+from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text
 from celery5.results.job_details import read_app_state
+from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.commands.inbox import InboxAddress
 from celery5.services.health.circuits import CircuitBreakers
 
@@ -226,11 +228,14 @@ class HealthMonitor:
             why = f"took longer than its {check.timeout:g} s"
             try:
                 with trio.move_on_after(check.timeout):
-                    states += parse_states(await check.run_check(function, self._context), check.states)
+                    states += parse_states(
+                        await call_user_code(check.run_check, function, self._context), check.states
+                    )
                     self._logged_errors.pop((check.name, index), None)
                     continue
-            except (Exception, SystemExit) as error:  # the user's code
-                why = f"{type(error).__name__}: {error}"
+            except BaseException as error:  # the user's code
+                reraise_cancellation(error)
+                why = f"{type(error).__name__}: {get_error_text(error, MAX_ERROR_LENGTH)}"
             self._log_failure(check, index, why)
         state = get_worst_state(states, check.states)
         if state is not None:

@@ -25,7 +25,9 @@ from celery5.protocol.limits import (
     Suspension,
     make_admission_rule,
 )
+from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text
 from celery5.protocol.scaling.prefetch import HORIZON, count_ahead
+from celery5.runners.user_errors import reraise_cancellation
 from celery5.services.limits.kind_rates import KindRates
 from celery5.services.limits.waiting_tasks import WaitingTasks
 from celery5.services.worker.concurrency_budget import TaskResources
@@ -120,16 +122,23 @@ class AdmissionState:
                 try:
                     self._computed[name] = limit.clamp(limit.compute())
                     self._failures.pop(name, None)
-                except Exception as error:  # the user's code
+                except BaseException as error:  # the user's code
+                    reraise_cancellation(error)
                     self._note_failure(name, limit, error)
         self._update_rules()
 
-    def _note_failure(self, name: str, limit: Range, error: Exception) -> None:
+    def _note_failure(self, name: str, limit: Range, error: BaseException) -> None:
         """Log a failure once: again for another kind of error, or when the limit was computed in between."""
         stays, kind = self._computed.setdefault(name, limit.least), type(error).__name__
         if self._failures.get(name) != kind:
             self._failures[name] = kind
-            self._log.event("limit:compute-failed", "error", task=name, stays=stays, why=f"{kind}: {error}")
+            self._log.event(
+                "limit:compute-failed",
+                "error",
+                task=name,
+                stays=stays,
+                why=f"{kind}: {get_error_text(error, MAX_ERROR_LENGTH)}",
+            )
 
     def set_overrides(
         self, overrides: Mapping[str, LimitOverride], suspended: Mapping[str, Suspension]

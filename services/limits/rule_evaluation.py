@@ -21,8 +21,10 @@ from celery5.logs.log import Log
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.limit_rules import ImposedLimits, compare_rules
 from celery5.protocol.limits import LimitOverride
+from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
 from celery5.runners.surrounding import surround_call
+from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.scaling.observer import ClusterObserver
 
@@ -134,12 +136,13 @@ class LimitRuleEvaluator:
         why = f"took longer than {FUNCTION_TIMEOUT:g} s"
         try:
             with trio.move_on_after(FUNCTION_TIMEOUT):
-                returned = await self._run_function(rule, snapshot)
+                returned = await call_user_code(self._run_function, rule, snapshot)
                 self._computed[rule.name] = self._declared.parse_limits(rule.name, returned)
                 self._failed.pop(rule.name, None)
                 return
-        except (Exception, SystemExit) as error:  # the user's code
-            why = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # the user's code
+            reraise_cancellation(error)
+            why = f"{type(error).__name__}: {get_error_text(error, MAX_ERROR_LENGTH)}"
         if self._failed.get(rule.name) != why:
             self._failed[rule.name] = why
             self._log.event("limit-rule:failed", "error", rule=rule.name, why=why)

@@ -14,6 +14,7 @@ from celery5.logs.log import Log
 from celery5.observability.outlets import MetricsOutlet
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.report import MetricsReport
+from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.health.vitals import ProcessStatus
 
 SEND_TIMEOUT = 5.0
@@ -133,13 +134,14 @@ class MetricsReporter:
         name = type(outlet).__name__
         try:
             with trio.fail_after(SEND_TIMEOUT):
-                await outlet.send(report)
-        except Exception as error:  # the user's code, or a network
+                await call_user_code(outlet.send, report)
+        except BaseException as error:  # the user's code, or a network
+            reraise_cancellation(error)
             self._note(name, error)
         else:
             self._failing.discard(name)
 
-    def _note(self, name: str, error: Exception) -> None:
+    def _note(self, name: str, error: BaseException) -> None:
         """Log the first failure of several in a row."""
         if name not in self._failing:
             self._failing.add(name)

@@ -17,6 +17,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
+from celery5.protocol.masking import show_error
 from celery5.protocol.observability.families import MetricFamily, make_gauge
 from celery5.protocol.scaling.autoscale import (
     Autoscale,
@@ -29,6 +30,7 @@ from celery5.protocol.scaling.autoscale import (
 )
 from celery5.protocol.scaling.prioritisation import Preference, PrioritisationStrategy, compute_preference
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
+from celery5.runners.user_errors import reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.scaling.observer import ClusterObserver
 from celery5.services.scaling.scaling_commands import ScalingCommands
@@ -173,8 +175,9 @@ class Autoscaler:
             return found
         try:
             course = get_next_state(before, policy, snapshot, turn.now)
-        except (Exception, SystemExit) as error:  # user code
-            self._log_once("autoscale", f"its strategy failed: {error!r}")
+        except BaseException as error:  # user code
+            reraise_cancellation(error)
+            self._log_once("autoscale", f"its strategy failed: {show_error(error)}")
             course = before
         else:
             self._failed.pop("autoscale", None)
@@ -209,8 +212,9 @@ class Autoscaler:
             return Preference()
         try:
             preference = compute_preference(self._strategy, snapshot)
-        except (Exception, SystemExit) as error:  # user code
-            self._log_once("prioritise", f"its strategy failed: {error!r}")
+        except BaseException as error:  # user code
+            reraise_cancellation(error)
+            self._log_once("prioritise", f"its strategy failed: {show_error(error)}")
             return Preference()
         self._failed.pop("prioritise", None)
         return preference

@@ -25,7 +25,9 @@ from celery5.protocol.scheduling.triggers import AnyTrigger, Trigger
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
+from celery5.runners.outcome import get_error_outcome
 from celery5.runners.running_job import RunningJob
+from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
 from celery5.scheduling.timers import Timer, TimerKind
 from celery5.services.worker.concurrency_budget import Runner
@@ -133,10 +135,14 @@ class TimerRuns:
     async def _run_once(self, timer: Timer, counts: TimerCounts) -> None:
         start = trio.current_time()
         try:
-            outcome = await self._runners[timer.kind].execute(_drop_result(timer), (), {}, RunningJob())
+            execute = self._runners[timer.kind].execute
+            outcome = await call_user_code(execute, _drop_result(timer), (), {}, RunningJob())
         except trio.Cancelled:
             self._report_cancelled(timer, start)
             raise
+        except BaseException as error:
+            reraise_cancellation(error)
+            outcome = get_error_outcome(error)
         if self._scope.cancel_called:
             # An error after the cancellation is how it ended, not a failure.
             self._report_cancelled(timer, start)

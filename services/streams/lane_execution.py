@@ -1,7 +1,6 @@
 """Run the function of a processor on the records of a lane, and do what follows when it fails."""
 
 import random
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ import trio
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.logs.log import Log
+from celery5.protocol.masking import show_error
 from celery5.protocol.streams.failure import (
     MAX_ERROR_TEXT,
     Decision,
@@ -21,6 +21,7 @@ from celery5.protocol.streams.failure import (
     make_dead_record,
 )
 from celery5.runners.context import CURRENT_PARTITION
+from celery5.runners.outcome import make_failure
 from celery5.services.streams.lane import Lane
 from celery5.services.streams.lane_feed import LaneFeed
 from celery5.services.streams.owned_partition import OwnedPartition
@@ -139,8 +140,8 @@ class LaneExecution:
             record=first.decode(),
             attempt=attempt,
             decision=type(decision).__name__,
-            error=repr(error)[:1000],
-            traceback="".join(traceback.format_exception(error))[-8000:],
+            error=show_error(error),
+            traceback=make_failure(error).traceback,
             **self._names,
         )
         if not feed.taken and not isinstance(decision, QuarantinePartition):
@@ -152,15 +153,15 @@ class LaneExecution:
         if isinstance(decision, ParkKey) and isinstance(feed, ParkingFeed):
             if feed.take_singly():
                 return  # to find out which one of the batch it was
-            decision = self._park(feed, repr(error))
+            decision = self._park(feed, show_error(error))
         attempts.pop(first, None)
         if isinstance(decision, ParkKey):
             return
         if isinstance(decision, QuarantinePartition):
             feed.give_back()
-            await self._host.quarantine(partition, f"record {first.decode()}: {error!r}"[:1000])
+            await self._host.quarantine(partition, f"record {first.decode()}: {show_error(error)}"[:1000])
             return
-        await self._bury(partition, feed, repr(error), "".join(traceback.format_exception(error)), attempt)
+        await self._bury(partition, feed, show_error(error), make_failure(error).traceback, attempt)
 
     async def _wait_for_reader(self, partition: OwnedPartition, feed: LaneFeed, error: Exception) -> float:
         """Return for how many seconds to wait for a member of the group whose class can read what this one cannot.
@@ -223,8 +224,8 @@ class LaneExecution:
                 "error",
                 partition=partition.number,
                 hook="on_skip",
-                error=repr(failure)[:1000],
-                traceback="".join(traceback.format_exception(failure))[-8000:],
+                error=show_error(failure),
+                traceback=make_failure(failure).traceback,
                 **self._names,
             )
         feed.bury(

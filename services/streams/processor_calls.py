@@ -9,10 +9,12 @@ import trio
 from celery5.broker.calls.streams import RawEntry
 from celery5.errors import CeleryError
 from celery5.protocol.job.verdict import Outcome, Returned
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.running_job import RunningJob
 from celery5.runners.surrounding import CALL_SURROUND, surround_call
+from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.streams.lane_feed import LaneFeed
 from celery5.services.streams.remote_feed import AsyncioFeed, RemoteFeed, ThreadFeed
 from celery5.streams.blocking_events import BlockingEvents, run_without_waiting
@@ -55,7 +57,9 @@ class ProcessorCalls:
         """Call the function until it ends. What it was at is `lane.taken` then. Raises what it raises."""
         match self._processor.kind:
             case "trio":
-                await self._process(lane)
+                error = await _run_on_trio(partial(self._process, lane))
+                if error is not None:
+                    raise error
             case "asyncio":
                 await self._process_remotely(AsyncioFeed(lane, checkpoint=self._checkpoint))
             case "thread":
@@ -91,10 +95,20 @@ class ProcessorCalls:
     async def _call(self, feed: RecordFeed) -> None:
         processor = self._processor
         function: Callable[[Any], Any] = processor.function
-        if processor.kind == "thread":
-            function(BlockingEvents(feed, self._codec, processor.into))
-        else:
-            await function(StreamEvents(feed, self._codec, processor.into))
+        try:
+            if processor.kind == "thread":
+                function(BlockingEvents(feed, self._codec, processor.into))
+            else:
+                await function(StreamEvents(feed, self._codec, processor.into))
+        except Exception:
+            raise
+        except BaseException as error:
+            if isinstance(error, trio.Cancelled) and processor.kind == "thread":
+                raise  # it called `check_cancelled()`
+            if type(error).__name__ == "CancelledError":
+                raise  # asyncio is not imported for this; its runner knows whether the cancellation is ours
+            reraise_cancellation(error)
+            raise ProcessorEnded(describe_error(error, MAX_ERROR_LENGTH)) from error
 
     async def _process_remotely(self, feed: RemoteFeed) -> None:
         try:
@@ -129,27 +143,36 @@ class ProcessorCalls:
 
         token = CALL_SURROUND.set(None)  # the runner would surround what never raises
         try:
+            if kind == "trio":
+                return await _run_on_trio(call)
             outcome = await self._execute_here(run, run_blocking)
         finally:
             CALL_SURROUND.reset(token)
         if errors:
             return errors[0]
         # What is no Exception, such as SystemExit, ends neither the loop nor the worker.
-        return (
-            None if outcome is None or isinstance(outcome, Returned) else ProcessorEnded(repr(outcome)[:1000])
-        )
+        return None if isinstance(outcome, Returned) else ProcessorEnded(repr(outcome)[:1000])
 
     async def _execute_here(
         self, run: Callable[[], Awaitable[None]], run_blocking: Callable[[], None]
-    ) -> Outcome | None:
-        match self._processor.kind:
-            case "trio":
-                await run()
-                return None
-            case "asyncio":
-                return await self._asyncio_runner.execute(run, (), {}, RunningJob())
-            case "thread":
-                return await self._thread_runner.execute(run_blocking, (), {}, RunningJob())
+    ) -> Outcome:
+        if self._processor.kind == "asyncio":
+            return await self._asyncio_runner.execute(run, (), {}, RunningJob())
+        return await self._thread_runner.execute(run_blocking, (), {}, RunningJob())
+
+
+async def _run_on_trio(function: Callable[[], Awaitable[None]]) -> Exception | None:
+    """Run a function of a processor on Trio; return what it raises."""
+    try:
+        await call_user_code(function)
+    except Exception as error:
+        return error
+    except BaseException as error:
+        reraise_cancellation(error)
+        ended = ProcessorEnded(describe_error(error, MAX_ERROR_LENGTH))
+        ended.__cause__ = error
+        return ended
+    return None
 
 
 async def _await(function: Callable[[], Awaitable[None]]) -> None:

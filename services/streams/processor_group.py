@@ -31,6 +31,7 @@ from celery5.protocol.streams.groups import (
 )
 from celery5.protocol.streams.parking import ParkedKeysFound, read_parked_words
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import OutboxRelay
@@ -94,7 +95,9 @@ class ProcessorGroup:
         processor_calls: ProcessorCalls,
         trials: trio.Lock,
         log: Log,
+        incarnation_end: IncarnationEnd | None = None,
     ) -> None:
+        self._incarnation_end = incarnation_end or IncarnationEnd()
         self._processor = processor
         self._keys = processor.stream.keys
         self._group = processor.name
@@ -167,21 +170,30 @@ class ProcessorGroup:
 
     async def _work(self, scope: trio.CancelScope, working: trio.Event) -> None:
         """Run all loops until `scope` is cancelled; set `working` when they run."""
-        with scope:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                await nursery.start(self._reader.run)
-                nursery.start_soon(self._attend_forever)
-                nursery.start_soon(self._read_forever)
-                nursery.start_soon(self._commits.run)
-                nursery.start_soon(self._relay.run)
-                working.set()
+        try:
+            with scope:
+                await self._run_loops(working)
+                raise RuntimeError("user code has cancelled the tasks of a processor")
+        except BaseException as error:
+            self._incarnation_end.note(error)
+            raise
+
+    async def _run_loops(self, working: trio.Event) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await nursery.start(self._reader.run)
+            nursery.start_soon(self._attend_forever)
+            nursery.start_soon(self._read_forever)
+            nursery.start_soon(self._commits.run)
+            nursery.start_soon(self._relay.run)
+            working.set()
 
     async def _finish(self) -> None:
         self._is_stopping = True
         owned = list(self._partitions.values())
         absence = self._processor.absence if self._member.is_named else 0.0
-        if not absence:
+        # What may have ended this worker is given back as a dead worker's: the death is counted.
+        if not absence and not self._incarnation_end.has_failed:
             await self._hand_over([partition for partition in owned if partition not in self._leaving])
         await end_partitions(owned, self._options.grace_period)
         with trio.move_on_after(FINISH_LIMIT):
@@ -197,6 +209,7 @@ class ProcessorGroup:
                         member=name,
                         incarnation=self._member.incarnation,
                         absence=absence if name == self._member.name else 0.0,
+                        has_died=self._incarnation_end.has_failed,
                     )
                     await self._redis.perform(call)
             except BrokerError as error:
@@ -562,7 +575,7 @@ class ProcessorGroup:
         codec = self._processor.stream.codec
         try:
             return codec.key(codec.decode(entry[1])) or b""
-        except Exception:  # its lane raises the error in the processor
+        except BaseException:  # its lane raises the error in the processor
             return b""
 
     async def read_parked(self, key: bytes, after: str, count: int) -> list[RawEntry]:

@@ -23,6 +23,7 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.streams.groups import ArchiveClaim, ArchivePortion
 from celery5.runners.surrounding import surround_call
+from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.streams.archive import Archive, describe_archive, is_async_archive
 from celery5.streams.encodings import learn_encodings
@@ -190,7 +191,7 @@ class _StreamArchiver:
         try:
             with trio.fail_after(TIMEOUT):
                 if self._is_async:
-                    await self._archive(stream.name, portion.partition, entries)
+                    await call_user_code(self._archive, stream.name, portion.partition, entries)
                 else:
                     # One thread for each stream: an archive that hangs for ever blocks no other thread.
                     self._thread = self._thread or trio.CapacityLimiter(1)
@@ -200,8 +201,9 @@ class _StreamArchiver:
                     await trio.to_thread.run_sync(write, abandon_on_cancel=True, limiter=self._thread)
         except trio.TooSlowError:
             return TimeoutError(f"it did not end within {TIMEOUT:g} s")
-        except (Exception, SystemExit) as error:  # the user's code
-            return error if isinstance(error, Exception) else RuntimeError(f"it wanted to exit: {error}")
+        except BaseException as error:  # the user's code
+            reraise_cancellation(error)
+            return error if isinstance(error, Exception) else RuntimeError(describe_error(error))
         return None
 
     async def _renew(self, portion: ArchivePortion) -> None:

@@ -19,6 +19,7 @@ from celery5.protocol.commands.definitions import BudgetParameters, ConcurrencyP
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command
 from celery5.protocol.job.verdict import Outcome
+from celery5.protocol.masking import show_error
 from celery5.protocol.scaling.budget import (
     CPU_ADVICE,
     KINDS,
@@ -39,6 +40,7 @@ from celery5.protocol.scaling.budget import (
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.protocol.workflows.member_ids import MemberId
 from celery5.runners.running_job import RunningJob
+from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.job_middleware import JobMiddleware
@@ -349,8 +351,9 @@ class MaximalConcurrencyBudget:
         before, demand = meter.state.current, self._make_demand(name, meter)
         try:
             meter.state = next_budget_state(meter.state, meter.budget, demand, now)
-        except (Exception, SystemExit) as error:  # the user's strategy
-            self._log_failure(meter, f"its strategy failed: {error!r}")
+        except BaseException as error:  # the user's strategy
+            reraise_cancellation(error)
+            self._log_failure(meter, f"its strategy failed: {show_error(error)}")
         slots = meter.state.current
         if slots != before:
             fields = {"before": before, "queued": demand.queued, "executing": demand.executing}
@@ -364,9 +367,12 @@ class MaximalConcurrencyBudget:
         """Call the function for the maximum at intervals, until a command replaces it by a number."""
         while meter.budget.maximum is maximum:
             try:
-                slots = int(await _call_user_function(maximum, self._make_demand(name, meter)))
-            except (Exception, SystemExit) as error:  # the user's function
-                self._log_failure(meter, f"its maximum stays {meter.maximum}: {error!r}")
+                slots = int(
+                    await call_user_code(_call_user_function, maximum, self._make_demand(name, meter))
+                )
+            except BaseException as error:  # the user's function
+                reraise_cancellation(error)
+                self._log_failure(meter, f"its maximum stays {meter.maximum}: {show_error(error)}")
             else:
                 if meter.budget.maximum is maximum:
                     meter.maximum = min(max(slots, meter.budget.least_slots), self._ceilings[name])

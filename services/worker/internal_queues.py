@@ -119,6 +119,9 @@ class InternalTasksQueue(HandoffQueue[Delivery]):
     def keep_slots(self, slots: int) -> None:
         """Make other tasks of the kind leave so many slots free: here, no task shares them."""
 
+    def drop_executor(self, executor: Task | None) -> None:
+        """Note that the Trio task of an executor has ended by itself; another one goes on in its place."""
+
     def reset_executors(self) -> None:
         """Note that all executors have ended."""
         self.surplus_executors = 0
@@ -327,6 +330,12 @@ class SharedTasksQueue(InternalTasksQueue):
         missing = super().add_executors(count)
         self._pool.offer_slots()
         return missing
+
+    def drop_executor(self, executor: Task | None) -> None:
+        """Free the slot of an executor whose Trio task has ended by itself."""
+        if executor in self._busy_executors:
+            self._busy_executors.discard(executor)
+            self._pool.give_back(1, self)
 
     def keep_slots(self, slots: int) -> None:
         """Make other tasks of the kind leave so many slots free."""

@@ -10,10 +10,11 @@ from celery5.app import App
 from celery5.broker.keys import EVENTS
 from celery5.logs.log import Log
 from celery5.observability.jobs import IncomingJob, SettlingBatch
-from celery5.observability.middleware import FAULTS, Middleware
+from celery5.observability.middleware import Middleware
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import Verdict
 from celery5.runners.context import LOG_EVENT
+from celery5.runners.user_errors import reraise_cancellation
 
 RUNNING_TIMEOUT = 10.0
 """Seconds that an `async with` block of a middleware may take to begin, and to end."""
@@ -53,7 +54,8 @@ class JobMiddleware:
                     return self._enter_rest(job, entered, block, number)
                 block.__enter__()
                 entered.append((middleware, block, False))
-            except FAULTS as error:
+            except BaseException as error:
+                reraise_cancellation(error)
                 self._stack.report(middleware, "running", error)
         return None
 
@@ -75,7 +77,8 @@ class JobMiddleware:
                     entered.append((middleware, block, True))
                 if scope.cancelled_caught:
                     raise TimeoutError(f"its block has not begun within {RUNNING_TIMEOUT:g} s")
-            except FAULTS as error:
+            except BaseException as error:
+                reraise_cancellation(error)
                 self._stack.report(middleware, "running", error)
 
     def exit(self, entered: list[EnteredBlock]) -> Awaitable[None] | None:
@@ -91,7 +94,8 @@ class JobMiddleware:
             entered.pop()
             try:
                 block.__exit__(None, None, None)
-            except FAULTS as error:
+            except BaseException as error:
+                reraise_cancellation(error)
                 self._stack.report(middleware, "running", error)
         return None
 
@@ -106,7 +110,8 @@ class JobMiddleware:
                     await block.__aexit__(None, None, None)
                 if scope.cancelled_caught:
                     raise TimeoutError(f"its block has not ended within {RUNNING_TIMEOUT:g} s")
-            except FAULTS as error:
+            except BaseException as error:
+                reraise_cancellation(error)
                 self._stack.report(middleware, "running", error)
 
     async def exit_cancelled(self, entered: list[EnteredBlock]) -> None:

@@ -28,6 +28,7 @@ from celery5.protocol.job.verdict import (
     Verdict,
     judge,
 )
+from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.worker.attempt_recorder import AttemptRecorder
@@ -152,8 +153,8 @@ class OutcomeHandler:
                 self._tasks[task].result_type.decode(value)
         except BadResult as error:
             why = str(error)
-        except Exception as error:  # the user's code: __post_init__, a validator
-            why = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # the user's code: __post_init__, a validator
+            why = f"{type(error).__name__}: {get_error_text(error, MAX_ERROR_LENGTH)}"
         self._checks_left[task] -= 1
         if why:
             self._log.event(

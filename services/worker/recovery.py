@@ -5,6 +5,8 @@ heartbeats, and only just after one: while Redis does not reply, no worker is ta
 more, for each worker, from that heartbeat (`HeartbeatEvidence`).
 """
 
+from collections.abc import Mapping, Sequence
+
 import trio
 
 from celery5.broker.calls import leases
@@ -103,6 +105,25 @@ class Recoverer:
                     done.worker, keys.queue, done.requeued + done.dead_lettered
                 )
         return total
+
+    async def recover_own(self, begun_entries: Mapping[str, Sequence[bytes]], /) -> None:
+        """Put back what this worker itself holds, because an error ends it and nobody else notices that.
+
+        Args:
+            begun_entries: The entries that had begun, by queue: only these count as having taken it down.
+        """
+        for keys in self._consumed:
+            call = leases.recover(
+                keys,
+                worker=self._worker,
+                max_deliveries=self._max_deliveries,
+                limit=RECOVERY_BATCH,
+                ttl=self._results_ttl,
+                message_limit=self._message_limit,
+                begun_entries=begun_entries.get(keys.queue, ()),
+            )
+            while (await self._redis.perform(call)).has_more:
+                pass
 
     def _make_evidence(self, keys: QueueKeys) -> HeartbeatEvidence | None:
         """Return the evidence for judging other workers on a queue; None while there is none or no lease has lapsed."""

@@ -39,6 +39,7 @@ from celery5.protocol.job.retry_policy import (
 from celery5.protocol.job.states import ADMITTED
 from celery5.protocol.job.verdict import Bury, Reason, Release
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.runners.user_errors import reraise_cancellation
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.worker.in_flight import HeldJobs
@@ -142,7 +143,8 @@ class UnpublishableRetries:
                 if choice in CHOICES
                 else f"it returned {choice!r}, not one of {', '.join(sorted(CHOICES))}"
             )
-        except Exception as error:  # user code
+        except BaseException as error:  # user code
+            reraise_cancellation(error)
             choice, why = None, describe_error(error, MAX_ERROR_LENGTH)
         if not why:
             return str(choice)

@@ -30,13 +30,16 @@ from celery5.protocol.job.verdict import (
     Raised,
     Reason,
 )
+from celery5.protocol.masking import describe_error
 from celery5.protocol.process.frozen import name_slot
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.runners.context import CURRENT_JOB, JOB_ERRORS, LOG_EVENT, PROGRESS_RECEIVER, CurrentJob
 from celery5.runners.on_trio import run_in_context
 from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import RunningJob
+from celery5.runners.user_errors import ScopeGuard, find_cancellation, reraise_cancellation
 from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.shared_memory import MemorySlot, SidecarMemory, number_queues
 from celery5.services.worker.concurrency_budget import Runner, TaskResources
 from celery5.services.worker.foreign_jobs import ForeignJobs
@@ -96,6 +99,7 @@ class TaskExecution:
         outcome_handler: OutcomeHandler,
         stop_policy: StopPolicy,
         log: Log,
+        incarnation_end: IncarnationEnd | None = None,
     ) -> None:
         self._tasks = resources.tasks
         self._queues = resources.queues
@@ -122,6 +126,8 @@ class TaskExecution:
         self._idle = trio.Event()
         self._stuck = False
         self._grace = trio.CancelScope()
+        self._executors = self._executor_nursery = trio.CancelScope()
+        self._incarnation_end = incarnation_end or IncarnationEnd()
         self._latest: RunningJob | None = None
         self._job_middleware = resources.job_middleware
         self._run_job = self._run_in_middleware if self._job_middleware.runs else self._run_task
@@ -155,22 +161,28 @@ class TaskExecution:
         """Run jobs until cancelled; then let running jobs finish, and release those that do not finish in time."""
         executors, ended_event = trio.CancelScope(shield=True), trio.Event()
         errors: list[BaseException] = []
+        self._executors = executors
 
         async def work() -> None:
             try:
                 await self._run_executors(executors)
+                errors.append(RuntimeError("a job has cancelled the executors of this worker"))
             except BaseException as error:  # raised again below, in the caller's task
                 errors.append(error)
             finally:
                 ended_event.set()
 
         # Not in a nursery here: it could not be left while a job ignores its cancellation.
-        trio.lowlevel.spawn_system_task(work, context=copy_context())
+        system_task = trio.lowlevel.spawn_system_task(work, context=copy_context())
         task_status.started()
         try:
             await ended_event.wait()
             raise errors[0]
         finally:
+            system_nursery = system_task.parent_nursery
+            if system_nursery is not None and system_nursery.cancel_scope.cancel_called:
+                # The Trio run itself has failed: a system task that a job has started, for example.
+                self._incarnation_end.note(RuntimeError("the event loop of this worker has failed"))
             with trio.CancelScope(shield=True):
                 await self._finish_jobs()
                 executors.cancel()
@@ -183,6 +195,7 @@ class TaskExecution:
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
+                    self._executor_nursery = nursery.cancel_scope
                     nursery.start_soon(self._watch_lease)
                     while True:
                         slots_changed = self._budget.slots_changed
@@ -210,51 +223,91 @@ class TaskExecution:
             if not self._free_slots:
                 self._free_slots.append(self._slot_count)
                 self._slot_count += 1
-            slot = heappop(self._free_slots)
-            memory_slot = self._get_memory_slot(slot)
-            run = self._run_executor
-            if memory_slot is not None:
-                # On a stack its frames say whose job runs, also where nothing but the stack can be read.
-                run = MethodType(name_slot(TaskExecution._run_executor, memory_slot.number), self)
-            nursery.start_soon(run, kind, slot, memory_slot)
+            nursery.start_soon(self._run_executor, kind, heappop(self._free_slots))
 
     def _get_memory_slot(self, slot: int) -> MemorySlot | None:
         return (
             None if self._sidecar_memory is None else self._sidecar_memory.get_slot(slot, self._queue_numbers)
         )
 
-    async def _run_executor(self, kind: str, slot: int, memory_slot: MemorySlot | None) -> None:
-        """Run one executor.
+    async def _run_executor(self, kind: str, slot: int) -> None:
+        """Run one executor, in a nursery of its own.
 
-        Its jobs share a cancel scope until one of them is cancelled: a scope for each job would cost a quarter of a
+        User code can reach the nursery above its task: what it does to that, or starts in it, ends this executor's
+        Trio task only, and not the jobs of others. Then another task goes on in its place.
+        """
+        memory_slot, run = self._get_memory_slot(slot), self._run_executor_task
+        if memory_slot is not None:
+            # On a stack its frames say whose job runs, also where nothing but the stack can be read.
+            run = MethodType(name_slot(TaskExecution._run_executor_task, memory_slot.number), self)
+        executor = _Executor(
+            queue=self._queues[kind],
+            runner=self._runners[self._budget.task_kinds.get(kind, kind)],
+            estimate=self._duration_estimates[kind],
+            memory_slot=memory_slot,
+        )
+        while not executor.is_surplus:
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(run, executor, nursery)
+            except BaseException as error:
+                if self._is_ending or find_cancellation(error) is not None:
+                    raise
+                self._log.event(
+                    "job:nursery-failed", "warning", why=describe_error(error), hint=_NURSERY_HINT
+                )
+            if executor.error is not None:
+                raise executor.error
+            if self._is_ending:
+                await trio.sleep_forever()
+            executor.queue.drop_executor(executor.task)
+            if executor.running_job is not None:
+                await self._end_cancelled(executor, executor.running_job)
+        heappush(self._free_slots, slot)
+
+    async def _run_executor_task(self, executor: "_Executor", nursery: trio.Nursery) -> None:
+        """Run jobs until the executor is surplus, or one of them has left its Trio task in disorder.
+
+        The jobs share a cancel scope until one of them is cancelled: a scope for each job would cost a quarter of a
         short job's time.
         """
-        queue, runner, estimate, record = (
-            self._queues[kind],
-            self._runners[self._budget.task_kinds.get(kind, kind)],
-            self._duration_estimates[kind],
-            None if memory_slot is None else memory_slot.record,
-        )
-        wanted = True
-        while wanted:
-            running_job = RunningJob(executor_task=trio.lowlevel.current_task(), slot=memory_slot)
-            try:
-                with running_job.scope:
-                    wanted = await self._run_jobs(running_job, queue, runner, estimate, record)
-            except* Exception:
-                if not running_job.scope.cancel_called:
-                    raise
-            delivery = running_job.delivery
-            if delivery is not None:
-                ended = time.time()
-                if delivery.started:
-                    estimate.record(max(ended - delivery.started, 0.0))
-                self._handle_end(running_job, delivery, ended, running_job.cancel_outcome or INTERRUPTED)
-            if running_job.thread_ended is not None:
-                if memory_slot is not None:
-                    memory_slot.set_deadline(now())  # it should have ended by now
-                await self._wait_for_thread(running_job.thread_ended, delivery)
-        heappush(self._free_slots, slot)
+        executor.task = trio.lowlevel.current_task()
+        running_job = None
+        try:
+            while not executor.is_surplus and (running_job is None or not running_job.is_task_disordered):
+                running_job = executor.begin()
+                try:
+                    with running_job.scope:
+                        executor.is_surplus = not await self._run_jobs(running_job, executor)
+                except* Exception:
+                    if not (running_job.must_end or running_job.scope.cancel_called):
+                        raise
+                await self._end_cancelled(executor, running_job)
+        except trio.Cancelled:
+            raise
+        except BaseException as error:
+            executor.error = error  # ours, and not one of what user code has started in the nursery
+        finally:
+            nursery.cancel_scope.cancel()
+
+    async def _end_cancelled(self, executor: "_Executor", running_job: RunningJob) -> None:
+        """Handle the end of a job that was cancelled, if one was; wait for its thread if that has not ended."""
+        executor.running_job = None
+        delivery = running_job.delivery
+        if delivery is not None:
+            ended = time.time()
+            if delivery.started:
+                executor.estimate.record(max(ended - delivery.started, 0.0))
+            self._handle_end(running_job, delivery, ended, running_job.get_cancel_outcome())
+        if running_job.thread_ended is not None:
+            if executor.memory_slot is not None:
+                executor.memory_slot.set_deadline(now())  # it should have ended by now
+            await self._wait_for_thread(running_job.thread_ended, delivery)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether all executors are cancelled: this stops, or one of them has failed."""
+        return self._executors.cancel_called or self._executor_nursery.cancel_called
 
     async def _wait_for_thread(self, end: trio.Event, delivery: Delivery | None) -> None:
         """Wait for a thread that ignores its cancellation: it keeps the slot until it ends."""
@@ -262,18 +315,13 @@ class TaskExecution:
         self._log.event("job:abandoned", "warning", job=job)
         await end.wait()
 
-    async def _run_jobs(
-        self,
-        running_job: RunningJob,
-        queue: InternalTasksQueue,
-        runner: Runner,
-        estimate: DurationEstimate,
-        record: "_Recorder",
-    ) -> bool:
+    async def _run_jobs(self, running_job: RunningJob, executor: "_Executor") -> bool:
         """Run job after job until one of them is cancelled. Return False when there are more executors than slots."""
         clock, lease = time.perf_counter, self._lease
+        queue, runner, estimate = executor.queue, executor.runner, executor.estimate
+        record = None if executor.memory_slot is None else executor.memory_slot.record
         yielded = clock()
-        while running_job.cancel_outcome is None:
+        while not running_job.must_end:
             delivery = await queue.take_next()
             if delivery is None:
                 return False
@@ -342,6 +390,7 @@ class TaskExecution:
         """Run a job inside of the middleware, which learns what becomes of it before it is settled."""
         middleware, job = self._job_middleware, IncomingJob(delivery, self._worker)
         entered: list[EnteredBlock] = []
+        guard = ScopeGuard()
         JOB_ERRORS.set(job)
         try:
             if (rest := middleware.enter(job, entered)) is not None:
@@ -354,14 +403,17 @@ class TaskExecution:
                 if (rest := middleware.exit(entered)) is not None:
                     await rest
         except BaseException:
-            if not running_job.scope.cancel_called:
+            if self._is_ending:
                 raise
-            self._decide(delivery, job, running_job.cancel_outcome or INTERRUPTED)
+            self._decide(delivery, job, running_job.get_cancel_outcome())
             await middleware.exit_cancelled(entered)
             raise
         finally:
             if job.carried:
                 delivery.add_headers(job.carried)
+            if not guard.is_intact:  # a block of the middleware has left a scope open, say
+                guard.restore()
+                running_job.leave_task()
         return outcome
 
     def _decide(self, delivery: Delivery, job: IncomingJob, outcome: Outcome) -> None:
@@ -392,7 +444,8 @@ class TaskExecution:
                 if duplicate is not None:
                     return duplicate
             return await runner.execute(task.function, *decoded, running_job)
-        except Exception as error:  # no thread could be started, say
+        except BaseException as error:  # no thread could be started, say
+            reraise_cancellation(error)
             return get_error_outcome(error)
         finally:
             if limits is not None:
@@ -418,6 +471,8 @@ class TaskExecution:
             return  # it was stuck, and is left to recovery
         if not self._running:
             self._idle.set()
+        if outcome is INTERRUPTED and self._incarnation_end.has_failed:
+            return  # it may be what has ended this worker: recovery puts it back, and counts that
         delivery.finish(finished)
         self._outcome_handler.handle_outcome(delivery, outcome)
 
@@ -505,7 +560,33 @@ class TaskExecution:
 
 _RESOLVED = frozenset({BrokerLost, PermanentFailure})
 """The outcomes that Redis is asked about before they count."""
-_Recorder = Callable[[Delivery], None] | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Executor:
+    """One executor: what it takes jobs from, and what it runs now, in one Trio task after the other."""
+
+    queue: InternalTasksQueue
+    runner: Runner
+    estimate: DurationEstimate
+    memory_slot: MemorySlot | None
+    # Whether there are more executors than slots, so that it must end.
+    is_surplus: bool = False
+    task: trio.lowlevel.Task | None = None
+    # None once the end of its last job was handled.
+    running_job: RunningJob | None = None
+    # An error of ours, which ends the worker.
+    error: BaseException | None = None
+
+    def begin(self) -> RunningJob:
+        """Return what the next jobs run with."""
+        self.running_job = RunningJob(executor_task=self.task, slot=self.memory_slot)
+        return self.running_job
+
+
+_NURSERY_HINT = (
+    "a task has started something in the nursery of its worker, or closed that: open a nursery of its own"
+)
 _AWAITED_HINT = (
     "they take no notice of being cancelled, and run here: this worker begins anew when they have ended"
 )
@@ -521,5 +602,5 @@ def _decode_arguments(task: Task[..., Any], command: Command) -> _Arguments | Pe
         return task.parameters.decode(command.args, command.kwargs)
     except BadArguments as error:
         return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
-    except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
+    except BaseException as error:  # the user's code: __post_init__, a validator
         return PermanentFailure(Reason.BAD_ARGUMENTS, make_failure(error))

@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
@@ -61,6 +61,8 @@ EXIT_TIMEOUT = 5.0
 """Seconds after the end of the pipe within which the worker must end, too; else it has only closed its files."""
 RECOVERY_TIMING = Timing(connect=1.0, reply=1.0)
 """For recovery. A broker that is unreachable or hangs must block nothing: leases put the jobs back, too."""
+MAX_BLAMED = 500
+"""Jobs of one queue that are counted when an error has ended the worker."""
 PROCESS_NAME = "celery5-sidecar"
 """The name of the process in `ps` and `top`, where it can be set."""
 
@@ -73,6 +75,8 @@ class BeatReport(msgspec.Struct, array_like=True, frozen=True):
     broker: Endpoint | None = None  # the address of its broker
     memberships: tuple[GroupMembership, ...] = ()  # the groups of streams that it is a member of
     left: bool = False  # whether it has left the queues, or tried to: then it has no lease to renew
+    # What had begun when an error ended the worker, by queue; None: the shared memory says what had.
+    begun_entries: dict[str, list[str]] | None = None
 
 
 class Sidecar:
@@ -117,6 +121,15 @@ class Sidecar:
         """The worker has left its queues, or tried to: its leases are never renewed again. `holding`: it may still
         hold jobs, which are put back when the process has ended."""
         self._send(msgspec.structs.replace(self._last, left=True) if holding else BeatReport())
+
+    def report_failed(self, begun_entries: Mapping[str, Sequence[bytes]]) -> None:
+        """An error ends the worker: the end of the process is a death, for which these entries are blamed."""
+        # The newest: a report must fit the pipe.
+        begun = {
+            queue: [entry.decode() for entry in entries[-MAX_BLAMED:]]
+            for queue, entries in begun_entries.items()
+        }
+        self._send(msgspec.structs.replace(self._last, begun_entries=begun))
 
     def close(self) -> None:
         """Close the pipe: the sidecar is not needed any more."""
@@ -432,7 +445,7 @@ class _Watch:
     def _recover(self) -> None:
         """Put back the jobs that the worker held. Those not begun are not counted, nor any once it had left."""
         name, left = self._report.worker, self._report.left
-        begun = {} if left else self._memory.get_started_entries(self._report.queues)
+        begun = {} if left else self._get_begun_entries()
         back = buried = 0
         settings = self._app.settings
         try:
@@ -462,6 +475,12 @@ class _Watch:
             if not left or back or buried:
                 how = "had left" if left else "died"
                 _write_stderr(f"worker {name} (pid {self._pid}) {how}: {back} jobs put back, {buried} buried")
+
+    def _get_begun_entries(self) -> Mapping[str, Sequence[bytes]]:
+        reported = self._report.begun_entries
+        if reported is None:
+            return self._memory.get_started_entries(self._report.queues)
+        return {queue: [entry.encode() for entry in entries] for queue, entries in reported.items()}
 
     def _make_renewals(self) -> list[Call[bool]]:
         """Return the calls that renew the memberships in groups of streams. One that is lost stays so."""

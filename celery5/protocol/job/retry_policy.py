@@ -77,7 +77,7 @@ class CustomBackoff:
         try:
             result = self._function(retry)
             seconds = float(result)
-        except Exception as error:  # the user's code
+        except BaseException as error:  # the user's code
             return f"retry_backoff {self._name}({retry}) failed: {describe_error(error, 200)}"
         if not seconds >= 0:  # nor is nan
             return f"retry_backoff {self._name}({retry}) gave {seconds}: not 0 seconds or more"

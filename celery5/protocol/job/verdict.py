@@ -424,10 +424,13 @@ def get_ruling(error: BaseException, run: object) -> Ruling | None:
 
 def get_leaf_errors(error: BaseException, run: object) -> list[ErrorLeaf]:
     """Return the errors in a group, at any depth, in order; a single error itself."""
-    return [
-        ErrorLeaf(leaf, (*get_class_names(leaf), *kinds), get_ruling(leaf, run))
-        for leaf, kinds in _walk(error)
-    ]
+    outer_kinds: tuple[str, ...] | None = None  # the same for all leaves
+    leaves: list[ErrorLeaf] = []
+    for leaf, group in _walk(error):
+        if outer_kinds is None:
+            outer_kinds = () if group is None else get_class_names(group)
+        leaves.append(ErrorLeaf(leaf, (*get_class_names(leaf), *outer_kinds), get_ruling(leaf, run)))
+    return leaves
 
 
 def copy_ruling(heir: BaseException, error: BaseException, run: object) -> None:
@@ -457,17 +460,27 @@ def _rank(leaf: ErrorLeaf) -> int:
     return 4 if ruling is None else 5
 
 
-def _walk(error: BaseException) -> Iterator[tuple[BaseException, tuple[str, ...]]]:
-    """Yield each leaf with the kinds of the groups around it. Not recursive: groups may be nested very deeply."""
-    stack: list[tuple[Any, tuple[str, ...]]] = [(error, ())]
+def iterate_leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in a group, at any depth, in order; a single error itself."""
+    return (leaf for leaf, _ in _walk(error))
+
+
+def _walk(error: BaseException) -> Iterator[tuple[BaseException, BaseException | None]]:
+    """Yield each leaf with the outermost group around it. Not recursive: groups may be nested very deeply.
+
+    Nothing of the user's is called: subclasses of groups may have redefined anything.
+    """
+    stack: list[tuple[Any, BaseException | None]] = [(error, None)]
     while stack:
-        current, kinds = stack.pop()
-        if isinstance(current, BaseExceptionGroup):
-            group = cast("BaseExceptionGroup[BaseException]", current)
-            inner = kinds or get_class_names(group)
-            stack += [(exception, inner) for exception in reversed(group.exceptions)]
+        current, outermost = stack.pop()
+        if issubclass(type(current), BaseExceptionGroup):
+            members = cast("Sequence[BaseException]", _MEMBERS.__get__(current))
+            stack += [(member, outermost or current) for member in reversed(members)]
         else:
-            yield current, kinds
+            yield current, outermost
+
+
+_MEMBERS: Any = vars(BaseExceptionGroup)["exceptions"]
 
 
 def _pairs(error: BaseException) -> tuple[tuple[object, Ruling], ...]:

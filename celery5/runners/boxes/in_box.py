@@ -179,11 +179,7 @@ class BoxMainThread:
                     else:
                         outcome = await TrioRunner().execute(function, args, kwargs, running_job)
                 nursery.cancel_scope.cancel()
-            return (
-                running_job.cancel_outcome or INTERRUPTED
-                if outcome is None
-                else running_job.get_outcome(outcome)
-            )
+            return running_job.get_cancel_outcome() if outcome is None else running_job.get_outcome(outcome)
 
         return trio.run(job)
 
