@@ -19,6 +19,7 @@ from celery5.logs.log import Log
 from celery5.protocol.similar_names import did_you_mean
 from celery5.services.commands.dispatcher import SelfCommandSender
 from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.process.fenced import run_fenced
 from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.step_status import StepStatus
 
@@ -122,7 +123,10 @@ class _RunningStep:
         self.begun = True
         try:
             with self.scope:
-                await self.service.run(task_status=task_status)
+                if getattr(self.service, "only_observes", False):
+                    await run_fenced(self.step.name, self.service, task_status=task_status)
+                else:
+                    await self.service.run(task_status=task_status)
         except BaseException as error:
             self.incarnation_end.note(error)
             raise

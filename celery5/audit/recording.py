@@ -14,7 +14,9 @@ from celery5.broker.calls import audit
 from celery5.broker.colour import current_colour
 from celery5.broker.driver import AsyncDriver
 from celery5.errors import BrokerUnavailable, NotRecorded
+from celery5.logs.fence import FENCE
 from celery5.protocol.audit import DONE, AuditEntry, is_action
+from celery5.protocol.masking import describe_error
 from celery5.runners.context import CURRENT_JOB, LOG_EVENT
 
 if TYPE_CHECKING:
@@ -82,6 +84,10 @@ class AuditedAction:
     async def __aexit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
+        with FENCE("audit"):
+            await self._record(error)
+
+    async def _record(self, error: BaseException | None) -> None:
         if isinstance(error, NotRecorded):
             return  # nothing was done, and there is no broker for the entry
         job = CURRENT_JOB.get()
@@ -122,11 +128,7 @@ class AuditedAction:
     def _describe_outcome(self, error: BaseException | None) -> str:
         if error is not None:
             kind = "failed" if isinstance(error, Exception) else "interrupted"
-            return (
-                f"{kind}: {type(error).__name__}: {error}"
-                if str(error)
-                else f"{kind}: {type(error).__name__}"
-            )
+            return f"{kind}: {describe_error(error)}"
         return self._failure or DONE
 
 

@@ -129,7 +129,7 @@ def format_entry(message: Message) -> bytes:
     """Return a message in the journal's format. If it cannot be formatted, return an entry that reports this."""
     try:
         return _entry(message)
-    except Exception as error:  # values are objects of user code
+    except BaseException as error:  # values are objects of user code
         return _entry(make_unprintable_message(message, error))
 
 

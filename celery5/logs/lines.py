@@ -94,7 +94,7 @@ class LineWriter:
             if self._form != "json":
                 raise ValueError("lines for people are made one by one")
             text = _ENCODER.encode_lines(batch).decode()
-        except Exception:  # values of user code, with methods of their own
+        except BaseException:  # values of user code, with methods of their own
             text = "".join([self._format_safely(to_message(message)) for message in batch])
         if text.isascii():
             return text
@@ -106,7 +106,7 @@ class LineWriter:
         """Return one line; for a message that cannot be formatted, a line that says so."""
         try:
             return self._format(message)
-        except Exception as error:  # values of user code, with methods of their own
+        except BaseException as error:  # values of user code, with methods of their own
             return self._format(make_unprintable_message(message, error))
 
     def _format(self, message: Message) -> str:
@@ -155,7 +155,7 @@ def make_dropped_message(count: int) -> Message:
     }
 
 
-def make_unprintable_message(message: Message, error: Exception) -> Message:
+def make_unprintable_message(message: Message, error: BaseException) -> Message:
     """Return what is left of a message with a value that cannot be formatted: the names of its fields."""
     kept = {name: message.get(name) for name in ("timestamp", "task_uuid", "task_level", "level")}
     return {

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, Self, TextIO, cast
 import eliot
 import msgspec
 
+from celery5.logs.fence import FENCE
 from celery5.logs.lines import JobLine, LineWriter, Message, make_dropped_message, to_message
 from celery5.protocol.masking import escape_text
 from celery5.protocol.workflows.member_ids import get_run_id
@@ -229,7 +230,7 @@ class LogWriter:
                 done = self._destination.write(
                     [*messages, make_dropped_message(unreported)] if unreported else messages
                 )
-            except Exception as error:  # the destination may be the user's own
+            except BaseException as error:  # the destination may be the user's own
                 with self._counting:
                     self._unreported += unreported
                 self._retry([to_message(line) for line in batch], error)
@@ -242,7 +243,7 @@ class LogWriter:
                 return True
         return False
 
-    def _retry(self, batch: list[Message], error: Exception) -> None:
+    def _retry(self, batch: list[Message], error: BaseException) -> None:
         """Keep those messages that may be tried again; the others are lost."""
         messages = [
             message
@@ -303,7 +304,10 @@ class Log:
     def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
         """Log an event of the process, as `celery5:<name>`."""
         fields.setdefault("worker", self._worker)
-        self._write(message_type=f"celery5:{name}", level=level, **fields)
+        try:
+            self._write(message_type=f"celery5:{name}", level=level, **fields)
+        except Exception:  # of a destination of the application's own
+            FENCE.count("log")
 
     def log_job_end(
         self,
@@ -366,7 +370,10 @@ class Log:
         fields["message_type"] = "celery5:job"
         fields["task_uuid"] = self._uuid
         fields["task_level"] = [*self._branch, self._jobs]
-        self._write_to_eliot(fields)
+        try:
+            self._write_to_eliot(fields)
+        except Exception:  # of a destination of the application's own
+            FENCE.count("log")
 
     def finish(self, error: BaseException | None = None) -> None:
         """End the action of the process, with the first error of `error` if there is one."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from celery5.errors import Misconfigured
+from celery5.logs.fence import FENCE
 from celery5.runners.context import CURRENT_JOB
 
 _TRACE: ContextVar[str] = ContextVar("celery5_trace", default="")
@@ -44,7 +45,10 @@ def get_current_trace() -> str:
     job = CURRENT_JOB.get()
     if job is not None and job.trace:
         return job.trace
-    return _read_eliot_context() if "eliot" in sys.modules else ""
+    if "eliot" in sys.modules:
+        with FENCE("trace"):
+            return _read_eliot_context()
+    return ""
 
 
 def _read_eliot_context() -> str:

@@ -23,6 +23,9 @@ def check_headers(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         if not all(isinstance(text, str) for text in cast("tuple[object, ...]", (name, value))):
             raise ValueError(f"header {name!r} is {value!r}: names and values are texts")
+        for text in (name, value):
+            if not text.isascii():
+                text.encode()  # half of a surrogate pair has no form in a message
         size += len(name) + len(value)
     if size > MAX_HEADER_BYTES:
         raise ValueError(f"the headers have {size} characters, over the limit of {MAX_HEADER_BYTES}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from celery5.application import Application
 from celery5.errors import Misconfigured
+from celery5.logs.fence import FENCE, pass_cancellation
 from celery5.protocol.job.job import Job
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.context import LOG_EVENT
@@ -171,7 +172,7 @@ class MiddlewareStack:
             try:
                 function(*words)
             except BaseException as error:
-                _pass_cancellation(error)
+                pass_cancellation(error)
                 self.report(middleware, hook, error)
 
     # ---- inside
@@ -185,7 +186,7 @@ class MiddlewareStack:
                     block.__enter__()
                     entered.append((middleware, block, name))
             except BaseException as error:
-                _pass_cancellation(error)
+                pass_cancellation(error)
                 self.report(middleware, name, error)
         return entered
 
@@ -195,36 +196,31 @@ class MiddlewareStack:
             try:
                 block.__exit__(None, None, None)
             except BaseException as error:
-                _pass_cancellation(error)
+                pass_cancellation(error)
                 self.report(middleware, name, error)
 
     def _make_job(self, outgoing: "OutgoingJob", job: Job) -> Job:
         """Return the job with its headers; without any, and a warning, if they make no sense."""
         try:
             return outgoing.make_job()
-        except ValueError as error:
+        except Exception as error:
             self.report(self._hooks["sending"][-1][0], "sending", error)
             return job
 
     def report(self, middleware: Middleware, hook: str, error: BaseException) -> None:
-        """Log that a middleware has failed, once for each."""
+        """Log that a middleware has failed, once for each, and count it."""
+        FENCE.count("middleware")
         if id(middleware) in self._failed:
             return
         self._failed.add(id(middleware))
-        LOG_EVENT.get()(
-            "middleware:failed",
-            "warning",
-            middleware=type(middleware).__qualname__,
-            hook=hook,
-            why=describe_error(error, MAX_ERROR_LENGTH),
-        )
-
-
-def _pass_cancellation(error: BaseException) -> None:
-    """Raise a cancellation, or Ctrl-C: those are not about the middleware."""
-    from celery5.runners.user_errors import reraise_cancellation  # needs Trio, which few producers do
-
-    reraise_cancellation(error)
+        with FENCE("log"):
+            LOG_EVENT.get()(
+                "middleware:failed",
+                "warning",
+                middleware=type(middleware).__qualname__,
+                hook=hook,
+                why=describe_error(error, MAX_ERROR_LENGTH),
+            )
 
 
 class ObservedApplication(Application, Protocol):

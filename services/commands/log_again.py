@@ -5,7 +5,7 @@ it, if it cannot be sent, or after the last retry. This module itself logs nothi
 """
 
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import trio
@@ -35,6 +35,8 @@ FINAL_SEND_TIMEOUT = 1.0
 
 class LogRetry:
     """Retries the messages that the log could not write. Without a log writer it has nothing to do."""
+
+    only_observes: ClassVar = True
 
     def __init__(self, *, log: Log, self_commands: SelfCommandSender) -> None:
         self._log = log

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import trio
 
@@ -363,6 +363,8 @@ class QueueDepths:
         find_broker: Returns the name of a queue's broker.
         measured_queues: The queues; None for all that the application has used.
     """
+
+    only_observes: ClassVar = True
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ import random
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -20,6 +21,7 @@ import trio
 from celery5.broker.calls.queues import QueueDepth
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
+from celery5.logs.fence import FENCE
 from celery5.protocol.observability.ended_jobs import EndedJobs
 from celery5.protocol.observability.families import Merge, MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.job_tally import JobTally
@@ -75,6 +77,7 @@ class ProcessStatus:
         self._sources: Sequence[StatusSource] = ()
         self._started_at = time.time()
         self._incarnations: dict[str, ProcessStatus] = {}
+        self._observer_failures: Counter[str] = Counter()
 
     def add_incarnation(self, name: str) -> "ProcessStatus":
         """Return the status of a further incarnation of this process, on the broker of that name.
@@ -163,6 +166,7 @@ class ProcessStatus:
                 self.lag,
                 merge="max",
             ),
+            self._count_observer_failures(),
             *_make_loop_metrics(self.loop),
             *_make_queue_metrics(self.depths),
             *_make_process_metrics(self._started_at),
@@ -170,6 +174,15 @@ class ProcessStatus:
         for source in () if blocked else self._sources:
             families.extend(source.metric_families())
         return families
+
+    def _count_observer_failures(self) -> MetricFamily:
+        # Several processes may share an operating system process: each failure is counted by the first that asks.
+        self._observer_failures.update(FENCE.take_counts())
+        return make_counter(
+            "celery5_observer_failures_total",
+            "Errors of what only observes: history, metrics, progress, alerts, audit, traces, middleware and logs.",
+            *[(float(count), {"observer": name}) for name, count in sorted(self._observer_failures.items())],
+        )
 
     def get_origin(self) -> ReportOrigin:
         """Return what reports on metrics say of this process."""

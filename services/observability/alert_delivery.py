@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 import trio
 
@@ -39,6 +40,8 @@ class AlertDelivery:
         alert_evaluator: Says when notifications may be sent.
         alert_webhook: Where they are sent; None: they are logged only.
     """
+
+    only_observes: ClassVar = True
 
     def __init__(
         self,

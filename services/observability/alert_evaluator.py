@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 import trio
 
@@ -52,6 +53,8 @@ class AlertEvaluator:
     Attributes:
         evaluated: Says after each evaluation that notifications may be sent by this process.
     """
+
+    only_observes: ClassVar = True
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import trio
 
@@ -92,6 +93,8 @@ class HistoryRollup:
     Attributes:
         counted: What was counted, after each rollup of this process.
     """
+
+    only_observes: ClassVar = True
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 import trio
 
@@ -37,6 +38,8 @@ class MetricsReporter:
         outlets: Who gets each report besides Redis.
         history_limit: How many failed jobs the history keeps, and as many others; 0: there is none.
     """
+
+    only_observes: ClassVar = True
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Measure for /metrics how far the groups of this worker's processors are behind, and who owns their partitions."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 
@@ -29,6 +29,8 @@ class GroupLags:
         is_measuring: Whether anybody can see it.
         log: Where it says what it could not measure.
     """
+
+    only_observes: ClassVar = True
 
     def __init__(
         self, *, redis: AsyncDriver, processors: Sequence[Processor[Any]], is_measuring: bool, log: Log

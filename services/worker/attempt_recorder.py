@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from celery5.logs.fence import FENCE
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.history import NO_SHAPE, STATES, JobRecord, Kept, make_attempt_record
 from celery5.protocol.job.messages import read_job_id
@@ -14,7 +15,7 @@ from celery5.tasks.task import Task
 
 
 class AttemptRecorder:
-    """Makes records of the attempts that are kept.
+    """Makes records of the attempts that are kept. What fails here is noted, and harms no job.
 
     Args:
         ended_jobs: Keeps the records until they are sent.
@@ -37,7 +38,8 @@ class AttemptRecorder:
     def record_failure(self, delivery: Delivery, verdict: Verdict, waited: float | None) -> None:
         """Keep an attempt that has ended otherwise than with success, unless the job only goes back to its queue."""
         if self._keeps_history and type(verdict) in STATES:
-            self._ended_jobs.add_failure(lambda: self._make(delivery, verdict, waited, "failure"))
+            with FENCE("history"):
+                self._ended_jobs.add_failure(lambda: self._make(delivery, verdict, waited, "failure"))
 
     def record_success(
         self, watch: SuccessWatch, delivery: Delivery, verdict: Verdict, seconds: float, waited: float
@@ -46,12 +48,13 @@ class AttemptRecorder:
         if not self._keeps_history:
             watch.close()
             return
-        self._ended_jobs.add_success(
-            watch,
-            seconds,
-            delivery.finished,
-            lambda is_slow: self._make(delivery, verdict, waited, "slow" if is_slow else "sample"),
-        )
+        with FENCE("history"):
+            self._ended_jobs.add_success(
+                watch,
+                seconds,
+                delivery.finished,
+                lambda is_slow: self._make(delivery, verdict, waited, "slow" if is_slow else "sample"),
+            )
 
     def _make(self, delivery: Delivery, verdict: Verdict, waited: float | None, kept: Kept) -> JobRecord:
         task = self._tasks.get(delivery.command.task) if delivery.command else None

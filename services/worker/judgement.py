@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery5.errors import BadResult
+from celery5.logs.fence import FENCE
 from celery5.logs.log import Level, Log
-from celery5.protocol.job.delivery import Delivery, make_settlement, make_sink_document
+from celery5.protocol.job.delivery import Delivery, Settlement, make_settlement, make_sink_document
 from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import (
     Bury,
@@ -30,6 +31,7 @@ from celery5.protocol.job.verdict import (
 )
 from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text
 from celery5.protocol.observability.job_tally import JobTally
+from celery5.runners.outcome import make_failure
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.worker.attempt_recorder import AttemptRecorder
 from celery5.services.worker.concurrency_budget import TaskResources
@@ -135,15 +137,24 @@ class OutcomeHandler:
             verdict = self.decide(delivery, outcome)
             if self._job_middleware.notes_unstarted:  # what has run is decided already
                 self._job_middleware.note_unstarted(delivery, verdict)
-        if delivery.recipients is not None:
-            delivery.set_document(make_sink_document(verdict, delivery, worker=self._worker))
-        self._results.put(
-            (delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._results_ttl))
-        )
+        try:
+            settlement = self._make_settlement(verdict, delivery)
+        except Exception as error:  # what the user's code has named or raised has no form in a message
+            verdict = Bury(Reason.UNENCODABLE_RESULT, make_failure(error))
+            settlement = self._make_settlement(verdict, delivery)
+        self._results.put((delivery, settlement))
         if type(outcome) is StartMissed:  # no attempt has ended: nothing to count or to log as an end
             self._log.event("job:rate-limited", "debug", job=command.id, task=command.task)
-        else:
+            return
+        try:
             self._count_and_log(delivery, command, verdict)
+        except Exception as error:  # it only observes
+            FENCE.note("job-end", error)
+
+    def _make_settlement(self, verdict: Verdict, delivery: Delivery) -> Settlement:
+        if delivery.recipients is not None:
+            delivery.set_document(make_sink_document(verdict, delivery, worker=self._worker))
+        return make_settlement(verdict, delivery, worker=self._worker, ttl=self._results_ttl)
 
     def _check_result(self, value: bytes, command: Command) -> None:
         """Warn, once for each task, of a result that does not fit its annotation: `get` would raise BadResult."""

@@ -6,6 +6,7 @@ time to live for the worker that dies, which is renewed while the job runs on.
 
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import ClassVar
 
 import trio
 
@@ -38,6 +39,8 @@ JobKey = tuple[str, str, int]
 
 class ProgressReports:
     """Keeps the last report of each running job until it is stored. Jobs report from any thread."""
+
+    only_observes: ClassVar = True
 
     def __init__(
         self, *, redis: AsyncDriver, identity: WorkerIdentity, running_jobs: RunningJobs, log: Log

@@ -17,6 +17,7 @@ import trio
 from celery5.broker.calls import jobs
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.errors import BadArguments, BrokerError
+from celery5.logs.fence import FENCE
 from celery5.logs.log import Log
 from celery5.observability.jobs import IncomingJob
 from celery5.protocol.job.delivery import Delivery, check_start_deadline
@@ -410,7 +411,8 @@ class TaskExecution:
             raise
         finally:
             if job.carried:
-                delivery.add_headers(job.carried)
+                with FENCE("middleware"):
+                    delivery.add_headers(job.carried)
             if not guard.is_intact:  # a block of the middleware has left a scope open, say
                 guard.restore()
                 running_job.leave_task()

@@ -36,6 +36,7 @@ from celery5.protocol.masking import escape_text
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
 from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
+from celery5.services.process.fenced import run_fenced
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import ReloadSignal
 from celery5.services.process.systemd_notify import notify, read_notify_settings
@@ -289,9 +290,10 @@ async def serve_in_process(
     )
     try:
         async with trio.open_nursery() as around:  # probes are answered until the last job is settled
-            await around.start(StackDump(log).run)
+            await around.start(run_fenced, "stacks", StackDump(log))
             await around.start(partial(keep_running, port.run, on_failure=log_failure(log, "status port")))
-            await around.start(_watch(app, vitals, port, log, own=not options.shares_process).run)
+            watchdog = _watch(app, vitals, port, log, own=not options.shares_process)
+            await around.start(run_fenced, "loop", watchdog)
             ready = _Ready(log, on_ready, kind.name)
             work = partial(kind.run, app, options, log=log, done=done, task_status=ready)
             await _run_until_stopped(

@@ -46,6 +46,8 @@ MAX_ITEMS = 5
 """Items of a list, or of an object, in an argument."""
 MAX_NESTING = 3
 """How deep lists and objects in an argument are nested."""
+MAX_BITS = 63
+"""Bits of an integer, besides its sign, that can be packed; a larger one is shown as its text."""
 MAX_DECODED = 16 * 1024
 """Bytes of a call's arguments that are decoded; of larger ones only the size is kept."""
 CUT = "…"
@@ -208,6 +210,8 @@ def _shorten(value: Any, depth: int) -> Any:
         shown = MAX_ITEMS if depth else 0
         short_items = [_shorten(item, depth - 1) for item in items[:shown]]
         return short_items if len(items) <= shown else [*short_items, CUT]
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        return _cut(str(value), MAX_VALUE)
     return value
 
 
@@ -306,11 +310,29 @@ _PACKED = tuple(name for name in JobRecord.__struct_fields__ if name not in ("du
 
 
 def pack_record(record: JobRecord) -> bytes:
-    """Return a record as bytes. One that is too large loses its arguments."""
-    packed = _pack(record)
+    """Return a record as bytes. What cannot be packed is shown as its text. A large record loses its arguments."""
+    try:
+        packed = _pack(record)
+    except (OverflowError, ValueError, TypeError, RecursionError):
+        record = _show_as_text(record)
+        packed = _pack(record)
     if len(packed) > MAX_PACKED:
         packed = _pack(msgspec.structs.replace(record, arguments={CUT: len(record.arguments)}))
     return packed
+
+
+def _show_as_text(record: JobRecord) -> JobRecord:
+    """Return a record whose arguments are texts, and whose texts have a form in UTF-8."""
+    fields = {
+        name: escape_text(value)
+        for name in JobRecord.__struct_fields__
+        if isinstance(value := getattr(record, name), str)
+    }
+    arguments = {
+        escape_text(_cut(name, MAX_VALUE)): _cut(escape_text(str(value)), MAX_VALUE)
+        for name, value in record.arguments.items()
+    }
+    return msgspec.structs.replace(record, **{**fields, "arguments": arguments})
 
 
 def _pack(record: JobRecord) -> bytes:
