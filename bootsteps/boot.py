@@ -17,6 +17,7 @@ from celery5.bootsteps.supervised import SupervisedStep
 from celery5.errors import CeleryError, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.similar_names import did_you_mean
+from celery5.runners.context import LOG_EVENT
 from celery5.services.commands.dispatcher import SelfCommandSender
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.process.fenced import run_fenced
@@ -175,6 +176,8 @@ class BootGraph:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled or until a mandatory step fails; `started()` when all of those are up."""
+        if self._log is not None:
+            LOG_EVENT.set(self._log.event)  # what fails in an observer is in the log of this process
         up: list[_RunningStep] = []
         ready = {step.name: trio.Event() for step in self._steps}
         working = trio.Event()

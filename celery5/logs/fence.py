@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
+from celery5.broker.colour import current_colour
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.context import LOG_EVENT
 
@@ -57,6 +58,11 @@ class ObserverFence:
         with self._lock:
             self._counts[observer] += 1
 
+    def forget_logged(self) -> None:
+        """Log the next error of each kind again."""
+        with self._lock:
+            self._logged.clear()
+
     def take_counts(self) -> Mapping[str, int]:
         """Return how many errors were counted since the last call, by observer."""
         if not self._counts:
@@ -83,6 +89,8 @@ class FencedBlock:
         if error is None:
             return False
         if not isinstance(error, Exception) or isinstance(error, BaseExceptionGroup):
+            if current_colour() == "asyncio" and type(error).__name__ == "CancelledError":
+                return False
             pass_cancellation(error)
         self._fence.note(self._observer, error)
         return True
@@ -92,10 +100,6 @@ def pass_cancellation(error: BaseException) -> None:
     """Raise a cancellation of this task, or Ctrl-C, if `error` is or contains one; else return."""
     from celery5.runners.user_errors import reraise_cancellation  # needs Trio, which few producers do
 
-    if type(error).__name__ == "CancelledError" and type(error).__module__.startswith(
-        ("asyncio", "concurrent")
-    ):
-        raise error  # of asyncio, which is not imported for this
     reraise_cancellation(error)
 
 

@@ -34,6 +34,7 @@ from celery5.processes.worker import WorkerOptions
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE, is_superseded
 from celery5.protocol.masking import escape_text
 from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
+from celery5.runners.context import LOG_EVENT
 from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.fenced import run_fenced
@@ -279,6 +280,7 @@ async def serve_in_process(
     )
     log = Log(worker=options.incarnation, app=app.name, writer=options.log_writer, kind=kind.name)
     done = trio.Event()
+    LOG_EVENT.set(log.event)
     _introduce(options, log)
     port = StatusPort(
         process_status=vitals,

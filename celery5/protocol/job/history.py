@@ -46,8 +46,8 @@ MAX_ITEMS = 5
 """Items of a list, or of an object, in an argument."""
 MAX_NESTING = 3
 """How deep lists and objects in an argument are nested."""
-MAX_BITS = 63
-"""Bits of an integer, besides its sign, that can be packed; a larger one is shown as its text."""
+MIN_PACKED_INTEGER, MAX_PACKED_INTEGER = -(2**63), 2**64 - 1
+"""The integers that can be packed; any other one is shown as its text."""
 MAX_DECODED = 16 * 1024
 """Bytes of a call's arguments that are decoded; of larger ones only the size is kept."""
 CUT = "…"
@@ -210,7 +210,7 @@ def _shorten(value: Any, depth: int) -> Any:
         shown = MAX_ITEMS if depth else 0
         short_items = [_shorten(item, depth - 1) for item in items[:shown]]
         return short_items if len(items) <= shown else [*short_items, CUT]
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+    if isinstance(value, int) and not MIN_PACKED_INTEGER <= value <= MAX_PACKED_INTEGER:
         return _cut(str(value), MAX_VALUE)
     return value
 

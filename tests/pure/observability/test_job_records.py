@@ -16,6 +16,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.job.history import (
     CUT,
     MAX_PACKED,
+    MAX_VALUE,
     NO_SHAPE,
     CallShape,
     JobRecord,
@@ -184,3 +185,19 @@ def test_the_last_attempt_is_told_also_when_the_history_has_only_the_ones_before
         (0, "DEAD", 7.0),
         (1, "SUCCESS", 9.0),
     ]
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**400])
+def test_an_integer_beyond_what_can_be_packed_is_shown_as_its_text(number: int) -> None:
+    shown = shorten_arguments({"a": number, "b": [{"c": number}], "d": 2**64 - 1})
+    text = str(number) if len(str(number)) <= MAX_VALUE else f"{str(number)[: MAX_VALUE - 1]}{CUT}"
+    assert shown == {"a": text, "b": [{"c": text}], "d": 2**64 - 1}
+
+
+def test_a_record_is_packed_whatever_its_fields_hold() -> None:
+    arguments = {"n": 2**70, "half \udc80": "\ud800", "all": {1, 2}, "nan": float("nan")}
+    record = JobRecord(id="a\udc80", queue="q", state="DEAD", arguments=arguments)
+    unpacked = unpack_record(pack_record(record))
+    assert unpacked is not None
+    assert unpacked.id == "a\\udc80"
+    assert unpacked.arguments["n"] == str(2**70)

@@ -113,6 +113,11 @@ def act(what: str) -> Any:
 
 async def act_trio(what: str) -> Any:
     """On Trio."""
+    if what == "cancel itself":
+        nursery = trio.lowlevel.current_task().parent_nursery
+        assert nursery is not None
+        nursery.cancel_scope.cancel()
+        await trio.sleep(60)
     return await _rest(trio.sleep, what) if what.startswith("sleep") else _act(what)
 
 
@@ -210,6 +215,16 @@ def _fail() -> None:
     raise KeyError("nothing there")
 
 
+def _escape(name: str) -> None:
+    cancelled: Any = trio.Cancelled
+    errors: dict[str, Any] = {
+        "KeyboardInterrupt": KeyboardInterrupt,
+        "GeneratorExit": GeneratorExit,
+        "Cancelled": lambda: cancelled._create(source="unknown"),
+    }
+    raise errors[name]()
+
+
 def _section() -> int:
     job = current_job()
     assert job is not None
@@ -261,6 +276,7 @@ _ACTS: dict[str, Any] = {
     "kill": _kill,
     "exit": _exit,
     "fail": _fail,
+    "escape": _escape,
     "section": _section,
     "poison": _poison,
     "again": _again,

@@ -354,3 +354,25 @@ def spawn() -> int | None:
     code = child.exitcode
     child.kill()
     return code
+
+
+@app.task(name="crash_executors")
+async def crash_executors() -> None:
+    """Cancel all executors of the worker, which ends it by an error of its own."""
+    own = trio.lowlevel.current_task().parent_nursery
+    assert own is not None
+    above = own.parent_task.parent_nursery
+    assert above is not None
+    above.cancel_scope.cancel()
+    await trio.sleep(60)
+
+
+@app.task(name="crash_loop")
+async def crash_loop() -> None:
+    """Break the event loop of the worker."""
+
+    async def fail() -> None:
+        raise ValueError("in a system task")
+
+    trio.lowlevel.spawn_system_task(fail)
+    await trio.sleep(60)

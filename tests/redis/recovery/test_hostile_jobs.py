@@ -28,7 +28,11 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.number % 2 and threading.current_thread().name == "a worker":
-            errors: dict[int, BaseException] = {1: KeyError("no such order"), 3: SystemExit(3)}
+            errors: dict[int, BaseException] = {
+                1: KeyError("no such order"),
+                3: SystemExit(3),
+                5: KeyboardInterrupt(),
+            }
             raise errors[self.number]
 
 
@@ -39,10 +43,10 @@ async def test_an_argument_whose_own_code_raises_anything_at_all_is_refused(
     async def ship(order: Order) -> int:
         return order.number
 
-    bad = [await ship.adelay(Order(1)), await ship.adelay(Order(3))]
+    bad = [await ship.adelay(Order(number)) for number in (1, 3, 5)]
     monkeypatch.setattr(threading.current_thread(), "name", "a worker")
     async with working(app) as one:
-        for sent, name in zip(bad, ("KeyError", "SystemExit"), strict=True):
+        for sent, name in zip(bad, ("KeyError", "SystemExit", "KeyboardInterrupt"), strict=True):
             with pytest.raises(TaskFailed, match="bad-arguments") as caught:
                 await sent.aget(timeout=30)
             assert caught.value.type == name

@@ -1,0 +1,323 @@
+"""Own errors: whatever user code raises, or does to the Trio tasks above it, is its own outcome; the worker lives."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+
+from celery5 import App, JobState, RetryPolicy, TaskFailed, TaskRevoked
+from celery5.observability import Middleware
+from celery5.streams import Keep, StreamEvents
+from tests.redis.boxes import boxing
+from tests.redis.worker.workers import Lines, until, working
+
+KINDS = ("trio", "asyncio", "thread")
+LIMIT = 60.0
+
+
+class Own(BaseException):
+    """A class of the application's own that is no Exception."""
+
+
+def make_cancelled() -> BaseException:
+    """Return a cancellation of Trio that nobody has asked for."""
+    make: Any = trio.Cancelled
+    error: BaseException = make._create(source="unknown")
+    return error
+
+
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "SystemExit": lambda: SystemExit(3),
+    "Own": Own,
+    "Cancelled": make_cancelled,
+    "CancelledError": asyncio.CancelledError,
+    "BaseExceptionGroup": lambda: BaseExceptionGroup(
+        "two", [KeyboardInterrupt(), ValueError(), make_cancelled()]
+    ),
+}
+
+
+@pytest.fixture
+def app(url: str, app_name: str) -> Iterator[App]:
+    """An application whose jobs are not tried again."""
+    one = App(app_name, broker=url, lease=1.0, cpu_slots=4, retry_policy=RetryPolicy(max_retries=0))
+    yield one
+    one.close()
+
+
+@asynccontextmanager
+async def living(app: App) -> AsyncGenerator[None, None]:
+    """A worker that is alive at the end, and has begun nothing anew."""
+    with Lines() as lines:
+        async with working(app) as worker:
+            yield
+            assert not worker.ended.is_set()
+    assert lines.of("worker:restarted") == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_whatever_a_task_raises_is_its_own_failure(app: App, kind: str) -> None:
+    async def on_loop(name: str, late: bool) -> None:
+        if late:
+            sleep = asyncio.sleep if kind == "asyncio" else trio.sleep
+            await sleep(0.01)
+        raise ERRORS[name]()
+
+    def in_thread(name: str, late: bool) -> None:
+        raise ERRORS[name]()
+
+    loop: Any = "asyncio" if kind == "asyncio" else "trio"
+    function: Any = in_thread if kind == "thread" else on_loop
+    task: Any = app.task(name="raises", loop=loop)(function)
+    async with living(app):
+        for name in ERRORS:
+            for late in (False, True):
+                with pytest.raises(TaskFailed, match="not-retried") as caught:
+                    await (await task.adelay(name, late)).aget(LIMIT)
+                assert caught.value.type == name
+
+
+@pytest.mark.parametrize("task", ["act", "act_trio", "act_asyncio"])
+async def test_whatever_a_boxed_task_raises_is_its_own_failure(
+    url: str, app_name: str, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    monkeypatch.setenv("BOXING_APP", app_name)
+    app = boxing.make(app_name, url, lease=1.0, box_slots=2, retry_policy=RetryPolicy(max_retries=0))
+    async with living(app):
+        acts = ["escape KeyboardInterrupt", "escape GeneratorExit", "escape Cancelled"]
+        for what in [*acts, "cancel itself"] if task == "act_trio" else acts:
+            with pytest.raises(TaskFailed, match="not-retried"):
+                await (await app.tasks[task].adelay(what)).aget(LIMIT)
+    app.close()
+
+
+def leak_nothing() -> None:
+    """Do nothing: the others must fail for a reason."""
+
+
+def get_task() -> Any:
+    return trio.lowlevel.current_task()
+
+
+def cancel_nursery() -> None:
+    get_task().parent_nursery.cancel_scope.cancel()
+
+
+def cancel_scope() -> None:
+    get_task()._cancel_status._scope.cancel()
+
+
+def close_scope() -> None:
+    get_task()._cancel_status._scope.__exit__(None, None, None)
+
+
+def leak_scopes() -> None:
+    trio.CancelScope().__enter__()
+    trio.move_on_after(0.02).__enter__()
+
+
+def misnest_scopes() -> None:
+    outer, inner = trio.CancelScope(), trio.CancelScope()
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+
+
+def start_sibling() -> None:
+    async def fail() -> None:
+        await trio.sleep(0.02)
+        raise KeyboardInterrupt
+
+    get_task().parent_nursery.start_soon(fail)
+
+
+async def leak_nursery() -> None:
+    nursery = await trio.open_nursery().__aenter__()
+    nursery.start_soon(trio.sleep_forever)
+
+
+DISORDER: list[Callable[[], Any]] = [
+    leak_nothing,
+    cancel_nursery,
+    cancel_scope,
+    close_scope,
+    leak_scopes,
+    misnest_scopes,
+    start_sibling,
+    leak_nursery,
+]
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["ends", "waits"])
+@pytest.mark.parametrize("harm", DISORDER, ids=lambda harm: harm.__name__)
+async def test_what_a_task_does_to_the_tasks_above_it_harms_no_other(
+    app: App, harm: Callable[[], Any], waits: bool
+) -> None:
+    @app.task
+    async def hostile() -> None:
+        made = harm()
+        if made is not None:
+            await made
+        if waits:
+            await trio.sleep(0.1)
+
+    @app.task
+    async def innocent(n: int) -> int:
+        await trio.sleep(0.02)
+        return n
+
+    async with living(app):
+        sent = []
+        for n in range(3):
+            sent += [await innocent.adelay(10 * n + m) for m in range(10)]
+            bad = await hostile.adelay()
+        assert [await each.aget(LIMIT) for each in sent] == list(range(30))
+        await until_ended(bad)
+
+
+async def until_ended(sent: Any) -> None:
+    """Wait until a job is settled, in whatever state."""
+    with trio.fail_after(LIMIT):
+        while await sent.astatus() not in (JobState.SUCCESS, JobState.DEAD):
+            await trio.sleep(0.02)
+
+
+async def test_a_revoked_task_is_revoked_whatever_it_raises_then(app: App) -> None:
+    started = trio.Event()
+
+    @app.task
+    async def stubborn() -> None:
+        async def fail() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise KeyboardInterrupt
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            started.set()
+            await trio.sleep_forever()
+
+    async with living(app):
+        sent = await stubborn.adelay()
+        await started.wait()
+        await sent.arevoke()
+        with pytest.raises(TaskRevoked):
+            await sent.aget(LIMIT)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+async def test_whatever_middleware_raises_changes_nothing_for_the_job(app: App, name: str) -> None:
+    class Hostile(Middleware):
+        def received(self, jobs: Any) -> None:
+            raise ERRORS[name]()
+
+        @contextmanager
+        def running(self, job: Any) -> Any:
+            if job.task == "enters":
+                raise ERRORS[name]()
+            yield
+            raise ERRORS[name]()
+
+        @contextmanager
+        def settling(self, batch: Any) -> Any:
+            yield
+            raise ERRORS[name]()
+
+    class HostileOnTrio(Middleware):
+        @asynccontextmanager
+        async def running(self, job: Any) -> Any:  # type: ignore[override]
+            await trio.lowlevel.checkpoint()
+            yield
+            raise ERRORS[name]()
+
+    hostile = App(app.name, broker=app.settings.broker, lease=1.0, middleware=[Hostile(), HostileOnTrio()])
+
+    @hostile.task(name="leaves")
+    async def leaves() -> int:
+        return 1
+
+    @hostile.task(name="enters")
+    def enters() -> int:
+        return 2
+
+    async with living(hostile):
+        assert await (await leaves.adelay()).aget(LIMIT) == 1
+        assert await (await enters.adelay()).aget(LIMIT) == 2
+    hostile.close()
+
+
+@pytest.mark.parametrize("name", ERRORS)
+async def test_what_the_code_around_a_task_raises_concerns_its_job_alone(app: App, name: str) -> None:
+    """Its backoff, and its policy for duplicates. (test_hostile_jobs.py has the code of arguments.)"""
+
+    def back_off(retry: int) -> float:
+        raise ERRORS[name]()
+
+    async def refuse() -> str:
+        raise ERRORS[name]()
+
+    @app.task(retry_policy=RetryPolicy(max_retries=1, backoff=0.01), retry_backoff=back_off)
+    async def fails() -> None:
+        raise ValueError
+
+    @app.task(deduplicate=refuse)
+    async def compared() -> None: ...
+
+    async with living(app):
+        for task in (fails, compared):
+            with pytest.raises(TaskFailed):
+                await (await task.adelay()).aget(LIMIT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_whatever_a_processor_raises_concerns_its_record_alone(app: App, kind: str) -> None:
+    readings: Any = app.stream("readings", dict, by=str, partitions=1, keep=Keep(records=1000))
+    names = list(ERRORS)
+    seen: list[int] = []
+
+    def handle(reading: dict[str, int]) -> None:
+        seen.append(reading["n"])
+        if reading["n"] < len(names):
+            raise ERRORS[names[reading["n"]]]()
+
+    async def on_loop(events: StreamEvents[Any]) -> None:
+        async for reading in events.records():
+            handle(reading)
+
+    def in_thread(events: Any) -> None:
+        for reading in events.records():
+            handle(reading)
+
+    declare: Any = app.processor(
+        readings, then="ignore", name="read", loop="asyncio" if kind == "asyncio" else "trio"
+    )
+    declare(in_thread if kind == "thread" else on_loop)
+    for n in range(len(names) + 1):
+        await readings.asend({"n": n})
+    async with living(app):
+        await until(lambda: len(names) in seen)
+
+
+async def test_a_processor_that_cancels_the_tasks_above_it_is_called_again(app: App) -> None:
+    readings: Any = app.stream("readings", dict, by=str, partitions=1, keep=Keep(records=1000))
+    seen: list[int] = []
+
+    @app.processor(readings, then="ignore")
+    async def read(events: StreamEvents[Any]) -> None:
+        async for reading in events.records():
+            seen.append(reading["n"])
+            if reading["n"] == 0:
+                cancel_nursery()
+                await trio.sleep(1)
+
+    for n in range(2):
+        await readings.asend({"n": n})
+    async with living(app):
+        await until(lambda: 1 in seen)
