@@ -161,10 +161,8 @@ class BootGraph:
         log: Log | None = None,
         circuit_breakers: CircuitBreakers | None = None,
         on_stuck: Callable[[], None] = lambda: None,
-        incarnation_end: IncarnationEnd | None = None,
     ) -> None:
         self._on_stuck = on_stuck
-        self._incarnation_end = incarnation_end or IncarnationEnd()
         self._steps = merge_steps(steps, added)
         self._offered = dict(offered or {})
         self._own = {step.name for step in steps}
@@ -187,7 +185,7 @@ class BootGraph:
                 async with trio.open_nursery() as starting:
                     for step in self._steps:
                         service = self._make_service(step, offered, working)
-                        running_step = _RunningStep(step, service, self._incarnation_end)
+                        running_step = _RunningStep(step, service, self._step_status.incarnation_end)
                         # The process does not wait for optional steps.
                         target = nursery if step.optional else starting
                         target.start_soon(self._bring_up, running_step, nursery, up, ready)

@@ -15,7 +15,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.similar_names import did_you_mean
-from celery5.services.process.incarnation_end import IncarnationEnd
+from celery5.services.process.step_status import StepStatus
 from celery5.services.worker.in_flight import InFlightJobs
 from celery5.services.worker.lease import Lease, WorkerIdentity
 
@@ -43,6 +43,51 @@ class OwnRecovery(Protocol):
         ...
 
 
+class WorkerDeparture:
+    """Tells the sidecar process how this worker has left: in order, or by an error, which is a death."""
+
+    def __init__(
+        self,
+        *,
+        identity: WorkerIdentity,
+        in_flight: InFlightJobs,
+        recoverer: OwnRecovery,
+        sidecar: SidecarLeaves | None,
+        log: Log,
+    ) -> None:
+        self._identity = identity
+        self._in_flight = in_flight
+        self._recoverer = recoverer
+        self._sidecar = sidecar
+        self._log = log
+
+    @property
+    def is_death(self) -> bool:
+        """Whether an error ends this worker, which still has its lease."""
+        return self._identity.incarnation_end.has_failed and not self._identity.lease.is_lost
+
+    def report_left(self, *, holding: bool) -> None:
+        """Report that the queues were left. `holding`: jobs may be left behind."""
+        if self._sidecar is not None:
+            self._sidecar.report_left(holding=holding)
+
+    async def report_death(self) -> None:
+        """Have the jobs put back, and those that had begun counted: by the sidecar, once this process has ended."""
+        begun: dict[str, list[bytes]] = {keys.queue: [] for keys in self._identity.consumed}
+        for delivery in self._in_flight:
+            if delivery.started and delivery.queue in begun:
+                begun[delivery.queue].append(delivery.entry)
+        count = sum(map(len, begun.values()))
+        self._log.event("queues:abandoned", "error", begun=count, held=len(self._in_flight))
+        if self._sidecar is not None:
+            self._sidecar.report_failed(begun)
+            return
+        try:
+            await self._recoverer.recover_own(begun)
+        except BrokerError as error:
+            self._log.event("queues:leave-failed", "warning", why=str(error), hint=_WHEN_UNREACHABLE)
+
+
 class QueueMembership:
     """Makes this worker a consumer of its queues, and removes it when it stops.
 
@@ -55,22 +100,16 @@ class QueueMembership:
         identity: WorkerIdentity,
         redis: AsyncDriver,
         keys: Keys,
-        sidecar: SidecarLeaves | None,
+        departure: WorkerDeparture,
         log: Log,
         used: Collection[str],
         recipients: Mapping[str, str],
-        in_flight: InFlightJobs | None = None,
-        recoverer: OwnRecovery | None = None,
-        incarnation_end: IncarnationEnd | None = None,
     ) -> None:
-        self._in_flight = InFlightJobs() if in_flight is None else in_flight
-        self._recoverer = recoverer
-        self._incarnation_end = incarnation_end or IncarnationEnd()
+        self._departure = departure
         self._redis = redis
         self._keys = keys
         self._consumed = identity.consumed
         self._lease = identity.lease
-        self._sidecar = sidecar
         self._log = log
         self._worker = identity.worker
         self._used = used
@@ -107,8 +146,8 @@ class QueueMembership:
 
     async def _leave(self) -> None:
         """Leave the queues, and report that to the sidecar process in any case."""
-        if self._incarnation_end.has_failed and not self._lease.is_lost:
-            await self._report_death()
+        if self._departure.is_death:
+            await self._departure.report_death()
             return
         holding = True
         try:
@@ -116,25 +155,7 @@ class QueueMembership:
                 self._redis, self._consumed, lease=self._lease, worker=self._worker, log=self._log
             )
         finally:
-            if self._sidecar is not None:
-                self._sidecar.report_left(holding=holding)
-
-    async def _report_death(self) -> None:
-        """Have the jobs put back, and those that had begun counted: by the sidecar, once this process has ended."""
-        begun: dict[str, list[bytes]] = {keys.queue: [] for keys in self._consumed}
-        for delivery in self._in_flight:
-            if delivery.started and delivery.queue in begun:
-                begun[delivery.queue].append(delivery.entry)
-        self._log.event(
-            "queues:abandoned", "error", begun=sum(map(len, begun.values())), held=len(self._in_flight)
-        )
-        if self._sidecar is not None:
-            self._sidecar.report_failed(begun)
-        elif self._recoverer is not None:
-            try:
-                await self._recoverer.recover_own(begun)
-            except BrokerError as error:
-                self._log.event("queues:leave-failed", "warning", why=str(error), hint=_WHEN_UNREACHABLE)
+            self._departure.report_left(holding=holding)
 
 
 async def leave_queues(
@@ -196,11 +217,22 @@ class LentConnection:
 
 
 class EventsMembership:
-    """Joins and leaves the queue of the events, which is not among those of the tasks."""
+    """Joins and leaves the queue of the events, which is not among those of the tasks.
+
+    When an error ends the process it does not leave: it has died, and what it held is counted when its lease ends.
+    """
 
     def __init__(
-        self, *, redis: AsyncDriver, consumed: Sequence[QueueKeys], lease: Lease, log: Log, worker: str
+        self,
+        *,
+        redis: AsyncDriver,
+        consumed: Sequence[QueueKeys],
+        lease: Lease,
+        log: Log,
+        worker: str,
+        step_status: StepStatus,
     ) -> None:
+        self._incarnation_end = step_status.incarnation_end
         self._redis = redis
         self._consumed = consumed
         self._lease = lease
@@ -216,7 +248,7 @@ class EventsMembership:
         try:
             await trio.sleep_forever()
         finally:
-            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
+            with trio.move_on_after(0 if self._incarnation_end.has_failed else LEAVE_TIMEOUT, shield=True):
                 await leave_queues(
                     self._redis, self._consumed, lease=self._lease, worker=self._worker, log=self._log
                 )

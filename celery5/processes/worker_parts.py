@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +22,7 @@ from celery5.bootsteps.worker_steps import (
     ChannelSubscriptions,
     LentConnection,
     QueueMembership,
+    WorkerDeparture,
 )
 from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.connection.push import PushRedis
@@ -329,6 +330,11 @@ def make_reconnect_observers(
     return (mover, revocations, inbox, pauses, limit_overrides, stream_processors)
 
 
+def get_incarnation_end(step_status: StepStatus) -> IncarnationEnd:
+    """Return what knows how the incarnation ends: its boot graph tells it."""
+    return step_status.incarnation_end
+
+
 def make_stream_processors(
     app: App,
     processors: Sequence[Processor[Any]],
@@ -343,6 +349,7 @@ def make_stream_processors(
 ) -> StreamProcessors:
     """Return what runs the processors: each has a connection of its own, on which it waits for records."""
     trials = trio.Lock()
+    member = replace(member, incarnation_end=incarnation_end)
     groups = [
         ProcessorGroup(
             processor=processor,
@@ -366,7 +373,6 @@ def make_stream_processors(
             processor_calls=ProcessorCalls(processor=processor, asyncio_runner=asyncio_runner),
             trials=trials,
             log=log,
-            incarnation_end=incarnation_end,
         )
         for processor in processors
     ]
@@ -595,7 +601,8 @@ class WorkerParts(ProcessParts):
     publishing = LentConnection
     channel_handlers = made_by(make_channel_handlers)
     reconnect_observers = made_by(make_reconnect_observers)
-    incarnation_end = IncarnationEnd
+    incarnation_end = made_by(get_incarnation_end)
+    departure = WorkerDeparture
     # membership and recovery
     identity = WorkerIdentity
     join = QueueMembership

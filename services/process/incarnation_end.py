@@ -2,9 +2,9 @@
 
 import trio
 
+from celery5.broker.transient_errors import is_key_corrupt, is_transient
 from celery5.errors import LeaseLost
 from celery5.protocol.job.verdict import iterate_leaves
-from celery5.services.process.broker_outages import is_key_corrupt, is_transient
 from celery5.services.process.reloader import ConfigurationChanged
 
 
@@ -33,4 +33,4 @@ def _is_fatal(error: BaseException) -> bool:
     """Return whether an error is neither a stop nor one that processes survive by beginning again."""
     if isinstance(error, trio.Cancelled | ConfigurationChanged | LeaseLost):
         return False
-    return not is_transient(error) and not (isinstance(error, Exception) and is_key_corrupt(error))
+    return not is_transient(error) and not is_key_corrupt(error)

@@ -12,6 +12,7 @@ from celery5.errors import CommandRefused
 from celery5.protocol.commands.definitions import BootStepParameters
 from celery5.protocol.process.supervision import StepState
 from celery5.protocol.similar_names import did_you_mean
+from celery5.services.process.incarnation_end import IncarnationEnd
 
 
 class StepRecord:
@@ -55,6 +56,7 @@ class StepStatus:
     """The steps of one process."""
 
     def __init__(self) -> None:
+        self.incarnation_end = IncarnationEnd()
         self._steps: dict[str, StepRecord] = {}
 
     def add_step(self, step: str, *, optional: bool, max_tries: int = 0) -> StepRecord:

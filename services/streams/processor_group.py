@@ -6,7 +6,7 @@ partition: an owner that was frozen, and replaced, commits nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -79,6 +79,8 @@ class GroupMember:
     max_deliveries: int
     # Seconds for which a record that no member can read waits for one that can.
     unknown_task_grace: float = 0.0
+    # How this worker ends.
+    incarnation_end: IncarnationEnd = field(default_factory=IncarnationEnd)
 
 
 class ProcessorGroup:
@@ -95,9 +97,8 @@ class ProcessorGroup:
         processor_calls: ProcessorCalls,
         trials: trio.Lock,
         log: Log,
-        incarnation_end: IncarnationEnd | None = None,
     ) -> None:
-        self._incarnation_end = incarnation_end or IncarnationEnd()
+        self._incarnation_end = member.incarnation_end
         self._processor = processor
         self._keys = processor.stream.keys
         self._group = processor.name

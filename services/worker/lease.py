@@ -7,7 +7,7 @@ lease instead (`processes/watch/sidecar.py`). So a long job on a live worker is 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from celery5.errors import LeaseLost
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
+from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.shared_memory import SidecarMemory
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -90,6 +91,8 @@ class WorkerIdentity:
     lease: Lease
     # The queues that it consumes.
     consumed: Sequence[QueueKeys]
+    # How it ends.
+    incarnation_end: IncarnationEnd = field(default_factory=IncarnationEnd)
 
 
 HEARTBEATS_PER_LEASE = 3

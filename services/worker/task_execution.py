@@ -40,7 +40,6 @@ from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import RunningJob
 from celery5.runners.user_errors import ScopeGuard, find_cancellation, reraise_cancellation
 from celery5.services.health.circuits import CircuitBreakers
-from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.shared_memory import MemorySlot, SidecarMemory, number_queues
 from celery5.services.worker.concurrency_budget import Runner, TaskResources
 from celery5.services.worker.foreign_jobs import ForeignJobs
@@ -100,7 +99,6 @@ class TaskExecution:
         outcome_handler: OutcomeHandler,
         stop_policy: StopPolicy,
         log: Log,
-        incarnation_end: IncarnationEnd | None = None,
     ) -> None:
         self._tasks = resources.tasks
         self._queues = resources.queues
@@ -128,7 +126,7 @@ class TaskExecution:
         self._stuck = False
         self._grace = trio.CancelScope()
         self._executors = self._executor_nursery = trio.CancelScope()
-        self._incarnation_end = incarnation_end or IncarnationEnd()
+        self._incarnation_end = identity.incarnation_end
         self._latest: RunningJob | None = None
         self._job_middleware = resources.job_middleware
         self._run_job = self._run_in_middleware if self._job_middleware.runs else self._run_task

@@ -445,7 +445,7 @@ class _Watch:
     def _recover(self) -> None:
         """Put back the jobs that the worker held. Those not begun are not counted, nor any once it had left."""
         name, left = self._report.worker, self._report.left
-        begun = {} if left else self._get_begun_entries()
+        begun: Mapping[str, Sequence[bytes]] = {} if left else self._get_begun_entries()
         back = buried = 0
         settings = self._app.settings
         try:

@@ -1,6 +1,7 @@
 """Unforeseen ends: a worker that any error ends has died; what had begun is counted, and becomes a dead letter."""
 
 import sys
+from typing import Any
 
 import pytest
 import redis
@@ -81,7 +82,8 @@ async def test_without_a_sidecar_a_worker_counts_its_own_death(
 async def test_a_record_whose_worker_ends_by_an_error_counts_a_death(
     app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readings = app.stream("readings", dict, by=str, partitions=1)
+    declare_stream: Any = app.stream
+    readings = declare_stream("readings", dict, by=str, partitions=1)
 
     @app.processor(readings, name="read")
     async def read(events: object) -> None:

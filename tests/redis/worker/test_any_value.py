@@ -1,7 +1,7 @@
 """Any value: whatever arguments, results, errors and progress hold, a job ends as it should, and the worker lives."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -110,7 +110,7 @@ class Shop:
         progress(1, 2, str(value)[:500] if isinstance(value, str) else "\udc80")
         return value
 
-    def give(self, number: int) -> Any:
+    def give(self, number: int) -> object:
         return self.values[number]
 
     def fail(self, number: int) -> Any:
@@ -124,7 +124,7 @@ class Shop:
 
 
 @contextmanager
-def serving(url: str, app_name: str) -> Iterator[Shop]:
+def serving(url: str, app_name: str) -> Generator[Shop]:
     app = App(
         app_name, broker=url, metrics_interval=0.2, retry_policy=RetryPolicy(max_retries=1, backoff=0.0)
     )
@@ -148,19 +148,19 @@ def draw_values(count: int) -> list[Any]:
     return drawn
 
 
-def send_on_each_path(shop: Shop, number: int) -> Iterator[tuple[str, Any, tuple[type, ...]]]:
+def send_on_each_path(shop: Shop, number: int) -> Iterator[tuple[str, Any, tuple[type[BaseException], ...]]]:
     """Send a job with a value on each path; yield what it is, the job, and what `get` may raise."""
     value = shop.values[number]
     for kind in KINDS:
         for name in ("give", "fail", "reject", "again"):
-            errors = (TaskRejected,) if name == "reject" else (TaskFailed,)
+            errors: tuple[type[BaseException], ...] = (TaskRejected,) if name == "reject" else (TaskFailed,)
             yield f"{name} {kind} {number}", shop.tasks[kind, name].delay(number), errors
         echo = shop.tasks[kind, "echo"]
         with suppress(*REFUSALS):  # in one clear line, where it was sent
             yield f"echo {kind} {number}", echo.delay(value), (TaskFailed,)
         with suppress(*REFUSALS):
-            run = chain(echo.s(value), echo.s()).start()
-            yield f"run {kind} {number}", run, (TaskFailed, CeleryError)
+            compose: Any = chain
+            yield f"run {kind} {number}", compose(echo.s(value), echo.s()).start(), (TaskFailed, CeleryError)
 
 
 def test_a_job_ends_as_it_should_whatever_values_it_has(url: str, app_name: str) -> None:

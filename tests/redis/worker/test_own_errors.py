@@ -74,7 +74,8 @@ async def test_whatever_a_task_raises_is_its_own_failure(app: App, kind: str) ->
 
     loop: Any = "asyncio" if kind == "asyncio" else "trio"
     function: Any = in_thread if kind == "thread" else on_loop
-    task: Any = app.task(name="raises", loop=loop)(function)
+    declare: Any = app.task
+    task = declare(name="raises", loop=loop)(function)
     async with living(app):
         for name in ERRORS:
             for late in (False, True):
@@ -173,12 +174,14 @@ async def test_what_a_task_does_to_the_tasks_above_it_harms_no_other(
         return n
 
     async with living(app):
-        sent = []
+        sent: list[Any] = []
+        bad: list[Any] = []
         for n in range(3):
             sent += [await innocent.adelay(10 * n + m) for m in range(10)]
-            bad = await hostile.adelay()
+            bad.append(await hostile.adelay())
         assert [await each.aget(LIMIT) for each in sent] == list(range(30))
-        await until_ended(bad)
+        for each in bad:
+            await until_ended(each)
 
 
 async def until_ended(sent: Any) -> None:
@@ -231,8 +234,11 @@ async def test_whatever_middleware_raises_changes_nothing_for_the_job(app: App, 
             raise ERRORS[name]()
 
     class HostileOnTrio(Middleware):
+        def running(self, job: Any) -> Any:
+            return self._fail_late()
+
         @asynccontextmanager
-        async def running(self, job: Any) -> Any:  # type: ignore[override]
+        async def _fail_late(self) -> AsyncGenerator[None, None]:
             await trio.lowlevel.checkpoint()
             yield
             raise ERRORS[name]()
@@ -278,7 +284,8 @@ async def test_what_the_code_around_a_task_raises_concerns_its_job_alone(app: Ap
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_whatever_a_processor_raises_concerns_its_record_alone(app: App, kind: str) -> None:
-    readings: Any = app.stream("readings", dict, by=str, partitions=1, keep=Keep(records=1000))
+    declare_stream: Any = app.stream
+    readings = declare_stream("readings", dict, by=str, partitions=1, keep=Keep(records=1000))
     names = list(ERRORS)
     seen: list[int] = []
 
@@ -306,7 +313,8 @@ async def test_whatever_a_processor_raises_concerns_its_record_alone(app: App, k
 
 
 async def test_a_processor_that_cancels_the_tasks_above_it_is_called_again(app: App) -> None:
-    readings: Any = app.stream("readings", dict, by=str, partitions=1, keep=Keep(records=1000))
+    declare_stream: Any = app.stream
+    readings = declare_stream("readings", dict, by=str, partitions=1, keep=Keep(records=1000))
     seen: list[int] = []
 
     @app.processor(readings, then="ignore")
