@@ -141,7 +141,10 @@ class TrioRunner:
         and a Cancelled that it has raised by itself, too. So is what it did to the cancel scopes around it: the
         executor is told when it cannot go on in them (`RunningJob.leave_task`).
         """
-        guard, context = ScopeGuard(), copy_context()
+        guard = running_job.scope_guard
+        if guard is None:
+            running_job.set_scope_guard(guard := ScopeGuard())
+        context = copy_context()
         context.run(isolate_decimal_context)
         try:
             coroutine = surround_call(function, "trio")(*args, **kwargs)

@@ -18,7 +18,7 @@ from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.verdict import Outcome, PermanentFailure, Raised, Reason, Returned, copy_ruling
 from celery5.runners.context import CURRENT_JOB
 from celery5.runners.outcome import get_error_outcome
-from celery5.runners.user_errors import make_own_cancellation
+from celery5.runners.user_errors import ScopeGuard, make_own_cancellation
 
 
 class TimeLimits(msgspec.Struct, frozen=True):
@@ -80,6 +80,8 @@ class RunningJob:
     """The record of the executor that the sidecar reads; None where there is no sidecar."""
     must_end: bool = False
     """Whether no other job may run with this object: it was cancelled, or has left its Trio task in disorder."""
+    scope_guard: ScopeGuard | None = None
+    """Knows the cancel scopes around its jobs, which are the same for all of them; None before the first one."""
     is_task_disordered: bool = False
     """Whether its Trio task must end with it."""
     _own_outcome: Outcome | None = None
@@ -144,6 +146,10 @@ class RunningJob:
         else:
             self.interrupt(error)
             self.cancel(get_error_outcome(error), INTERRUPT_TIMEOUT)
+
+    def set_scope_guard(self, guard: ScopeGuard | None) -> None:
+        """Set what knows the cancel scopes around the next job; None when there are others than before."""
+        self.scope_guard = guard
 
     def leave_task(self) -> None:
         """Run no other job in the Trio task of this one: the cancel scopes around it are not as they were."""

@@ -394,6 +394,7 @@ class TaskExecution:
         try:
             if (rest := middleware.enter(job, entered)) is not None:
                 await rest
+            running_job.set_scope_guard(None)  # a block may have opened a cancel scope around the job
             outcome = await self._run_task(delivery, command, runner, running_job)
             if type(outcome) in _RESOLVED or running_job.cancel_outcome is not None:
                 outcome = await self._resolve(outcome, delivery, running_job)
