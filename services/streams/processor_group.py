@@ -98,7 +98,6 @@ class ProcessorGroup:
         trials: trio.Lock,
         log: Log,
     ) -> None:
-        self._incarnation_end = member.incarnation_end
         self._processor = processor
         self._keys = processor.stream.keys
         self._group = processor.name
@@ -176,7 +175,7 @@ class ProcessorGroup:
                 await self._run_loops(working)
                 raise RuntimeError("user code has cancelled the tasks of a processor")
         except BaseException as error:
-            self._incarnation_end.note(error)
+            self._member.incarnation_end.note(error)
             raise
 
     async def _run_loops(self, working: trio.Event) -> None:
@@ -194,7 +193,7 @@ class ProcessorGroup:
         owned = list(self._partitions.values())
         absence = self._processor.absence if self._member.is_named else 0.0
         # What may have ended this worker is given back as a dead worker's: the death is counted.
-        if not absence and not self._incarnation_end.has_failed:
+        if not absence and not self._member.incarnation_end.has_failed:
             await self._hand_over([partition for partition in owned if partition not in self._leaving])
         await end_partitions(owned, self._options.grace_period)
         with trio.move_on_after(FINISH_LIMIT):
@@ -210,7 +209,7 @@ class ProcessorGroup:
                         member=name,
                         incarnation=self._member.incarnation,
                         absence=absence if name == self._member.name else 0.0,
-                        has_died=self._incarnation_end.has_failed,
+                        has_died=self._member.incarnation_end.has_failed,
                     )
                     await self._redis.perform(call)
             except BrokerError as error:
