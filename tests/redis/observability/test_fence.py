@@ -73,7 +73,7 @@ async def test_observers_that_fail_again_and_again_end_no_worker(
             await until(lambda: all(tries.count(name) > 1 for name in OBSERVERS))
             assert await (await add.adelay(3, 4)).aget(60) == 7
             assert not worker.ended.is_set()
-        told = lines.of("observer:failed")
+    told = lines.of("observer:failed")
     assert sorted(line["observer"] for line in told) == sorted(OBSERVERS)
     families = {family.name: family for family in ProcessStatus().metric_families()}
     counted = families["celery5_observer_failures_total"].samples
