@@ -21,6 +21,8 @@ from celery5.app import App
 from celery5.broker.servers.kept_folder import check_owned, make_private
 from celery5.dashboard.access import Authenticator, OneTimeToken
 from celery5.dashboard.application import Dashboard
+from celery5.dashboard.hosts import AllowedHosts
+from celery5.dashboard.sessions import Sessions
 from celery5.errors import AlreadyInUse, Misconfigured
 from celery5.logs.log import Log
 from celery5.processes.http_server import HttpServer
@@ -58,7 +60,9 @@ class DashboardOptions:
 
 
 def check_options(options: DashboardOptions) -> None:
-    """Raise Misconfigured when the dashboard would be open to others without authentication."""
+    """Raise Misconfigured when the dashboard would be open to others without authentication, or a name is wrong."""
+    AllowedHosts(list_hosts(options), options.public_url)
+    Sessions(options.secret)
     if not options.path and options.authenticator is None and not is_loopback(options.host):
         raise Misconfigured(
             f"a dashboard on {options.host} would be open to everybody: add --tokens FILE or --proxy-user-header, "
