@@ -287,7 +287,7 @@ async def test_the_jobs_of_a_workflow_are_linked_to_its_start_and_have_its_id(
 
 
 async def test_what_cannot_be_sent_is_an_error(app_name: str, telemetry: Telemetry) -> None:
-    app = App(app_name, broker="redis://127.0.0.1:1/0", middleware=[telemetry.make()])
+    app = App(app_name, broker="redis://127.0.0.1:1/0", backlog=0, middleware=[telemetry.make()])
 
     @app.task
     async def work() -> None: ...
