@@ -56,7 +56,7 @@ CASES: list[tuple[Finding, str, str]] = [
     (
         broker_diagnosis.diagnose_persistence({}, {"appendonly": "yes", "appendfsync": "everysec"}),
         "ok",
-        "a second",
+        "two seconds",
     ),
     (
         broker_diagnosis.diagnose_persistence({}, {"appendonly": "yes", "appendfsync": "no"}),
