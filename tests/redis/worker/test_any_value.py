@@ -41,7 +41,7 @@ SCALARS = st.one_of(
 )
 VALUES = st.one_of(
     SCALARS,
-    st.builds(nest, st.sampled_from([3, 200, 899, 950, sys.getrecursionlimit() + 500])),
+    st.builds(nest, st.sampled_from([3, 200, 600, 950, sys.getrecursionlimit() + 500])),
     st.recursive(
         SCALARS,
         lambda inner: (
