@@ -100,7 +100,11 @@ _VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 
 def _encode_call(value: Any) -> bytes:
     """Return JSON of args or kwargs. Raises ValueError when nested too deeply for the scripts."""
-    encoded = encode_unchecked(value)
+    return _check_depth(encode_unchecked(value))
+
+
+def _check_depth(encoded: bytes) -> bytes:
+    """Return JSON that scripts and clients can read. Raises ValueError when it is nested too deeply."""
     if len(encoded) > 2 * MAX_DEPTH and is_nested_deeper(encoded, MAX_DEPTH):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
     return encoded
@@ -114,7 +118,7 @@ def encode_value(value: Any, what: str = "a result") -> bytes:
         what: What it is, for the error.
     """
     try:
-        return encode_json(value)
+        return _check_depth(encode_json(value))
     except FAULTS as error:
         raise TypeError(
             f"{what} of type {type(value).__name__} cannot be encoded: {get_error_text(error)}"

@@ -298,3 +298,32 @@ async def test_threads_follow_the_number_of_slots_when_it_changes() -> None:
             while len(started) < 3:
                 await trio.sleep(0.01)
         go.set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_result_that_no_client_could_read_is_refused(runners: dict[str, Any], kind: str) -> None:
+    value: list[Any] = []
+    for _ in range(950):
+        value = [value]
+    outcome = await execute(runners, kind, lambda _n: value)
+    assert isinstance(outcome, PermanentFailure)
+    assert outcome.reason is Reason.UNENCODABLE_RESULT
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("by hand"), GeneratorExit("by hand")], ids=repr)
+async def test_an_error_of_a_task_on_trio_is_no_signal(runners: dict[str, Any], error: BaseException) -> None:
+    outcome = await execute(runners, "trio", raiser(error))
+    assert isinstance(outcome, Raised)
+    assert outcome.failure.type == type(error).__name__
+
+
+async def test_a_cancellation_is_never_swallowed_whatever_is_raised_with_it(runners: dict[str, Any]) -> None:
+    async def task() -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as cancelled:
+            raise BaseExceptionGroup("both", [cancelled, KeyboardInterrupt()]) from None
+
+    with trio.move_on_after(0.02) as scope:
+        await runners["trio"].execute(task, [], {}, RunningJob())
+    assert scope.cancelled_caught
