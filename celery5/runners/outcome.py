@@ -1,5 +1,6 @@
 """Outcomes: what a task returned or raised, as a value."""
 
+import inspect
 import traceback
 from math import inf
 from pathlib import Path
@@ -36,6 +37,10 @@ RESULT_LIMIT = 300
 ARGS_LIMIT = 20
 """Arguments of an error that are kept with the failure."""
 
+NOT_AWAITED = (
+    "the task has returned a coroutine that nobody awaits, so it has done nothing: its function is async behind a "
+    "plain wrapper; write the wrapper as async def, so that it is called in an event loop"
+)
 _PACKAGE = Path(__file__).parent.parent
 _CALLER_FOLDERS = tuple(f"{_PACKAGE / layer}/" for layer in ("runners", "services", "protocol"))
 """Folders of the code that calls a task: left out of tracebacks."""
@@ -46,8 +51,13 @@ def get_result_outcome(value: Any) -> Returned | PermanentFailure:
     """Return the outcome of a task that returned `value`.
 
     Without a JSON form that is a failure, which says what was returned. Whatever error the value's own methods raise:
-    the work is done, so this is no error of an attempt, which would run it again.
+    the work is done, so this is no error of an attempt, which would run it again. A coroutine has done nothing yet: its
+    function looks like a plain one, so it was called in a thread. It is not awaited here, since nobody says in which
+    event loop it would run.
     """
+    if inspect.iscoroutine(value):
+        value.close()
+        return PermanentFailure(Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=NOT_AWAITED))
     try:
         return Returned(encode_value(value))
     except Exception as error:

@@ -75,13 +75,20 @@ def purge(target: Target, /, name: str, *, yes: bool) -> None:
     Pause the queue first (celery5 worker pause-queue): a job that begins meanwhile is stopped.
     """
     app = target.load()
-    if not yes:
-        if not sys.stdin.isatty():
-            raise Misconfigured(f"this would revoke all jobs that wait on {name}: add --yes")
-        click.confirm(f"Revoke all jobs that wait on {name}?", err=True, abort=True)
     with skip_unreachable(app, queues=[name]):
+        if not yes:
+            _confirm_purge(app, name)
         revoked = app.empty(name)
         echo(f"{name}: {revoked} job{'' if revoked == 1 else 's'} revoked")
+
+
+def _confirm_purge(app: "App", name: str) -> None:
+    """Ask before the jobs of a queue are revoked; of a name that no queue has nothing is asked. Raises UnknownQueue."""
+    state = app.info(name).queues[name]
+    if not sys.stdin.isatty():
+        raise Misconfigured(f"this would revoke all jobs that wait on {name}: add --yes")
+    waiting = state.waiting + state.scheduled + state.held
+    click.confirm(f"Revoke all jobs that wait on {name} ({waiting} now)?", err=True, abort=True)
 
 
 @queue.command("storage")

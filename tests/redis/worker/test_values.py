@@ -1,6 +1,7 @@
 """Values through a worker: plain ones arrive, and of a result that cannot be stored it is known that it came."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -312,3 +313,21 @@ async def test_any_json_value_comes_back_from_a_worker(app: App, drawn: list[Any
         jobs = await app.asend_many([task.s(value) for value in good])
         for value, job in zip(good, jobs, strict=True):
             check_arrived(value, await job.aget())
+
+
+async def test_an_async_function_behind_a_plain_wrapper_is_told_so(app: App) -> None:
+    def counted(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            return function(*args)
+
+        return call
+
+    @app.task(max_retries=0)
+    @counted
+    async def pay(amount: int) -> int:
+        return amount
+
+    async with working(app):
+        with pytest.raises(TaskFailed, match="async behind a plain wrapper; write the wrapper as async def"):
+            await (await pay.adelay(1)).aget(timeout=20)

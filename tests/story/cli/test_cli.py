@@ -259,6 +259,11 @@ def test_a_job_is_sent_by_hand(desk: Desk) -> None:
 def test_a_queue_is_purged_when_that_is_confirmed(desk: Desk) -> None:
     shop = sys.modules["shop"]
     waiting = shop.app.send_many([shop.multiply.s(1, 2)] * 3)
+    unknown = celery5(
+        "-A", "shop", "queue", "purge", "slwo", cwd=desk.folder
+    )  # nothing is asked, only to fail then
+    assert unknown.code == 1
+    assert unknown.error.startswith("Error: no queue 'slwo' here")
     asked = celery5("-A", "shop", "queue", "purge", "slow", cwd=desk.folder)
     assert (asked.code, "add --yes" in asked.error) == (2, True)
     assert desk("queue", "purge", "slow", "--yes") == "slow: 3 jobs revoked\n"
