@@ -15,7 +15,7 @@ class JobsInMemory:
     """The backlog of a process that has none of its own: in memory, and bounded. Its jobs are lost with the process."""
 
     def __init__(self) -> None:
-        self.capacity = BacklogCapacity(0)
+        self.capacity: BacklogCapacity = BacklogCapacity(0)
         self._waiting = BoundedQueue[UnsentJob](self.capacity)
 
     def open(self) -> Collection[str]:

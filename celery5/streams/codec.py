@@ -182,7 +182,7 @@ class RecordCodec(Generic[R]):
         suffix = f"/{self._version}" if self._version > 1 else ""
         packing = f"+{compressor.name}" if compressor else ""
         # The encoding of what is sent, without the version.
-        self.encoding = f"{serializer.name}{packing}"
+        self.encoding: str = f"{serializer.name}{packing}"
         self._field = f"={self.encoding}{suffix}".encode()
         self._is_plain = type(serializer) is _Json and compressor is None
         self._encoder = msgspec.json.Encoder(enc_hook=to_json)
