@@ -192,6 +192,7 @@ class App:
         Returns the backlog of the application's own, if it is among the settings.
         """
         own_backlog, values = split_own_backlog(settings)
+        self._is_loaded = False
         is_function = callable(when_unpublishable)
         self.unpublishable_fallback: UnpublishableFallback | None = (
             when_unpublishable if callable(when_unpublishable) else None
@@ -235,7 +236,12 @@ class App:
     @lazy_property
     def settings(self) -> Settings:
         """The settings. The first access reads the configuration. Raises Misconfigured."""
-        return self._settled(self.read_configuration())
+        settings = self._settled(self.read_configuration())
+        if self._is_stored and self._is_loaded:
+            # What is checked with the tasks needs settings.
+            self.__dict__["settings"] = settings
+            settings = self._settled(self.read_configuration())
+        return settings
 
     @lazy_property
     def connections(self) -> Connections:
@@ -268,7 +274,29 @@ class App:
             return None
         from celery5.config.configuration import make_configuration
 
-        return make_configuration(self.config, broker=lambda: self._settled().broker, key=self.keys.settings)
+        return make_configuration(
+            self.config,
+            broker=lambda: self._settled().broker,
+            key=self.keys.settings,
+            filter_fields=self._filter_stored,
+        )
+
+    @property
+    def _is_stored(self) -> bool:
+        """Whether the configuration is a hash in the broker, where anyone may have written."""
+        return self.config == "redis"
+
+    def _filter_stored(
+        self, fields: Mapping[str, str], last: Mapping[str, str]
+    ) -> tuple[dict[str, str], list[str]]:
+        """Return the fields of the hash that this application can use, and the faults of the others."""
+        from celery5.stored_settings import check_environment, filter_fields, make_budget_check
+
+        checks: list[Callable[[Settings], object]] = [check_environment]
+        if self._is_loaded and "settings" in self.__dict__:
+            kinds = {name: task.kind for name, task in self.tasks.items()}
+            checks += [make_budget_check(kinds, self.budgets), self.schedule.check_configured]
+        return filter_fields(fields, last, self._settled(), checks)
 
     @lazy_property
     def audit(self) -> "Audit":
@@ -502,6 +530,10 @@ class App:
             self.workflows.resolve()
         if "middleware" in self.__dict__ and lacks_middleware(self.middleware):
             del self.__dict__["middleware"]
+        is_first, self._is_loaded = not self._is_loaded, True
+        if is_first and self._is_stored and "settings" in self.__dict__:
+            # Only now it shows which fields fit the tasks.
+            self.__dict__["settings"] = self._settled(self.read_configuration())
 
     def _take_shared(self, task: Task[Any, Any]) -> None:
         """Add an included task that another application has adopted, if that includes it, too.

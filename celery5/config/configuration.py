@@ -5,10 +5,11 @@ a thread where there is an event loop.
 """
 
 import importlib.util
+import logging
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -19,13 +20,16 @@ from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.commands.keyring import get_key_folder
 from celery5.config.settings import Settings, find_hash_fault
-from celery5.errors import BadBrokerURL, BrokerError, Misconfigured
+from celery5.errors import BadBrokerURL, BrokerError, BrokerReplied, Misconfigured
 from celery5.scaling.strategies import get_autoscale, get_prioritisation
 
 FILE_POLL_INTERVAL = 1.0
 """Seconds between two checks of a file."""
 REDIS_POLL_INTERVAL = 10.0
 """Seconds between two reads of a hash in Redis: an idle worker may send one command a second at most, in all."""
+MAX_REPORTS = 50
+"""The most faults of one reading of a hash that are written."""
+_LOGGER = logging.getLogger("celery5")
 
 
 @runtime_checkable
@@ -119,26 +123,52 @@ class TomlConfiguration:
         )
 
 
+FilterFields = Callable[[Mapping[str, str], Mapping[str, str]], tuple[dict[str, str], list[str]]]
+"""Takes all fields of a hash, and those that were used before. Returns those that can be used, and the faults of the
+others."""
+
+
+def _keep_allowed(fields: Mapping[str, str], _last: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the fields that a hash may set, and the faults of the others, where no application can say more."""
+    faults = {name: find_hash_fault(name, raw) for name, raw in fields.items()}
+    return {name: raw for name, raw in fields.items() if not faults[name]}, [*filter(None, faults.values())]
+
+
 class RedisConfiguration:
     """A hash in the broker's Redis that all workers of an application share.
 
     Set a field by `HSET celery5:{shop}:settings concurrency 20`. The hash can set only what `celery5.config.settings`
-    marks for it: no address, no file, no name of code, and numbers up to a bound.
+    marks for it: no address, no file, no name of code, and numbers up to a bound. A field that cannot be used is
+    skipped with a warning, once for each fault.
     """
 
-    def __init__(self, endpoint: Endpoint, key: str) -> None:
+    def __init__(self, endpoint: Endpoint, key: str, filter_fields: FilterFields) -> None:
         self.where: str = f"hash {key}"
         self._endpoint = endpoint
         self._key = key
+        self._filter_fields = filter_fields
         self._last_state: object = None
+        self._usable: dict[str, str] = {}
+        self._reported: set[str] = set()
 
     def load(self) -> Mapping[str, Any]:
-        """Return the fields of the hash as text. Raises Misconfigured for a field that it may not set."""
-        self._last_state = fields = self._read()
-        for name, raw in fields.items():
-            if fault := find_hash_fault(name, raw):
-                raise Misconfigured(f"{self.where}: {fault}: HDEL {self._key} {name}")
-        return fields
+        """Return the fields of the hash that can be used, as text."""
+        try:
+            self._last_state = fields = self._read()
+        except BrokerReplied as error:
+            if error.code != "WRONGTYPE":
+                raise
+            self._report([f"it cannot be read: {error}"])
+            return self._usable
+        self._usable, faults = self._filter_fields(fields, self._usable)
+        self._report(faults)
+        return self._usable
+
+    def _report(self, faults: Sequence[str]) -> None:
+        for fault in [each for each in faults if each not in self._reported][:MAX_REPORTS]:
+            self._reported.add(fault)
+            _LOGGER.warning("%s: not used: %s; correct it, or remove it by HDEL", self.where, fault)
+        self._reported.intersection_update(faults)  # what was corrected, and is wrong again, is news
 
     async def watch(self) -> None:
         """Wait until the hash has changed. An unreachable broker counts as no change."""
@@ -159,12 +189,16 @@ class RedisConfiguration:
 
 
 def make_configuration(
-    source: "str | Configuration", *, broker: Callable[[], str], key: str
+    source: "str | Configuration",
+    *,
+    broker: Callable[[], str],
+    key: str,
+    filter_fields: "FilterFields | None" = None,
 ) -> Configuration:
     """Return the backend for `source`.
 
-    `source` is `redis`, the path of a `.toml` file, the name of a module, or a backend of the user's. Raises
-    Misconfigured.
+    `source` is `redis`, the path of a `.toml` file, the name of a module, or a backend of the user's. `filter_fields`
+    decides which fields of a hash are used. Raises Misconfigured.
     """
     if not isinstance(source, str):
         if not isinstance(cast("object", source), Configuration):
@@ -174,7 +208,7 @@ def make_configuration(
             )
         return source
     if source == "redis":
-        return RedisConfiguration(Endpoint.from_url(broker()), key)
+        return RedisConfiguration(Endpoint.from_url(broker()), key, filter_fields or _keep_allowed)
     if source.endswith(".toml"):
         return TomlConfiguration(source)
     if source.endswith(".py") or not all(part.isidentifier() for part in source.split(".")):

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from celery5.app import App
 from celery5.logs.log import LogWriter
-from celery5.protocol.scaling.budget import Budget, check_task_budgets, fixed_budget, parse_budgets
+from celery5.protocol.scaling.budget import Budget, check_task_budgets
+from celery5.scaling.strategies import merge_budgets
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import ReloadSignal
@@ -52,14 +53,7 @@ def resolve_budgets(app: App) -> dict[str, Budget]:
     Raises:
         Misconfigured: A budget is for no task, or leaves no slot for others.
     """
-    settings = app.settings
-    fixed = {
-        "trio": fixed_budget(settings.concurrency),
-        "asyncio": fixed_budget(settings.concurrency),
-        "thread": fixed_budget(settings.cpu_slots),
-        "boxed": fixed_budget(settings.box_slots),
-    }
-    budgets = {**fixed, **parse_budgets(settings.budgets), **app.budgets}
+    budgets = merge_budgets(app.settings, app.budgets)
     find_task_kinds(app, budgets)
     return budgets
 

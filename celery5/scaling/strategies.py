@@ -1,12 +1,13 @@
-"""Load the functions that the settings `autoscale` and `prioritise` name."""
+"""Read the settings about scaling, and load the functions that `autoscale` and `prioritise` name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
 from celery5.protocol.scaling.autoscale import Autoscale, parse_autoscale
+from celery5.protocol.scaling.budget import Budget, fixed_budget, parse_budgets
 from celery5.protocol.scaling.prioritisation import PrioritisationStrategy, parse_strategy
 
 
@@ -23,6 +24,18 @@ def get_autoscale(settings: Settings) -> Autoscale | None:
 def get_prioritisation(settings: Settings) -> PrioritisationStrategy | None:
     """Return the strategy that orders tasks; None if there is none. Raises Misconfigured."""
     return parse_strategy(settings.prioritise, load_function)
+
+
+def merge_budgets(settings: Settings, own: Mapping[str, Budget]) -> dict[str, Budget]:
+    """Return the budgets of all kinds, and of the tasks that have one: those of the application's code, `own`, else of
+    the setting `budgets`, else the number of slots from the settings, which does not change. Raises Misconfigured."""
+    fixed = {
+        "trio": fixed_budget(settings.concurrency),
+        "asyncio": fixed_budget(settings.concurrency),
+        "thread": fixed_budget(settings.cpu_slots),
+        "boxed": fixed_budget(settings.box_slots),
+    }
+    return {**fixed, **parse_budgets(settings.budgets), **own}
 
 
 def load_function(path: str) -> Callable[..., Any]:

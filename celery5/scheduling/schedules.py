@@ -18,6 +18,7 @@ from celery5.broker.calls.scheduling import JobToSend
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
+from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
 from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.job.job import Job, new_id, to_seconds
@@ -110,6 +111,17 @@ def make_definition(app: TaskApplication, call: Signature[Any], declared: Period
         misfire=misfire,
         overlap=declared.overlap,
     )
+
+
+class _WithSettings:
+    """An application with other settings."""
+
+    def __init__(self, app: TaskApplication, settings: Settings) -> None:
+        self._app = app
+        self.settings = settings
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._app, name)
 
 
 def iterate_declared(app: TaskApplication, by_call: Sequence[DeclaredSchedule]) -> Iterator[DeclaredSchedule]:
@@ -451,6 +463,17 @@ class Schedules:
                 f"two schedules are named {declaration.name!r}: give one of them another name=..."
             )
         self._declared[declaration.name] = declaration
+
+    def check_configured(self, settings: Settings) -> None:
+        """Check whether the schedules of these settings, which need not be in force, can be used.
+
+        Raises:
+            Misconfigured: They cannot.
+            BadArguments: The arguments of one do not fit its task.
+        """
+        app = cast("TaskApplication", _WithSettings(self._app, settings))
+        for declared in collect_declarations(app, [*self._declared.values()]).values():
+            make_definition(app, declared.call, declared.periodic)
 
     def list_declared(self) -> dict[str, DeclaredSchedule]:
         """Return all declared schedules by name. Raises Misconfigured for a name that occurs twice."""
