@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -11,6 +12,7 @@ import trio
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.worker_steps import ChannelHandler, ChannelSubscriptions
+from celery5.broker.calls import jobs
 from celery5.broker.connection.link import (
     BreakerClosed,
     BreakerOpened,
@@ -22,6 +24,7 @@ from celery5.broker.connection.link import (
 from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
@@ -34,6 +37,7 @@ from celery5.observability.webhook import AlertWebhook
 from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions
+from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP, get_inbox_name
 from celery5.protocol.observability.alerting import AlertRule
 from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, handle
@@ -363,6 +367,20 @@ class AuxiliaryParts(ProcessParts):
     sources = made_by(make_sources)
 
 
+async def try_write(app: App, broker: str = DEFAULT_BROKER) -> None:
+    """Write to a broker what nobody reads. Raises BrokerError while it takes no writes."""
+
+    def write() -> None:
+        # A connection of its own: that of the incarnation is closed by now, and none is to be left.
+        redis = BlockingRedis(app.brokers.get(broker).endpoint, max_connections=1)
+        try:
+            redis.perform(jobs.try_write(app.queue(app.settings.default_queue)))
+        finally:
+            redis.close()
+
+    await trio.to_thread.run_sync(write, abandon_on_cancel=True)
+
+
 async def run_auxiliary_process(
     app: App,
     options: ProcessOptions,
@@ -388,5 +406,6 @@ async def run_auxiliary_process(
             name=options.name,
             first_name=options.incarnation,
             log=log,
+            try_write=partial(try_write, app),
             task_status=status,
         )

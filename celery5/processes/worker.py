@@ -6,6 +6,7 @@ stands in worker_parts.py; a worker that was taken for dead begins a new one und
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import trio
@@ -26,6 +27,7 @@ from celery5.processes.process_parts import (
     make_alert_rules,
     make_alert_webhook,
     make_process_values,
+    try_write,
 )
 from celery5.processes.watch.sidecar import Sidecar
 from celery5.processes.worker_parts import WorkerParts, WorkerValues
@@ -225,6 +227,7 @@ async def _run_on_broker(
         first_name=options.incarnation if options.broker == DEFAULT_BROKER else "",
         log=log,
         wait_for_broker=options.restart_mode.is_restarted,
+        try_write=partial(try_write, app, options.broker),
         task_status=task_status,
         on_unreachable=on_unreachable,
     )

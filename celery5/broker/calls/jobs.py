@@ -114,8 +114,12 @@ def wait_for_replicas(keys: QueueKeys, *, replicas: int, within: float) -> list[
     """Wait, `within` seconds, until so many replicas have all that was written before; the last call returns how many
     have. In a trip of their own: a script that the server does not know runs after the rest of its trip."""
     # WAIT waits for the last write of its own connection, so write: publishing a duplicate job writes nothing.
-    mark = Call(("SET", keys.replication_mark, "", "PX", 1000), lambda _ok: 0, repeatable=True)
-    return [mark, Call(("WAIT", replicas, to_ms(within)), int, repeatable=True, blocks=within)]
+    return [try_write(keys), Call(("WAIT", replicas, to_ms(within)), int, repeatable=True, blocks=within)]
+
+
+def try_write(keys: QueueKeys) -> Call[int]:
+    """Write something that nobody reads: it fails as every other write does while the server takes none."""
+    return Call(("SET", keys.replication_mark, "", "PX", 1000), lambda _ok: 0, repeatable=True)
 
 
 def read_hash(key: str) -> Call[dict[str, str]]:

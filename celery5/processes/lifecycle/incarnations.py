@@ -16,8 +16,8 @@ import trio
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootFailed, BootGraph
-from celery5.broker.transient_errors import is_key_corrupt, is_transient
-from celery5.errors import BrokerDenied, BrokerReplied, BrokerUnavailable, LeaseLost
+from celery5.broker.transient_errors import is_key_corrupt, is_outage, is_transient
+from celery5.errors import BrokerDenied, BrokerError, BrokerReplied, BrokerUnavailable, LeaseLost
 from celery5.logs.log import Log
 from celery5.protocol.job.job import new_id
 from celery5.protocol.job.retry_policy import full_jitter
@@ -73,6 +73,7 @@ async def run_incarnations(
     first_name: str,
     log: Log,
     wait_for_broker: bool = False,
+    try_write: Callable[[], Awaitable[object]],
     task_status: trio.TaskStatus[None],
     on_unreachable: Callable[[Exception], None] | None = None,
 ) -> None:
@@ -86,6 +87,7 @@ async def run_incarnations(
         first_name: The whole name of the first one, if it is known already.
         log: The log of the process.
         wait_for_broker: Wait for the broker at the start, too.
+        try_write: Writes something to the broker. While it takes no writes, no incarnation begins.
         task_status: Started when the first incarnation is up.
         on_unreachable: Called once when the broker is unreachable at the start, which is waited for then.
 
@@ -97,6 +99,7 @@ async def run_incarnations(
     is_first = not wait_for_broker
     attempts, next_incarnation = itertools.count(), NextIncarnation()
     while True:
+        is_refused = False
         # Never used twice: what a former incarnation held is for recovery, not for us.
         own_name, first_name = first_name or new_incarnation_name(name), ""
         log.set_worker(own_name)
@@ -116,7 +119,7 @@ async def run_incarnations(
             )
             if final is not None:
                 raise final from None
-            reason = _format_first(errors)
+            reason, is_refused = _format_first(errors), any(map(_is_refused, _leaves(errors)))
             hint = {"hint": _CORRUPT_KEY} if any(map(is_key_corrupt, _leaves(errors))) else {}
             log.event(events.restarted, "error", name=own_name, why=reason, **hint)
             if on_unreachable is not None and not status.is_started:
@@ -127,6 +130,31 @@ async def run_incarnations(
         is_first = is_first and not (on_unreachable is None or status.is_started)
         attempt = next(attempts)
         await trio.sleep(full_jitter(attempt, start=0.1, cap=1.0, random=random.random) if attempt else 0)
+        if is_refused:
+            await _wait_for_writes(try_write)
+
+
+WRITE_INTERVAL = 0.5
+"""Seconds between two attempts to write to a broker that takes no writes. An incarnation that begins makes connections
+and logs, and needs many calls until it is refused, too."""
+
+
+def _is_refused(error: Exception) -> bool:
+    """Return whether the broker answers, and takes no writes: its memory is full, say."""
+    return isinstance(error, BrokerReplied) and is_outage(error)
+
+
+async def _wait_for_writes(try_write: Callable[[], Awaitable[object]]) -> None:
+    """Wait until the broker takes writes again. Any other error is for the next incarnation to meet."""
+    while True:
+        try:
+            await try_write()
+        except BrokerError as error:
+            if not _is_refused(error):
+                return
+            await trio.sleep(WRITE_INTERVAL)
+        else:
+            return
 
 
 _SURVIVABLE = (LeaseLost, BootFailed, BrokerUnavailable, BrokerReplied, BrokerDenied)

@@ -108,6 +108,33 @@ def test_a_worker_begins_again_when_the_server_has_lost_its_data(
     assert_back_in_time(own_staff)
 
 
+def test_a_worker_without_a_lease_begins_again_only_when_the_server_takes_writes(
+    own_staff: Staff, own_server: EmbeddedServer
+) -> None:
+    worker = own_staff.start(lease=0.6)
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("maxmemory", "1")
+        wait_until(lambda: bool(worker.lines("heartbeat:missed")))
+        client.zremrangebyrank(own_staff.app.queue("default").leases, 0, -1)  # it counts as dead
+        client.config_set("maxmemory", "0")
+        wait_until(lambda: bool(worker.lines("worker:restarted")))
+        client.config_set("maxmemory", "1")
+        client.zremrangebyrank(own_staff.app.queue("default").leases, 0, -1)
+        before = int(client.info("stats")["total_connections_received"])
+        refused = []
+        try:
+            wait_until(lambda: any("OOM" in each["why"] for each in worker.lines("worker:restarted")))
+            time.sleep(4.0)  # it would begin a dozen times
+            refused = worker.lines("worker:restarted")
+            assert int(client.info("stats")["total_connections_received"]) - before < 25
+        finally:
+            client.config_set("maxmemory", "0")
+    assert len([each for each in refused if "OOM" in each["why"]]) <= 2
+    back = time.monotonic()
+    assert send(own_staff, "nap", 0.0)[0].get(timeout=30) == worker.process.pid
+    assert time.monotonic() - back < BACK
+
+
 def test_a_worker_waits_while_the_server_refuses_to_write(
     own_staff: Staff, own_server: EmbeddedServer
 ) -> None:

@@ -1,4 +1,4 @@
-"""Stored settings: whatever anyone writes into the hash of settings in Redis, no process ends, and none fails to start."""
+"""Stored settings: whatever anyone writes into the hash of settings in Redis, no process ends or fails to start."""
 
 import signal
 import sys
