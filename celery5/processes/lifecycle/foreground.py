@@ -15,8 +15,9 @@ from typing import Any
 import trio
 
 from celery5.app import App
+from celery5.bootsteps.boot import BootFailed
 from celery5.broker.calls import cluster
-from celery5.errors import BrokerUnavailable, Misconfigured, Superseded
+from celery5.errors import BrokerReplied, BrokerUnavailable, LeaseLost, Misconfigured, Superseded
 from celery5.logs.destination import RuntimeEnvironment, check_detectors, make_destination
 from celery5.logs.log import Log, LogWriter
 from celery5.logs.stdlib_log import captured_logging
@@ -337,7 +338,25 @@ async def _run_until_stopped(
             await nursery.start(
                 partial(run_companion, companion, app, options.log_writer, retire, reload_signal=signal)
             )
-        await work()
+        try:
+            await work()
+        except* _LOST_BROKER as errors:
+            # Who was told to stop has stopped: what the broker did meanwhile is no failure of the process.
+            if not (interruption.was_requested or done.is_set()):
+                raise
+            log.event("process:stop-interrupted", "warning", why=_format_errors(errors))
+
+
+_LOST_BROKER = (BrokerUnavailable, BrokerReplied, BootFailed, LeaseLost)
+"""Errors of a broker that is lost, or refuses, while a process stops."""
+
+
+def _format_errors(errors: BaseExceptionGroup[Exception]) -> str:
+    """Return the errors in a group of groups as text."""
+    found: list[str] = []
+    for each in errors.exceptions:
+        found += [_format_errors(each)] if isinstance(each, BaseExceptionGroup) else [str(each)]
+    return "; ".join(dict.fromkeys(found))[:1000]
 
 
 def _watch(app: App, process_status: ProcessStatus, port: StatusPort, log: Log, *, own: bool) -> LoopWatchdog:

@@ -113,7 +113,7 @@ async def run_incarnations(
         except* _SURVIVABLE as errors:
             final = _split_final(
                 errors,
-                is_first=is_first,
+                is_first=is_first and not status.is_started,
                 unreachable_reported=on_unreachable is not None,
                 has_started=status.is_started,
             )
@@ -171,8 +171,8 @@ def should_restart(
 
     Args:
         error: One error, or a group of them, which is never decided as a whole.
-        is_first: No incarnation has ended yet. Then only a lost lease and a corrupt key are survived, so that a
-            mistake in the configuration ends the process with one clear line.
+        is_first: No incarnation has been up or has ended yet. Then only a lost lease and a corrupt key are survived, so
+            that a mistake in the configuration ends the process with one clear line.
         unreachable_reported: The process serves several brokers, so one that is unreachable at first has been reported
             and is waited for.
         has_started: An incarnation has been up. A permission that is missing since then was taken from the user, and
