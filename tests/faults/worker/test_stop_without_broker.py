@@ -1,5 +1,6 @@
 """Stopping without a broker: a process that is told to stop while its broker is lost ends in order, and in time."""
 
+import os
 import random
 import signal
 from collections.abc import Awaitable, Callable
@@ -26,19 +27,18 @@ LIMIT = 60.0
 """Seconds within which a process ends whose broker is lost: its grace period is 1 s, the times of its steps follow."""
 
 
-async def serve(
-    app: App, kind: ProcessKind, meanwhile: Callable[[Interruption, trio.Event], Awaitable[None]]
-) -> None:
+async def serve(app: App, kind: ProcessKind, meanwhile: Callable[[trio.Event], Awaitable[None]]) -> None:
     """Serve until `meanwhile` has asked it to stop. Raises what the process ends with: then it exits with 1."""
-    interruption, ready = Interruption(), trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(meanwhile, interruption, ready)
-        await serve_in_process(app, WorkerOptions(), interruption, ready.set, kind=kind)
+    ready = trio.Event()
+    with Interruption() as interruption:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(meanwhile, ready)
+            await serve_in_process(app, WorkerOptions(), interruption, ready.set, kind=kind)
 
 
-def ask_to_stop(interruption: Interruption) -> None:
-    """What the handler of SIGTERM does."""
-    interruption._note(signal.SIGTERM, None)
+def ask_to_stop() -> None:
+    """Send SIGTERM to this process, which handles it as a worker does."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def make_fail(original: Any, error: Exception, when: str) -> Any:
@@ -81,9 +81,9 @@ async def test_a_step_that_loses_the_broker_as_it_is_stopped_is_no_failure_of_th
     monkeypatch.setattr(service, "run", make_fail(service.run, ERRORS[error], "stop"))
     app = App(app_name, broker=url, grace_period=1.0)
 
-    async def stop(interruption: Interruption, ready: trio.Event) -> None:
+    async def stop(ready: trio.Event) -> None:
         await ready.wait()
-        ask_to_stop(interruption)
+        ask_to_stop()
 
     with trio.fail_after(LIMIT):
         await serve(app, kind, stop)
@@ -101,11 +101,11 @@ async def test_a_worker_that_has_been_up_begins_again_when_its_first_incarnation
     async def one() -> int:
         return 1
 
-    async def stop(interruption: Interruption, ready: trio.Event) -> None:
+    async def stop(ready: trio.Event) -> None:
         await ready.wait()
         await trio.sleep(0.5)  # it fails meanwhile
         assert await (await one.adelay()).aget(30) == 1
-        ask_to_stop(interruption)
+        ask_to_stop()
 
     with trio.fail_after(LIMIT):
         await serve(app, WORKER, stop)
@@ -124,14 +124,14 @@ async def test_a_process_stops_in_time_whenever_the_broker_is_lost(
     async def nap(seconds: float) -> None:
         await trio.sleep(seconds)
 
-    async def stop(interruption: Interruption, ready: trio.Event) -> None:
+    async def stop(ready: trio.Event) -> None:
         await ready.wait()
         if kind is WORKER:
             for _ in range(5):
                 await nap.adelay(chance.random())
         getattr(proxy, fault)()
         await trio.sleep(chance.choice([0.0, 0.05, 0.5]))
-        ask_to_stop(interruption)
+        ask_to_stop()
 
     with trio.fail_after(LIMIT):
         await serve(app, kind, stop)

@@ -1,7 +1,7 @@
 """Frozen: who holds the interpreter's lock, and when a worker whose interpreter does not run must be ended."""
 
+import inspect
 import math
-import sys
 import threading
 
 import pytest
@@ -52,7 +52,9 @@ def test_what_is_no_stack_is_ignored(text: str) -> None:
 
 def test_a_function_with_a_slot_in_its_name_is_the_same_function() -> None:
     def where(number: int, *, more: int = 1) -> tuple[int, str]:
-        return number + more, sys._getframe().f_code.co_name
+        frame = inspect.currentframe()
+        assert frame is not None
+        return number + more, frame.f_code.co_name
 
     assert name_slot(where, 12)(1) == (2, "where of slot 12")
     assert where(1) == (2, "where")

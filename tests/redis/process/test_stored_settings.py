@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -67,12 +68,13 @@ def test_no_value_of_any_stored_setting_stops_a_process_from_using_the_rest(
     stored: App, redis_client: "redis.Redis", value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     default = stored.settings
-    fields = dict.fromkeys(SETTINGS, HOSTILE[value]) | {"max_deliveries": b"7"}
+    fields: dict[Any, Any] = dict.fromkeys(SETTINGS, HOSTILE[value])
     redis_client.hset(
-        stored.keys.settings, mapping={**fields, HOSTILE[value] or b"-": b"1", "no_setting": b"1"}
+        stored.keys.settings,
+        mapping={**fields, "max_deliveries": b"7", HOSTILE[value] or b"-": b"1", "no_setting": b"1"},
     )
-    for _ in range(2):
-        _, apply = stored.reload_configuration()
+    stored.reload_configuration()
+    _, apply = stored.reload_configuration()
     apply()
     assert stored.settings.max_deliveries == 7
     for name in SETTINGS:
@@ -109,7 +111,11 @@ def test_a_package_that_is_missing_is_not_asked_for_by_the_hash(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert stored.settings.concurrency != 3
-    monkeypatch.setattr("celery5.stored_settings.find_spec", lambda _name: None)
+
+    def find_nothing(_name: str) -> None:
+        return None
+
+    monkeypatch.setattr("celery5.stored_settings.find_spec", find_nothing)
     redis_client.hset(
         stored.keys.settings, mapping={"sentry": "true", "opentelemetry": "all", "concurrency": "3"}
     )
@@ -132,7 +138,8 @@ def test_each_kind_of_process_starts_with_a_hash_of_nonsense_and_survives_anothe
     staff: Staff, redis_client: "redis.Redis", tmp_path: Path, kind: str
 ) -> None:
     key = staff.app.keys.settings
-    nonsense = dict.fromkeys(SETTINGS, "elsewhere") | {"timezone": "Mars/Olympus", "no_setting": b"\xff"}
+    nonsense: dict[Any, Any] = dict.fromkeys(SETTINGS, "elsewhere")
+    nonsense |= {"timezone": "Mars/Olympus", "no_setting": b"\xff"}
     redis_client.hset(key, mapping={**nonsense, "sentry": "true", "opentelemetry": "all"})
     flags = {"dashboard": ["--port", "0"], "publisher": ["--socket", str(tmp_path / "s")]}.get(kind, [])
     try:
