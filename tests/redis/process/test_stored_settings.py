@@ -10,8 +10,7 @@ import pytest
 import redis
 
 from celery5 import App
-from celery5.app import Settings
-from celery5.config.settings import find_hash_fault
+from celery5.config.settings import Settings, find_hash_fault
 from celery5.processes import router, scheduler, worker
 from celery5.processes.options import resolve_budgets
 from tests.redis.commands.staff import Staff, wait_until
