@@ -5,7 +5,6 @@ a thread where there is an event loop.
 """
 
 import importlib.util
-import logging
 import os
 import sys
 import tomllib
@@ -21,6 +20,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.commands.keyring import get_key_folder
 from celery5.config.settings import Settings, find_hash_fault
 from celery5.errors import BadBrokerURL, BrokerError, BrokerReplied, Misconfigured
+from celery5.runners.context import LOG_EVENT
 from celery5.scaling.strategies import get_autoscale, get_prioritisation
 
 FILE_POLL_INTERVAL = 1.0
@@ -29,7 +29,7 @@ REDIS_POLL_INTERVAL = 10.0
 """Seconds between two reads of a hash in Redis: an idle worker may send one command a second at most, in all."""
 MAX_REPORTS = 50
 """The most faults of one reading of a hash that are written."""
-_LOGGER = logging.getLogger("celery5")
+_HINT = "correct the field, or remove it by HDEL"
 
 
 @runtime_checkable
@@ -167,7 +167,7 @@ class RedisConfiguration:
     def _report(self, faults: Sequence[str]) -> None:
         for fault in [each for each in faults if each not in self._reported][:MAX_REPORTS]:
             self._reported.add(fault)
-            _LOGGER.warning("%s: not used: %s; correct it, or remove it by HDEL", self.where, fault)
+            LOG_EVENT.get()("configuration:field-skipped", "warning", where=self.where, why=fault, hint=_HINT)
         self._reported.intersection_update(faults)  # what was corrected, and is wrong again, is news
 
     async def watch(self) -> None:

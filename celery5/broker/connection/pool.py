@@ -30,7 +30,7 @@ class Dialer:
 
     def reset(self) -> None:
         """Start again, with a new lock and a closed breaker: for a forked child."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._breaker = new_breaker(self.timing)
 
     def dial(self, *, resp: Resp = 2, within: float | None = None) -> SocketLink:
@@ -97,7 +97,8 @@ class Pool:
 
     def reset(self) -> None:
         """Start again without connections and with new locks: for a forked child."""
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler that sends or waits may interrupt a thread that has it.
+        self._lock = threading.RLock()
         self._place_freed = threading.Condition(self._lock)
         self._places: weakref.WeakSet[_Place] = weakref.WeakSet()
         self._free: list[SocketLink] = []

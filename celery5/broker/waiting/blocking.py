@@ -39,6 +39,7 @@ class BlockingResultWaiter:
     def __init__(self, redis: BlockingRedis, endpoint: Endpoint) -> None:
         self._redis = redis
         self._timing = redis.timing
+        self._endpoint = endpoint
         self._where = endpoint.masked_url
         self.reset()
         _all_results.add(self)
@@ -46,6 +47,8 @@ class BlockingResultWaiter:
     def reset(self) -> None:
         """Start without a connection or waits and with a new lock, as a forked child must."""
         self._lock = threading.Lock()
+        # Whether a thread is in here already.
+        self._thread = _ThreadState()
         self._talk = ResultWaitProtocol()
         self._outage = Outage(self._timing)
         self._link: SocketLink | None = None
@@ -68,6 +71,33 @@ class BlockingResultWaiter:
             BrokerUnavailable: There is no connection when the timeout is over, or there was none for half a minute.
             BrokerDenied: At once, when the broker refuses.
         """
+        if self._thread.is_waiting:
+            return self._wait_apart(keys, timeout=timeout, enough=enough)
+        self._thread.is_waiting = True
+        try:
+            return self._wait(keys, timeout=timeout, enough=enough)
+        finally:
+            self._thread.is_waiting = False
+
+    def _wait_apart(
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None
+    ) -> dict[str, bytes]:
+        """Wait in a signal handler, or a finaliser, that has interrupted a wait of this thread.
+
+        That wait goes on only afterwards. It may hold the lock, lead the other threads, or be in the middle of a reply;
+        so nothing of it is touched, and this one has connections of its own.
+        """
+        redis = BlockingRedis(self._endpoint, max_connections=1, timing=self._timing)
+        apart = BlockingResultWaiter(redis, self._endpoint)
+        try:
+            return apart.wait(keys, timeout=timeout, enough=enough)
+        finally:
+            apart.close()
+            redis.close()
+
+    def _wait(
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None
+    ) -> dict[str, bytes]:
         if timeout is not None and timeout <= 0:
             return self._look(keys)
         follower = _Follower(self._orphans)
@@ -223,6 +253,12 @@ class BlockingResultWaiter:
         """Remove the waits of threads that were interrupted before they did. With the lock held."""
         while self._orphans:
             self._talk.remove(self._orphans.popleft())
+
+
+class _ThreadState(threading.local):
+    """What each thread does in a waiter."""
+
+    is_waiting = False
 
 
 class _Follower:
