@@ -128,10 +128,7 @@ async def run_incarnations(
         next_incarnation.apply_settings()
         # The first incarnation must find the broker; one that lost it later waits, and does not ask too often.
         is_first = is_first and not (on_unreachable is None or status.is_started)
-        attempt = next(attempts)
-        await trio.sleep(full_jitter(attempt, start=0.1, cap=1.0, random=random.random) if attempt else 0)
-        if is_refused:
-            await _wait_for_writes(try_write)
+        await _pause(next(attempts), try_write if is_refused else None)
 
 
 WRITE_INTERVAL = 0.5
@@ -142,6 +139,13 @@ and logs, and needs many calls until it is refused, too."""
 def _is_refused(error: Exception) -> bool:
     """Return whether the broker answers, and takes no writes: its memory is full, say."""
     return isinstance(error, BrokerReplied) and is_outage(error)
+
+
+async def _pause(attempt: int, try_write: Callable[[], Awaitable[object]] | None) -> None:
+    """Wait before the next incarnation: longer after each attempt, and until `try_write` succeeds, if it is given."""
+    await trio.sleep(full_jitter(attempt, start=0.1, cap=1.0, random=random.random) if attempt else 0)
+    if try_write is not None:
+        await _wait_for_writes(try_write)
 
 
 async def _wait_for_writes(try_write: Callable[[], Awaitable[object]]) -> None:
