@@ -253,7 +253,7 @@ class Keys:
         """STREAM  the last actions of operators, with a time to live."""
         return f"celery5:{{{self.app}}}:audit"
 
-    def signed_out(self, session: str) -> str:
+    def signed_out(self, session: str) -> Expiring:
         """STRING  a session of the dashboard that was signed out, until it would be over."""
         return f"celery5:{{{self.app}}}:signed-out:{session}"
 

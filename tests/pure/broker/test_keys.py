@@ -55,6 +55,8 @@ def made_for_queues() -> dict[str, str]:
         "code_version": MAIL.code_version("<version>"),
         "foreign_list": MAIL.foreign_list("<task> <signatures>"),
         "audit_entries": SHOP.audit_entries,
+        "signed_out": SHOP.signed_out("<id>"),
+        "kind_starts": SHOP.kind_starts("<kind>"),
     }
 
 

@@ -31,6 +31,12 @@ class Paid:
 """
 
 
+@pytest.fixture(autouse=True)
+def _without_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be sent is an error at once: these tests have no broker."""
+    monkeypatch.setenv("CELERY5_BACKLOG", "0")
+
+
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> DefaultApp:
     """The default application, which nobody has chosen yet."""

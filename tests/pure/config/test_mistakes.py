@@ -14,7 +14,7 @@ from celery5.cli.commands.worker import start
 from celery5.cli.main import cli
 from celery5.cli.terminal.errors import CELERY_FLAG_HINTS, EXIT_USAGE, run_reporting_errors
 
-app = App("mistakes", broker="redis://127.0.0.1:1/0")
+app = App("mistakes", broker="redis://127.0.0.1:1/0", backlog=0)
 
 
 @app.task
@@ -76,8 +76,8 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("way", ["send_many", "send_jobs"])
 def test_a_task_of_one_application_is_not_sent_through_another(way: str, free: Any) -> None:
-    other = App("other", broker="redis://127.0.0.1:1/0", include="mistakes_free")
-    third = App("third", broker="redis://127.0.0.1:1/0", include="mistakes_free")
+    other = App("other", broker="redis://127.0.0.1:1/0", include="mistakes_free", backlog=0)
+    third = App("third", broker="redis://127.0.0.1:1/0", include="mistakes_free", backlog=0)
 
     def send(through: App, task: Any) -> None:
         through.send_many([task.s(1)]) if way == "send_many" else through.send_jobs([task.job(1)])
@@ -143,7 +143,7 @@ def test_an_id_is_a_text_and_a_task_is_a_task() -> None:
         app.find(app.result("x"))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="task is 'zzz': give the task itself, not its name"):
         app.result("x", task="zzz")  # type: ignore[arg-type]
-    with pytest.raises(Misconfigured, match="application name 5: use 1 or more characters"):
+    with pytest.raises(Misconfigured, match="application name 5: use 1 to 200 printable characters"):
         App(5)  # type: ignore[arg-type]
 
 

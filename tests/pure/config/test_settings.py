@@ -146,6 +146,7 @@ def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
         "alert_webhook",
         "alert_webhook_secret",
         "metrics_interval",
+        "show_raw_values",
         "statsd",
         "status_host",
         "status_port",

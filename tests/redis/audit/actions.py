@@ -108,7 +108,7 @@ NO_ACTIONS = {
     "Limits": "list rule",
     "Metrics": "add_outlet history overview storage summary totals",
     "ParkedKeyRegistry": "read",
-    "Schedules": "list list_declared schedulers show",
+    "Schedules": "check_configured list list_declared schedulers show",
     "Stream": "append encode find_partition make_append send send_many subscribe subscribe_check",
     "Streams": "declare declare_processor info parse_processors read subscribe subscribe_check",
     # The last one is what bulk actions call, which have an entry of their own.
