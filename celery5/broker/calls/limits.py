@@ -164,7 +164,7 @@ def return_starts(keys: Keys, kind: str, starts: Sequence[tuple[int, int]]) -> C
 
 def _taken_starts(raw: Any) -> TakenStarts:
     count, noted_at, delay = raw
-    return TakenStarts(count, noted_at, delay / 1000)
+    return TakenStarts(int(count), int(noted_at), int(delay) / 1000)
 
 
 def _json(rules: Sequence[tuple[AdmissionRule, int]]) -> bytes:

@@ -23,7 +23,7 @@ from celery5.broker.connection.exchange import exchange_all, exchange_one
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, UnreadableReply
 from celery5.protocol.job.delivery import Delivery
-from celery5.protocol.limits import AdmissionRule, LimitOverride, Suspension
+from celery5.protocol.limits import AdmissionRule, LimitOverride, Rate, Suspension
 
 SHOP = Keys("shop")
 MAIL = SHOP.for_queue("mail")
@@ -52,6 +52,7 @@ def _made(kind: Any, depth: int = 0) -> Any:
         bool: True,
         AdmissionRule: AdmissionRule("t", 1),
         LimitOverride: LimitOverride(limit=1),
+        Rate: Rate("5/s"),
         Suspension: Suspension(why="w"),
         Delivery: types.SimpleNamespace(entry=b"1-0"),
     }

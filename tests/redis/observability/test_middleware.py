@@ -543,7 +543,7 @@ async def test_what_cannot_be_sent_is_an_error_of_the_batch(app_name: str) -> No
             yield
             errors.append(batch.error)
 
-    app = App(app_name, broker="redis://127.0.0.1:1/0", middleware=[Errors()])
+    app = App(app_name, broker="redis://127.0.0.1:1/0", middleware=[Errors()], backlog=0)
 
     @app.task
     async def work() -> None: ...

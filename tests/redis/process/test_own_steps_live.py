@@ -207,7 +207,7 @@ async def test_a_service_that_sends_goes_on_after_an_outage(
             sent.append(trio.current_time())
             await trio.sleep(0.01)
 
-    app = App(app_name, broker=own_server.url, services=[service(send, retry=policy)])
+    app = App(app_name, broker=own_server.url, services=[service(send, retry=policy)], backlog=0)
 
     @app.task
     async def noop() -> None: ...
