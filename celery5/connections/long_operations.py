@@ -11,7 +11,7 @@ MAX_OUTAGE = 60.0
 
 
 def persist(redis: AsyncDriver, operation: str) -> RetryingDriver:
-    """Return the driver of an operation whose caller waits: once it has begun it waits for a minute, and logs so.
+    """Return the driver of an operation whose caller waits: it waits for a minute, and logs that it does.
 
     Args:
         redis: The driver that performs the calls.
@@ -19,11 +19,7 @@ def persist(redis: AsyncDriver, operation: str) -> RetryingDriver:
     """
     outage = _OperationOutage(operation)
     return RetryingDriver(
-        redis,
-        limit=MAX_OUTAGE,
-        record_error=outage.record_error,
-        record_recovery=outage.record_recovery,
-        waits_at_first=False,
+        redis, limit=MAX_OUTAGE, record_error=outage.record_error, record_recovery=outage.record_recovery
     )
 
 

@@ -27,8 +27,6 @@ class RetryingDriver:
         limit: Seconds that an outage may last; after that its last error is raised.
         record_error: Called with the first error of an outage, and with the further ones.
         record_recovery: Called after each call that succeeds.
-        waits_at_first: Whether also the first call waits for an outage to end. A caller that has a wrong URL, or comes
-            in the middle of an outage, is told so at once.
     """
 
     def __init__(
@@ -38,13 +36,11 @@ class RetryingDriver:
         limit: float,
         record_error: Callable[[Exception], object],
         record_recovery: Callable[[], object],
-        waits_at_first: bool = True,
     ) -> None:
         self._redis = redis
         self._limit = limit
         self._record_error = record_error
         self._record_recovery = record_recovery
-        self._waits = waits_at_first
 
     async def perform(self, call: Call[T], /) -> T:
         """Perform one call."""
@@ -62,7 +58,7 @@ class RetryingDriver:
             try:
                 result = await attempt()
             except BrokerError as error:
-                if not self._waits or not is_outage(error) or (error.maybe_done and not is_repeatable):
+                if not is_outage(error) or (error.maybe_done and not is_repeatable):
                     raise
                 now = time.monotonic()
                 deadline = now + self._limit if deadline is None else deadline
@@ -71,7 +67,6 @@ class RetryingDriver:
                 self._record_error(error)
                 await sleep(RETRY_DELAY)
             else:
-                self._waits = True
                 self._record_recovery()
                 return result
 
