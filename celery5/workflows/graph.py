@@ -86,7 +86,7 @@ async def read_graph(redis: AsyncDriver, keys: QueueKeys, run_id: str) -> RunGra
     fields = await scan_all(redis, partial(calls.scan_run, keys, run_id))
     if "def" not in fields:
         return RunGraph(id=run_id, nodes=())
-    digest = fields["def"].decode()
+    digest = fields["def"].decode(errors="replace")
     stored = await scan_all(redis, partial(calls.scan_plan, keys, digest))
     plan = {
         int(name): node for name, raw in stored.items() if name.isdigit() and (node := try_decode_node(raw))
@@ -156,7 +156,7 @@ def _make_node(
         total=count("total"),
         done=count("done"),
         failed=count("failed"),
-        run=fields.get(f"run:{number}", b"").decode(),
+        run=fields.get(f"run:{number}", b"").decode(errors="replace"),
         job=str(job) if has_job else "",
         queue=(node.get("queue") or member.home) if has_job else "",
     )

@@ -194,7 +194,14 @@ def _beside(keys: Keys) -> Iterator[str]:
         keys.live_processes("scheduler"),
         keys.live_processes("controller"),
     )
-    yield from (keys.recycling, keys.audit, keys.failed_jobs, keys.other_jobs, keys.bulk_actions)
+    yield from (
+        keys.recycling,
+        keys.audit,
+        keys.audit_entries,
+        keys.failed_jobs,
+        keys.other_jobs,
+        keys.bulk_actions,
+    )
     yield from (keys.subscriptions, keys.subscription_deadlines, keys.unclaimed_events)
 
 

@@ -59,6 +59,14 @@ ACTING = {
     "workflow signal": ("workflow:signal", "night-1 go"),
 }
 """Each command that changes something, with its action and its arguments."""
+CHANGING_NOTHING = {
+    "alert unsilence",
+    "event resubscribe",
+    "stream quarantine",
+    "stream release",
+    "task resume",
+}
+"""Those of them that find nothing to change in the application of these tests, so there is no entry."""
 TRIED_ELSEWHERE = {
     "alert test": "alert:test",  # test_alert_commands.py: it needs a webhook
     "event send": "event:send",  # test_event_commands.py: it needs an event
@@ -78,7 +86,17 @@ NOT_ACTING = {
         "dlq count",
         "dlq read",
     ),
-    *("doctor", "event list", "event show", "health", "info", "keys show", "queue list", "schedule list"),
+    *(
+        "acl",
+        "doctor",
+        "event list",
+        "event show",
+        "health",
+        "info",
+        "keys show",
+        "queue list",
+        "schedule list",
+    ),
     *("dashboard start", "dashboard token", "top", "queue storage", "dlq groups"),
     *("bulk list", "bulk show", "bulk stop"),  # an action has one entry, when it ends
     *("metrics dashboard", "metrics rules", "metrics show"),
@@ -111,7 +129,9 @@ def test_every_command_is_an_action_or_is_known_to_be_none() -> None:
     assert set(leaves(cli)) == ACTING.keys() | TRIED_ELSEWHERE.keys() | NOT_ACTING
     assert not ACTING.keys() & NOT_ACTING
     assert all(is_action(action) for action, _ in ACTING.values())
-    assert set(ACTIONS) <= {action for action, _ in ACTING.values()} | set(TRIED_ELSEWHERE.values())
+    by_services = {"bulk:resume"}
+    named = {action for action, _ in ACTING.values()} | set(TRIED_ELSEWHERE.values())
+    assert set(ACTIONS) <= named | by_services
 
 
 @pytest.fixture
@@ -139,8 +159,9 @@ def test_it_is_in_the_trail(stocked: Desk, command: str) -> None:
     before = {entry.id for entry in app.audit.list()}
     ended = celery5("-A", "shop", *command.split(), *words, cwd=stocked.folder)
     entries = [entry for entry in app.audit.list() if entry.id not in before]
-    assert [(entry.action, entry.source) for entry in entries] == [(action, "cli")], ended
-    assert entries[0].outcome == "done" or ended.code != 0, ended
+    expected = [] if command in CHANGING_NOTHING else [(action, "cli")]
+    assert [(entry.action, entry.source) for entry in entries] == expected, ended
+    assert not entries or entries[0].outcome == "done" or ended.code != 0, ended
 
 
 def test_people_and_programs_read_who_did_what(desk: Desk) -> None:
