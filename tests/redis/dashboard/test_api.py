@@ -27,6 +27,7 @@ NOT_OPERATIONS = {
     *("metrics rules", "metrics dashboard"),  # files for other programs
     *("keys new", "keys show", "keys trust", "keys revoke"),  # files of this host
     *("config check",),  # of files that are not in force yet
+    *("acl",),  # for whoever sets up Redis
     *("health",),  # the exit code of a probe; `worker:health` has the same of each worker
     *("info", "doctor"),  # info:show, doctor:run
 }

@@ -38,15 +38,17 @@ def lasting(keys: Keys, queue: QueueKeys) -> Iterator[str]:
         keys.live_processes("scheduler"),
     )
     for name, value in vars(Keys).items():
-        if isinstance(value, property) and name not in CHANNELS | STAY:
+        if isinstance(value, property) and name not in CHANNELS | STAY and isinstance(getattr(keys, name), str):
             yield getattr(keys, name)
 
 
 def test_every_key_of_an_application_goes(queue: Queue, app: App, redis_client: "redis.Redis") -> None:
     for key in (*lasting(app.keys, queue.keys), app.queue(EVENTS).stream, app.queue(EVENTS).dead):
-        if key != queue.keys.jobs:
+        if key not in (queue.keys.jobs, queue.keys.foreign_jobs, queue.keys.code_versions):
             redis_client.set(key, "something")
     redis_client.hset(queue.keys.jobs, "a", "D")
+    redis_client.hset(queue.keys.foreign_jobs, "task", "1")
+    redis_client.zadd(queue.keys.code_versions, {"version": 1})
     for call in erase_app(app.keys, [queue.keys], ["a"], ["s"]):
         queue(call)
     assert leftovers(redis_client, app) == {}
