@@ -38,7 +38,11 @@ def lasting(keys: Keys, queue: QueueKeys) -> Iterator[str]:
         keys.live_processes("scheduler"),
     )
     for name, value in vars(Keys).items():
-        if isinstance(value, property) and name not in CHANNELS | STAY and isinstance(getattr(keys, name), str):
+        if (
+            isinstance(value, property)
+            and name not in CHANNELS | STAY
+            and isinstance(getattr(keys, name), str)
+        ):
             yield getattr(keys, name)
 
 

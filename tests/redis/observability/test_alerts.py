@@ -158,7 +158,6 @@ async def test_a_silenced_rule_notifies_nobody_and_is_audited(app: App) -> None:
     entries: list[AuditEntry] = await app.audit.alist(action="alert")
     assert [(entry.action, entry.target, dict(entry.filter)) for entry in entries] == [
         ("alert:unsilence", "tested", {}),
-        ("alert:unsilence", "tested", {}),
         ("alert:silence", "tested", {"seconds": 60, "why": "we know"}),
     ]
 

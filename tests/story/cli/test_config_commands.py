@@ -69,7 +69,7 @@ def test_config_check_looks_at_the_schedules_that_are_declared(shop: Path) -> No
     )
     wrong = celery5("-A", "shop", "config", "check", cwd=shop)
     assert (wrong.code, wrong.out) == (2, "")
-    assert "schedule 'shop.night'" in wrong.error
+    assert "task shop.night: schedule: time zone 'Mars/Base'" in wrong.error
 
 
 def test_config_check_blames_the_environment_for_what_is_wrong_there_and_no_module(shop: Path) -> None:
