@@ -137,7 +137,7 @@ class Deadly:
     def __init__(self, worker: int) -> None:
         self._worker = worker
 
-    def model_dump(self, **_options: object) -> None:
+    def model_dump_json(self, **_options: object) -> None:
         os.kill(self._worker, signal.SIGKILL)
 
 
