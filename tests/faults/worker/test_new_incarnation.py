@@ -303,7 +303,7 @@ REFUSED = BrokerReplied("OOM", code="OOM")
         (BrokerReplied("ERR what", code="ERR"), False, False, False),
         (BrokerReplied("WRONGTYPE", code="WRONGTYPE"), True, True, True),
         (UnreadableReply("odd"), True, True, True),
-        (BrokerDenied("no"), False, False, False),
+        (BrokerDenied("no"), False, True, True),
         (BootStepFailed("no"), False, False, False),
         (ValueError("no"), False, False, False),
         (ExceptionGroup("all", [REFUSED]), False, False, False),

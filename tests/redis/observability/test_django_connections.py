@@ -14,6 +14,7 @@ from celery5.contrib import django as contrib
 from celery5.contrib.django import DjangoConnections, is_django_configured
 from tests.redis.commands.staff import wait_until
 from tests.story.cli.commands import LIMIT, environment
+from tests.watched import watched
 
 MODULE = "tests.redis.observability.django_shop"
 
@@ -31,18 +32,19 @@ def shop(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> It
     command = [sys.executable, "-m", "celery5", "-A", MODULE, "worker", "start"]
     with (folder / "log").open("wb") as log:
         worker = subprocess.Popen(command, env=env, stdout=log, stderr=log)
-    app = App(name, broker=server.url)
-    for task in ("thread", "boxed", "asyncio", "trio", "asyncio-again"):
+    with watched(server):
+        app = App(name, broker=server.url)
+        for task in ("thread", "boxed", "asyncio", "trio", "asyncio-again"):
 
-        @app.task(name=task)
-        def act(action: str = "") -> Any: ...
+            @app.task(name=task)
+            def act(action: str = "") -> Any: ...
 
-    app.stream("orders", partitions=1)
-    yield app
-    worker.terminate()
-    assert worker.wait(LIMIT) == 0, (folder / "log").read_text()
-    assert "middleware:failed" not in (folder / "log").read_text()
-    app.close()
+        app.stream("orders", partitions=1)
+        yield app
+        worker.terminate()
+        assert worker.wait(LIMIT) == 0, (folder / "log").read_text()
+        assert "middleware:failed" not in (folder / "log").read_text()
+        app.close()
 
 
 def act(app: App, task: str, *args: str) -> Any:

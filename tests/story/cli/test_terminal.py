@@ -124,6 +124,7 @@ COMMANDS = {
 }
 """Each command that prints what is from outside, with its arguments."""
 NOT_TRIED = {
+    "acl",  # what it prints is made from our own code
     *("completion", "demo", "metrics dashboard", "metrics rules"),  # which print nothing from outside
     *("controller start", "publisher start", "router start", "scheduler start", "worker start"),  # which log
     *("dashboard start", "dashboard token"),  # which print an address or a token
