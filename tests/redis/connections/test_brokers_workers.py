@@ -111,6 +111,7 @@ async def test_a_broker_that_is_full_of_jobs_does_not_keep_anothers_waiting(app:
 async def test_while_one_broker_is_down_the_others_jobs_go_on_and_it_is_served_when_it_is_back(
     app: App, own_server: EmbeddedServer
 ) -> None:
+    app.configure(backlog=0)  # else what cannot be sent is kept
     near, post = app.tasks["near"], app.tasks["post"]
     async with working(app):
         assert await (await post.adelay(1)).aget(timeout=30) == -1
