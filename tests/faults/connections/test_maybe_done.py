@@ -18,6 +18,7 @@ import trio
 
 from celery5 import App, Event, every
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.connections import long_operations
 from celery5.errors import BacklogFull, BrokerError, BrokerUnavailable, NotReplicated
 from celery5.protocol.job.job import new_id
 from celery5.protocol.publisher.frames import (
@@ -162,6 +163,12 @@ async def listening(proxy: FaultyProxy) -> None:
                 await trio.sleep(0.005)
             else:
                 return
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long operations, such as a purge, wait for an outage to end: here the first error is looked at."""
+    monkeypatch.setattr(long_operations, "MAX_OUTAGE", 0.0)
 
 
 @pytest.mark.parametrize("colour", COLOURS)
