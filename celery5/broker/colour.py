@@ -97,6 +97,11 @@ class BlockingDriverAdapter:
     def __init__(self, redis: "BlockingDriver") -> None:
         self._redis = redis
 
+    @property
+    def has_connected(self) -> bool:
+        """Whether the server may have answered before. Drivers of event loops exist only after it has."""
+        return bool(getattr(self._redis, "has_connected", True))
+
     async def perform(self, call: Call[T], /) -> T:
         """Perform one call."""
         return self._redis.perform(call)

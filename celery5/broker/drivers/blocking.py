@@ -45,6 +45,8 @@ class BlockingRedis:
         self.dialer: Dialer = Dialer(endpoint, timing)
         self._pool = Pool(self.dialer, max_connections)
         self._where = endpoint.masked_url
+        # Whether the server has answered before: whoever has a wrong URL is told at once.
+        self.has_connected: bool = False
         _drivers.add(self)
 
     def perform(self, call: Call[T]) -> T:
@@ -82,6 +84,7 @@ class BlockingRedis:
                     raws = self._attempt(self._pool.replace(link), request, last=True)
                 request = exchange.send(raws)
         except StopIteration as end:
+            self.has_connected = True
             value: T = end.value
             return value
         except BrokerError as error:

@@ -27,6 +27,8 @@ class RetryingDriver:
         limit: Seconds that an outage may last; after that its last error is raised.
         record_error: Called with the first error of an outage, and with the further ones.
         record_recovery: Called after each call that succeeds.
+
+    A server that has never answered is not waited for: its URL may be wrong.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class RetryingDriver:
         self._limit = limit
         self._record_error = record_error
         self._record_recovery = record_recovery
+        self._waits = bool(getattr(redis, "has_connected", True))
 
     async def perform(self, call: Call[T], /) -> T:
         """Perform one call."""
@@ -58,7 +61,7 @@ class RetryingDriver:
             try:
                 result = await attempt()
             except BrokerError as error:
-                if not is_outage(error) or (error.maybe_done and not is_repeatable):
+                if not self._waits or not is_outage(error) or (error.maybe_done and not is_repeatable):
                     raise
                 now = time.monotonic()
                 deadline = now + self._limit if deadline is None else deadline
@@ -67,6 +70,7 @@ class RetryingDriver:
                 self._record_error(error)
                 await sleep(RETRY_DELAY)
             else:
+                self._waits = True
                 self._record_recovery()
                 return result
 

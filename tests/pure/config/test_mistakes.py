@@ -13,7 +13,6 @@ from celery5 import App, AsyncResult, BrokerUnavailable, Misconfigured, gather, 
 from celery5.cli.commands.worker import start
 from celery5.cli.main import cli
 from celery5.cli.terminal.errors import CELERY_FLAG_HINTS, EXIT_USAGE, run_reporting_errors
-from celery5.connections import long_operations
 
 app = App("mistakes", broker="redis://127.0.0.1:1/0", backlog=0)
 
@@ -148,8 +147,7 @@ def test_an_id_is_a_text_and_a_task_is_a_task() -> None:
         App(5)  # type: ignore[arg-type]
 
 
-def test_a_rate_is_a_number_or_a_text_as_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_operations, "MAX_OUTAGE", 0.0)
+def test_a_rate_is_a_number_or_a_text_as_on_the_command_line() -> None:
     for said in ("50/s", "100/m", 5, 0.5, "7"):
         with pytest.raises(BrokerUnavailable):
             app.dlq.replay(rate=said)
