@@ -21,7 +21,7 @@ Access = Literal["see", "change", "danger"]
 
 
 class Effect(Enum):
-    """What an operation does to whom. The role that it needs, and whether a page asks first, follow from it."""
+    """What an operation does, and to what. The role that it needs, and whether a page asks first, follow from it."""
 
     # It changes nothing and shows nothing confidential.
     SEE = ("viewer", "see")
@@ -108,7 +108,7 @@ class Operation:
         name: A noun and a verb, those of its command: `queue:purge`.
         perform: Does it; a coroutine function of the application and of its parameters, a `Struct`. Its docstring's
             first line says what it does.
-        effect: What it does to whom.
+        effect: What it does, and to what.
         make_state: Makes what it keeps of an application between calls, its third argument; None: it keeps nothing.
         find_continued: Returns the name of the operation whose work it continues, '' for none: whoever performs it
             needs the role of that one, too. A coroutine function, as `perform`.

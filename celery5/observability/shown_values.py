@@ -5,7 +5,7 @@ setting `show_raw_values` switches it off. What the API returns to programs is a
 that a task redacts.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,10 +15,11 @@ from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.job.failure_groups import DeadJobGroups
 from celery5.protocol.job.history import mask_call
 from celery5.protocol.job.messages import Failure
-from celery5.protocol.job.progress import Progress
 from celery5.protocol.job.story import JobDetails
 from celery5.protocol.masking import mask_lines, mask_shown
 from celery5.streams.dead_records import StoredDeadRecord
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def mask_value(app: Application, value: Any) -> Any:
@@ -36,31 +37,22 @@ def mask_dead_job(app: Application, job: DeadJob) -> DeadJob:
     if app.settings.show_raw_values:
         return job
     args, kwargs = mask_call(get_shape(app, job.task), job.args, job.kwargs)
-    return msgspec.structs.replace(
+    masked = msgspec.structs.replace(
         job,
         args=args,
         kwargs=kwargs,
-        message=mask_lines(job.message),
         error_args=tuple(map(mask_lines, job.error_args)),
-        traceback=mask_lines(job.traceback),
         failures=tuple(map(_mask_failure, job.failures)),
         raw=b"",
     )
+    return _mask_texts(masked, "message", "traceback")
 
 
 def mask_groups(app: Application, found: DeadJobGroups) -> DeadJobGroups:
     """Return groups of dead jobs without passwords in their messages and tracebacks."""
     if app.settings.show_raw_values:
         return found
-    groups = tuple(
-        msgspec.structs.replace(
-            group,
-            pattern=mask_lines(group.pattern),
-            message=mask_lines(group.message),
-            traceback=mask_lines(group.traceback),
-        )
-        for group in found.groups
-    )
+    groups = tuple(_mask_texts(group, "pattern", "message", "traceback") for group in found.groups)
     return msgspec.structs.replace(found, groups=groups)
 
 
@@ -76,7 +68,7 @@ def mask_job(app: Application, job: JobDetails) -> JobDetails:
         value=mask_shown(job.value),
         failure=None if job.failure is None else _mask_failure(job.failure),
         failures=tuple(map(_mask_failure, job.failures)),
-        progress=None if job.progress is None else _mask_progress(job.progress),
+        progress=None if job.progress is None else _mask_texts(job.progress, "note"),
     )
 
 
@@ -84,22 +76,15 @@ def mask_dead_record(app: Application, dead: StoredDeadRecord) -> StoredDeadReco
     """Return a dead record without passwords in the record and its error."""
     if app.settings.show_raw_values:
         return dead
-    return msgspec.structs.replace(
-        dead,
-        record=mask_shown(dead.record),
-        error=mask_lines(dead.error),
-        traceback=mask_lines(dead.traceback),
-    )
+    masked = msgspec.structs.replace(dead, record=mask_shown(dead.record))
+    return _mask_texts(masked, "error", "traceback")
 
 
 def _mask_failure(failure: Failure) -> Failure:
-    return msgspec.structs.replace(
-        failure,
-        message=mask_lines(failure.message),
-        args=tuple(map(mask_lines, failure.args)),
-        traceback=mask_lines(failure.traceback),
-    )
+    masked = msgspec.structs.replace(failure, args=tuple(map(mask_lines, failure.args)))
+    return _mask_texts(masked, "message", "traceback")
 
 
-def _mask_progress(progress: Progress) -> Progress:
-    return msgspec.structs.replace(progress, note=mask_lines(progress.note))
+def _mask_texts(value: S, *names: str) -> S:
+    """Return a value with these fields, which are texts, masked."""
+    return msgspec.structs.replace(value, **{name: mask_lines(getattr(value, name)) for name in names})
