@@ -36,8 +36,8 @@ async def test_a_processor_waits_for_a_target_that_is_full_and_nothing_is_lost_o
     with Lines() as lines:
         async with working(app):
             await until(lambda: outbox() > outbox_relay.MAX_UNDELIVERED)
-            held = redis_client.hget(numbers.keys.partition("square", 0), "cursor")
             await until(lambda: len(lines.of("processor:delivery-failed")) == 1)
+            held = redis_client.hget(numbers.keys.partition("square", 0), "cursor")
             await trio.sleep(0.3)  # several tries of the delivery
             assert outbox() <= outbox_relay.MAX_UNDELIVERED + 500
             assert redis_client.hget(numbers.keys.partition("square", 0), "cursor") == held
