@@ -347,7 +347,11 @@ class BrokerDenied(BrokerError):
     """Redis refuses this user, password or permission. Trying again does not help."""
 
 
-class BrokerTooOld(BrokerError):
+class BrokerUnsupported(BrokerError):
+    """The server is not of a kind that celery5 works with: part of a Redis Cluster, or a Sentinel."""
+
+
+class BrokerTooOld(BrokerUnsupported):
     """The server is older than the oldest that celery5 supports."""
 
 

@@ -1,7 +1,7 @@
 """Keys: every key and channel of celery5 is made here, and nowhere else.
 
-All keys of a queue share one hash tag, so that each script touches one slot of a Redis Cluster. The table of types,
-owners and lifetimes is `docs/reference/keys.md`.
+All keys of a queue share one hash tag, and each script uses the keys of one. So a Redis Cluster could run each script
+on one node, if celery5 supported one. The table of types, owners and lifetimes is `docs/reference/keys.md`.
 """
 
 import inspect

@@ -20,6 +20,7 @@ from celery5.errors import (
     BrokerReadOnly,
     BrokerReplied,
     BrokerUnavailable,
+    BrokerUnsupported,
     UnreadableReply,
 )
 from celery5.protocol.masking import MAX_ERROR_LENGTH, collapse_whitespace, escape_text, get_error_text
@@ -41,6 +42,8 @@ _NOT_NOW = {
     "CLUSTERDOWN": "says that its cluster is down",
     "MASTERDOWN": "has lost its master",
 }
+_OF_A_CLUSTER = frozenset({"MOVED", "ASK", "CROSSSLOT"})
+"""Codes of errors that only a Redis Cluster sends. The handshake refuses one, unless a proxy hides it."""
 _DENIED_IN_SCRIPT = re.compile(r"ACL failure in script:|The user executing the script can't ")
 _NAMED_COMMAND = re.compile(r"run the '([^']{1,40})' command")
 _PLACE_IN_SCRIPT = re.compile(r"@user_script: ?(\d+)")
@@ -119,6 +122,11 @@ def translate_reply(text: str, *, where: str, script: Script | None = None) -> B
         return BrokerReadOnly(f"broker {where} is a read-only replica; the broker URL must name the master")
     if code in _NOT_NOW:
         return BrokerUnavailable(f"broker {where} {_NOT_NOW[code]}; try again soon")
+    if code in _OF_A_CLUSTER:
+        return BrokerUnsupported(
+            f"broker {where} answers as a Redis Cluster does, which celery5 does not support ({text}); "
+            "name a server outside of a cluster"
+        )
     if code in _DENIED:
         return BrokerDenied(f"broker {where} {_DENIED[code]} ({rest})")
     if code == "ERR" and any(rest.startswith(text) for text in _DENIED_TEXTS):

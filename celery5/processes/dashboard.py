@@ -26,6 +26,7 @@ from celery5.dashboard.sessions import Sessions
 from celery5.errors import AlreadyInUse, Misconfigured
 from celery5.logs.log import Log
 from celery5.processes.http_server import HttpServer
+from celery5.processes.lifecycle.supported_servers import check_servers
 from celery5.protocol.masking import escape_text
 from celery5.services.process.client_connections import BACKLOG
 
@@ -86,6 +87,7 @@ def serve(apps: Sequence[App], options: DashboardOptions) -> int:
     Raises:
         Misconfigured: It would be open to others without authentication, or an address is wrong.
         AlreadyInUse: Another process has the address.
+        BrokerUnsupported: A broker of an application is part of a Redis Cluster, for example.
     """
     check_options(options)
     with open_socket(options) as listening:
@@ -102,6 +104,8 @@ async def _serve_until_signal(
             async for _ in signals:
                 return
 
+        for app in apps:
+            await check_servers(app)
         await run(apps, options, listening, stop=wait_for_signal, say=_print_line)
 
 

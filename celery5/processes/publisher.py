@@ -23,6 +23,7 @@ from celery5.broker.timing import Timing
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.incarnations import ProcessKind
+from celery5.processes.lifecycle.supported_servers import check_servers
 from celery5.processes.options import ProcessOptions
 from celery5.processes.process_parts import (
     AuxiliaryParts,
@@ -279,7 +280,12 @@ async def run(
     done: trio.Event,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a Publisher until cancelled; `done` is set when a command ends it."""
+    """Run a Publisher until cancelled; `done` is set when a command ends it.
+
+    Raises:
+        BrokerUnsupported: It could never publish what it would accept.
+    """
+    await check_servers(app)
     store_cache = StoreCache()
 
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:

@@ -86,7 +86,7 @@ class AsyncioLink:
 async def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp) -> AsyncioLink:
     """Connect and shake hands within `timing.connect`.
 
-    Raises `BrokerUnavailable`, `BrokerDenied`, `BrokerTooOld`, `BadBrokerURL`.
+    Raises `BrokerUnavailable`, `BrokerDenied`, `BrokerUnsupported`, `BadBrokerURL`.
     """
     endpoint.ssl_context()  # for its error when a certificate file cannot be read
     link: AsyncioLink | None = None

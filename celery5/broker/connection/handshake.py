@@ -14,12 +14,21 @@ from celery5.broker.call import Word
 from celery5.broker.connection.exchange import ReplyError
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.translate import translate_reply
-from celery5.errors import BrokerReplied, BrokerTooOld
+from celery5.errors import BrokerReplied, BrokerTooOld, BrokerUnsupported
 
 Resp = Literal[2, 3]
 
 MIN_SERVER_VERSION = (6, 2)
 """Of Redis; every Valkey is new enough."""
+
+_UNSUPPORTED_MODES = {
+    b"cluster": (
+        "is part of a Redis Cluster, which celery5 does not support; name a server outside of a cluster "
+        "(cluster-enabled no), and for more load several of them in the setting `brokers`"
+    ),
+    b"sentinel": "is a Sentinel, which keeps no data; name the server that it watches",
+}
+"""What is wrong with a server, by the mode that its reply to HELLO says: a cluster would answer MOVED to most keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +53,17 @@ def build_hello(endpoint: Endpoint, *, resp: Resp, name: str) -> list[tuple[Word
 
 
 def parse_server_hello(answers: Sequence[Any], *, where: str) -> ServerHello:
-    """Read the replies to `build_hello`. Raises BrokerTooOld, and the BrokerError of an error reply."""
+    """Read the replies to `build_hello`.
+
+    Raises:
+        BrokerUnsupported: It is part of a Redis Cluster, or a Sentinel.
+        BrokerTooOld: Its version is not supported.
+        BrokerError: What an error reply says.
+    """
     hello = answers[0]
+    if unsupported := _UNSUPPORTED_MODES.get(_read_mode(hello)):
+        # Before the other replies: in a cluster each SELECT fails, and that error does not tell why.
+        raise BrokerUnsupported(f"broker {where} {unsupported}")
     if isinstance(hello, ReplyError) and "unknown command" in str(hello):
         raise BrokerTooOld(
             f"broker {where} does not know HELLO, so it is older than {_dotted(MIN_SERVER_VERSION)}; upgrade it"
@@ -55,7 +73,7 @@ def parse_server_hello(answers: Sequence[Any], *, where: str) -> ServerHello:
             raise translate_reply(str(answer), where=where)
     facts: dict[bytes, Any]
     try:
-        facts = cast("Any", hello) if isinstance(hello, dict) else _pairs(cast("list[Any]", hello))
+        facts = _read_facts(hello)
         greeting = ServerHello(facts[b"server"].decode(), facts[b"version"].decode(), int(facts[b"id"]))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise BrokerReplied(f"broker {where} gave no sensible answer to HELLO", code="HELLO") from error
@@ -66,8 +84,19 @@ def parse_server_hello(answers: Sequence[Any], *, where: str) -> ServerHello:
     return greeting
 
 
-def _pairs(flat: list[Any]) -> dict[bytes, Any]:
-    return dict(zip(flat[::2], flat[1::2], strict=False))
+def _read_facts(hello: Any) -> dict[bytes, Any]:
+    """Return the reply to HELLO as a mapping: RESP2 has a flat list in its place."""
+    if isinstance(hello, dict):
+        return cast("dict[bytes, Any]", hello)
+    return dict(zip(hello[::2], hello[1::2], strict=False))
+
+
+def _read_mode(hello: Any) -> bytes:
+    """Return `standalone`, `cluster` or `sentinel`; empty if the reply does not say it, as that of a proxy may."""
+    if not isinstance(hello, list | dict):
+        return b""
+    mode: Any = _read_facts(hello).get(b"mode")
+    return mode if isinstance(mode, bytes) else b""
 
 
 def _client_name(name: str) -> str:

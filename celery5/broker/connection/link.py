@@ -249,7 +249,7 @@ class Link:
         """Keep the connection up until cancelled. `started()` after the first handshake.
 
         Raises BrokerUnavailable when the server was not reached within `timing.first_connect`, and at any
-        time BrokerDenied, BrokerTooOld or BrokerReplied when the server refuses the handshake.
+        time BrokerDenied, BrokerUnsupported or BrokerReplied when the server refuses the handshake.
         """
         self._ended = False
         self._fatal = None
@@ -469,7 +469,7 @@ class SingleConnection:
         """Keep connected until cancelled; `started()` after the first handshake.
 
         Raises BrokerUnavailable if there is no first connection within `timing.first_connect` seconds, and
-        BrokerDenied or BrokerTooOld if the server refuses us. After the first success it reconnects for ever.
+        BrokerDenied or BrokerUnsupported if the server refuses us. After the first success it reconnects for ever.
         """
         await self._link.run(task_status=task_status)
 

@@ -153,7 +153,7 @@ class SocketLink:
 def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> SocketLink:
     """Connect and shake hands, within `timing.connect` for each step.
 
-    Raises `BrokerUnavailable`, `BrokerDenied`, `BrokerTooOld`, `BadBrokerURL`.
+    Raises `BrokerUnavailable`, `BrokerDenied`, `BrokerUnsupported`, `BadBrokerURL`.
     """
     endpoint.ssl_context()  # for its error when a certificate file cannot be read
     try:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-from celery5.errors import BrokerDenied, BrokerError, BrokerTooOld, BrokerUnavailable
+from celery5.errors import BrokerDenied, BrokerError, BrokerUnavailable, BrokerUnsupported
 
 T = TypeVar("T")
 
-UNREACHABLE = (BrokerUnavailable, BrokerDenied, BrokerTooOld)
+UNREACHABLE = (BrokerUnavailable, BrokerDenied, BrokerUnsupported)
 """The errors of a broker that cannot be used now."""
 
 _unreachable: ContextVar[dict[str, BrokerError] | None] = ContextVar("celery5_absent", default=None)

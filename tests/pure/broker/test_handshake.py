@@ -7,7 +7,7 @@ from hiredis import ReplyError
 
 from celery5.broker.connection.handshake import ServerHello, build_hello, parse_server_hello
 from celery5.broker.endpoint import Endpoint
-from celery5.errors import BrokerDenied, BrokerReplied, BrokerTooOld
+from celery5.errors import BrokerDenied, BrokerReplied, BrokerTooOld, BrokerUnsupported
 
 
 def hello(server: str, version: str) -> list[Any]:
@@ -58,6 +58,24 @@ def test_a_server_that_does_not_know_hello_is_too_old() -> None:
         parse_server_hello(
             [ReplyError("ERR unknown command `HELLO`, with args beginning with: `2`, ")], where="h"
         )
+
+
+@pytest.mark.parametrize("shape", [list, dict])
+@pytest.mark.parametrize(
+    ("mode", "says"), [("cluster", "part of a Redis Cluster"), ("sentinel", "is a Sentinel")]
+)
+def test_a_cluster_or_a_sentinel_is_refused_whatever_follows(mode: str, says: str, shape: type) -> None:
+    flat = [*hello("redis", "6.2.0"), b"mode", mode.encode()]
+    reply = flat if shape is list else dict(zip(flat[::2], flat[1::2], strict=True))
+    refused = ReplyError("ERR SELECT is not allowed in cluster mode")
+    with pytest.raises(BrokerUnsupported, match=says):
+        parse_server_hello([reply, refused], where="h")
+
+
+@pytest.mark.parametrize("mode", [b"standalone", b"", None, 3])
+def test_a_server_of_any_other_mode_is_taken(mode: object) -> None:
+    reply = [*hello("redis", "7.0.0"), b"mode", mode]
+    assert parse_server_hello([reply], where="h") == ServerHello("redis", "7.0.0", 7)
 
 
 def test_a_refusal_of_any_of_the_commands_counts() -> None:

@@ -15,6 +15,7 @@ from celery5.errors import (
     BrokerReadOnly,
     BrokerReplied,
     BrokerUnavailable,
+    BrokerUnsupported,
     CircuitOpen,
 )
 
@@ -34,6 +35,10 @@ REPLIES = [
     ("NOGROUP No such key", BrokerReplied),
     ("OOM command not allowed", BrokerReplied),
     ("ERR unknown command", BrokerReplied),
+    # A cluster that a proxy hides in the handshake.
+    ("MOVED 3999 127.0.0.1:6381", BrokerUnsupported),
+    ("ASK 3999 127.0.0.1:6381", BrokerUnsupported),
+    ("CROSSSLOT Keys in request don't hash to the same slot", BrokerUnsupported),
     # How Redis 6.2 tells what a command inside a script was answered.
     (
         "ERR Error running script (call to f_0): @user_script:1: @user_script: 1: -READONLY You can't",
