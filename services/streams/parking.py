@@ -19,6 +19,7 @@ from celery5.protocol.streams.parking import (
     MAX_PARKED_KEYS,
     MAX_PARKED_RECORDS,
     ParkedAction,
+    ParkedCount,
     ParkedKey,
     ParkedKeysFound,
     ParkedRecord,
@@ -63,7 +64,7 @@ class ParkedKeys:
         self._partition = partition
         self._partitions = partitions
         self._known = dict(found.keys)
-        self._records = found.records
+        self._count = ParkedCount(found.records)
         # Keys with changes that are not committed yet; those that have changed since the group's were asked for.
         self._uncommitted: Counter[bytes] = Counter()
         self._changed: set[bytes] = set()
@@ -80,8 +81,8 @@ class ParkedKeys:
         return len(self._known) >= MAX_PARKED_KEYS or self.is_full_with(0)
 
     def is_full_with(self, more: int) -> bool:
-        """Whether no more records may be parked beside so many."""
-        return self._records + more >= MAX_PARKED_RECORDS
+        """Whether no more records may be parked beside so many: a bound that `ParkedCount` describes."""
+        return self._count.total + more >= MAX_PARKED_RECORDS
 
     def get(self, key: bytes) -> ParkedKey | None:
         """Return what is known of a key."""
@@ -100,18 +101,20 @@ class ParkedKeys:
 
     def begin_update(self) -> None:
         """Note that the group's keys are asked for."""
+        self._count.begin_update()
         self._changed = set(self._uncommitted)
 
     def update(self, found: ParkedKeysFound, partitions: int) -> None:
         """Take the group's keys as they were when `begin_update` was called, or later."""
         mine = {key: about for key, about in self._known.items() if key in self._changed}
         others = {key: about for key, about in found.keys.items() if key not in self._changed}
-        self._known, self._records, self._partitions = {**others, **mine}, found.records, partitions
+        self._known, self._partitions = {**others, **mine}, partitions
+        self._count.update(found.records)
 
     def park(self, key: bytes, about: ParkedKey) -> None:
         """Note that a record of a key is parked."""
         self._known[key] = about
-        self._records += 1
+        self._count.park()
         self._note_change(key)
 
     def change(self, key: bytes, about: ParkedKey) -> None:
@@ -121,7 +124,7 @@ class ParkedKeys:
 
     def note_released(self, key: bytes) -> None:
         """Note that a record of a key is done."""
-        self._records -= 1
+        self._count.release()
         self._note_change(key)
 
     def _note_change(self, key: bytes) -> None:
@@ -130,6 +133,7 @@ class ParkedKeys:
 
     def note_commit(self, commit: Commit) -> None:
         """Note that the changes of a commit are made."""
+        self._count.note_commit(commit.parked, commit.released)
         for key in [*(each.key for each in commit.parked), *(each.key for each in commit.released)]:
             self._uncommitted[key] -= 1
             if self._uncommitted[key] <= 0:

@@ -67,6 +67,55 @@ class ReleasedRecord(msgspec.Struct, frozen=True):
     entry: str
 
 
+class ParkedCount:
+    """How many records a group has parked, as the owner of one partition knows it.
+
+    It is what the others had at the last answer of Redis, and what this owner has parked and released itself, committed
+    or not. When commits of this owner are made between the question and the answer, the answer may contain them or not:
+    then what the others have changes no more than is certain. So the count is exact while only one owner parks. While
+    several do, each learns what the others have parked only when it asks again, a few times in a lease: together they
+    may exceed a bound by what they park in that time.
+
+    Args:
+        found: What Redis has when the partition is taken over.
+    """
+
+    def __init__(self, found: int) -> None:
+        self._of_others = found
+        self._parked = self._released = 0
+        self._parked_committed = self._released_committed = 0
+        # What was surely committed when the group was asked for its count.
+        self._parked_before = self._released_before = 0
+
+    @property
+    def total(self) -> int:
+        """How many records are parked once all changes of this owner are committed."""
+        return self._of_others + self._parked - self._released
+
+    def park(self) -> None:
+        """Count a record that this owner parks."""
+        self._parked += 1
+
+    def release(self) -> None:
+        """Count a parked record that this owner is done with."""
+        self._released += 1
+
+    def note_commit(self, parked: Sequence[ParkedRecord], released: Sequence[ReleasedRecord]) -> None:
+        """Note that the changes of a commit are made."""
+        self._parked_committed += sum(1 for change in parked if change.words)
+        self._released_committed += len(released)
+
+    def begin_update(self) -> None:
+        """Note that the group is asked for its count."""
+        self._parked_before, self._released_before = self._parked_committed, self._released_committed
+
+    def update(self, found: int) -> None:
+        """Take the count of the group as it was when `begin_update` was called, or later."""
+        least = self._parked_before - self._released
+        most = self._parked - self._released_before
+        self._of_others = min(max(self._of_others, found - most), found - least)
+
+
 def make_parked_words(
     record_id: bytes, fields: Sequence[bytes], *, partition: int
 ) -> tuple[str | bytes, ...]:
