@@ -151,11 +151,13 @@ def _report_failure(error: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code.
+    """Run one command and exit with its code. As the first process of a container, run it in a child.
 
     Threads that jobs have left behind, with `asyncio.to_thread` for example, cannot be ended, and the interpreter
     would wait for them for ever. So the process exits after THREADS_LIMIT seconds.
     """
+    if os.getpid() == 1:
+        import_module("celery5.processes.lifecycle.first_process").stand_above()
     if CHILD in os.environ:
         import_module("celery5.cli.terminal.flags").end_with_parent()
     code = run_reporting_errors(
