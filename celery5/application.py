@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from celery5.protocol.job.history import CallShape
     from celery5.protocol.job.job import Job, Options
     from celery5.protocol.job.retry_policy import RetryPolicy
+    from celery5.protocol.limits import DeclaredLimits
 
 T = TypeVar("T")
 
@@ -35,6 +36,16 @@ class DeclaredTask(SinkedTask, Protocol):
     @property
     def policy(self) -> "RetryPolicy":
         """How its failed jobs are retried."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """Where it runs: `trio`, `asyncio`, `thread` or `boxed`."""
+        ...
+
+    @property
+    def declared_limits(self) -> "DeclaredLimits | None":
+        """The limits that it declares."""
         ...
 
     @property

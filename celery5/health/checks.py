@@ -241,8 +241,8 @@ class QueueLength(HealthCheck):
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """Read the length of the queue."""
-        size = await context.perform(queues.measure_queue(context.get_queue_keys(self._queue)))
-        waiting = max(size.stream - size.in_workers, 0)
+        depth = await context.perform(queues.get_queue_depth(context.get_queue_keys(self._queue)))
+        waiting = depth.backlog
         self.why: str = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._limit}"
         return grade_usage(waiting, self._limit)
 

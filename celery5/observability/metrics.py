@@ -74,12 +74,14 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     seconds: int
     tasks: list[TaskNumbers]
-    # Jobs that waited, the age of the oldest in seconds, dead letters, jobs held by limits, jobs that waited for their
-    # time, and live runs of workflows: measured once a minute; of an hour, the largest.
+    # The backlog (see QueueDepth), the age of its oldest job in seconds, dead letters, jobs of the backlog that limits
+    # held and overdue ones, jobs that waited for their time, and live runs of workflows: measured once a minute; of an
+    # hour, the largest.
     depth: float = 0
     oldest: float = 0
     dead: float = 0
     held: float = 0
+    overdue: float = 0
     scheduled: float = 0
     runs: float = 0
 
@@ -362,6 +364,7 @@ _GAUGES = {
     "oldest": "celery5_queue_oldest_seconds",
     "dead": "celery5_queue_dead",
     "held": "celery5_queue_held",
+    "overdue": "celery5_queue_overdue",
     "scheduled": "celery5_queue_scheduled",
     "runs": "celery5_queue_runs",
 }

@@ -129,7 +129,7 @@ class OverviewReader:
             # Minutes and reports have their times from there, too.
             now = await redis.perform(dead_letter_calls.get_server_time()) / 1000
             try:
-                busiest = sorted(state.queues.values(), key=lambda queue: -queue.waiting - queue.running)
+                busiest = sorted(state.queues.values(), key=lambda queue: -queue.backlog - queue.running)
                 names = [queue.queue for queue in busiest]
                 histories = await self._history.read(
                     redis, names, most=MAX_HISTORIES, begin=now - since, now=now
@@ -309,6 +309,8 @@ def _make_queue(queue: QueueState, history: RecentHistory | None, now: float) ->
     flow = measure_flow(list_queue_minutes(history), now) if history else None
     return QueueOverview(
         name=queue.queue,
+        backlog=queue.backlog,
+        held_by=queue.held_by,
         waiting=queue.waiting,
         running=queue.running,
         held=queue.held,
@@ -320,12 +322,13 @@ def _make_queue(queue: QueueState, history: RecentHistory | None, now: float) ->
         is_paused=queue.paused,
         flow=flow,
         verdict=judge_queue(
-            waiting=queue.waiting,
-            upcoming=queue.held + queue.scheduled,
+            backlog=queue.backlog,
+            upcoming=queue.scheduled - queue.overdue,
             oldest=queue.oldest_waiting,
             workers=workers,
             is_paused=queue.paused,
             flow=flow,
+            held_by=queue.held_by,
         ),
     )
 
@@ -397,6 +400,7 @@ def _make_totals(
     return OverviewTotals(
         ended_per_second=sum(task.ended_per_minute for task in tasks) / MINUTE,
         failed_per_second=sum(task.failed_per_minute for task in tasks) / MINUTE,
+        backlog=sum(queue.backlog for queue in queues),
         waiting=sum(queue.waiting for queue in queues),
         running=sum(queue.running for queue in queues),
         held=sum(queue.held for queue in queues),

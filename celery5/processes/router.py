@@ -20,6 +20,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.events.sources import Source, group_by_source
+from celery5.limits.holds import LimitHolds
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers
@@ -277,6 +278,7 @@ class RouterParts(AuxiliaryParts):
     all_brokers = made_by(connect_all_brokers)
     history_rollup = HistoryRollup
     alert_rules = made_by(make_alert_rules)
+    limit_holds = LimitHolds
     alert_webhook = made_by(make_alert_webhook)
     alert_evaluator = AlertEvaluator
     alert_delivery = AlertDelivery

@@ -21,6 +21,7 @@ from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap
 from celery5.errors import CeleryError, Misconfigured
 from celery5.health.checks import get_all_checks
 from celery5.health.health_check import HealthCheck
+from celery5.limits.holds import LimitHolds
 from celery5.limits.rules import DeclaredRules
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.incarnations import ProcessKind
@@ -121,7 +122,7 @@ def make_values(app: App) -> SchedulerValues:
         prioritise=get_prioritisation(app.settings),
         kinds={name: task.kind for name, task in app.tasks.items()},
         declared_limits={
-            name: task.limits.declared for name, task in app.tasks.items() if task.limits is not None
+            name: task.declared_limits for name, task in app.tasks.items() if task.declared_limits is not None
         },
         known_queues=frozenset(task.queue for task in app.tasks.values()),
         find_broker=app.brokers.broker_of_queue,
@@ -222,6 +223,7 @@ class SchedulerParts(AuxiliaryParts):
     all_brokers = made_by(connect_all_brokers)
     history_rollup = HistoryRollup
     alert_rules = made_by(make_alert_rules)
+    limit_holds = LimitHolds
     alert_webhook = made_by(make_alert_webhook)
     alert_evaluator = AlertEvaluator
     alert_delivery = AlertDelivery

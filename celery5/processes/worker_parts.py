@@ -34,6 +34,7 @@ from celery5.broker.timing import Timing
 from celery5.commands.declaration import make_own_handlers
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.health_check import HealthCheck
+from celery5.limits.holds import LimitHolds
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers
 from celery5.processes.process_parts import (
@@ -613,6 +614,7 @@ class WorkerParts(ProcessParts):
     all_brokers = made_by(connect_all_brokers)
     history_rollup = HistoryRollup
     alert_rules = made_by(make_alert_rules)
+    limit_holds = LimitHolds
     alert_webhook = made_by(make_alert_webhook)
     alert_evaluator = AlertEvaluator
     alert_delivery = AlertDelivery

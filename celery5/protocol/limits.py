@@ -196,6 +196,21 @@ class AdmissionRule(msgspec.Struct, frozen=True):
         """Return whether all jobs are rejected. Those of a suspended task are held instead."""
         return self.max_running == 0 and not self.suspended
 
+    def describe(self) -> str:
+        """Return what holds jobs of the task, in words: `rate 3/s of push`, `limit 2 per key of sync`."""
+        if self.suspended:
+            return f"{self.task} is suspended"
+        holds: list[str] = []
+        if self.rate is not None:
+            holds.append(f"rate {self.rate.text}{_describe_per(self.rate.per)}")
+        if self.max_running is not None:
+            holds.append(f"limit {self.max_running}{' per key' if self.keyed else _describe_per(self.per)}")
+        if holds:
+            return f"{' and '.join(holds)} of {self.task}"
+        if self.kind_rate is not None:
+            return f"rate {self.kind_rate.text} of all {self.kind} tasks"
+        return f"turns of the keys of {self.task}"
+
     def to_script_arguments(self, job_count: int) -> dict[str, Any]:
         """Return the rule as the scripts take it, for a worker with capacity for `job_count` jobs.
 
@@ -216,6 +231,10 @@ class AdmissionRule(msgspec.Struct, frozen=True):
             "in_order": self.is_empty,
             "want": 0 if self.suspended else job_count,
         }
+
+
+def _describe_per(per: Per) -> str:
+    return " per worker" if per == "worker" else ""
 
 
 def make_admission_rule(

@@ -27,6 +27,7 @@ from celery5.broker.routing.unreachable import (
 )
 from celery5.connections.long_operations import persist
 from celery5.errors import UnknownQueue
+from celery5.limits.holds import LimitHolds
 from celery5.protocol.cluster.leadership import LeaderRecord
 from celery5.protocol.job.history import redact_call
 from celery5.protocol.job.states import JobState
@@ -64,9 +65,7 @@ class AppState(msgspec.Struct, frozen=True):
     @property
     def unfinished(self) -> int:
         """The number of jobs that have not ended."""
-        return sum(
-            queue.waiting + queue.running + queue.held + queue.scheduled for queue in self.queues.values()
-        )
+        return sum(queue.running + queue.count_unbegun() for queue in self.queues.values())
 
     @property
     def dead(self) -> int:
@@ -114,12 +113,14 @@ async def _state_of_app(
     events, schedulers, controllers, publishers, record, scaled = await _beside(app, redis)
     leader = record.leader if record.leader in controllers else ""  # the record outlives its Controller
     documents = await _documents(app, redis, names)
+    held_by = await LimitHolds(app).describe(redis, {state.queue: state.held_tasks for state in states})
     queues = {
         state.queue: replace(
             state,
             paused=state.queue in paused,
             documents=documents.get(state.queue, {}),
             runs=runs[state.queue],
+            held_by=held_by.get(state.queue, ""),
         )
         for state in states
     }

@@ -38,7 +38,7 @@ from celery5.protocol.job.job import Job, Options, SendOptions, SharedFields, ha
 from celery5.protocol.job.messages import VERSION, Command, encode
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
-from celery5.protocol.limits import format_expiry
+from celery5.protocol.limits import DeclaredLimits, format_expiry
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.workflows.plan import OnError, check_on_error
 from celery5.protocol.workflows.status import Outcome
@@ -292,6 +292,11 @@ class Task(Generic[P, R_co]):
     def make_template(self) -> Job:
         """Return a job without arguments, for those who send jobs and have only the task's name."""
         return self._job_of(Raw(b"[]"), NO_ARGUMENTS)
+
+    @property
+    def declared_limits(self) -> DeclaredLimits | None:
+        """The limits that it declares; None for none."""
+        return self.limits.declared if self.limits else None
 
     def _job_of(self, raw_args: Raw, raw_kwargs: Raw, slot: str = "", turn: str = "") -> Job:
         options, app, now = self.send_options, self._app or self.app, time.time()

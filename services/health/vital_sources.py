@@ -14,6 +14,7 @@ from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.health.breaker import BreakerState
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
+from celery5.protocol.observability.queue_depth import QueueDepth
 from celery5.protocol.scheduling.timers import TimerCounts
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vitals import ProcessStatus
@@ -436,7 +437,7 @@ class QueueDepths:
                 most=MAX_MEASURED_QUEUES,
             )  # fmt: skip
 
-    def _publish(self, broker: str, depths: Mapping[str, queue_calls.QueueDepth]) -> None:
+    def _publish(self, broker: str, depths: Mapping[str, QueueDepth]) -> None:
         """Replace the depths of one broker's queues."""
         self._process_status.replace_depths(self._published.get(broker, ()), depths)
         self._published[broker] = set(depths)

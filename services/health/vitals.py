@@ -18,13 +18,13 @@ from typing import Literal, Protocol
 import msgspec
 import trio
 
-from celery5.broker.calls.queues import QueueDepth
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
 from celery5.logs.fence import FENCE
 from celery5.protocol.observability.ended_jobs import EndedJobs
 from celery5.protocol.observability.families import Merge, MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.job_tally import JobTally
+from celery5.protocol.observability.queue_depth import QueueDepth, list_gauges
 from celery5.protocol.observability.report import ReportMaker, ReportOrigin
 from celery5.protocol.scheduling.timers import TimerCounts
 
@@ -254,45 +254,11 @@ def _make_queue_metrics(depths: Mapping[str, QueueDepth]) -> list[MetricFamily]:
     """Return the depths of queues; nothing where none is measured."""
     if not depths:
         return []
-    by_queue = sorted(depths.items())
-    return [
-        make_gauge(
-            "celery5_queue_depth",
-            "Jobs that wait on the queue and that no worker has.",
-            *[(depth.waiting, {"queue": queue}) for queue, depth in by_queue],
-            merge=MEASURED_ONCE,
-        ),
-        make_gauge(
-            "celery5_queue_oldest_seconds",
-            "Age in seconds of the oldest job that waits on the queue; 0 when none waits.",
-            *[(depth.oldest or 0.0, {"queue": queue}) for queue, depth in by_queue],
-            merge=MEASURED_ONCE,
-        ),
-        make_gauge(
-            "celery5_queue_dead",
-            "Jobs in the queue's dead-letter queue.",
-            *[(depth.dead, {"queue": queue}) for queue, depth in by_queue],
-            merge=MEASURED_ONCE,
-        ),
-        make_gauge(
-            "celery5_queue_held",
-            "Jobs of the queue that wait at a limit.",
-            *[(depth.held, {"queue": queue}) for queue, depth in by_queue],
-            merge=MEASURED_ONCE,
-        ),
-        make_gauge(
-            "celery5_queue_scheduled",
-            "Jobs of the queue that wait for their time.",
-            *[(depth.scheduled, {"queue": queue}) for queue, depth in by_queue],
-            merge=MEASURED_ONCE,
-        ),
-        make_gauge(
-            "celery5_queue_runs",
-            "Live runs of workflows whose home is the queue.",
-            *[(depth.runs, {"queue": queue}) for queue, depth in by_queue],
-            merge=MEASURED_ONCE,
-        ),
-    ]
+    samples: dict[tuple[str, str], list[tuple[float, Mapping[str, str]]]] = {}
+    for queue, depth in sorted(depths.items()):
+        for gauge in list_gauges(depth):
+            samples.setdefault((gauge.name, gauge.help), []).append((gauge.value, {"queue": queue}))
+    return [make_gauge(name, text, *found, merge=MEASURED_ONCE) for (name, text), found in samples.items()]
 
 
 def _make_process_metrics(started_at: float) -> list[MetricFamily]:

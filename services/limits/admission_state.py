@@ -117,7 +117,7 @@ class AdmissionState:
     def compute_limits(self) -> None:
         """Compute the limits that are functions, and derive the rules."""
         for name, task in self._tasks.items():
-            limit = task.limits.declared.limit if task.limits else None
+            limit = task.declared_limits.limit if task.declared_limits else None
             if isinstance(limit, Range):
                 try:
                     self._computed[name] = limit.clamp(limit.compute())
@@ -166,7 +166,7 @@ class AdmissionState:
         for name, task in self._tasks.items():
             rule = make_admission_rule(
                 name,
-                task.limits.declared if task.limits else None,
+                task.declared_limits,
                 computed=self._computed.get(name),
                 override=self._overrides.get(name),
                 suspended=name in self._suspended,

@@ -11,11 +11,11 @@ from celery5.broker.calls import alerts as calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import streams as stream_calls
 from celery5.broker.calls.alerts import AlertsRead
-from celery5.broker.calls.queues import QueueDepth
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
+from celery5.limits.holds import LimitHolds
 from celery5.logs.log import Log
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import (
@@ -27,6 +27,7 @@ from celery5.protocol.observability.alert_rules import (
     read_conditions,
 )
 from celery5.protocol.observability.alerting import AlertRule, decide_alerts
+from celery5.protocol.observability.queue_depth import QueueDepth
 from celery5.services.observability.history_rollup import CountedCluster, HistoryRollup
 from celery5.services.process.broker_outages import OutageLog
 from celery5.streams.lags import measure_group
@@ -48,6 +49,7 @@ class AlertEvaluator:
         all_brokers: The drivers of all brokers, by name.
         history_rollup: What counts the jobs of the cluster.
         alert_rules: The rules.
+        limit_holds: Says what holds jobs that wait at limits.
         worker: The name of this process.
 
     Attributes:
@@ -64,6 +66,7 @@ class AlertEvaluator:
         keys: Keys,
         history_rollup: HistoryRollup,
         alert_rules: Sequence[AlertRule],
+        limit_holds: LimitHolds,
         worker: str,
         log: Log,
     ) -> None:
@@ -73,6 +76,7 @@ class AlertEvaluator:
         self._counted = history_rollup.counted
         self._rules = {rule.name: rule for rule in alert_rules}
         self._measures = {rule.condition.measure for rule in alert_rules}
+        self._limit_holds = limit_holds
         self._worker = worker
         self._log = log
         self._outages = OutageLog(log, "alerts:interrupted", "alerts:resumed")
@@ -159,10 +163,17 @@ class AlertEvaluator:
         keys = [self._keys.for_queue(name) for name in names]
         depth_calls: list[Call[QueueDepth]] = [queue_calls.get_queue_depth(one) for one in keys]
         depths = await redis.perform_all(depth_calls)
+        held = {name: depth.held_tasks for name, depth in zip(names, depths, strict=True)}
+        held_by = await self._limit_holds.describe(redis, held)
         workers = await redis.perform_all([calls.count_live_workers(one, now) for one in keys])
         return {
             name: MeasuredQueue(
-                waiting=depth.waiting, oldest=depth.oldest or 0.0, dead=depth.dead, workers=live
+                backlog=depth.backlog,
+                oldest=depth.oldest or 0.0,
+                dead=depth.dead,
+                workers=live,
+                held=depth.held,
+                held_by=held_by.get(name, ""),
             )
             for name, depth, live in zip(names, depths, workers, strict=True)
         }

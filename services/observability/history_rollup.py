@@ -18,6 +18,7 @@ from celery5.errors import BrokerError
 from celery5.logs.log import Log
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
+from celery5.protocol.observability.queue_depth import list_gauges
 from celery5.protocol.observability.report import Measurements, Series, compress, unpack_report
 from celery5.protocol.observability.rollup import (
     CLUSTER,
@@ -294,14 +295,7 @@ class HistoryRollup:
                 [queue_calls.get_queue_depth(self._keys.for_queue(queue)) for queue in part]
             )
             for queue, depth in zip(part, depths, strict=True):
-                measured[queue] = {
-                    ("celery5_queue_depth",): float(depth.waiting),
-                    ("celery5_queue_oldest_seconds",): depth.oldest or 0.0,
-                    ("celery5_queue_dead",): float(depth.dead),
-                    ("celery5_queue_held",): float(depth.held),
-                    ("celery5_queue_scheduled",): float(depth.scheduled),
-                    ("celery5_queue_runs",): float(depth.runs),
-                }
+                measured[queue] = {(gauge.name,): float(gauge.value) for gauge in list_gauges(depth)}
         return measured
 
     async def _save(self, now: float) -> bool:

@@ -7,26 +7,11 @@ import msgspec
 
 from celery5.broker.call import Call, Script, decode_text, merge_names, parse_seconds, script_call
 from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.protocol.limits import unescape_word
+from celery5.protocol.observability.queue_depth import QueueDepth
 
 MEASURE = Script.load("scaling/measure", "clock", "lane")
 GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "clock", "lane")
-
-
-class QueueDepth(msgspec.Struct, frozen=True):
-    """How far behind a queue is."""
-
-    # Jobs on the streams that no worker has.
-    waiting: int
-    # Seconds for which the oldest of them has been there; None when there is none.
-    oldest: float | None
-    # Jobs in the dead-letter queue.
-    dead: int
-    # Jobs that wait at a limit.
-    held: int = 0
-    # Jobs that wait for their time.
-    scheduled: int = 0
-    # Runs of workflows that live on the queue.
-    runs: int = 0
 
 
 class QueueSize(msgspec.Struct, frozen=True):
@@ -58,14 +43,30 @@ def list_queues(keys: Keys) -> Call[list[str]]:
 def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
     """Count what is in a queue."""
     waiting_lists = keys.waiting_list_prefix
-    named = (keys.due, keys.dead, keys.limited_counts, keys.live_runs, waiting_lists, *keys.streams)
+    named = (
+        keys.due,
+        keys.dead,
+        keys.limited_counts,
+        keys.live_runs,
+        waiting_lists,
+        keys.jobs,
+        *keys.streams,
+    )
     return script_call(MEASURE, named, (GROUP,), _size, repeatable=True)
 
 
 def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
     """Return how far behind a queue is: one script, whose cost does not grow with the queue."""
     waiting_lists = keys.waiting_list_prefix
-    named = (keys.due, keys.dead, keys.limited_counts, keys.live_runs, waiting_lists, *keys.streams)
+    named = (
+        keys.due,
+        keys.dead,
+        keys.limited_counts,
+        keys.live_runs,
+        waiting_lists,
+        keys.jobs,
+        *keys.streams,
+    )
     return script_call(MEASURE, named, (GROUP,), _depth, repeatable=True)
 
 
@@ -76,15 +77,28 @@ def _names(raw: Iterable[bytes]) -> list[str]:
 
 
 def _depth(raw: Any) -> QueueDepth:
-    total, in_workers, due, dead, held, oldest, runs = map(int, raw)
+    *counts, limited = raw
+    total, in_workers, due, dead, held, oldest, runs, overdue, backlog = map(int, counts)
     return QueueDepth(
-        max(0, total - in_workers), None if oldest < 0 else oldest / 1000, dead, held, max(0, due), runs
+        max(0, total - in_workers),
+        None if oldest < 0 else oldest / 1000,
+        dead,
+        held,
+        max(0, due),
+        runs,
+        overdue,
+        backlog,
+        _held_tasks(limited),
     )
 
 
+def _held_tasks(limited: Iterable[Any]) -> dict[str, int]:
+    """Return how many jobs wait at limits, by task."""
+    return {unescape_word(decode_text(task)): int(count) for task, count in limited}
+
+
 def _size(raw: Any) -> QueueSize:
-    *counts, _oldest, _runs = raw
-    return QueueSize(*map(int, counts))
+    return QueueSize(*map(int, raw[:5]))
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -125,15 +139,27 @@ class QueueState(msgspec.Struct, frozen=True):
     held: int = 0
     # Documents that each Data Sink has not got yet, by its name.
     documents: dict[str, int] = {}
+    # Of the oldest job of the backlog.
     oldest_waiting: float | None = None
     # Runs of workflows that live here.
     runs: int = 0
+    # Scheduled jobs whose time has come.
+    overdue: int = 0
+    # Jobs that no worker has and whose time has come: those that wait, are held, or are overdue.
+    backlog: int = 0
+    # Jobs that wait at limits, by task, and what holds them, in words; '' when none is held, or it is not known.
+    held_tasks: dict[str, int] = {}
+    held_by: str = ""
 
     @property
     def unread(self) -> int:
         """Return how many jobs wait, now or for their time, if no live worker reads this queue; else 0."""
         if any(worker.alive for worker in self.workers):
             return 0
+        return self.count_unbegun()
+
+    def count_unbegun(self) -> int:
+        """Return how many jobs no worker has, whether or not their time has come."""
         return self.waiting + self.held + self.scheduled
 
 
@@ -150,6 +176,7 @@ def get_queue_state(keys: QueueKeys) -> Call[QueueState]:
         keys.unique,
         keys.limited_counts,
         keys.waiting_list_prefix,
+        keys.jobs,
         *keys.streams,
     )
     return script_call(GET_QUEUE_STATE, named, (GROUP,), state, repeatable=True)
@@ -167,6 +194,8 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         workers,
         limited,
         age,
+        overdue,
+        backlog,
     ) = raw
     states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
     return QueueState(
@@ -183,4 +212,7 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         keys=keys,
         workers=tuple(sorted(states, key=lambda each: each.name)),
         oldest_waiting=parse_seconds(age),
+        overdue=overdue,
+        backlog=backlog,
+        held_tasks=_held_tasks(limited),
     )

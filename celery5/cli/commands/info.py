@@ -112,6 +112,7 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
     return [
         {
             "queue": queue.queue,
+            "backlog": queue.backlog,
             "waiting": queue.waiting,
             "oldest": "" if queue.oldest_waiting is None else f"{format_duration(queue.oldest_waiting)} ago",
             "running": queue.running,

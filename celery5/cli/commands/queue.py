@@ -13,6 +13,7 @@ from celery5.cli.terminal.target import Target
 from celery5.connections.brokers import SIMILARITY_CUTOFF
 from celery5.errors import Misconfigured
 from celery5.protocol.byte_counts import format_bytes
+from celery5.protocol.durations import format_duration
 from celery5.protocol.similar_names import find_similar
 
 if TYPE_CHECKING:
@@ -30,10 +31,11 @@ def queue() -> None:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def list_queues(target: Target, *, wants_json: bool) -> None:
-    """Show each queue: waiting, running, held, scheduled and dead jobs, and whether it is paused for all workers; also
-    which queues have jobs and no worker.
+    """Show each queue: its backlog and the age of its oldest job, waiting, running, held, scheduled and dead jobs, and
+    whether it is paused for all workers; also what holds jobs, and which queues have jobs and no worker.
 
-    Of the waiting ones, `high` and `low` have such a priority.
+    The backlog is what could run by now: jobs that wait, that limits hold, and scheduled ones that are overdue. Of the
+    waiting ones, `high` and `low` have such a priority.
     """
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json):
@@ -87,7 +89,7 @@ def _confirm_purge(app: "App", name: str) -> None:
     state = app.info(name).queues[name]
     if not sys.stdin.isatty():
         raise Misconfigured(f"this would revoke all jobs that wait on {name}: add --yes")
-    waiting = state.waiting + state.scheduled + state.held
+    waiting = state.count_unbegun()
     click.confirm(f"Revoke all jobs that wait on {name} ({waiting} now)?", err=True, abort=True)
 
 
@@ -148,16 +150,31 @@ def _make_storage_row(row: "QueueStorage") -> dict[str, object]:
     }
 
 
+def _format_age(seconds: float | None) -> str:
+    return "" if seconds is None else format_duration(seconds)
+
+
 def _rows(states: "list[QueueState]", *, wants_json: bool) -> list[dict[str, object]]:
     by_priority = wants_json or any(state.high or state.low for state in states)
+    any_held = any(state.held_by for state in states)
     return [
         {
             "queue": state.queue,
+            "backlog": state.backlog,
+            "oldest": state.oldest_waiting if wants_json else _format_age(state.oldest_waiting),
             "waiting": state.waiting,
             **({"high": state.high, "low": state.low} if by_priority else {}),
             "running": state.running,
             "held": state.held,
+            **(
+                {"held_by": state.held_by}
+                if wants_json
+                else {"held by": to_one_line(state.held_by)}
+                if any_held
+                else {}
+            ),
             "scheduled": state.scheduled,
+            **({"overdue": state.overdue} if wants_json else {}),
             "dead": state.dead,
             "paused": state.paused if wants_json else "yes" if state.paused else "",
             **({"workers": sum(worker.alive for worker in state.workers)} if wants_json else {}),

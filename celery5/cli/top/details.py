@@ -76,9 +76,10 @@ def _describe_queue(
     lines = [
         _title(f"queue {queue.name}"),
         _field("verdict", queue.verdict.text, "bad" if queue.verdict.needs_attention else "bold"),
-        _field("waiting", f"{queue.waiting:,}{_since(queue.oldest)}"),
+        _field("backlog", f"{queue.backlog:,}{_since(queue.oldest)}"),
+        _field("waiting", f"{queue.waiting:,} for a worker"),
         _field("running", f"{queue.running:,}"),
-        _field("held", f"{queue.held:,} by limits"),
+        _field("held", f"{queue.held:,} by limits{': ' + queue.held_by if queue.held_by else ''}"),
         _field("scheduled", f"{queue.scheduled:,}"),
         _field("dead", f"{queue.dead:,}"),
     ]
@@ -92,7 +93,7 @@ def _describe_queue(
     return [
         *lines,
         (),
-        *_draw("waiting", _by_minute(points, overview.at, lambda point: point.depth), bars, _number),
+        *_draw("backlog", _by_minute(points, overview.at, lambda point: point.depth), bars, _number),
         *_draw("ended", _by_minute(points, overview.at, _count_ended), bars, _per_minute),
         *_draw("dead", _by_minute(points, overview.at, lambda point: point.dead), bars, _number),
     ]

@@ -159,7 +159,7 @@ def _draw_totals(overview: Overview) -> Line:
     for label, value, is_bad in (
         ("ended", format_rate(totals.ended_per_second), False),
         ("failed", format_rate(totals.failed_per_second), failing),
-        ("waiting", f"{totals.waiting:,}", False),
+        ("backlog", f"{totals.backlog:,}", False),
         ("running", f"{totals.running:,}", False),
         ("dead", f"{totals.dead:,}", False),
         ("workers", f"{totals.workers:,}", not totals.workers),

@@ -108,11 +108,11 @@ def _get_sort_key(value: SortValue) -> tuple[int, float, str]:
 def make_queue_table(overview: Overview) -> TopTable:
     """Return the queues: those that need a person first, then those with most jobs."""
     queues = sorted(
-        overview.queues, key=lambda queue: (not queue.verdict.needs_attention, -queue.waiting, queue.name)
+        overview.queues, key=lambda queue: (not queue.verdict.needs_attention, -queue.backlog, queue.name)
     )
     columns = (
         Column("queue", may_shrink=True),
-        Column("waiting", is_number=True),
+        Column("backlog", is_number=True),
         Column("oldest", 3, is_number=True),
         Column("in", 2, is_number=True),
         Column("out", 2, is_number=True),
@@ -137,7 +137,7 @@ def _make_queue_row(queue: QueueOverview) -> Row:
     style: Style = "bad" if verdict.needs_attention else "dim" if verdict.condition == "steady" else "busy"
     cells = (
         _text(queue.name),
-        _count(queue.waiting),
+        _count(queue.backlog),
         _span(queue.oldest),
         _rate(None if flow is None else flow.incoming),
         _rate(None if flow is None else flow.outgoing),

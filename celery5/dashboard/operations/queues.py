@@ -75,7 +75,7 @@ async def purge_queue(app: App, asked: PurgeQueue) -> Changed:
     """Revoke all jobs that wait on a queue, also scheduled and held ones; running and dead jobs stay."""
     if asked.dry_run:
         state = await show_queue(app, OneQueue(asked.queue))
-        count = state.waiting + state.scheduled + state.held
+        count = state.count_unbegun()
         return Changed(summary=f"jobs of {asked.queue} revoked: {count}", count=count, dry_run=True)
     count = await app.aempty(asked.queue)
     return Changed(summary=f"jobs of {asked.queue} revoked: {count}", count=count)

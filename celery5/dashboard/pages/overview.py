@@ -23,9 +23,7 @@ class Depths(NamedTuple):
 
 def align_depths(histories: Mapping[str, Sequence[HistoryPoint]]) -> Depths:
     """Return histories of several queues with the same times for all."""
-    depths = {
-        name: {point.at: point.depth + point.held for point in history} for name, history in histories.items()
-    }
+    depths = {name: {point.at: point.depth for point in history} for name, history in histories.items()}
     times = sorted({at for by_time in depths.values() for at in by_time})
     series = [(name, [by_time.get(at) for at in times]) for name, by_time in depths.items()]
     return Depths([{"at": at} for at in times], series)
@@ -47,7 +45,7 @@ def count_breakers(overview: Overview) -> dict[str, int]:
 async def load_overview(request: PageRequest) -> Mapping[str, Any]:
     """Return the overview, and the history of the busiest queues."""
     overview = await request.read("top:show")
-    busiest = sorted(overview.queues, key=lambda queue: -(queue.waiting + queue.held + queue.running))
+    busiest = sorted(overview.queues, key=lambda queue: -(queue.backlog + queue.running))
     histories = {
         queue.name: await request.read_part(
             f"the history of queue {queue.name}", "metrics:history", list[HistoryPoint](), queue=queue.name

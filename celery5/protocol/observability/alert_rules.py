@@ -228,12 +228,17 @@ def make_builtin_rules(thresholds: AlertThresholds) -> tuple[AlertRule, ...]:
 
 
 class MeasuredQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of a queue: jobs that wait, the age of the oldest in seconds, dead letters, live workers."""
+    """What was measured of a queue."""
 
-    waiting: int
+    # Its backlog, as QueueDepth defines it, and the age of the oldest job there, in seconds.
+    backlog: int
     oldest: float
     dead: int
+    # Live workers that read it.
     workers: int
+    # Jobs of the backlog that limits hold, and what does, in words.
+    held: int = 0
+    held_by: str = ""
 
 
 class TaskCount(msgspec.Struct, frozen=True, array_like=True):
@@ -361,9 +366,11 @@ def _read_queue(
     samples: Sequence[CounterSample],
 ) -> AlertReading:
     if condition.measure == "oldest":
-        return AlertReading(queue.oldest, f"the oldest job of queue {name} has waited {queue.oldest:.0f} s")
+        words = f"the oldest job of queue {name} has waited {queue.oldest:.0f} s"
+        held = f"; {queue.held} of {queue.backlog} are held: {queue.held_by}" if queue.held_by else ""
+        return AlertReading(queue.oldest, words + held)
     if condition.measure == "no-workers":
-        waiting = 0 if queue.workers else queue.waiting
+        waiting = 0 if queue.workers else queue.backlog
         return AlertReading(waiting, f"{waiting} jobs wait on queue {name}, and no worker reads it")
     base = _find_base(samples, measured.at - condition.within)
     added = max(0, queue.dead - (queue.dead if base is None else base.dead.get(name, 0)))

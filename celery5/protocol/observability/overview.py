@@ -32,7 +32,7 @@ class QueueMinute(NamedTuple):
 
     # When it began, in seconds since 1970.
     at: int
-    # Jobs that waited, or were held; None when that was not measured.
+    # The backlog; None when that was not measured.
     depth: float | None
     # Attempts that have ended.
     ended: int
@@ -84,7 +84,10 @@ class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
     """How one queue stands."""
 
     name: str
-    # Jobs that no worker has, jobs that workers have, that wait at limits, that wait for their time, and dead ones.
+    # The backlog, as QueueDepth defines it, and what holds those of it that wait at limits, in words.
+    backlog: int
+    held_by: str
+    # Jobs that wait for a worker, jobs that workers have, that wait at limits, that wait for their time, and dead ones.
     waiting: int
     running: int
     held: int
@@ -92,7 +95,7 @@ class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
     dead: int
     # Live runs of workflows.
     runs: int
-    # Seconds that the oldest job has waited; None when none waits.
+    # Seconds that the oldest job of the backlog has waited; None when there is none.
     oldest: float | None
     # Live workers that read it.
     workers: int
@@ -174,6 +177,7 @@ class OverviewTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     ended_per_second: float
     failed_per_second: float
+    backlog: int
     waiting: int
     running: int
     held: int
@@ -257,40 +261,44 @@ def measure_flow(minutes: Sequence[QueueMinute], now: float) -> QueueFlow | None
 
 def judge_queue(
     *,
-    waiting: int,
+    backlog: int,
     upcoming: int,
     oldest: float | None,
     workers: int,
     is_paused: bool,
     flow: QueueFlow | None,
+    held_by: str = "",
 ) -> QueueVerdict:
     """Return whether a queue keeps up.
 
     Args:
-        waiting: Jobs that could run now.
-        upcoming: Jobs that wait for their time, or at limits.
-        oldest: Seconds that the oldest job has waited.
+        backlog: Jobs that no worker has and whose time has come, those that limits hold included.
+        upcoming: Jobs that wait for their time.
+        oldest: Seconds that the oldest job of the backlog has waited.
         workers: Live workers that read the queue.
         is_paused: Whether it is paused.
         flow: How fast jobs come and leave.
+        held_by: What holds jobs of the backlog that wait at limits, in words; '' when none is held.
     """
+    why = f": {held_by}" if held_by else ""
     if is_paused:
         return QueueVerdict("paused", "paused")
-    if not workers and waiting + upcoming:
+    if not workers and backlog + upcoming:
         return QueueVerdict("unserved", "nobody works on it", needs_attention=True)
-    if not waiting:
+    if not backlog:
         return QueueVerdict("steady", "steady" if workers else "empty")
     if flow is None:
-        return QueueVerdict("unknown", "not measured yet")
+        return QueueVerdict("unknown", f"not measured yet{why}")
     if not flow.outgoing and (oldest or 0.0) > STALLED_AFTER:
-        return QueueVerdict("stalled", f"nothing ends, {format_span(oldest or 0.0)}", needs_attention=True)
+        words = f"nothing ends, {format_span(oldest or 0.0)}{why}"
+        return QueueVerdict("stalled", words, needs_attention=True)
     is_even = abs(flow.growth) <= max(STEADY_RATE, STEADY_SHARE * flow.outgoing)
-    if is_even or waiting <= PROMPT * flow.outgoing:
-        return QueueVerdict("steady", "steady")
+    if is_even or backlog <= PROMPT * flow.outgoing:
+        return QueueVerdict("steady", f"steady{why}")
     if flow.growth > 0:
-        return QueueVerdict("grows", f"grows by {format_rate(flow.growth)}", needs_attention=True)
-    empty_in = waiting / -flow.growth
-    return QueueVerdict("empties", f"empties in {format_span(empty_in)}", empty_in=empty_in)
+        return QueueVerdict("grows", f"grows by {format_rate(flow.growth)}{why}", needs_attention=True)
+    empty_in = backlog / -flow.growth
+    return QueueVerdict("empties", f"empties in {format_span(empty_in)}{why}", empty_in=empty_in)
 
 
 def find_failing_since(minutes: Iterable[TaskMinute], now: float) -> int | None:

@@ -40,7 +40,7 @@ class RecentPoint(NamedTuple):
     at: int
     # Attempts that have ended, by task and state.
     counts: Mapping[tuple[str, str], int]
-    # Jobs that waited or were held; None when that was not measured.
+    # The backlog; None when that was not measured.
     depth: float | None
 
 
@@ -60,9 +60,7 @@ def read_point(at: int, measurements: Measurements) -> RecentPoint:
         if series[0] == "celery5_jobs_total":
             labels = get_labels(series)
             counts[intern(labels.get("task", "")), intern(labels.get("state", ""))] = int(value)
-    waiting = measurements.gauges.get(("celery5_queue_depth",))
-    held = measurements.gauges.get(("celery5_queue_held",), 0.0)
-    return RecentPoint(at, counts, None if waiting is None else waiting + held)
+    return RecentPoint(at, counts, measurements.gauges.get(("celery5_queue_depth",)))
 
 
 def read_durations(measurements: Measurements) -> Durations:

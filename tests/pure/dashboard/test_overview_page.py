@@ -27,8 +27,19 @@ def make_alert(name: str, subject: str, **words: Any) -> AlertState:
 
 def test_an_alert_on_what_has_a_line_of_its_own_is_not_told_twice() -> None:
     verdict = QueueVerdict("grows", "grows by 3/s", needs_attention=True)
-    counts = {"waiting": 1, "running": 0, "held": 0, "scheduled": 0, "dead": 0, "runs": 0, "workers": 1}
-    queue = QueueOverview(name="mail", oldest=9.0, is_paused=False, flow=None, verdict=verdict, **counts)
+    counts = {
+        "backlog": 1,
+        "waiting": 1,
+        "running": 0,
+        "held": 0,
+        "scheduled": 0,
+        "dead": 0,
+        "runs": 0,
+        "workers": 1,
+    }
+    queue = QueueOverview(
+        name="mail", held_by="", oldest=9.0, is_paused=False, flow=None, verdict=verdict, **counts
+    )
     task = TaskOverview(
         name="pay", queues=("mail",), ended=9, failed=9, failed_share=1.0, ended_per_minute=1.0,
         failed_per_minute=1.0, run=None, wait=None, failing_since=60,

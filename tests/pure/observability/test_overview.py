@@ -29,7 +29,7 @@ def minutes(*rows: tuple[float | None, int]) -> list[QueueMinute]:
 
 def verdict(flow: QueueFlow | None = None, **state: Any) -> str:
     """What is said of a queue with 100 jobs and a worker."""
-    usual = {"waiting": 100, "upcoming": 0, "oldest": 5.0, "workers": 1, "is_paused": False}
+    usual = {"backlog": 100, "upcoming": 0, "oldest": 5.0, "workers": 1, "is_paused": False}
     return judge_queue(**{**usual, **state}, flow=flow).text
 
 
@@ -60,17 +60,28 @@ def test_a_queue_that_shrinks_faster_than_it_is_filled_has_no_negative_inflow() 
 @pytest.mark.parametrize(
     ("flow", "state", "text"),
     [
-        (QueueFlow(10, 35, -25), {"waiting": 6000}, "empties in 4 min"),
-        (QueueFlow(52, 40, 12), {"waiting": 1000}, "grows by 12/s"),
-        (QueueFlow(52, 40, 12), {"waiting": 300}, "steady"),  # fewer than end in ten seconds
+        (QueueFlow(10, 35, -25), {"backlog": 6000}, "empties in 4 min"),
+        (QueueFlow(52, 40, 12), {"backlog": 1000}, "grows by 12/s"),
+        (QueueFlow(52, 40, 12), {"backlog": 300}, "steady"),  # fewer than end in ten seconds
         (QueueFlow(40, 40, 0.1), {}, "steady"),
-        (QueueFlow(5, 5, 0), {"waiting": 0}, "steady"),
-        (None, {"waiting": 0, "workers": 0}, "empty"),
+        (QueueFlow(5, 5, 0), {"backlog": 0}, "steady"),
+        (None, {"backlog": 0, "workers": 0}, "empty"),
         (None, {"workers": 0}, "nobody works on it"),
-        (None, {"workers": 0, "waiting": 0, "upcoming": 3}, "nobody works on it"),
+        (None, {"workers": 0, "backlog": 0, "upcoming": 3}, "nobody works on it"),
         (None, {"workers": 0, "is_paused": True}, "paused"),
         (QueueFlow(0, 0, 0), {"oldest": 600.0}, "nothing ends, 10 min"),
         (None, {}, "not measured yet"),
+        (
+            QueueFlow(4, 3, 1),
+            {"backlog": 4000, "held_by": "rate 3/s of push"},
+            "grows by 1.0/s: rate 3/s of push",
+        ),
+        (
+            QueueFlow(0, 0, 0),
+            {"oldest": 600.0, "held_by": "push is suspended"},
+            "nothing ends, 10 min: push is suspended",
+        ),
+        (QueueFlow(3, 3, 0), {"backlog": 4000, "held_by": "rate 3/s of push"}, "steady: rate 3/s of push"),
     ],
 )
 def test_a_queue_is_judged_in_words(flow: QueueFlow | None, state: dict[str, Any], text: str) -> None:

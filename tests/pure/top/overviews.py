@@ -25,6 +25,8 @@ def make_queue(
     """A queue with one worker."""
     return QueueOverview(
         name=name,
+        backlog=waiting,
+        held_by="",
         waiting=waiting,
         running=2,
         held=0,
@@ -85,6 +87,7 @@ def make_overview(*, unreachable: str = "") -> Overview:
         totals=OverviewTotals(
             ended_per_second=40.0,
             failed_per_second=0.6,
+            backlog=12000,
             waiting=12000,
             running=4,
             held=0,

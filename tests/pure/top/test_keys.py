@@ -85,8 +85,8 @@ def test_enter_without_a_row_opens_nothing() -> None:
 def test_s_sorts_by_each_column_in_turn_and_then_as_before() -> None:
     columns = len(look(ScreenState(), READING).table.columns)
     state, _ = press("s", "s")
-    assert state.sorts[View.QUEUES] == "waiting"
-    assert state.notice == "sorted by waiting"
+    assert state.sorts[View.QUEUES] == "backlog"
+    assert state.notice == "sorted by backlog"
     assert press(*["s"] * (columns + 1))[0].sorts[View.QUEUES] == ""
 
 

@@ -12,11 +12,11 @@ from trio.testing import MockClock
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs, leases
 from celery5.broker.calls import queues as queue_calls
-from celery5.broker.calls.queues import QueueDepth
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
 from celery5.logs.log import Log, LogWriter
 from celery5.protocol.observability.exposition import format_exposition
+from celery5.protocol.observability.queue_depth import QueueDepth
 from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import ProcessStatus
 from tests.redis.commands.staff import Staff, wait_until
@@ -71,15 +71,17 @@ def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -
 
 def test_jobs_that_wait_at_a_limit_are_counted_apart(queue: Queue) -> None:
     queue.client.hset(queue.keys.limited_counts, mapping={"shop.t": 10_000, "shop.u": 2})
-    assert queue(queue_calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0, held=10_002)
+    assert queue(queue_calls.get_queue_depth(queue.keys)) == QueueDepth(
+        0, None, 0, held=10_002, backlog=10_002, held_tasks={"shop.t": 10_000, "shop.u": 2}
+    )
     queue.client.delete(queue.keys.limited_counts)
 
 
 def test_the_metrics_tell_of_jobs_that_wait_at_a_limit() -> None:
     vitals = ProcessStatus()
-    vitals.depths["q"] = QueueDepth(0, None, 0, held=10_000)
+    vitals.depths["q"] = QueueDepth(0, None, 0, held=10_000, backlog=10_000)
     shown = format_exposition(vitals.metric_families())
-    assert b'celery5_queue_depth{queue="q"} 0' in shown
+    assert b'celery5_queue_depth{queue="q"} 10000' in shown
     assert b'celery5_queue_held{queue="q"} 10000' in shown
 
 
@@ -101,7 +103,7 @@ class Counted:
         self.commands += len(calls)
         if self.away:
             raise BrokerUnavailable("away")
-        return [QueueDepth(7, 1.5, 2) for _ in calls]
+        return [QueueDepth(7, 1.5, 2, backlog=7) for _ in calls]
 
 
 def measuring(

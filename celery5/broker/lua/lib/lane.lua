@@ -28,20 +28,72 @@ local function measure_lane(stream, group, now)
   local first = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]
   return pending, first and math.max(0, now - tonumber(string.match(first[1], '^%d+'))) or -1
 end
--- Return the tasks whose jobs wait in waiting lists for nothing but a worker with a slot, each with how many do, how many
--- that are together, and the age in ms at `now` of the oldest, -1 when there is none. `prefix` and `held`: as in
--- admission.lua. The score of a job there is its priority (0 to 2, times 2e15) and its time in microseconds.
-local function measure_unlimited(prefix, held, now)
-  local tasks, sum, oldest = {}, 0, -1
-  for _, task in ipairs(redis.call('SMEMBERS', prefix .. 'unlimited')) do -- bound: the tasks of the queue
-    tasks[task] = tonumber(redis.call('HGET', held, task) or 0)
-    sum = sum + tasks[task]
-    for level = 0, 4e15, 2e15 do -- bound: the three priorities
-      local to = string.format('(%.0f', level + 2e15)
-      local line = prefix .. 'line ' .. task .. '  '
-      local first = redis.call('ZRANGEBYSCORE', line, string.format('%.0f', level), to, 'WITHSCORES', 'LIMIT', 0, 1)
-      if first[2] then oldest = math.max(oldest, now - (first[2] - level) / 1000, 0) end
+-- Return the time in microseconds since which the oldest job of a task's waiting lists waits, of `most` lists at most, and how
+-- many lists were looked at. First come the lists that had their turn longest ago, then parked ones: of a task with more
+-- lists than are looked at, an older job may be in another one. The score of a job there is its priority (0 to 2, times
+-- 2e15) and that time.
+local function oldest_in_lists(prefix, task, most)
+  local lists, oldest = {}, math.huge
+  for _, fair in ipairs(redis.call('ZRANGE', prefix .. 'turns ' .. task, 0, most / 4)) do -- bound: `most`
+    local left = math.ceil(most / 2) - #lists
+    for _, token in ipairs(left > 0 and redis.call('ZRANGE', prefix .. 'tokens ' .. task .. ' ' .. fair, 0, left - 1) or {}) do -- bound: `most`
+      lists[#lists + 1] = fair .. ' ' .. token
     end
   end
-  return tasks, sum, math.floor(oldest)
+  for _, token in ipairs(redis.call('ZRANGE', prefix .. 'full ' .. task, 0, most - #lists - 1)) do -- bound: `most`
+    local fair = redis.call('ZRANGE', prefix .. 'parked ' .. task .. ' ' .. token, 0, 0)[1]
+    if fair then lists[#lists + 1] = fair .. ' ' .. token end
+  end
+  for _, list in ipairs(lists) do -- bound: `most`
+    for level = 0, 4e15, 2e15 do -- bound: the three priorities
+      local from, to = string.format('%.0f', level), string.format('(%.0f', level + 2e15)
+      local line = prefix .. 'line ' .. task .. ' ' .. list
+      local first = redis.call('ZRANGEBYSCORE', line, from, to, 'WITHSCORES', 'LIMIT', 0, 1)
+      if first[2] then oldest = math.min(oldest, first[2] - level) end
+    end
+  end
+  return oldest, #lists
+end
+-- Count the jobs of a queue that no worker has, in waiting lists and among those that wait for their time. `held` and
+-- `prefix`: as in admission.lua. Returns a table:
+--   unlimited  how many wait in lists for nothing but a worker with a slot
+--   limited    how many wait at limits, by task, and `held` how many that is
+--   scheduled  how many wait for their time, or have waited for it
+--   overdue    how many of those could have begun: their time has come, and nobody has moved them to a stream
+--   oldest     the age in ms at `now` of the oldest job in any list, or the time since the first overdue one could have begun;
+--              -1 when there is none
+local LISTS = 200 -- waiting lists that are looked at for the oldest job
+local function measure_lists(due, jobs, held, prefix, now)
+  local found = {unlimited = 0, limited = {}, held = 0, scheduled = redis.call('ZCARD', due), oldest = -1}
+  local counts, is_unlimited, expiring, left = redis.call('HGETALL', held), {}, 0, LISTS
+  for _, task in ipairs(redis.call('SMEMBERS', prefix .. 'unlimited')) do is_unlimited[task] = true end -- bound: the tasks of the queue
+  local since = math.huge
+  for n = 1, #counts, 2 do -- bound: the tasks whose jobs wait in lists
+    local task, count = counts[n], tonumber(counts[n + 1])
+    if task == ' expires' then
+      expiring = count
+    else
+      if is_unlimited[task] then
+        found.unlimited = found.unlimited + count
+      else
+        found.limited[#found.limited + 1] = {task, count}
+        found.held = found.held + count
+      end
+      local oldest, looks = oldest_in_lists(prefix, task, math.max(8, left))
+      since, left = math.min(since, oldest / 1000), left - looks
+    end
+  end
+  found.scheduled, found.overdue = found.scheduled - expiring, redis.call('ZCOUNT', due, '-inf', now)
+  -- A job that waits at a limit stands in `due`, too, when it expires: it counts above.
+  local looks = found.overdue > 0 and redis.call('ZRANGEBYSCORE', due, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 100) or {}
+  for n = 1, #looks, 2 do -- bound: 100
+    if expiring > 0 and string.sub(redis.call('HGET', jobs, looks[n]) or '', 1, 1) == 'G' then
+      found.overdue = found.overdue - 1
+    else
+      since = math.min(since, tonumber(looks[n + 1]))
+      if expiring == 0 then break end
+    end
+  end
+  if since < math.huge then found.oldest = math.max(0, math.floor(now - since)) end
+  return found
 end

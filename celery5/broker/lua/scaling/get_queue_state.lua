@@ -5,28 +5,32 @@
 --       4 the live job of each key
 --       5 how many jobs wait at limits
 --       6 prefix of the waiting lists
---       7.. streams of its lanes
+--       7 where its jobs are
+--       8.. streams of its lanes
 -- ARGV  1 consumer group
 -- Returns how many jobs wait on each lane (on the normal one with those in waiting lists that wait for nothing but a worker
 -- with a slot), how many jobs of all lanes workers have, how many wait for their time, in how
 -- many ms the next of these is due (-1 when there is none), how many are dead, for how many ms the oldest of these has
 -- been dead (-1 when there is none), how many keys live jobs have, and the workers: the name of each, the ms that its lease
 -- still lasts (0 when it has lapsed), and how many jobs it has. Then each task whose jobs wait at limits, and how many do.
--- Last, the age in ms of the oldest job that waits on a lane (-1 when there is none).
+-- Last, the age in ms of the oldest job of the backlog (-1 when there is none), how many of those that wait for their time are
+-- overdue, and the backlog: the jobs that no worker has and whose time has come.
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = now_ms()
 local held, all, waiting, workers, oldest_waiting = {}, 0, {}, {}, -1
-for lane = 7, #KEYS do -- bound: the four lanes
+for lane = 8, #KEYS do -- bound: the four lanes
   local here = 0
   for _, consumer in ipairs(consumers_of(KEYS[lane], ARGV[1])) do -- bound: the workers of the queue
     held[consumer.name], here = (held[consumer.name] or 0) + consumer.pending, here + consumer.pending
   end
-  waiting[lane - 6], all = redis.call('XLEN', KEYS[lane]) - here, all + here
+  waiting[lane - 7], all = redis.call('XLEN', KEYS[lane]) - here, all + here
   local _, age = measure_lane(KEYS[lane], ARGV[1], now)
   oldest_waiting = math.max(oldest_waiting, age)
 end
-local unlimited, count, age = measure_unlimited(KEYS[6], KEYS[5], now)
-waiting[1], oldest_waiting = waiting[1] + count, math.max(oldest_waiting, age)
+local lists = measure_lists(due, KEYS[7], KEYS[5], KEYS[6], now)
+waiting[1] = waiting[1] + lists.unlimited
+local backlog = lists.held + lists.overdue
+for lane = 1, #waiting do backlog = backlog + math.max(0, waiting[lane]) end -- bound: the four lanes
 local standing = redis.call('ZRANGE', leases, 0, -1, 'WITHSCORES')
 for n = 1, #standing, 2 do -- bound: the workers of the queue
   local name = standing[n]
@@ -37,23 +41,17 @@ for name, count in pairs(held) do -- bound: the workers of the queue; jobs of no
   if count > 0 then workers[#workers + 1] = {name, 0, count} end
 end
 local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
-local due_count, limited, at_limits = redis.call('ZCARD', due), {}, redis.call('HGETALL', KEYS[5])
-for n = 1, #at_limits, 2 do -- bound: the tasks whose jobs wait at limits
-  if at_limits[n] == ' expires' then
-    due_count = due_count - at_limits[n + 1]
-  elseif not unlimited[at_limits[n]] then
-    limited[#limited + 1] = {at_limits[n], tonumber(at_limits[n + 1])}
-  end
-end
 return {
   waiting,
   all,
-  due_count,
+  lists.scheduled,
   next_one[2] and math.max(0, math.ceil(next_one[2] - now)) or -1,
   redis.call('XLEN', dead),
   oldest[1] and math.max(0, now - tonumber(string.match(oldest[1][1], '^%d+'))) or -1,
   redis.call('HLEN', unique),
   workers,
-  limited,
-  oldest_waiting,
+  lists.limited,
+  math.max(oldest_waiting, lists.oldest),
+  lists.overdue,
+  backlog,
 }

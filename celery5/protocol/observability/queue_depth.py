@@ -1,0 +1,66 @@
+"""How far behind a queue is: the one definition of its backlog, and of its metrics."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+
+class QueueDepth(msgspec.Struct, frozen=True):
+    """How far behind a queue is.
+
+    The *backlog* is what could run if workers and limits let it: jobs that wait, that are held by limits, and scheduled
+    ones that are overdue. The script that counts it (`lane.lua`) defines it; `oldest` is the age of its oldest job.
+    """
+
+    # Jobs on the streams that no worker has, and jobs that wait for nothing but a worker with a slot.
+    waiting: int
+    # Seconds for which the oldest job of the backlog has waited; None when there is none.
+    oldest: float | None
+    # Jobs in the dead-letter queue.
+    dead: int
+    # Jobs that wait at a limit.
+    held: int = 0
+    # Jobs that wait for their time, and those that are overdue.
+    scheduled: int = 0
+    # Runs of workflows that live on the queue.
+    runs: int = 0
+    # Scheduled jobs whose time has come and that nobody has moved to a stream: no worker reads the queue.
+    overdue: int = 0
+    # Jobs that no worker has and whose time has come: those that wait, are held, or are overdue.
+    backlog: int = 0
+    # Jobs that wait at a limit, by task.
+    held_tasks: Mapping[str, int] = {}
+
+
+class QueueGauge(NamedTuple):
+    """A metric of a queue."""
+
+    name: str
+    help: str
+    value: float
+
+
+def list_gauges(depth: QueueDepth) -> list[QueueGauge]:
+    """Return the metrics of a queue: those of a process and those of the cluster are the same."""
+    return [
+        QueueGauge(
+            "celery5_queue_depth",
+            "Backlog: jobs that no worker has and whose time has come, those that limits hold included.",
+            depth.backlog,
+        ),
+        QueueGauge(
+            "celery5_queue_oldest_seconds",
+            "Age in seconds of the oldest job of the backlog; 0 when there is none.",
+            depth.oldest or 0.0,
+        ),
+        QueueGauge("celery5_queue_dead", "Jobs in the queue's dead-letter queue.", depth.dead),
+        QueueGauge("celery5_queue_held", "Jobs of the backlog that wait at a limit.", depth.held),
+        QueueGauge(
+            "celery5_queue_overdue",
+            "Jobs of the backlog whose scheduled time has come, and that no worker has put on the queue.",
+            depth.overdue,
+        ),
+        QueueGauge("celery5_queue_scheduled", "Jobs of the queue that wait for their time.", depth.scheduled),
+        QueueGauge("celery5_queue_runs", "Live runs of workflows whose home is the queue.", depth.runs),
+    ]

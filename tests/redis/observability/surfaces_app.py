@@ -1,0 +1,43 @@
+"""The application whose facts every surface is asked for: `declare` in the test's process, `app` in a command's."""
+
+import os
+from typing import Any
+
+import trio
+
+from celery5 import App, RetryPolicy
+from celery5.observability import no_workers, oldest
+from tests.redis.worker.workers import LEASE
+
+SETTINGS: dict[str, Any] = {
+    "lease": LEASE,
+    "cpu_slots": 4,
+    "concurrency": 20,
+    "retry_policy": RetryPolicy(max_retries=2, backoff=0.01, jitter=False),
+    "unknown_task_grace": 0.0,
+    "grace_period": 0.1,
+}
+
+
+def declare(app: App) -> App:
+    """Declare the tasks on an application."""
+
+    @app.task(name="push", queue="crm")
+    async def push() -> None: ...
+
+    @app.task(name="crawl", queue="web", rate_limit="1/h")
+    async def crawl() -> None: ...
+
+    @app.task(name="sync", queue="keyed", limit=1, concurrency_key="customer")
+    async def sync(customer: str) -> None:
+        await trio.sleep(600)
+
+    @app.task(name="mail", queue="nobody")
+    async def mail() -> None: ...
+
+    app.alert("old", oldest(above=0.2), for_=0.0)
+    app.alert("unread", no_workers("nobody"), for_=0.0)
+    return app
+
+
+app = declare(App(os.environ.get("HISTORY_APP", "surfaces"), **SETTINGS))

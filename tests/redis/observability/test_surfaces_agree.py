@@ -1,0 +1,230 @@
+"""Every surface says the same of one cluster: each fact is a row, with how each surface is asked for it."""
+
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from celery5 import App
+from tests.redis.commands.staff import Staff
+from tests.redis.observability.alerted import QUICK
+from tests.redis.observability.surfaces import TARGET, Surfaces, find_queue, find_row
+from tests.redis.observability.surfaces_app import SETTINGS, declare
+from tests.redis.worker.workers import until_async, working
+from tests.trio.health.test_status_port import free_port
+
+Read = Callable[[Surfaces], Awaitable[Any]]
+"""How a surface is asked for a fact."""
+MEASURED_EVERY = 60 + 15
+"""Seconds by which the age in `/metrics/cluster` may be older: queues are measured once a minute."""
+HELD = 7
+"""Jobs of each queue that a limit holds."""
+
+
+@pytest.fixture
+def seeded(url: str, app_name: str) -> App:
+    """The application, with nothing on its queues."""
+    return declare(App(app_name, broker=url, **SETTINGS))
+
+
+async def show(app: App, staff: Staff, *queues: str, reads: Sequence[str] = ()) -> Surfaces:
+    """Start a worker whose reports are rolled up ten times a second; return what shows the application.
+
+    It reads `reads`, by default `queues`, all of which have been measured then.
+    """
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "celery5",
+        "-A",
+        TARGET,
+        "worker",
+        "start",
+        "--queues",
+        ",".join(reads or queues),
+    ]
+    start = partial(staff.launch, command, status_port=port, **QUICK)
+    worker = await trio.to_thread.run_sync(start)
+    surfaces = Surfaces(app, port)
+
+    async def is_measured() -> bool:
+        assert worker.process.poll() is None, worker.output.read_text()
+        if not worker.lines("worker:started"):
+            return False
+        own, cluster = await surfaces.measure(), await surfaces.measure("/metrics/cluster")
+        names = [f'celery5_queue_depth{{queue="{queue}"}}' for queue in queues]
+        return all(name in cluster and (reads or name in own) for name in names)
+
+    await until_async(is_measured)
+    return surfaces.look_again()
+
+
+async def ask_all(surfaces: Surfaces, expected: Any, table: Mapping[str, Read]) -> None:
+    """Ask every surface for one fact."""
+    answers = {name: await read(surfaces) for name, read in table.items()}
+    assert answers == dict.fromkeys(table, expected)
+
+
+def read_backlog(queue: str) -> dict[str, Read]:
+    """How each surface is asked for the backlog of a queue."""
+    label = f'{{queue="{queue}"}}'
+
+    async def read_alert(surfaces: Surfaces) -> Any:
+        return int((await surfaces.app.metrics.ahistory(queue))[-1].depth)
+
+    return {
+        "app.info": lambda s: _get(s.app.ainfo(), lambda state: state.queues[queue].backlog),
+        "app.metrics.overview": lambda s: _get(
+            s.app.metrics.aoverview(),
+            lambda shown: next(one.backlog for one in shown.queues if one.name == queue),
+        ),
+        "app.metrics.history": read_alert,
+        "queue list": lambda s: _get(s.run("queue", "list"), lambda out: int(find_row(out, queue)[1])),
+        "queue list --json": lambda s: _get(
+            s.run_json("queue", "list"), lambda rows: find_queue(rows, queue)["backlog"]
+        ),
+        "top --once": lambda s: _get(s.run("top", "--once"), lambda out: int(find_row(out, queue)[1])),
+        "top --json": lambda s: _get(
+            s.run_json("top"), lambda top: find_queue(top["queues"], queue)["backlog"]
+        ),
+        "info --json": lambda s: _get(
+            s.run_json("info"), lambda info: find_queue(list(info["queues"].values()), queue)["backlog"]
+        ),
+        "JSON API, queue:list": lambda s: _get(
+            s.ask("queue:list"), lambda rows: find_queue(rows, queue)["backlog"]
+        ),
+        "JSON API, top:show": lambda s: _get(
+            s.ask("top:show"), lambda top: find_queue(top["queues"], queue)["backlog"]
+        ),
+        "JSON API, metrics:history": lambda s: _get(
+            s.ask("metrics:history", queue=queue), lambda points: int(points[-1]["depth"])
+        ),
+        "/metrics": lambda s: _get(s.measure(), lambda found: found.get(f"celery5_queue_depth{label}")),
+        "/metrics/cluster": lambda s: _get(
+            s.measure("/metrics/cluster"), lambda found: found.get(f"celery5_queue_depth{label}")
+        ),
+        "page of the queue": lambda s: _get(
+            s.look(f"queues/{queue}"), lambda text: _number_of(text, "Backlog")
+        ),
+    }
+
+
+async def _get(answer: Awaitable[Any], pick: Callable[[Any], Any]) -> Any:
+    return pick(await answer)
+
+
+def _number_of(text: str, name: str) -> int:
+    """The number after the first such word of a page."""
+    return int(text.partition(f"{name} ")[2].split()[0])
+
+
+async def until_held(app: App, **counts: int) -> None:
+    """Wait until limits hold so many jobs of these queues."""
+
+    async def are_held() -> bool:
+        queues = (await app.ainfo()).queues
+        return all(queues[name].held == count for name, count in counts.items())
+
+    await until_async(are_held)
+
+
+async def send_held(app: App) -> None:
+    """Have jobs held by a suspension, a rate, and a limit per key."""
+    await app.limits.asuspend("push")
+    await app.asend_many([app.tasks["push"].s() for _ in range(HELD)])
+    await app.asend_many([app.tasks["crawl"].s() for _ in range(HELD + 1)])
+    await app.asend_many([app.tasks["sync"].s("a") for _ in range(HELD + 1)])
+
+
+QUEUES = ("crm", "web", "keyed")
+
+
+async def test_held_jobs_are_backlog_on_every_surface_with_their_age(seeded: App, staff: Staff) -> None:
+    seeded.configure(metrics_interval=0)
+    await send_held(seeded)
+    async with working(seeded, queues=QUEUES, name="first"):
+        await until_held(seeded, crm=HELD, web=HELD, keyed=HELD)
+        surfaces = await show(seeded, staff, *QUEUES)
+        for queue in QUEUES:
+            await ask_all(surfaces, HELD, read_backlog(queue))
+        ages = await read_ages(surfaces)
+        assert min(ages.values()) > 0.2, ages
+        assert max(ages.values()) - min(ages.values()) < MEASURED_EVERY, ages
+        await check_alerts(seeded)
+        await check_words(surfaces)
+    await seeded.limits.aresume("push")
+
+
+async def read_ages(surfaces: Surfaces) -> dict[str, float]:
+    """The age of the oldest job of each queue, wherever it is shown as a number of seconds."""
+    info, shown = (await surfaces.app.ainfo()).queues, await surfaces.app.metrics.aoverview()
+    listed, metrics = await surfaces.run_json("queue", "list"), await surfaces.measure()
+    cluster, found = await surfaces.measure("/metrics/cluster"), dict[str, float]()
+    for queue in QUEUES:
+        gauge = f'celery5_queue_oldest_seconds{{queue="{queue}"}}'
+        found |= {
+            f"{queue}: info": info[queue].oldest_waiting or 0.0,
+            f"{queue}: overview": next(one.oldest or 0.0 for one in shown.queues if one.name == queue),
+            f"{queue}: queue list": find_queue(listed, queue)["oldest"] or 0.0,
+            f"{queue}: metrics": metrics[gauge],
+            f"{queue}: cluster": cluster[gauge],
+        }
+    return found
+
+
+async def check_alerts(app: App) -> None:
+    """The alert on the oldest job fires for each queue, and says what holds it."""
+
+    async def fires() -> bool:
+        states = {one.subject: one for one in await app.alerts.alist() if one.status == "firing"}
+        return {f"queue {queue}" for queue in QUEUES} <= states.keys() and all(
+            HOLDS[queue] in states[f"queue {queue}"].description for queue in QUEUES
+        )
+
+    await until_async(fires)
+
+
+HOLDS = {"crm": "push is suspended", "web": "rate 1/h of crawl", "keyed": "limit 1 per key of sync"}
+"""What holds the jobs of each queue."""
+
+
+async def check_words(surfaces: Surfaces) -> None:
+    """What holds the jobs stands on every surface that has words."""
+    texts = {
+        "queue list": await surfaces.run("queue", "list"),
+        "top --once": await surfaces.run("top", "--once"),
+        "top --json": await surfaces.run("top", "--json"),
+        "queues page": await surfaces.look("queues"),
+        "limits page": await surfaces.look("limits"),
+    }
+    for name, text in texts.items():
+        assert [holds for holds in HOLDS.values() if holds not in text] == [], name
+    for queue, holds in HOLDS.items():
+        assert holds in await surfaces.look(f"queues/{queue}")
+
+
+async def test_an_overdue_job_of_a_queue_without_workers_is_backlog_on_every_surface(
+    seeded: App, staff: Staff
+) -> None:
+    await seeded.asend_many([seeded.tasks["mail"].options(countdown=0.05).s() for _ in range(3)])
+    await seeded.tasks["mail"].options(countdown=3600).adelay()
+    await trio.sleep(0.1)  # their time has come
+    surfaces = await show(seeded, staff, "nobody", reads=["crm"])
+    # This worker measures only the queues that it reads.
+    table = {name: read for name, read in read_backlog("nobody").items() if name != "/metrics"}
+    await ask_all(surfaces, 3, table)
+    shown = await seeded.metrics.aoverview()
+    (queue,) = (one for one in shown.queues if one.name == "nobody")
+    assert (queue.waiting, queue.scheduled, queue.verdict.condition) == (0, 4, "unserved")
+    assert queue.oldest is not None
+    assert queue.oldest > 0.0
+
+    async def fires() -> bool:
+        states = await seeded.alerts.alist()
+        return [one.value for one in states if (one.name, one.subject) == ("unread", "queue nobody")] == [3]
+
+    await until_async(fires)
