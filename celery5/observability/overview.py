@@ -13,6 +13,7 @@ from celery5.broker.colour import AwaitableConnections, sleep
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.routing.unreachable import UNREACHABLE, skip_unreachable
 from celery5.errors import Misconfigured
+from celery5.observability.failure_onsets import FailureOnsetReader
 from celery5.observability.recent_history import RecentHistoryReader
 from celery5.observability.shown_values import mask_text
 from celery5.protocol.commands.definitions import get_inbox_name
@@ -33,7 +34,12 @@ from celery5.protocol.observability.overview import (
     judge_worker,
     measure_flow,
 )
-from celery5.protocol.observability.recent import RecentHistory, list_queue_minutes, make_task_overviews
+from celery5.protocol.observability.recent import (
+    RecentHistory,
+    find_open_failures,
+    list_queue_minutes,
+    make_task_overviews,
+)
 from celery5.protocol.observability.report import (
     MetricsReport,
     Series,
@@ -115,6 +121,7 @@ class OverviewReader:
     def __init__(self, app: Application) -> None:
         self._app = app
         self._history = RecentHistoryReader(app.keys)
+        self._onsets = FailureOnsetReader(app.keys)
         self._processes: dict[str, ProcessNews] = {}
         self._last_report: str = ""
         self._dead: dict[str, DeadNews] = {}
@@ -134,9 +141,12 @@ class OverviewReader:
                 histories = await self._history.read(
                     redis, names, most=MAX_HISTORIES, begin=now - since, now=now
                 )
+                earlier = await self._onsets.read(
+                    redis, find_open_failures(histories, now), begin=now - since, now=now
+                )
                 await self._read_reports(redis, now)
             except UNREACHABLE:  # the default broker, which has the history
-                histories = {}
+                histories, earlier = {}, {}
             errors = await self._read_last_errors(redis, state, now)
             schedules = await self._read_schedules(redis, now)
         return self._assemble(
@@ -144,7 +154,7 @@ class OverviewReader:
             histories,
             now,
             since=now - since,
-            errors=errors,
+            tasks=make_task_overviews(histories, errors, now, earlier),
             schedules=schedules,
             unreachable=tuple(
                 UnreachableBroker(broker, get_error_text(error)) for broker, error in unreachable.items()
@@ -158,12 +168,11 @@ class OverviewReader:
         now: float,
         *,
         since: float,
-        errors: Mapping[str, LastError],
+        tasks: Sequence[TaskOverview],
         schedules: tuple[DueSchedule, ...],
         unreachable: tuple[UnreachableBroker, ...],
     ) -> Overview:
         queues = [_make_queue(queue, histories.get(queue.queue), now) for queue in state.queues.values()]
-        tasks = make_task_overviews(histories, errors, now)
         workers = self._make_workers(state, now)
         workers.sort(key=lambda worker: (worker.health == "ok", worker.name))
         left_out = LeftOut(

@@ -114,6 +114,8 @@ def collect_metrics(root: Path) -> dict[str, tuple[str, str]]:
             name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
             if not isinstance(name, str):
                 continue
+            if node.func.id == "QueueGauge":
+                metrics[name] = "gauge", ast.literal_eval(node.args[1])
             if node.func.id in ("make_gauge", "make_counter", "make_histogram"):
                 metrics[name] = node.func.id.removeprefix("make_"), ast.literal_eval(node.args[1])
     return metrics

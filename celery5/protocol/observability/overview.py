@@ -67,6 +67,8 @@ class TaskMinute(NamedTuple):
     # Attempts that have run to their end, and those of them that failed.
     ended: int
     failed: int
+    # Its seconds: more than a minute where only hours are known.
+    span: int = MINUTE
 
 
 class LastError(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +124,7 @@ class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
     # begin on the full hour.
     run: dict[str, float] | None
     wait: dict[str, float] | None
-    # The minute in which it began to fail, in seconds since 1970; None when it does not fail now.
+    # The minute in which it began to fail, in seconds since 1970, however long ago; None when it does not fail now.
     failing_since: int | None = None
     last_error: LastError | None = None
 
@@ -301,14 +303,25 @@ def judge_queue(
     return QueueVerdict("empties", f"empties in {format_span(empty_in)}{why}", empty_in=empty_in)
 
 
-def find_failing_since(minutes: Iterable[TaskMinute], now: float) -> int | None:
-    """Return the minute in which a task began to fail; None when it does not fail now.
+class FailureOnset(NamedTuple):
+    """Since when a task fails, as far as the minutes say that were looked at."""
+
+    # The minute in which it began, in seconds since 1970.
+    at: int
+    # The last minute in which it failed.
+    last: int
+    # Whether earlier minutes can change nothing: it did well before.
+    is_certain: bool
+
+
+def find_onset(minutes: Iterable[TaskMinute]) -> FailureOnset | None:
+    """Return since when a task fails; None when it had healed after its last failure, or has not failed.
 
     Minutes without any attempt tell nothing. A few minutes without failures do not mean that it has healed: of a task
     that runs seldom, some attempts succeed by chance.
     """
     begin: int | None = None
-    last, healed = 0, 0
+    last, healed, is_certain = 0, 0, False
     for minute in sorted(minutes):
         if minute.ended <= 0:
             continue
@@ -316,10 +329,15 @@ def find_failing_since(minutes: Iterable[TaskMinute], now: float) -> int | None:
             begin = minute.at if begin is None else begin
             last, healed = minute.at, 0
         else:
-            healed += 1
+            healed += minute.span // MINUTE
             if healed >= HEALED_MINUTES:
-                begin = None
-    return begin if begin is not None and now - last <= FAILS_LATELY + MINUTE else None
+                begin, is_certain = None, True
+    return None if begin is None else FailureOnset(begin, last, is_certain)
+
+
+def fails_now(onset: FailureOnset | None, now: float) -> bool:
+    """Return whether a task fails now: its last failure is not long ago."""
+    return onset is not None and now - onset.last <= FAILS_LATELY + MINUTE
 
 
 def judge_worker(

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from sys import intern
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,11 +11,12 @@ from celery5.protocol.observability.overview import (
     QueueMinute,
     TaskMinute,
     TaskOverview,
-    find_failing_since,
+    fails_now,
+    find_onset,
     get_rate_window,
 )
 from celery5.protocol.observability.report import Measurements, get_labels
-from celery5.protocol.observability.rollup import MINUTE
+from celery5.protocol.observability.rollup import MINUTE, count_by_task
 from celery5.protocol.observability.sketch import Sketch
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -55,12 +55,9 @@ class RecentHistory(NamedTuple):
 
 def read_point(at: int, measurements: Measurements) -> RecentPoint:
     """Return what an overview needs of a point."""
-    counts: dict[tuple[str, str], int] = {}
-    for series, value in measurements.counters.items():
-        if series[0] == "celery5_jobs_total":
-            labels = get_labels(series)
-            counts[intern(labels.get("task", "")), intern(labels.get("state", ""))] = int(value)
-    return RecentPoint(at, counts, measurements.gauges.get(("celery5_queue_depth",)))
+    return RecentPoint(
+        at, count_by_task(measurements.counters), measurements.gauges.get(("celery5_queue_depth",))
+    )
 
 
 def read_durations(measurements: Measurements) -> Durations:
@@ -120,12 +117,19 @@ class _Task:
         if state == "SUCCESS" or state in FAILED_STATES:
             minute[1] += count
 
-    def make_overview(self, name: str, error: LastError | None, first: int, now: float) -> TaskOverview:
+    def list_minutes(self) -> list[TaskMinute]:
+        """Return its minutes, the oldest first."""
+        return [TaskMinute(at, minute[1], minute[2]) for at, minute in sorted(self.minutes.items())]
+
+    def make_overview(
+        self, name: str, error: LastError | None, first: int, now: float, earlier: Sequence[TaskMinute]
+    ) -> TaskOverview:
         """Return what the overview says of it. Rates are measured from the minute `first` on, at the earliest."""
         ended, finished, failed = (sum(minute[part] for minute in self.minutes.values()) for part in range(3))
         begin, end = get_rate_window(first, now)
         lately = sum(minute[0] for at, minute in self.minutes.items() if begin <= at < end)
-        minutes = [TaskMinute(at, minute[1], minute[2]) for at, minute in self.minutes.items()]
+        minutes = self.list_minutes()
+        onset = find_onset([*earlier, *minutes])
         return TaskOverview(
             name=name,
             queues=tuple(sorted(self.queues)),
@@ -138,29 +142,59 @@ class _Task:
             * MINUTE,
             run=_get_percentiles(self.durations["run"]),
             wait=_get_percentiles(self.durations["wait"]),
-            failing_since=find_failing_since(minutes, now),
+            failing_since=onset.at if onset is not None and fails_now(onset, now) else None,
             last_error=error,
         )
 
 
+def find_open_failures(
+    histories: Mapping[str, RecentHistory], now: float
+) -> dict[str, tuple[list[str], list[TaskMinute]]]:
+    """Return the tasks that fail now and may have begun before their first minute: their queues and minutes."""
+    found: dict[str, tuple[list[str], list[TaskMinute]]] = {}
+    for name, task in _read_tasks(histories).items():
+        minutes = task.list_minutes()
+        onset = find_onset(minutes)
+        if onset is not None and fails_now(onset, now) and not onset.is_certain:
+            found[name] = (sorted(task.queues), minutes)
+    return found
+
+
 def make_task_overviews(
-    histories: Mapping[str, RecentHistory], errors: Mapping[str, LastError], now: float
+    histories: Mapping[str, RecentHistory],
+    errors: Mapping[str, LastError],
+    now: float,
+    earlier: Mapping[str, Sequence[TaskMinute]] | None = None,
 ) -> list[TaskOverview]:
-    """Return what the overview says of tasks: first those that fail, then the busiest."""
+    """Return what the overview says of tasks: first those that fail, then the busiest.
+
+    Args:
+        histories: The time of the overview, by queue.
+        errors: The last error of each task.
+        now: The time.
+        earlier: What came before, of the tasks that fail since their first minute.
+    """
+    tasks = _read_tasks(histories)
+    first = min((point.at for history in histories.values() for point in history.minutes), default=int(now))
+    overviews = [
+        task.make_overview(name, errors.get(name), min(first, int(now)), now, (earlier or {}).get(name, ()))
+        for name, task in tasks.items()
+        if task.minutes
+    ]
+    return sorted(overviews, key=lambda task: (task.failing_since is None, -task.ended, task.name))
+
+
+def _read_tasks(histories: Mapping[str, RecentHistory]) -> dict[str, _Task]:
+    """Return what was measured of each task."""
     tasks: defaultdict[str, _Task] = defaultdict(_Task)
-    first = int(now)
     for queue, history in histories.items():
         for point in history.minutes:
-            first = min(first, point.at)
             for (name, state), count in point.counts.items():
                 tasks[name].queues.add(queue)
                 tasks[name].add(point.at, state, count)
         for (kind, name), sketch in history.durations.items():
             tasks[name].durations[kind].add_all(sketch)
-    overviews = [
-        task.make_overview(name, errors.get(name), first, now) for name, task in tasks.items() if task.minutes
-    ]
-    return sorted(overviews, key=lambda task: (task.failing_since is None, -task.ended, task.name))
+    return dict(tasks)
 
 
 def _get_percentiles(sketch: Sketch) -> dict[str, float] | None:

@@ -8,8 +8,9 @@ Source: RRDtool's archives of different steps; the reports are deltas, so a poin
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, NamedTuple, cast
 
 from celery5.protocol.observability.report import (
@@ -339,18 +340,46 @@ def pack_chunk(tier: Tier, points: Iterable[tuple[int, Measurements]]) -> bytes:
     return compress_for_long([[at for at, _ in points], *columns])
 
 
-def unpack_chunk(packed: bytes) -> list[tuple[int, Measurements]]:
-    """Return the points of what `pack_chunk` has returned; what cannot be read is left out."""
+def unpack_chunk(packed: bytes, *, only: str = "") -> list[tuple[int, Measurements]]:
+    """Return the points of what `pack_chunk` has returned; what cannot be read is left out.
+
+    Args:
+        packed: The chunk.
+        only: The name of the one metric that is wanted; '' for all.
+    """
     words = _as_list(decompress(packed))
     times = [at for at in _as_list(words[0] if words else None) if type(at) is int]
     rows: list[list[list[Any]]] = [[[], [], []] for _ in times]
     for kind, column in enumerate(words[1:4]):
         for series in _as_list(column):
             *names, values = _as_list(series) or [None]
+            if only and names[:1] != [only]:
+                continue
             for row, value in zip(rows, _as_list(values), strict=False):
                 if value is not None:
                     row[kind].append([*names, value])
     return [(at, Measurements.unpack(row)) for at, row in zip(times, rows, strict=True)]
+
+
+def count_by_task(counters: Mapping[Series, float]) -> dict[tuple[str, str], int]:
+    """Return how many attempts have ended, by task and state."""
+    counts: dict[tuple[str, str], int] = {}
+    for series, value in counters.items():
+        if series[0] == "celery5_jobs_total":
+            labels = get_labels(series)
+            counts[intern(labels.get("task", "")), intern(labels.get("state", ""))] = int(value)
+    return counts
+
+
+def count_jobs(packed: bytes) -> dict[tuple[str, str], int]:
+    """Return how many attempts have ended in a point, by task and state, of what `pack_point` has returned."""
+    return count_by_task(unpack_point(packed).counters)
+
+
+def unpack_job_counts(packed: bytes) -> list[tuple[int, dict[tuple[str, str], int]]]:
+    """Return when each point of a chunk began and how many attempts ended in it, without what else was measured."""
+    points = unpack_chunk(packed, only="celery5_jobs_total")
+    return [(at, count_by_task(point.counters)) for at, point in points]
 
 
 def _reduce(point: Measurements) -> Measurements:

@@ -189,7 +189,7 @@ def test_what_is_decided_is_the_same_whoever_decides_it(
 
 def make_queue(**values: float) -> MeasuredQueue:
     """Return what was measured of a queue; 0 where nothing is given."""
-    return msgspec.convert({"waiting": 0, "oldest": 0, "dead": 0, "workers": 1, **values}, MeasuredQueue)
+    return msgspec.convert({"backlog": 0, "oldest": 0, "dead": 0, "workers": 1, **values}, MeasuredQueue)
 
 
 def test_failures_are_counted_within_their_time_and_only_if_enough_have_ended() -> None:

@@ -9,7 +9,8 @@ from celery5.protocol.observability.overview import (
     QueueFlow,
     QueueMinute,
     TaskMinute,
-    find_failing_since,
+    fails_now,
+    find_onset,
     format_rate,
     format_span,
     group_starts,
@@ -103,17 +104,26 @@ def test_a_task_fails_since_the_first_minute_of_failures_that_have_not_healed(
     failures: Sequence[int], since: int | None
 ) -> None:
     begin = NOON - 60 * len(failures)
-    found = find_failing_since(
-        [TaskMinute(begin + 60 * number, 100, failed) for number, failed in enumerate(failures)], NOON
+    onset = find_onset(
+        [TaskMinute(begin + 60 * number, 100, failed) for number, failed in enumerate(failures)]
     )
+    found = onset.at if onset is not None and fails_now(onset, NOON) else None
     assert found == (None if since is None else begin + 60 * since)
 
 
 def test_a_task_that_has_not_failed_lately_does_not_fail() -> None:
-    assert find_failing_since([TaskMinute(NOON - 3600, 10, 10)], NOON) is None
-    assert (
-        find_failing_since([TaskMinute(NOON - 300, 10, 10), TaskMinute(NOON - 60, 0, 0)], NOON) == NOON - 300
-    )
+    assert not fails_now(find_onset([TaskMinute(NOON - 3600, 10, 10)]), NOON)
+    onset = find_onset([TaskMinute(NOON - 300, 10, 10), TaskMinute(NOON - 60, 0, 0)])
+    assert fails_now(onset, NOON)
+    assert onset == (NOON - 300, NOON - 300, False)
+
+
+def test_it_is_certain_since_when_a_task_fails_once_it_did_well_before() -> None:
+    well = [TaskMinute(NOON - 600 + 60 * number, 10, 0) for number in range(3)]
+    assert find_onset([*well, TaskMinute(NOON - 60, 10, 10)]) == (NOON - 60, NOON - 60, True)
+    assert find_onset([*well[1:], TaskMinute(NOON - 60, 10, 10)]) == (NOON - 60, NOON - 60, False)
+    hour = TaskMinute(NOON - 7200, 10, 0, 3600)
+    assert find_onset([hour, TaskMinute(NOON - 60, 10, 10)]) == (NOON - 60, NOON - 60, True)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class Client:
 
     async def load(self, path: str, *, status: int = 200, **query: Any) -> str:
         """The HTML of a page."""
-        answer = await self._http.get(f"/{self._app.name}/{path}", params=query or None)
+        answer = await self._http.get(f"/{self._app.name}/{path}".rstrip("/"), params=query or None)
         assert answer.status_code == status, read_text(answer.text)
         return answer.text
 

@@ -154,7 +154,7 @@ async def test_a_queue_of_a_broker_that_is_away_has_no_numbers_rather_than_old_o
     async with trio.open_nursery() as nursery:
         await nursery.start(measuring(vitals, way, ["q01"]).run)
         await trio.sleep(1)
-        assert vitals.depths == {"q01": QueueDepth(7, 1.5, 2)}
+        assert vitals.depths == {"q01": QueueDepth(7, 1.5, 2, backlog=7)}
         assert b'celery5_queue_depth{queue="q01"} 7' in format_exposition(
             vitals.add_incarnation("far").metric_families()
         )
