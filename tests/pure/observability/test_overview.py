@@ -30,7 +30,7 @@ def minutes(*rows: tuple[float | None, int]) -> list[QueueMinute]:
 
 def verdict(flow: QueueFlow | None = None, **state: Any) -> str:
     """What is said of a queue with 100 jobs and a worker."""
-    usual = {"backlog": 100, "upcoming": 0, "oldest": 5.0, "workers": 1, "is_paused": False}
+    usual: dict[str, Any] = {"backlog": 100, "upcoming": 0, "oldest": 5.0, "workers": 1, "is_paused": False}
     return judge_queue(**{**usual, **state}, flow=flow).text
 
 

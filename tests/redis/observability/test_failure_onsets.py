@@ -102,7 +102,7 @@ def test_a_task_of_several_queues_fails_since_it_did_on_all_of_them_together(
     for queue in ("crm", "web"):
         seed_history(redis_client, app, queue, minutes, now)
     index = app.keys.metrics_state
-    redis_client.hset(index, "index", compress(["", "crm", "web"]))  # type: ignore[arg-type]
+    redis_client.hset(index, "index", compress(["", "crm", "web"]))
     assert read_since(app, "push", 3600) == begin
 
 
