@@ -13,7 +13,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import msgspec
 import trio
@@ -198,6 +198,8 @@ class ProcessStatus:
 
 class StatusPhase:
     """Marks this incarnation as up while it runs. `is_restarting()` returns whether another one follows."""
+
+    only_observes: ClassVar = True
 
     def __init__(
         self,

@@ -7,10 +7,11 @@ notifies the watchdog, so systemd restarts a process whose loop hangs for longer
 import socket
 import time
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import TypedDict
+from typing import ClassVar, TypedDict
 
 import trio
 
+from celery5.logs.fence import FENCE
 from celery5.protocol.process.liveness import get_beat_interval
 
 SEND_TIMEOUT = 1.0
@@ -89,6 +90,8 @@ class SystemdNotify:
             undone: a worker that goes on as another incarnation must not send it.
     """
 
+    only_observes: ClassVar = True
+
     def __init__(
         self,
         *,
@@ -112,16 +115,19 @@ class SystemdNotify:
             while True:
                 await trio.sleep(self._interval)
                 notify(self._address, "WATCHDOG=1", *self._format_status())
-        finally:
+        except trio.Cancelled:  # after an error this begins again
             if self._is_exiting():
                 with trio.CancelScope(shield=True):
                     await self._send("STOPPING=1")
+            raise
 
     def _format_status(self) -> tuple[str, ...]:
         if self._status is None:
             return ()
-        # One line, whatever it is: a newline would begin a field.
-        return (f"STATUS={' '.join(self._status().split())}",)
+        with FENCE("systemd"):  # the watchdog must be notified whatever the line is
+            # One line, whatever it is: a newline would begin a field.
+            return (f"STATUS={' '.join(self._status().split())}",)
+        return ()
 
     async def _send(self, *lines: str) -> None:
         """Send a message, again while systemd's socket is full, for a second at most: this process must not hang."""

@@ -5,7 +5,7 @@ It sends nothing unless the application is scaled or uses priorities.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 
@@ -56,6 +56,8 @@ class ReportedLoad:
 
 class Reporter:
     """Sends the reports of one worker."""
+
+    only_observes: ClassVar = True
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """Companions: what runs beside the work of a process, and whose failure must not end it."""
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from os import getpid
-from typing import Any, cast
+from typing import Any
 
 import trio
 
@@ -13,65 +13,14 @@ from celery5.logs.log import Log, LogWriter
 from celery5.processes.lifecycle.incarnations import ProcessKind, new_incarnation_name
 from celery5.processes.options import ProcessOptions
 from celery5.protocol.masking import describe_error
+from celery5.services.process.fenced import keep_running
 from celery5.services.process.reloader import ReloadSignal
 
-FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0
-"""Seconds until a companion that has failed begins again; twice as long each time."""
-STABLE_AFTER = 60.0
-"""Seconds after which a companion has run well: the next pause is the first one again."""
 
-
-async def keep_running(
-    run: Callable[..., Awaitable[None]],
-    *,
-    on_failure: Callable[[Exception, float], object],
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Run something until it returns or is cancelled; when it fails, run it again after a pause.
-
-    Args:
-        run: Called with a `task_status`.
-        on_failure: Called with each error, and the seconds until the next try.
-        task_status: Told when it first runs, or has failed: whatever waits for it goes on.
-    """
-    first_start, pause = _FirstStart(task_status), FIRST_PAUSE
-    while True:
-        began = trio.current_time()
-        try:
-            await run(task_status=first_start)
-            return
-        except Exception as error:
-            if trio.current_time() >= began + STABLE_AFTER:
-                pause = FIRST_PAUSE
-            on_failure(_get_first(error), pause)
-        first_start.started()
-        await trio.sleep(pause)
-        pause = min(2 * pause, MAX_PAUSE)
-
-
-class _FirstStart(trio.TaskStatus[None]):
-    """Passes on the first start only."""
-
-    def __init__(self, task_status: trio.TaskStatus[None]) -> None:
-        self._task_status = task_status
-        self._started = False
-
-    def started(self, value: None = None) -> None:
-        if not self._started:
-            self._started = True
-            self._task_status.started()
-
-
-def _get_first(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = cast("ExceptionGroup[Exception]", error).exceptions[0]
-    return error
-
-
-def log_failure(log: Log, name: str) -> Callable[[Exception, float], None]:
+def log_failure(log: Log, name: str) -> Callable[[BaseException, float], None]:
     """Return what logs that the companion of this name has failed."""
 
-    def write(error: Exception, pause: float) -> None:
+    def write(error: BaseException, pause: float) -> None:
         log.event(
             "companion:failed",
             "error",

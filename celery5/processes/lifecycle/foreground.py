@@ -23,7 +23,7 @@ from celery5.logs.log import Log, LogWriter
 from celery5.logs.stdlib_log import captured_logging
 from celery5.processes import router, scheduler, worker
 from celery5.processes.lifecycle import fleet
-from celery5.processes.lifecycle.companions import keep_running, log_failure, run_companion
+from celery5.processes.lifecycle.companions import log_failure, run_companion
 from celery5.processes.lifecycle.incarnations import PROCESS_EVENTS, ProcessKind, new_incarnation_name
 from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.options import ProcessOptions
@@ -38,7 +38,7 @@ from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VAR
 from celery5.runners.context import LOG_EVENT
 from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
-from celery5.services.process.fenced import run_fenced
+from celery5.services.process.fenced import keep_running, run_fenced
 from celery5.services.process.recycling import RestartMode
 from celery5.services.process.reloader import ReloadSignal
 from celery5.services.process.systemd_notify import notify, read_notify_settings

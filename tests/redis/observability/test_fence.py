@@ -12,12 +12,14 @@ from celery5.logs import trace
 from celery5.logs.fence import FENCE
 from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.vital_sources import QueueDepths
-from celery5.services.health.vitals import ProcessStatus
+from celery5.services.health.vitals import ProcessStatus, StatusPhase
 from celery5.services.observability.alert_delivery import AlertDelivery
 from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process import fenced
+from celery5.services.process.systemd_notify import SystemdNotify
+from celery5.services.scaling.reporter import Reporter
 from celery5.services.streams.group_lags import GroupLags
 from celery5.services.worker import attempt_recorder
 from celery5.services.worker.judgement import OutcomeHandler
@@ -33,6 +35,9 @@ OBSERVERS: dict[str, Any] = {
     "log-again": LogRetry,
     "depths": QueueDepths,
     "lags": GroupLags,
+    "reporter": Reporter,
+    "vitals": StatusPhase,
+    "systemd": SystemdNotify,
 }
 
 
@@ -61,7 +66,7 @@ async def test_observers_that_fail_again_and_again_end_no_worker(
 
     for name, service in OBSERVERS.items():
         monkeypatch.setattr(service, "run", break_down(name))
-    monkeypatch.setattr(fenced, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(fenced, "FIRST_PAUSE", 0.01)
 
     @app.task
     async def add(a: int, b: int) -> int:

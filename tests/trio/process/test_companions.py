@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import trio
 
-from celery5.processes.lifecycle.companions import FIRST_PAUSE, MAX_PAUSE, STABLE_AFTER, keep_running
+from celery5.services.process.fenced import FIRST_PAUSE, MAX_PAUSE, STABLE_AFTER, keep_running
 
 
 async def test_a_companion_that_fails_begins_again_after_longer_and_longer_pauses(
@@ -22,7 +22,7 @@ async def test_a_companion_that_fails_begins_again_after_longer_and_longer_pause
         task_status.started()
         raise ValueError(str(len(began)))
 
-    def note(error: Exception, pause: float) -> None:
+    def note(error: BaseException, pause: float) -> None:
         failures.append((f"{type(error).__name__}: {error}", pause))
 
     start = trio.current_time()
@@ -60,10 +60,38 @@ async def test_a_companion_that_cannot_begin_keeps_nothing_waiting_and_is_tried_
     nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-async def test_what_ends_a_process_on_purpose_is_passed_on(error: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), SystemExit(3), GeneratorExit(), BaseExceptionGroup("", [SystemExit(4)])],
+    ids=repr,
+)
+async def test_whatever_a_companion_raises_it_begins_again(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery, error: BaseException
+) -> None:
+    failures: list[BaseException] = []
+
     async def run(*, task_status: trio.TaskStatus[None]) -> None:
         raise error
 
-    with pytest.raises(error):
-        await keep_running(run, on_failure=lambda error, pause: None)
+    def note(error: BaseException, _pause: float) -> None:
+        failures.append(error)
+
+    await nursery.start(partial(keep_running, run, on_failure=note))
+    await trio.sleep(FIRST_PAUSE + 1)
+    assert failures == [error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error] * 2
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_is_cancelled_or_returns_does_not_begin_again() -> None:
+    began: list[str] = []
+
+    async def run(name: str, *, task_status: trio.TaskStatus[None]) -> None:
+        began.append(name)
+        if name == "cancelled":
+            await trio.sleep_forever()
+
+    with trio.move_on_after(0.01) as scope:
+        await keep_running(partial(run, "cancelled"), on_failure=lambda error, pause: None)
+    assert scope.cancelled_caught
+    await keep_running(partial(run, "returns"), on_failure=lambda error, pause: None)
+    assert began == ["cancelled", "returns"]

@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ import trio
 import trio.testing
 
 from celery5.services.process import systemd_notify
+from celery5.services.process.fenced import run_fenced
 from celery5.services.process.systemd_notify import (
     SystemdNotify,
     notify_with_retry,
@@ -127,6 +129,44 @@ async def test_ready_is_said_as_soon_as_a_busy_systemd_reads_again(
         await nursery.start(SystemdNotify(address=address).run)
         assert heard() == ["READY=1"]
         nursery.cancel_scope.cancel()
+
+
+async def test_the_watchdog_is_fed_although_the_status_cannot_be_told(
+    address: str, heard: Callable[[], list[str]], autojump_clock: trio.testing.MockClock
+) -> None:
+    def fail() -> str:
+        raise OverflowError("too big")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(
+            partial(run_fenced, "systemd", SystemdNotify(address=address, interval=5, status=fail))
+        )
+        await trio.sleep(11)
+        assert heard() == ["READY=1", "WATCHDOG=1", "WATCHDOG=1"]
+        nursery.cancel_scope.cancel()
+    assert heard() == ["STOPPING=1"]
+
+
+async def test_a_notification_that_fails_begins_again_and_does_not_say_that_the_process_stops(
+    address: str,
+    heard: Callable[[], list[str]],
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send, errors = systemd_notify.notify, [RuntimeError("no socket can be made")]
+
+    def fail_once(to: str | None, *lines: str) -> bool:
+        if "WATCHDOG=1" in lines and errors:
+            raise errors.pop()
+        return send(to, *lines)
+
+    monkeypatch.setattr(systemd_notify, "notify", fail_once)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(run_fenced, "systemd", SystemdNotify(address=address, interval=5)))
+        await trio.sleep(12)
+        assert heard() == ["READY=1", "READY=1", "WATCHDOG=1"]
+        nursery.cancel_scope.cancel()
+    assert heard() == ["STOPPING=1"]
 
 
 @pytest.mark.parametrize(
