@@ -8,9 +8,22 @@ import sys
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    Never,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 from weakref import WeakSet
 
+from celery5.application import Application
 from celery5.boot_step import BootStep, check_boot_steps
 from celery5.broker.call import Call
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
@@ -32,7 +45,7 @@ from celery5.connections.brokers import Brokers
 from celery5.connections.guarded import GuardedConnections
 from celery5.dead_letters.queues import DeadLetters
 from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
-from celery5.events.event import DeclareEvent, adopt_events, get_event_declaration
+from celery5.events.event import DeclareEvent, find_events, get_event_declaration
 from celery5.events.registry import Events
 from celery5.events.sources import DeclareSource, source
 from celery5.health.health_check import DeclareCheck, HealthCheck
@@ -523,7 +536,7 @@ class App:
                 self.tasks.add(task)
             elif task.app is not self:
                 self._take_shared(task)
-        adopt_events(self, (*find_modules(self.include), self.module))
+        self._adopt_events()
         for declared_task in self.tasks.values():
             declared_task.parameters.resolve()
         if "workflows" in self.__dict__:
@@ -540,20 +553,38 @@ class App:
 
         Its own workers would not have it otherwise. A task that is only imported here is its owner's alone.
         """
-        owner = cast("App", task.app)
-        if not is_included(self.include, task.__module__) or owner.name == self.name:
-            return
-        if task.had_no_app and is_included(owner.include, task.__module__):
+        if self._may_share("task", task.name, task.__module__, task.app, free=task.had_no_app):
             self.tasks.setdefault(task.name, task.copy_for(self))
-            return
+
+    def _adopt_events(self) -> None:
+        """Adopt included free events. One that two applications include stays with the first: there is one class."""
+        for event in find_events((*find_modules(self.include), self.module)):
+            if event.has_no_app:
+                event.adopt(self)
+            elif event.app is not self:
+                self._may_share("event", event.name, event.kind.__module__, event.app, free=event.had_no_app)
+
+    def _may_share(
+        self, noun: Literal["task", "event"], name: str, module: str, owner: Application, *, free: bool
+    ) -> bool:
+        """Return whether something of another application is this one's, too: whether it is `free` and both include it.
+
+        False for what is only imported here. Raises Misconfigured for what is included here and bound to an application
+        that does not include it.
+        """
+        if not is_included(self.include, module) or owner.name == self.name:
+            return False
+        if free and is_included(owner.include, module):
+            return True
         remedy = (
-            f"import the module of {self.name!r} before the task is used, and choose no default application"
+            f"import the module of {self.name!r} before the {noun} is used, and choose no default application"
             if isinstance(owner, DefaultApp)
-            else f"declare it with celery5.task, or leave its module out of include=[...] of {self.name!r}"
+            else f"declare it with celery5.{noun}, or leave its module out of include=[...] of {self.name!r}"
         )
+        effect = "whose workers would not have it" if noun == "task" else "whose Routers would never get it"
         raise Misconfigured(
-            f"task {task.name} is included by application {self.name!r}, whose workers would not have it: it is bound "
-            f"to application {owner.name!r}; {remedy}"
+            f"{noun} {name} is included by application {self.name!r}, {effect}: it is bound to application "
+            f"{owner.name!r}; {remedy}"
         )
 
     def signature(self, name: str, /, *args: Any, **kwargs: Any) -> Signature[Any]:

@@ -6,7 +6,7 @@ A sender does not know the subscribers: workers register these in Redis, and Rou
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import (
     TYPE_CHECKING,
@@ -306,6 +306,7 @@ class EventDeclaration:
         self._of = of
         self._app = app
         self._find_owner = find_owner
+        self.had_no_app: bool = app is None
         self._parameters = get_field_parameters(kind, name)
         self._subscribed: dict[str, tuple[Task[Any, Any], tuple[int, ...], tuple[str, ...] | None]] = {}
 
@@ -502,13 +503,13 @@ def list_event_declarations() -> list[EventDeclaration]:
     return list(_DECLARED.values())
 
 
-def adopt_events(app: EventApplication, modules: Iterable[str]) -> None:
-    """Let `app` own the free events in these modules."""
+def find_events(modules: Iterable[str]) -> Iterator[EventDeclaration]:
+    """Yield all events in these modules, of any owner, but for those of every application."""
     for module in modules:
         for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
             declaration = _DECLARED.get(value) if isinstance(value, type) else None
-            if declaration is not None:
-                declaration.adopt(app)
+            if declaration is not None and not declaration.is_of_every_application:
+                yield declaration
 
 
 def _make_event_class(kind: type[Any], name: str) -> type[Event]:

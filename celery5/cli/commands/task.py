@@ -23,6 +23,7 @@ from celery5.cli.terminal.output import (
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError
 from celery5.protocol.durations import format_duration
+from celery5.protocol.job.story import explain_awaited_code
 from celery5.protocol.text_values import parse_json_array, parse_json_object
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
 from celery5.sending.sender import without_backlog
@@ -218,6 +219,7 @@ def _fields(details: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "sent", _format_moment(details.sent, now)
     yield "due", _format_moment(details.due, now)
     yield "waits at", _format_waiting(details)
+    yield "waits for", format_cell(explain_awaited_code(details, _format_moment(details.due, now)))
     yield "expires", _format_moment(details.expires, now)
     yield "taken", _format_moment(details.taken, now)
     yield "started", _format_moment(details.started, now)

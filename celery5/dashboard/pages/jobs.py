@@ -16,7 +16,7 @@ from celery5.protocol.durations import format_duration
 from celery5.protocol.job.history import JobRecord
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.states import JobState
-from celery5.protocol.job.story import JobDetails
+from celery5.protocol.job.story import JobDetails, explain_awaited_code
 from celery5.protocol.masking import MASK
 from celery5.protocol.workflows.member_ids import parse_member_id
 
@@ -148,6 +148,8 @@ def _tell_now(job: JobDetails, now: float) -> Iterator[StoryLine]:
         yield StoryLine(0.0, "revoked; its worker is about to stop it", "warn")
     if job.limit:
         yield StoryLine(0.0, f"waits at the limit of {job.limit}; jobs ahead of it: {job.jobs_ahead}", "warn")
+    elif awaited_code := explain_awaited_code(job, "then"):
+        yield StoryLine(job.due, f"waits for {awaited_code}", "warn")
     elif job.due > now:
         word = "its next attempt" if job.state is JobState.RETRY else "its time"
         yield StoryLine(job.due, f"waits for {word}")

@@ -10,12 +10,14 @@ from celery5.protocol.job.messages import (
     Command,
     Document,
     Failure,
+    Refusal,
     try_decode_value,
     try_read_command,
     try_read_document,
 )
 from celery5.protocol.job.progress import Progress
 from celery5.protocol.job.states import FINISHED, LANES, JobState, Place, get_state
+from celery5.protocol.job.verdict import Reason
 from celery5.protocol.limits import unescape_word
 
 
@@ -63,6 +65,8 @@ class JobDetails(msgspec.Struct, frozen=True):
     limit: str = ""
     # How many jobs are ahead of it in the waiting list.
     jobs_ahead: int | None = None
+    # Which code could not run it, while it waits for a worker with other code until it is `due`.
+    waits_for_code: Refusal | None = None
     # What it has reported while it runs.
     progress: Progress | None = None
     # Its traceparent; '' when unknown.
@@ -127,7 +131,10 @@ def make_job_details(
         jobs_ahead=jobs_ahead if letter == Place.LIMITED else None,
         progress=progress if progress and worker and progress.worker == worker else None,
     )
-    story = _with_message(story, command) if command else story
+    if command is not None:
+        story = _with_message(story, command)
+        if letter == Place.HELD and command.refused is not None:
+            story = msgspec.structs.replace(story, waits_for_code=command.refused)
     return _with_end(story, ended) if ended else story
 
 
@@ -221,6 +228,20 @@ def _make_from_record(record: JobRecord) -> JobDetails:
         else None,
         is_from_history=True,
     )
+
+
+def explain_awaited_code(details: JobDetails, due: str) -> str:
+    """Return which code a foreign job waits for, and what becomes of it when it is `due`; '' for other jobs."""
+    refusal = details.waits_for_code
+    if refusal is None:
+        return ""
+    code = f"has task {details.task}"
+    if refusal.by:
+        code += f" with other parameters than {', '.join(refusal.by)}"
+    if not refusal.since:
+        return f"a worker whose code {code}: one is live, and gets it when it has a free slot"
+    reason = Reason.BAD_ARGUMENTS if refusal.by else Reason.UNKNOWN_TASK
+    return f"a worker whose code {code}: none is live; if none comes by {due}, it is dead: {reason.value}"
 
 
 def format_limit(place: str) -> str:

@@ -13,6 +13,7 @@ import trio
 from celery5 import App, BrokerUnavailable, Misconfigured, default_app
 from celery5.app import DefaultApp
 from celery5.cli.terminal.loading import load_app
+from celery5.events.event import get_event_declaration
 from celery5.testing import recorded
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -189,6 +190,47 @@ def test_loading_refuses_an_included_task_of_another_application(free: Any, chos
             Misconfigured, match=r"theirs .*bound to application 'other'; declare it with celery5.task"
         ):
             shop.load()
+
+
+def test_loading_refuses_an_included_event_of_another_application(free: Any, chosen: DefaultApp) -> None:
+    chosen.configure(broker=NOBODY)
+    with pytest.raises(BrokerUnavailable):
+        free.Paid.delay(n=1)
+    shop = App("shop", include=[free.__name__])
+    with pytest.raises(
+        Misconfigured,
+        match=r"event .*Paid is included by application 'shop', whose Routers would never get it: it is bound to "
+        r"application 'celery5'; import the module of 'shop' before the event is used",
+    ):
+        shop.load()
+    code = "from celery5 import App, event\nother = App('other')\n@other.event\nclass Theirs:\n    n: int\n"
+    for _ in make_module("bound_event", code):
+        shop.include = ("bound_event",)
+        with pytest.raises(
+            Misconfigured, match=r"Theirs .*bound to application 'other'; declare it with celery5.event"
+        ):
+            shop.load()
+
+
+def test_an_imported_event_of_another_application_is_no_mistake(free: Any) -> None:
+    billing = App("billing", include=[free.__name__])
+    billing.load()
+    code = (
+        f"from {free.__name__} import Paid\nfrom celery5 import task\n"
+        "@task\ndef mine(n: int): ...\nPaid.subscribe(mine)\n"
+    )
+    for _ in make_module("imports_event", code):
+        shop = App("shop", include=["imports_event"])
+        shop.load()
+        assert list(shop.events.group_subscriptions()) == ["billing"]
+
+
+def test_a_free_event_that_two_applications_include_is_the_first_ones(free: Any) -> None:
+    first, second = App("first", include=[free.__name__]), App("second", include=[free.__name__])
+    first.load()
+    second.load()
+    second.load()
+    assert get_event_declaration(free.Paid).app is first
 
 
 def test_an_imported_task_of_another_application_is_no_mistake(free: Any) -> None:

@@ -1,8 +1,11 @@
 """Foreign jobs: what the code of one worker cannot run goes to workers whose code can, and costs it nothing."""
 
 import json
+import re
+import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +16,8 @@ import trio
 from celery5 import App, Event, JobState, TaskFailed, agather, current_job
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
+from celery5.protocol.job.messages import Refusal
+from celery5.protocol.job.story import JobDetails, explain_awaited_code
 from tests.redis.worker.workers import (
     LEASE,
     Lines,
@@ -379,3 +384,37 @@ async def test_what_redis_refuses_of_foreign_jobs_ends_no_worker_and_holds_up_no
         assert not old.ended.is_set()
         redis_client.delete(getattr(keys, corrupt))
     assert len(foreign) == 300
+
+
+@pytest.mark.parametrize("changed", ["task", "signature"])
+async def test_a_foreign_job_shows_which_code_it_waits_for_and_until_when(
+    versions: Versions, changed: str
+) -> None:
+    code, reason = "has task resize", "unknown-task"
+    if changed == "signature":
+        versions.declare(versions.old, "trio", "resize", resized=False)
+        code, reason = "has task resize with other parameters than [0-9a-f]+", "bad-arguments"
+    task = versions.declare(versions.new, "trio", "resize")
+    async with working(versions.old, name="old"):
+        job = await task.adelay(1, 2)
+        await until_async(partial(has_state, job, JobState.HELD))
+        details = await versions.old.afind(job.id)
+        assert details is not None
+        assert GRACE - 10 < details.due - time.time() <= GRACE
+        assert re.fullmatch(
+            f"a worker whose code {code}: none is live; if none comes by noon, it is dead: {reason}",
+            explain_awaited_code(details, "noon"),
+        )
+        async with working(versions.new, name="new"):
+            assert await job.aget(20) == 2
+    details = await versions.old.afind(job.id)
+    assert details is not None
+    assert explain_awaited_code(details, "noon") == ""
+
+
+def test_a_foreign_job_that_a_live_worker_knows_waits_for_its_free_slot() -> None:
+    details = JobDetails("id", "default", JobState.HELD, "resize", waits_for_code=Refusal(("abc", "def")))
+    assert explain_awaited_code(details, "noon") == (
+        "a worker whose code has task resize with other parameters than abc, def: "
+        "one is live, and gets it when it has a free slot"
+    )

@@ -5,7 +5,7 @@ import re
 import sys
 
 from celery5 import JobState
-from tests.story.cli.commands import Serving, until
+from tests.story.cli.commands import Serving, celery5, until
 from tests.story.conftest import Desk
 
 MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
@@ -75,3 +75,27 @@ def test_how_far_a_job_is_and_where_its_code_stands_is_shown_while_it_runs(desk:
         assert [stack["kind"] for stack in reply["answer"]["stacks"]] == ["trio", "worker"]
         assert running.revoke()
         until(lambda: running.status() is JobState.REVOKED)
+
+
+def test_a_job_that_no_live_worker_knows_shows_which_code_it_waits_for_and_until_when(desk: Desk) -> None:
+    with Serving(
+        "-A", "shop", "worker", "start", cwd=desk.folder, env={"CELERY5_UNKNOWN_TASK_GRACE": "300"}
+    ).ready():
+        (desk.folder / "newer.py").write_text(
+            (desk.folder / "shop.py").read_text()
+            + "@app.task(name='shop.rotate')\nasync def rotate(n: int) -> int: ...\n"
+        )
+        job_id = celery5(
+            "-A", "newer", "task", "send", "shop.rotate", "--args", "[1]", cwd=desk.folder
+        ).out.strip()
+        until(lambda: (job := desk.app.find(job_id)) is not None and job.state is JobState.HELD)
+        shown = fields(desk("task", "show", job_id))
+        told = json.loads(desk("task", "show", job_id, "--json"))
+    until_when = rf"{MOMENT} \(in [45] min.*\)"
+    assert re.fullmatch(until_when, shown["due"]), shown
+    assert re.fullmatch(
+        "for +a worker whose code has task shop.rotate: none is live; "
+        rf"if none comes by {until_when}, it is dead: unknown-task",
+        shown["waits"],
+    )
+    assert told["waits_for_code"]["since"] > 0
