@@ -461,6 +461,11 @@ class Keys:
         return f"celery5:{{{self.app}}}:alerts:outbox"
 
     @property
+    def alert_undelivered(self) -> Expiring:
+        """HASH    the last notification of each alert that the webhook has not taken, with a time to live."""
+        return f"celery5:{{{self.app}}}:alerts:undelivered"
+
+    @property
     def alert_logged(self) -> Expiring:
         """STRING  the last notification of an alert that was logged, with a time to live."""
         return f"celery5:{{{self.app}}}:alerts:logged"

@@ -35,7 +35,12 @@ if TYPE_CHECKING:
         oldest,
         stream_lag,
     )
-    from celery5.protocol.observability.alerting import AlertCondition, AlertRule, AlertTransition
+    from celery5.protocol.observability.alerting import (
+        AlertCondition,
+        AlertRule,
+        AlertTransition,
+        UndeliveredNotification,
+    )
     from celery5.protocol.observability.overview import (
         DueSchedule,
         LastError,
@@ -107,6 +112,7 @@ __all__ = [
     "Succeeded",
     "TaskNumbers",
     "TaskOverview",
+    "UndeliveredNotification",
     "UnreachableBroker",
     "WebhookRefused",
     "WorkerOverview",
@@ -169,6 +175,7 @@ if not TYPE_CHECKING:
             "Succeeded": "celery5.observability.outcomes",
             "TaskNumbers": "celery5.observability.metrics",
             "TaskOverview": "celery5.protocol.observability.overview",
+            "UndeliveredNotification": "celery5.protocol.observability.alerting",
             "UnreachableBroker": "celery5.protocol.observability.overview",
             "WorkerOverview": "celery5.protocol.observability.overview",
             "WebhookRefused": "celery5.observability.webhook",

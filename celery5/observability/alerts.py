@@ -3,7 +3,7 @@
 import builtins
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -25,6 +25,7 @@ from celery5.protocol.observability.alerting import (
     AlertStatus,
     AlertTransition,
     Severity,
+    UndeliveredNotification,
     is_silent,
 )
 from celery5.protocol.similar_names import did_you_mean
@@ -52,6 +53,8 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     # Until when the rule is silenced, who did it and why; None when it is not.
     silence: AlertSilence | None = None
+    # Its last notification, if the webhook has not taken it; None otherwise.
+    undelivered: UndeliveredNotification | None = None
 
     @property
     def fires(self) -> bool:
@@ -79,7 +82,10 @@ class Alerts:
         return parse_webhook(settings.alert_webhook, settings.alert_webhook_secret)
 
     def list(self) -> builtins.list[AlertState]:
-        """Return each rule, or each of its alerts that is pending or firing. For plain Python."""
+        """Return each rule, or each of its alerts that is pending or firing. For plain Python.
+
+        An alert whose last notification the webhook has not taken is there for a day, also when it is resolved.
+        """
         return run_in_plain_python(_list, self._app, self.rules())
 
     async def alist(self) -> builtins.list[AlertState]:
@@ -166,11 +172,24 @@ class Alerts:
         return AlertSilence(name=name, until=time.time() + seconds, by=get_actor_name(), why=why)
 
 
+def summarize_alerts(states: Sequence[AlertState]) -> str:
+    """Return one line on what fires, and on notifications that do not arrive; '' for nothing."""
+    firing = [f"{one.name} ({one.subject})" if one.subject else one.name for one in states if one.fires]
+    more = f" and {len(firing) - 5} more" if len(firing) > 5 else ""
+    undelivered = sum(one.undelivered is not None for one in states)
+    parts = [f"{', '.join(firing[:5])}{more}"] if firing else []
+    if undelivered:
+        of = f"{undelivered} alert{'s' if undelivered > 1 else ''}"
+        parts.append(f"the webhook has not taken the last notification of {of}")
+    return "; ".join(parts)
+
+
 async def _list(
     app: Application, redis: AsyncDriver, rules: tuple[AlertRule, ...]
 ) -> builtins.list[AlertState]:
     read = await redis.perform(calls.read_alerts(app.keys))
     silences = await redis.perform(calls.read_silences(app.keys))
+    undelivered = await redis.perform(calls.read_undelivered(app.keys))
     now = time.time()
     live = {name: silence for name, silence in silences.items() if silence.until > now}
     by_rule: dict[str, builtins.list[AlertInstance]] = {}
@@ -194,6 +213,23 @@ async def _list(
         states += [_make_state(instance, live, now) for instance in found]
     # What rules have found that other processes declare.
     states += [_make_state(instance, live, now) for found in by_rule.values() for instance in found]
+    states = [
+        msgspec.structs.replace(state, undelivered=undelivered.pop((state.name, state.subject), None))
+        for state in states
+    ]
+    above = {rule.name: rule.condition.above for rule in rules}
+    severities = {rule.name: rule.severity for rule in rules}
+    states += [
+        AlertState(
+            name=name,
+            subject=subject,
+            status="inactive",
+            severity=severities.get(name, "warning"),
+            above=above.get(name, 0.0),
+            undelivered=one,
+        )
+        for (name, subject), one in undelivered.items()
+    ]
     return states
 
 

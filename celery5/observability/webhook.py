@@ -19,8 +19,25 @@ MAX_ANSWER = 64 * 1024
 """Bytes of the answer that are read."""
 
 
+PERMANENT_STATUSES = frozenset({400, 405, 406, 410, 411, 413, 414, 415, 422, 431, 451})
+"""Statuses by which a receiver says that it will never take this notification. Others may be mended."""
+
+
 class WebhookRefused(CeleryError):
-    """A notification did not arrive, or its receiver did not take it."""
+    """A notification did not arrive, or its receiver did not take it.
+
+    Attributes:
+        status: The HTTP status of the answer; None when there was no answer.
+    """
+
+    def __init__(self, why: str, status: int | None = None) -> None:
+        super().__init__(why)
+        self.status = status
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether the receiver will never take this notification."""
+        return self.status in PERMANENT_STATUSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +76,8 @@ class AlertWebhook:
         finally:
             connection.close()
         if not 200 <= response.status < 300:
-            raise WebhookRefused(f"the receiver answered with status {response.status}")
+            why = f"the receiver answered with status {response.status}"
+            raise WebhookRefused(why, response.status)
 
     def _make_headers(self, name: str, body: bytes, now: float) -> dict[str, str]:
         timestamp = str(int(now))

@@ -328,6 +328,7 @@ def make_sources(
     push: PushRedis,
     command_counts: Mapping[str, int],
     log: Log,
+    metrics_reporter: MetricsReporter,
     extra_sources: Sequence[StatusSource],
 ) -> tuple[StatusSource, ...]:
     """Return who is asked for /readyz and /metrics."""
@@ -335,6 +336,7 @@ def make_sources(
         ConnectionStatus(redis=redis, push=push),
         CommandMetrics(command_counts),
         LogMetrics(log),
+        metrics_reporter,
         *extra_sources,
     )
 

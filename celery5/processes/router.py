@@ -207,6 +207,7 @@ def make_extra_sources(
     sink_delivery: SinkDelivery,
     source_ingestion: SourceIngestion,
     event_ingestion: EventIngestion,
+    alert_delivery: AlertDelivery,
 ) -> tuple[StatusSource, ...]:
     """Return who else is asked for /readyz and /metrics."""
     documents = DocumentMetrics(
@@ -219,6 +220,7 @@ def make_extra_sources(
         LeaseStatus(lease),
         EventMetrics(event_ingestion.counts),
         documents,
+        alert_delivery,
     )
 
 

@@ -184,9 +184,11 @@ def _connect_others(app: App, broker: str) -> dict[str, RemoteRedis]:
     return {name: RemoteRedis(app, name) for name in app.brokers.names if name != broker}
 
 
-def make_extra_sources(timetable: Timetable, autoscaler: Autoscaler) -> tuple[StatusSource, ...]:
+def make_extra_sources(
+    timetable: Timetable, autoscaler: Autoscaler, alert_delivery: AlertDelivery
+) -> tuple[StatusSource, ...]:
     """Return who else is asked for /readyz and /metrics."""
-    return (timetable, autoscaler)
+    return (timetable, autoscaler, alert_delivery)
 
 
 @dataclass(frozen=True, kw_only=True)

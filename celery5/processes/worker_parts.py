@@ -271,6 +271,8 @@ def make_sources(
     group_lags: GroupLags,
     stream_archives: StreamArchives,
     timer_counts: Mapping[str, TimerCounts],
+    metrics_reporter: MetricsReporter,
+    alert_delivery: AlertDelivery,
     log: Log,
 ) -> tuple[StatusSource, ...]:
     """Return who is asked for /readyz and /metrics."""
@@ -284,6 +286,8 @@ def make_sources(
         stream_archives,
         TimerMetrics(timer_counts),
         LogMetrics(log),
+        metrics_reporter,
+        alert_delivery,
     )
 
 

@@ -12,7 +12,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
-from celery5.protocol.health.breaker import BreakerState
+from celery5.protocol.health.breaker import STATE_NUMBERS, BreakerState
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.queue_depth import QueueDepth
 from celery5.protocol.scheduling.timers import TimerCounts
@@ -20,12 +20,6 @@ from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vitals import ProcessStatus
 from celery5.services.process.broker_outages import OutageLog
 from celery5.services.worker.lease import Lease
-
-_STATES: Mapping[BreakerState, int] = {
-    BreakerState.CLOSED: 0,
-    BreakerState.HALF_OPEN: 1,
-    BreakerState.OPEN: 2,
-}
 
 
 class StatusConnection(Protocol):
@@ -62,7 +56,7 @@ class ConnectionStatus:
             "celery5_connection_breaker_state",
             "Circuit breakers of connections to the broker: 0 closed, 1 half-open, 2 open.",
             *[
-                (_STATES[connection.breaker], {"breaker": name})
+                (STATE_NUMBERS[connection.breaker], {"breaker": name})
                 for name, connection in self._connections.items()
             ],
             merge="max",
@@ -136,7 +130,7 @@ class BreakerMetrics:
             "celery5_breaker_state",
             "Circuit breakers of tasks and services: 0 closed, 1 half-open, 2 open.",
             *[
-                (_STATES[BreakerState(reading.state)], {"of": name, "mode": reading.mode})
+                (STATE_NUMBERS[BreakerState(reading.state)], {"of": name, "mode": reading.mode})
                 for name, reading in readings.items()
             ],
             merge="max",

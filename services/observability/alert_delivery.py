@@ -1,7 +1,8 @@
 """Log the notifications of alerts, and send them to a webhook, from the process that has decided on them last."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import trio
@@ -11,29 +12,44 @@ from celery5.broker.calls.alerts import WaitingNotification
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError
+from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.observability.webhook import AlertWebhook, WebhookRefused
+from celery5.protocol.health.breaker import STATE_NUMBERS, BreakerPolicy
 from celery5.protocol.observability.alert_messages import make_alert_message
-from celery5.protocol.observability.alerting import AlertTransition
+from celery5.protocol.observability.alerting import AlertKey, AlertTransition, UndeliveredNotification
+from celery5.protocol.observability.families import MetricFamily, make_gauge
 from celery5.services.observability.alert_evaluator import AlertEvaluator
 from celery5.services.process.broker_outages import OutageLog
 
-READ_AT_ONCE = 50
-"""Notifications that are read in one trip."""
 DELIVERY_TIMEOUT = 10.0
 """Seconds that one try may take."""
+ROUND_TIMEOUT = 30.0
+"""Seconds after which no further notification of a round is begun, so that new ones are logged in time."""
 RETRY_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Seconds before the second try and those after it. Then the notification is dropped."""
 
 MAX_AGE = 3600.0
 """Seconds after which a notification is tried once and no more."""
+WEBHOOK_BREAKER = BreakerPolicy(threshold=3, reset=10.0, growth="exponential", longest=300.0)
+"""Opens after three tries in a row without an answer. A refusal is an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempts:
+    """How often the first notification of an alert was tried, and when it may be tried again, on Trio's clock."""
+
+    notification: str
+    tries: int = 0
+    due: float = 0.0
 
 
 class AlertDelivery:
-    """Sends notifications in their order, each at least once, with an id by which a receiver drops repetitions.
+    """Sends the notifications of each alert in their order, at least once, with an id by which repetitions are dropped.
 
-    A notification stays in Redis until the receiver has taken it, or all tries have failed. So another process goes on
-    when this one is killed.
+    A notification stays in Redis until the receiver has taken it, will never take it, or all tries have failed. So
+    another process goes on when this one is killed. One that fails holds up later ones of the same rule and subject
+    only; while the receiver does not answer at all, a circuit breaker holds up all.
 
     Args:
         metrics_redis: The default broker, where the notifications are.
@@ -58,9 +74,13 @@ class AlertDelivery:
         self._webhook = alert_webhook
         self._log = log
         self._outages = OutageLog(log, "alerts:delivery-interrupted", level="debug")
-        # The notification that is tried, how often it was, and from when it may be tried again.
-        self._tried, self._tries, self._due = "", 0, 0.0
-        self._is_failing = False
+        self._attempts: dict[AlertKey, _Attempts] = {}
+        self._circuit = CircuitBreaker(
+            name="alert webhook",
+            policy=WEBHOOK_BREAKER,
+            log=log,
+            effect="notifications of alerts wait in Redis",
+        )
         # The notification that this process has logged last.
         self._logged = ""
 
@@ -76,17 +96,112 @@ class AlertDelivery:
                 self._outages.record_recovery()
 
     async def _deliver(self) -> None:
-        """Log what was not logged, then send what waits, up to one that fails or is not due."""
-        waiting = await self._redis.perform(calls.read_outbox(self._keys, count=READ_AT_ONCE))
+        """Log what was not logged, then send what waits, but for what fails or is not due, and what is behind it."""
+        waiting = await self._redis.perform(calls.read_outbox(self._keys))
+        first = {one.id for one in waiting}
+        self._attempts = {key: one for key, one in self._attempts.items() if one.notification in first}
         if not waiting:
             return
         stored = await self._log_new(waiting)
+        held_up = set[AlertKey]()
+        end = trio.current_time() + ROUND_TIMEOUT
         for one in waiting:
             if self._webhook is None and _split_id(one.id) > _split_id(stored):
                 return  # it is in the log of this process, and perhaps not written yet
-            if not await self._send(one):
+            if one.alert in held_up:
+                continue
+            if trio.current_time() >= end:
                 return
-            await self._redis.perform(calls.remove_from_outbox(self._keys, one.id))
+            if not await self._deliver_one(one):
+                held_up.add(one.alert)
+
+    async def _deliver_one(self, one: WaitingNotification) -> bool:
+        """Send a notification if it is due. Return whether it is done with: it was taken, or is dropped."""
+        failure: UndeliveredNotification | None = None
+        if self._webhook is not None and one.transition is not None:
+            attempts = self._attempts.get(one.alert, _Attempts(one.id))
+            if trio.current_time() < attempts.due or self._circuit.try_pass(self) is not None:
+                return False
+            why, is_permanent = await self._try_to_send(self._webhook, one.transition)
+            if why:
+                failure = self._count_failure(one, one.transition, why, is_permanent=is_permanent)
+        await self._redis.perform(calls.note_delivery(self._keys, one, failure))
+        return failure is None or failure.is_dropped
+
+    async def _try_to_send(self, webhook: AlertWebhook, transition: AlertTransition) -> tuple[str, bool]:
+        """Send a notification. Return why it was not taken, '' if it was, and whether it never will be."""
+        body = make_alert_message(self._keys.app, transition)
+        outcome, has_answered = ("", False), None
+        try:
+            with trio.fail_after(DELIVERY_TIMEOUT):
+                await trio.to_thread.run_sync(
+                    webhook.post, transition.id, body, time.time(), abandon_on_cancel=True
+                )
+            has_answered = True
+        except WebhookRefused as error:
+            outcome, has_answered = (str(error), error.is_permanent), error.status is not None
+        except trio.TooSlowError:
+            outcome, has_answered = ("it did not answer in time", False), False
+        finally:
+            self._circuit.record_result(self, succeeded=has_answered, why=outcome[0])
+        return outcome
+
+    def _count_failure(
+        self, one: WaitingNotification, transition: AlertTransition, why: str, *, is_permanent: bool
+    ) -> UndeliveredNotification:
+        """Return what is known of a notification after a try has failed, and set when it is tried again."""
+        attempts = self._attempts.get(one.alert, _Attempts(one.id))
+        attempts = replace(attempts, tries=attempts.tries + 1)
+        now = time.time()
+        is_dropped = is_permanent or attempts.tries > len(RETRY_DELAYS) or now - one.at > MAX_AGE
+        alert, subject = transition.name, transition.subject
+        if attempts.tries == 1 and self._webhook is not None:
+            to = self._webhook.masked_url
+            self._log.event("alerts:webhook-failed", "warning", alert=alert, subject=subject, to=to, why=why)
+        if is_dropped:
+            self._attempts.pop(one.alert, None)
+            self._log.event(
+                "alerts:notification-dropped",
+                "error",
+                alert=alert,
+                subject=subject,
+                tries=attempts.tries,
+                why=why,
+            )
+        else:
+            due = trio.current_time() + RETRY_DELAYS[attempts.tries - 1]
+            self._attempts[one.alert] = replace(attempts, due=due)
+        return UndeliveredNotification(
+            name=transition.name,
+            subject=transition.subject,
+            change=transition.change,
+            at=transition.at,
+            tries=attempts.tries,
+            tried_at=now,
+            why=why,
+            is_dropped=is_dropped,
+        )
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return no problem: the process does its work without a webhook."""
+        return {}
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """Yield what waits for the webhook after a failure, and the state of its circuit breaker."""
+        if self._webhook is None:
+            return
+        yield make_gauge(
+            "celery5_alert_notifications_failing",
+            "Alerts whose notification the webhook has not taken, and that is sent again.",
+            (float(len(self._attempts)), {}),
+            merge="max",
+        )
+        yield make_gauge(
+            "celery5_alert_webhook_breaker_state",
+            "Circuit breaker of the webhook of alerts: 0 closed, 1 half-open, 2 open.",
+            (float(STATE_NUMBERS[self._circuit.breaker.state]), {}),
+            merge="max",
+        )
 
     async def _log_new(self, waiting: Sequence[WaitingNotification]) -> str:
         """Log what nobody has logged; return the last notification that counts as logged in Redis.
@@ -125,48 +240,6 @@ class AlertDelivery:
             value=transition.value,
             why=transition.description,
         )
-
-    async def _send(self, one: WaitingNotification) -> bool:
-        """Send a notification. Return whether it is done with: it has arrived, or is given up."""
-        if self._webhook is None or one.transition is None:
-            return True
-        if one.id != self._tried:
-            self._tried, self._tries, self._due = one.id, 0, 0.0
-        if trio.current_time() < self._due:
-            return False
-        body = make_alert_message(self._keys.app, one.transition)
-        try:
-            await self._post(self._webhook, one.transition.id, body)
-        except (WebhookRefused, trio.TooSlowError) as error:
-            why = str(error) or "it did not answer in time"
-            return self._count_failure(one, one.transition, self._webhook, why)
-        self._is_failing = False
-        return True
-
-    async def _post(self, webhook: AlertWebhook, name: str, body: bytes) -> None:
-        with trio.fail_after(DELIVERY_TIMEOUT):
-            await trio.to_thread.run_sync(webhook.post, name, body, time.time(), abandon_on_cancel=True)
-
-    def _count_failure(
-        self, one: WaitingNotification, transition: AlertTransition, webhook: AlertWebhook, why: str
-    ) -> bool:
-        """Return whether the notification is given up after this failure."""
-        if not self._is_failing:
-            self._is_failing = True
-            self._log.event("alerts:webhook-failed", "warning", to=webhook.masked_url, why=why)
-        self._tries += 1
-        if self._tries > len(RETRY_DELAYS) or time.time() - one.at > MAX_AGE:
-            self._log.event(
-                "alerts:notification-dropped",
-                "error",
-                alert=transition.name,
-                subject=transition.subject,
-                tries=self._tries,
-                why=why,
-            )
-            return True
-        self._due = trio.current_time() + RETRY_DELAYS[self._tries - 1]
-        return False
 
 
 def _split_id(entry: str) -> tuple[int, int]:

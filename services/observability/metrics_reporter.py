@@ -1,7 +1,7 @@
 """Send the metrics of this process to Redis and to outlets, every 15 seconds what has changed, and what has ended."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import trio
@@ -11,9 +11,12 @@ from celery5.broker.calls import observability as calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError
+from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.observability.outlets import MetricsOutlet
+from celery5.protocol.health.breaker import STATE_NUMBERS, BreakerPolicy
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.protocol.observability.families import MetricFamily, make_gauge
 from celery5.protocol.observability.report import MetricsReport
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.health.vitals import ProcessStatus
@@ -24,6 +27,8 @@ LAST_TIMEOUT = 2.0
 """Seconds that the last report may take, while the process stops."""
 MAX_BATCHES = 60
 """Batches of ended jobs in one interval: the rest waits for the next one."""
+OUTLET_BREAKER = BreakerPolicy(threshold=3, reset=30.0, growth="exponential", longest=300.0)
+"""When an outlet that fails gets no reports for a while."""
 
 
 class MetricsReporter:
@@ -62,6 +67,15 @@ class MetricsReporter:
         self._history_limit = history_limit
         self._log = log
         self._failing: set[str] = set()
+        self._circuits = [
+            CircuitBreaker(
+                name=f"outlet {type(outlet).__name__}",
+                policy=OUTLET_BREAKER,
+                log=log,
+                effect="it gets no metrics",
+            )
+            for outlet in outlets
+        ]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Report until cancelled."""
@@ -90,8 +104,9 @@ class MetricsReporter:
                 self._note("measuring", error)
                 return
             if is_new:
-                for outlet in self._outlets:
-                    await self._send_to(outlet, report)
+                for outlet, circuit in zip(self._outlets, self._circuits, strict=True):
+                    if circuit.try_pass(self) is None:
+                        await self._send_to(outlet, circuit, report)
             if not await self._store(report):
                 return
             maker.acknowledge()
@@ -133,16 +148,37 @@ class MetricsReporter:
             self._failing.discard("history")
             ended_jobs.acknowledge()
 
-    async def _send_to(self, outlet: MetricsOutlet, report: MetricsReport) -> None:
-        name = type(outlet).__name__
+    async def _send_to(self, outlet: MetricsOutlet, circuit: CircuitBreaker, report: MetricsReport) -> None:
+        name, succeeded, why = type(outlet).__name__, None, ""
         try:
             with trio.fail_after(SEND_TIMEOUT):
                 await call_user_code(outlet.send, report)
         except BaseException as error:  # the user's code, or a network
             reraise_cancellation(error)
             self._note(name, error)
+            succeeded, why = False, describe_error(error, MAX_ERROR_LENGTH)
         else:
             self._failing.discard(name)
+            succeeded = True
+        finally:
+            circuit.record_result(self, succeeded=succeeded, why=why)
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return no problem: the process does its work without outlets."""
+        return {}
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """Yield the states of the circuit breakers of outlets."""
+        if self._circuits:
+            yield make_gauge(
+                "celery5_outlet_breaker_state",
+                "Circuit breakers of outlets for metrics: 0 closed, 1 half-open, 2 open.",
+                *[
+                    (float(STATE_NUMBERS[circuit.breaker.state]), {"outlet": type(outlet).__name__})
+                    for outlet, circuit in zip(self._outlets, self._circuits, strict=True)
+                ],
+                merge="max",
+            )
 
     def _note(self, name: str, error: BaseException) -> None:
         """Log the first failure of several in a row."""

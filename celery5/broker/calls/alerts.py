@@ -1,6 +1,7 @@
 """Build the calls that keep the state, the notifications and the silences of alerts."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -8,9 +9,10 @@ import msgspec
 from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.protocol.observability.alert_rules import StoredAlerts
-from celery5.protocol.observability.alerting import AlertTransition
+from celery5.protocol.observability.alerting import AlertKey, AlertTransition, UndeliveredNotification
 
 SAVE_ALERTS = Script.load("observability/save_alerts")
+NOTE_DELIVERY = Script.load("observability/note_delivery")
 SET_SILENCE = Script.load("observability/set_silence")
 
 STATE_TTL = 86_400.0
@@ -48,6 +50,11 @@ class WaitingNotification(NamedTuple):
     id: str
     # None for one that cannot be read.
     transition: AlertTransition | None
+
+    @property
+    def alert(self) -> AlertKey:
+        """The alert that it is of."""
+        return ("", "") if self.transition is None else (self.transition.name, self.transition.subject)
 
     @property
     def at(self) -> float:
@@ -88,14 +95,35 @@ def save_alerts(
     return script_call(SAVE_ALERTS, named, words, decode_text)
 
 
-def read_outbox(keys: Keys, *, count: int) -> Call[list[WaitingNotification]]:
+def read_outbox(keys: Keys, *, count: int = MAX_TRANSITIONS) -> Call[list[WaitingNotification]]:
     """Return notifications that are not sent yet, the oldest first."""
     return Call(("XRANGE", keys.alert_outbox, "-", "+", "COUNT", count), _notifications, repeatable=True)
 
 
-def remove_from_outbox(keys: Keys, notification: str) -> Call[int]:
-    """Remove a notification."""
-    return Call(("XDEL", keys.alert_outbox, notification), int, repeatable=True)
+def note_delivery(
+    keys: Keys, notification: WaitingNotification, failure: UndeliveredNotification | None = None
+) -> Call[bool]:
+    """Store what became of a notification. It is removed when it was taken, or is dropped.
+
+    Args:
+        notification: The notification.
+        failure: Why the webhook did not take it; None: it did.
+    """
+    is_done = failure is None or failure.is_dropped
+    words = (
+        notification.id if is_done else "",
+        _name_alert(notification.alert),
+        b"" if failure is None else msgspec.json.encode(failure),
+        to_ms(STATE_TTL),
+        MAX_TRANSITIONS,
+    )
+    named = (keys.alert_outbox, keys.alert_undelivered)
+    return script_call(NOTE_DELIVERY, named, words, bool, repeatable=True)
+
+
+def read_undelivered(keys: Keys) -> Call[dict[AlertKey, UndeliveredNotification]]:
+    """Return the last notification of each alert that the webhook has not taken."""
+    return Call(("HVALS", keys.alert_undelivered), _undelivered, repeatable=True)
 
 
 def set_logged(keys: Keys, notification: str) -> Call[bool]:
@@ -145,6 +173,20 @@ def _decode(content: bytes) -> AlertTransition | None:
 
 def _notifications(raw: Any) -> list[WaitingNotification]:
     return [WaitingNotification(decode_text(entry[0]), _decode(entry[1][1])) for entry in raw or ()]
+
+
+def _name_alert(alert: AlertKey) -> str:
+    """Return the field of an alert."""
+    return "\n".join(alert)
+
+
+def _undelivered(raw: Any) -> dict[AlertKey, UndeliveredNotification]:
+    found: dict[AlertKey, UndeliveredNotification] = {}
+    for content in raw or ():
+        with suppress(msgspec.MsgspecError):
+            one = msgspec.json.decode(content, type=UndeliveredNotification)
+            found[one.name, one.subject] = one
+    return found
 
 
 def _transitions(raw: Any) -> list[AlertTransition]:

@@ -109,13 +109,6 @@ def test(context: click.Context, /) -> None:
     echo(f"sent {name}")
 
 
-def format_firing(states: "list[AlertState]") -> str:
-    """Return one line on what fires; '' for nothing."""
-    firing = [f"{one.name} ({one.subject})" if one.subject else one.name for one in states if one.fires]
-    more = f" and {len(firing) - 5} more" if len(firing) > 5 else ""
-    return f"{', '.join(firing[:5])}{more}: celery5 alert list" if firing else ""
-
-
 def _make_row(state: "AlertState") -> dict[str, object]:
     return {
         "alert": state.name,
@@ -125,6 +118,7 @@ def _make_row(state: "AlertState") -> dict[str, object]:
         "since": "" if state.since is None else format_time(state.since),
         "what": state.description,
         "silenced until": "" if state.silence is None else format_time(state.silence.until),
+        "not delivered": "" if state.undelivered is None else state.undelivered.description,
     }
 
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery5.cli.commands.alert import format_firing
 from celery5.cli.commands.autoscale import format_scaling
 from celery5.cli.commands.event import count_waiting, format_waiting
 from celery5.cli.commands.limit import format_rule_limits, format_suspensions
@@ -16,6 +15,7 @@ from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
+from celery5.observability.alerts import summarize_alerts
 from celery5.protocol.durations import format_duration
 from celery5.protocol.masking import get_error_text
 
@@ -76,8 +76,8 @@ def _show(app: "App", state: "AppState") -> None:
         fields["suspended"] = text
     if text := format_rule_limits(app):
         fields["limited"] = text
-    if text := format_firing(app.alerts.list()):
-        fields["alerts"] = text
+    if text := summarize_alerts(app.alerts.list()):
+        fields["alerts"] = f"{text}: celery5 alert list"
     if text := format_unread_warning(app, list(state.queues.values())):
         fields["unread"] = text
     if fields:

@@ -57,6 +57,7 @@ async def load_overview(request: PageRequest) -> Mapping[str, Any]:
         "overview": overview,
         "depths": align_depths(histories),
         "alerts": find_own_alerts(alerts, overview),
+        "undelivered": [alert for alert in alerts if alert.undelivered],
         "firing": {alert.subject: alert.severity for alert in alerts if alert.fires},
         "breakers": count_breakers(overview),
     }

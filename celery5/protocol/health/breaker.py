@@ -26,6 +26,14 @@ class BreakerState(Enum):
     HALF_OPEN = "half-open"
 
 
+STATE_NUMBERS: Mapping[BreakerState, int] = {
+    BreakerState.CLOSED: 0,
+    BreakerState.HALF_OPEN: 1,
+    BreakerState.OPEN: 2,
+}
+"""The states as metrics show them."""
+
+
 class BreakerEvent(Enum):
     """What can happen to a breaker."""
 

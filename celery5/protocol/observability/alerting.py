@@ -120,6 +120,28 @@ class AlertTransition(msgspec.Struct, frozen=True, kw_only=True):
     silenced: bool = False
 
 
+class UndeliveredNotification(msgspec.Struct, frozen=True, kw_only=True):
+    """The last notification of an alert that the webhook has not taken."""
+
+    # The rule, the subject, what has changed, and when, in seconds since 1970.
+    name: str
+    subject: str
+    change: Change
+    at: float
+    # How often it was tried, when last, in seconds since 1970, and why it was not taken then.
+    tries: int
+    tried_at: float
+    why: str
+    # Whether it is not sent any more.
+    is_dropped: bool = False
+
+    @property
+    def description(self) -> str:
+        """What is not delivered, why, and whether it is sent again, in a line."""
+        then = "not sent any more" if self.is_dropped else "sent again"
+        return f"{self.change}: {self.why} ({self.tries} {'try' if self.tries == 1 else 'tries'}, {then})"
+
+
 class AlertDecision(msgspec.Struct, frozen=True):
     """The alerts as they are now, what has changed, and which of the changes somebody is notified of."""
 

@@ -64,6 +64,8 @@ class Receiver:
 
     Attributes:
         status: What it answers; 0: nothing, until `hung` is set.
+        statuses: What it answers to notifications of a subject instead.
+        attempts: How many notifications have come; `tried`: the subjects of all of them.
     """
 
     def __init__(self) -> None:
@@ -71,6 +73,8 @@ class Receiver:
         self.attempts = 0
         self.forged = 0
         self.status = 200
+        self.statuses: dict[str, int] = {}
+        self.tried: list[str] = []
         self.hung = threading.Event()
         receiver = self
 
@@ -78,12 +82,15 @@ class Receiver:
             def do_POST(self) -> None:
                 receiver.attempts += 1
                 body = self.rfile.read(int(self.headers["content-length"]))
-                if receiver.status == 0:
+                subject = json.loads(body)["data"]["subject"]
+                receiver.tried.append(subject)
+                status = receiver.statuses.get(subject, receiver.status)
+                if status == 0:
                     receiver.hung.wait(30)
                     return
-                if receiver.status == 200:
+                if status == 200:
                     receiver.take({name.lower(): value for name, value in self.headers.items()}, body)
-                self.send_response(receiver.status)
+                self.send_response(status)
                 self.send_header("content-length", "0")
                 self.end_headers()
 

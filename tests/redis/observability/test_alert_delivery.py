@@ -7,7 +7,8 @@ import redis
 
 from celery5 import App
 from celery5.broker.calls.alerts import read_outbox
-from celery5.observability import WebhookRefused, no_workers
+from celery5.observability import UndeliveredNotification, WebhookRefused, no_workers
+from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.services.observability import alert_delivery
 from tests.redis.observability.alerted import QUICK, Receiver, declare, get_changes
 from tests.redis.worker.workers import Lines, until, until_async, working
@@ -57,6 +58,103 @@ async def test_a_notification_is_signed_sent_and_logged_once(app: App, redis_cli
     assert len(lines.of("alert:resolved")) == 1
 
 
+async def send_to_unread_queues(app: App, *queues: str) -> None:
+    """Send a job to each of some queues that nobody reads, so that an alert fires for each."""
+
+    if "work" not in app.tasks:
+
+        @app.task(name="work")
+        async def work() -> None: ...
+
+    for queue in queues:
+        await app.tasks["work"].options(queue=queue).adelay()
+
+
+async def get_undelivered(app: App) -> dict[str, UndeliveredNotification]:
+    """Return what the webhook has not taken, by subject."""
+    return {state.subject: state.undelivered for state in await app.alerts.alist() if state.undelivered}
+
+
+@pytest.mark.parametrize(
+    "status", [500, 401, 400, 422], ids=["broken", "forbidden", "bad-request", "invalid"]
+)
+async def test_a_refused_notification_holds_up_no_alert_of_another_subject(app: App, status: int) -> None:
+    with Receiver() as receiver, Lines() as lines:
+        receiver.statuses = {"queue a": status, "queue b": status}
+        app.configure(**QUICK, **receiver.settings)
+        declare(app, no_workers())
+        await send_to_unread_queues(app, "a", "b", "c", "d")
+        async with working(app, queues=["default"]):
+            await until(lambda: len(receiver.received) == 2)
+            await until_async(lambda: is_undelivered(app, {"queue a", "queue b"}))
+            undelivered = await get_undelivered(app)
+    assert sorted(one.change[1] for one in receiver.received) == ["queue c", "queue d"]
+    is_dropped = status in (400, 422)
+    for one in undelivered.values():
+        assert (one.change, one.is_dropped) == ("fired", is_dropped)
+        assert one.why == f"the receiver answered with status {status}"
+    assert len(lines.of("alerts:notification-dropped")) == (2 if is_dropped else 0)
+    if is_dropped:  # it said that it will never take them
+        assert (receiver.tried.count("queue a"), receiver.tried.count("queue b")) == (1, 1)
+
+
+async def is_undelivered(app: App, subjects: set[str]) -> bool:
+    """Whether the webhook has not taken the notifications of these subjects."""
+    return set(await get_undelivered(app)) == subjects
+
+
+async def test_notifications_of_one_alert_stay_in_order_and_are_forgotten_once_taken(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_delivery, "RETRY_DELAYS", (0.01,) * 1000)
+    with Receiver() as receiver:
+        receiver.status = 503
+        work = use(app, receiver)
+        await work.adelay()
+        async with working(app, queues=["default"]):
+            await until(lambda: receiver.attempts >= 1)
+            async with working(app, queues=["lonely"], name="late"):
+                changes = [("fired", "queue lonely"), ("resolved", "queue lonely")]
+                await until_async(lambda: are_changes(app, changes))
+                (state,) = [state for state in await app.alerts.alist() if state.undelivered]
+                assert (state.subject, state.status) == ("queue lonely", "inactive")
+                receiver.status = 200
+                await until(lambda: len(receiver.received) == 2)
+                await until_async(lambda: is_undelivered(app, set()))
+    assert [one.change[0] for one in receiver.received] == ["alert.fired", "alert.resolved"]
+
+
+async def test_a_receiver_that_does_not_answer_is_tried_by_a_probe_only(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_delivery, "DELIVERY_TIMEOUT", 0.2)
+    with Receiver() as receiver, Lines() as lines:
+        receiver.status = 0
+        app.configure(**QUICK, **receiver.settings)
+        declare(app, no_workers())
+        queues = [f"q{number}" for number in range(12)]
+        await send_to_unread_queues(app, *queues)
+        async with working(app, queues=["default"]):
+            await until(lambda: lines.of("breaker:tripped") != [])
+            at_the_trip = receiver.attempts
+            evaluated = len(await app.alerts.ahistory())
+            await send_to_unread_queues(app, "later")
+            await until_async(lambda: has_fired(app, evaluated + 1))
+            assert receiver.attempts == at_the_trip
+        receiver.hung.set()
+    (tripped,) = lines.of("breaker:tripped")
+    assert (tripped["breaker"], tripped["effect"]) == (
+        "alert webhook",
+        "notifications of alerts wait in Redis",
+    )
+    assert at_the_trip == 3
+
+
+async def has_fired(app: App, count: int) -> bool:
+    """Whether so many alerts have fired or resolved."""
+    return len(await get_changes(app)) >= count
+
+
 async def is_sent(app: App) -> bool:
     """Whether no notification waits."""
     return not await app.aperform(read_outbox(app.keys, count=1))
@@ -83,6 +181,7 @@ async def test_a_receiver_that_hangs_holds_up_no_evaluation(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alert_delivery, "DELIVERY_TIMEOUT", 0.3)
+    monkeypatch.setattr(alert_delivery, "WEBHOOK_BREAKER", BreakerPolicy(reset=0.05))
     monkeypatch.setattr(alert_delivery, "RETRY_DELAYS", (0.01,) * 100)
     with Receiver() as receiver:
         receiver.status = 0

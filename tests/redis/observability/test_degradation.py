@@ -19,12 +19,13 @@ from celery5.logs.log import Log, LogWriter
 from celery5.observability import IncomingJob, MetricsReport, Middleware, no_workers
 from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.degradation import OPTIONAL_FEATURES
+from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.scheduling.declaration import every
 from celery5.services.commands import inbox
 from celery5.services.health import health_checks, status_port, vital_sources
 from celery5.services.health.status_port import StatusPort
 from celery5.services.health.vitals import ProcessStatus
-from celery5.services.observability import alert_delivery
+from celery5.services.observability import alert_delivery, metrics_reporter
 from celery5.services.scaling import reporter
 from celery5.services.worker import progress_reports
 from tests.redis.observability.alerted import Receiver
@@ -201,6 +202,35 @@ async def test_an_outlet_that_raises_warns_once(app: App) -> None:
             await until(lambda: outlet.calls >= TRIES)
             await do_jobs(app)
     assert check_warned_once(lines, "metrics:report-failed")["to"] == "BrokenOutlet"
+
+
+async def test_an_outlet_that_fails_three_times_gets_no_metrics_until_a_probe_succeeds(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_reporter, "OUTLET_BREAKER", BreakerPolicy(reset=0.5))
+    outlet = FailingOutlet()
+    app.metrics.add_outlet(outlet)
+    with Lines() as lines:
+        async with working(app):
+            await until(lambda: lines.of("breaker:tripped") != [])
+            assert outlet.calls == 3
+            outlet.fails = False
+            await until(lambda: lines.of("breaker:closed") != [])
+            await until(lambda: outlet.calls >= 5)
+    assert lines.of("breaker:tripped")[0]["breaker"] == "outlet FailingOutlet"
+
+
+class FailingOutlet:
+    """An outlet that fails while it is told to."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.fails = True
+
+    async def send(self, _report: MetricsReport) -> None:
+        self.calls += 1
+        if self.fails:
+            raise OSError("no route to host")
 
 
 async def test_a_webhook_of_alerts_that_refuses_warns_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,18 @@ import time
 from pathlib import Path
 
 import redis
+import trio
 
-from celery5.broker.calls.alerts import save_alerts
+from celery5.broker.calls.alerts import note_delivery, read_outbox, save_alerts
 from celery5.protocol.observability.alert_rules import StoredAlerts
 from celery5.protocol.observability.alerting import (
     AlertReading,
     AlertRule,
     AlertTransition,
+    UndeliveredNotification,
     decide_alerts,
 )
+from tests.redis.dashboard.site import browsing, read_text
 from tests.redis.observability.alerted import Receiver
 from tests.story.cli.commands import celery5
 from tests.story.conftest import Desk
@@ -47,6 +50,42 @@ def test_an_alert_that_fires_is_listed_and_fails_a_check(desk: Desk, redis_clien
     assert "no-workers (queue mail): celery5 alert list" in desk("info")
     doctor = celery5("-A", "shop", "doctor", cwd=desk.folder).out
     assert next(line for line in doctor.splitlines() if " alerts " in line).startswith("warn")
+
+
+def test_a_notification_that_the_webhook_does_not_take_is_shown_wherever_alerts_are(
+    desk: Desk, redis_client: "redis.Redis"
+) -> None:
+    fire(desk, redis_client, "no-workers")
+    (waiting,) = desk.app.perform(read_outbox(desk.app.keys))
+    failure = UndeliveredNotification(
+        name="no-workers",
+        subject="queue mail",
+        change="fired",
+        at=time.time(),
+        tries=3,
+        tried_at=time.time(),
+        why="the receiver answered with status 500",
+    )
+    desk.app.perform(note_delivery(desk.app.keys, waiting, failure))
+    what = "fired: the receiver answered with status 500 (3 tries, sent again)"
+    assert what in desk("alert", "list")
+    (state,) = [one for one in json.loads(desk("alert", "list", "--json")) if one["undelivered"]]
+    assert (state["subject"], state["undelivered"]["tries"]) == ("queue mail", 3)
+    summary = "the webhook has not taken the last notification of 1 alert"
+    assert summary in desk("info")
+    assert summary in celery5("-A", "shop", "doctor", cwd=desk.folder).out
+
+    async def look() -> list[str]:
+        async with browsing(desk.app) as client:
+            pages = [await client.get(f"/{desk.app.name}{path}") for path in ("/alerts", "")]
+            return [read_text(page.text) for page in pages]
+
+    alerts, overview = trio.run(look)
+    assert f"not delivered {what}" in alerts
+    assert "The webhook has not taken the last notification of 1 alert" in overview
+    assert what in overview
+    desk.app.perform(note_delivery(desk.app.keys, waiting))
+    assert "the webhook has not taken" not in desk("info")
 
 
 def test_a_silenced_alert_passes_a_check_until_the_silence_is_ended(
