@@ -6,7 +6,6 @@ ends its worker.
 
 import random
 from collections.abc import Sequence
-from traceback import format_exception
 from typing import Any, Protocol, cast
 
 import trio
@@ -18,6 +17,7 @@ from celery5.errors import BootStepFailed, BrokerDenied, BrokerReplied, BrokerUn
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
+from celery5.protocol.job.tracebacks import format_traceback
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.process.supervision import (
     STABLE_AFTER,
@@ -225,7 +225,7 @@ class SupervisedStep:
             step=self._step.name,
             why=_describe(error),
             hint=hint,
-            traceback="".join(format_exception(error)),
+            traceback=format_traceback(error),
         )
 
     def _make_fatal_error(self, error: BaseException, failures: int, has_crashed: bool) -> CeleryError:

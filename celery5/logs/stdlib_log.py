@@ -9,11 +9,11 @@ import os
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from traceback import format_exception
 from typing import Any
 
 from celery5.errors import TimeLimitExceeded
 from celery5.logs.log import Level
+from celery5.protocol.job.tracebacks import format_traceback
 from celery5.runners.context import get_log_fields
 
 _NUMBER: dict[Level, int] = {
@@ -138,7 +138,7 @@ def _text(record: logging.LogRecord) -> str:
 def _format_traceback(record: logging.LogRecord) -> str:
     text = record.exc_text or ""
     if record.exc_info and record.exc_info[1] is not None:
-        text = "".join(format_exception(record.exc_info[1]))
+        text = format_traceback(record.exc_info[1])
     return "\n".join(filter(None, (text.rstrip(), record.stack_info)))
 
 

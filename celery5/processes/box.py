@@ -48,6 +48,8 @@ from celery5.runners.surrounding import CALL_SURROUND
 from celery5.tasks.task import Task
 
 NAME = "celery5-box"
+MAX_TEXT = 50_000
+"""Characters of a text that are sent for the log."""
 
 
 class BoxPipes:
@@ -84,8 +86,9 @@ class BoxPipes:
         """Send a record of Python's own log to the worker's log."""
         text, logger, level = (str(message.pop(name, "")) for name in ("message", "logger", "level"))
         message.pop("message_type", None)
+        fields = _make_jsonable(message)
         self._send_line(
-            BoxLogLine(message=text, level=cast("Any", level), logger=logger, fields=_make_jsonable(message))
+            BoxLogLine(message=_cut(text), level=cast("Any", level), logger=logger[:MAX_TEXT], fields=fields)
         )
 
     def _send_line(self, line: BoxLogLine) -> None:
@@ -226,9 +229,19 @@ def _run(app: App, main_thread: BoxMainThread, run: RunJob) -> Outcome:
 
 
 def _make_jsonable(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with each value that JSON lacks as text."""
-    json_types = str | int | float | bool | None
-    return {name: value if isinstance(value, json_types) else repr(value) for name, value in fields.items()}
+    """Return the fields with each value that JSON lacks as text, and long texts cut."""
+    return {name: _make_plain(value) for name, value in fields.items()}
+
+
+def _make_plain(value: object) -> object:
+    if value is None or isinstance(value, int | float):
+        return value
+    return _cut(str.__str__(value) if isinstance(value, str) else repr(value))
+
+
+def _cut(text: str) -> str:
+    """Return a text for the log: the worker takes a longer line of the log for no line of the log."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """Outcomes: what a task returned or raised, as a value."""
 
-import inspect
-import traceback
 from math import inf
 from pathlib import Path
-from types import TracebackType
-from typing import Any, cast
+from types import CoroutineType, TracebackType
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -14,6 +12,7 @@ from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.json_values import SHORT
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.retry_policy import LONGEST, RetryPolicy
+from celery5.protocol.job.tracebacks import format_traceback, get_traceback
 from celery5.protocol.job.verdict import (
     BrokerLost,
     JobRejected,
@@ -24,6 +23,7 @@ from celery5.protocol.job.verdict import (
     Returned,
     find_strictest,
     get_leaf_errors,
+    iterate_leaves,
 )
 from celery5.protocol.masking import MAX_ERROR_TYPE, describe_error, mask_passwords
 from celery5.runners.context import CURRENT_JOB, JOB_ERRORS
@@ -55,16 +55,15 @@ def get_result_outcome(value: Any) -> Returned | PermanentFailure:
     function looks like a plain one, so it was called in a thread. It is not awaited here, since nobody says in which
     event loop it would run.
     """
-    if inspect.iscoroutine(value):
+    if type(value) is CoroutineType:  # asked of its class: it may answer anything itself
         value.close()
         return PermanentFailure(Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=NOT_AWAITED))
     try:
         return Returned(encode_value(value))
-    except Exception as error:
-        why = (
-            str(error) if type(error) is TypeError else f"a result cannot be encoded: {describe_error(error)}"
-        )
-        shown = mask_passwords(_escape_surrogates(SHORT.repr(value))[:RESULT_LIMIT])
+    except BaseException as error:
+        is_plain = type(error) is TypeError
+        why = _get_text(error) if is_plain else f"a result cannot be encoded: {describe_error(error)}"
+        shown = mask_passwords(_get_text(value, SHORT.repr)[:RESULT_LIMIT])
         text = f"{_escape_surrogates(why)}; the task has returned {shown}, and does not run again by itself"
         return PermanentFailure(
             Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=text[:TEXT_LIMIT])
@@ -116,12 +115,9 @@ def _is_number(value: object, limit: float) -> bool:
     return isinstance(value, int | float) and 0 <= value <= limit
 
 
-def _is_outage(error: Any) -> bool:
+def _is_outage(error: BaseException) -> bool:
     """Return whether this is an error of celery5 for an unreachable broker, or a group of such errors."""
-    if isinstance(error, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", error)
-        return all(_is_outage(member) for member in group.exceptions)
-    return type(error) in _OUTAGES
+    return all(type(leaf) in _OUTAGES for leaf in iterate_leaves(error))
 
 
 def make_failure(error: BaseException) -> Failure:
@@ -143,15 +139,16 @@ def _get_class_name(error: BaseException) -> str:
 
 def _get_arguments(error: BaseException) -> tuple[str, ...]:
     try:
-        return tuple(_get_text(arg, repr) for arg in error.args[:ARGS_LIMIT])
+        is_group = issubclass(type(error), BaseExceptionGroup)  # its members are in the traceback
+        return tuple(_get_text(arg, repr) for arg in error.args[: 1 if is_group else ARGS_LIMIT])
     except BaseException:  # a class may have redefined `args`
         return ()
 
 
 def _format_traceback(error: BaseException) -> str:
     try:
-        lines = traceback.format_exception(type(error), error, _skip_callers(error.__traceback__))
-        return _escape_surrogates("".join(lines))
+        text = format_traceback(error, _skip_callers(get_traceback(error)))[-TRACEBACK_LIMIT:]
+        return _escape_surrogates(text)
     except BaseException as other:
         return f"<no traceback: {_get_class_name(other)} while it was made>"
 

@@ -159,10 +159,12 @@ class BoxProgress(_Frame, frozen=True, tag="progress"):
 
 
 class MalformedFrame(msgspec.Struct, frozen=True):
-    """A line that is meant as a frame and cannot be read, or is too long."""
+    """A line that is meant as a reply and cannot be read, or is too long."""
 
     why: str
     too_large: bool = False
+    # Whether it may be no reply at all: then the reply is still to come.
+    is_doubtful: bool = False
 
 
 BoxReply = BoxResult | BoxError | RetryJob | RejectJob | RefuseJob
@@ -177,9 +179,10 @@ class _Typed(msgspec.Struct):
 _TO_BOX: msgspec.json.Decoder[ToBox] = msgspec.json.Decoder(ToBox)
 _FROM_BOX: msgspec.json.Decoder[FromBox] = msgspec.json.Decoder(FromBox)
 _TYPED = msgspec.json.Decoder(_Typed)
-# Not `progress`: one that cannot be read is no reason to fail the job.
-_TAGS = ("ready", "result", "error", "retry", "reject", "refuse", "log")
+# Not `log` and `progress`: one that cannot be read is no reason to fail the job.
+_TAGS = ("ready", "result", "error", "retry", "reject", "refuse")
 _TYPE_PATTERN = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(_TAGS).encode())
+_FIRST_TYPE = re.compile(rb'\{\s*"type"\s*:\s*"([a-z-]+)"')
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -216,10 +219,15 @@ def decode_from_box(line: bytes) -> FromBox | MalformedFrame | None:
 
 
 def make_too_long(start: bytes, limit: int) -> MalformedFrame | None:
-    """Return what a line longer than `limit` bytes was, judged by its start; None if it was no frame."""
+    """Return what a line longer than `limit` bytes was, judged by its start; None if it was no reply."""
     if not start.startswith(b"{"):
         return None
-    return MalformedFrame(f"the box wrote a frame of more than {limit} bytes", too_large=True)
+    first_type = _FIRST_TYPE.match(start)
+    if first_type is not None and first_type[1].decode() in ("log", "progress"):
+        return None
+    return MalformedFrame(
+        f"the box wrote a frame of more than {limit} bytes", too_large=True, is_doubtful=first_type is None
+    )
 
 
 class LineSplitter:

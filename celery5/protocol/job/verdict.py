@@ -468,12 +468,17 @@ def iterate_leaves(error: BaseException) -> Iterator[BaseException]:
 def _walk(error: BaseException) -> Iterator[tuple[BaseException, BaseException | None]]:
     """Yield each leaf with the outermost group around it. Not recursive: groups may be nested very deeply.
 
-    Nothing of the user's is called: subclasses of groups may have redefined anything.
+    A group that is a member of several groups is looked at once: forty groups, each a member of the next one twice,
+    would have 2^40 leaves. Nothing of the user's is called: subclasses of groups may have redefined anything.
     """
     stack: list[tuple[Any, BaseException | None]] = [(error, None)]
+    visited = set[int]()
     while stack:
         current, outermost = stack.pop()
         if issubclass(type(current), BaseExceptionGroup):
+            if id(current) in visited:
+                continue
+            visited.add(id(current))
             members = cast("Sequence[BaseException]", _MEMBERS.__get__(current))
             stack += [(member, outermost or current) for member in reversed(members)]
         else:

@@ -328,6 +328,8 @@ class BoxProcess:
                 self._receive_progress(frame, line)
             case MalformedFrame():
                 self._set_outcome(_make_unreadable_outcome(frame), "", line)
+                if frame.is_doubtful:
+                    self._retire()  # a reply that comes yet would be taken for one to the next job
             case _:
                 self._set_outcome(to_outcome(frame), frame.id, line)
         self._changed.set()

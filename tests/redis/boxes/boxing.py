@@ -201,6 +201,12 @@ def _log() -> None:
         raise ValueError("never mind")
 
 
+def _log_much(size: str) -> None:
+    text = "x" * int(size)
+    logging.getLogger("boxing").warning(text)
+    logging.getLogger("boxing").warning("much", extra={"shelf": text, "shelves": [text]})
+
+
 def _kill(number: str) -> None:
     sys.stderr.write("last words\n")
     os.kill(os.getpid(), int(number))
@@ -273,6 +279,7 @@ _ACTS: dict[str, Any] = {
     "deaf": _deaf,
     "print": _print,
     "log": _log,
+    "log_much": _log_much,
     "kill": _kill,
     "exit": _exit,
     "fail": _fail,

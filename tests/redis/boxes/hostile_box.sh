@@ -34,6 +34,18 @@ while IFS= read -r line; do
     cut) echo '{"type":"result","val' ;;
     deep) printf '{"type":"result","value":'; head -c 100000 /dev/zero | tr '\0' '['; echo '}' ;;
     binary) printf '\377\376{"type":"result"}\n'; echo '{"type":"result","value":"text"}' ;;
+    longlog)
+        printf '{"type":"log","message":"'
+        head -c 5000000 /dev/zero | tr '\0' 'x'
+        echo '"}'
+        echo '{"type":"result","value":"logged"}' ;;
+    oddlog) echo '{"type":"log","level":"loud"}'; echo '{"type":"result","value":"logged"}' ;;
+    json) # printed, and no frame
+        printf '{"rows":"'
+        head -c 5000000 /dev/zero | tr '\0' 'x'
+        echo '"}'
+        sleep 0.2
+        echo '{"type":"result","value":"late"}' ;;
     *) echo '{"type":"result","value":"fine"}' ;;
     esac
 done

@@ -192,6 +192,37 @@ async def test_answers_that_are_none_cost_their_own_job_at_most(app: App) -> Non
         assert await ask(app, "next") == "fine"
 
 
+@pytest.mark.parametrize("what", ["longlog", "oddlog"])
+async def test_a_line_for_the_log_that_cannot_be_read_is_no_reply_to_the_job(app: App, what: str) -> None:
+    with Lines() as lines:
+        async with working(app):
+            assert await ask(app, what) == "logged"
+            assert await ask(app, "next") == "fine"
+            await until(lambda: bool(lines.of("box:printed")))
+            assert '"type":"log"' in lines.of("box:printed")[0]["line"]
+    assert len(lines.of("box:started")) == 1
+
+
+async def test_a_reply_that_follows_a_long_printed_line_is_not_taken_for_the_next_jobs(app: App) -> None:
+    async with working(app):
+        with pytest.raises(TaskFailed, match="wrote a frame of more than"):
+            await ask(app, "json")
+        for _ in range(3):
+            assert await ask(app, "next") == "fine"
+
+
+async def test_long_texts_that_a_function_logs_are_cut_and_its_box_goes_on(app: App) -> None:
+    with Lines() as lines:
+        async with working(app):
+            await ask(app, "log_much 3000000", task="act")
+            await ask(app, "log", task="act")
+            await until(lambda: len(lines.of("log")) == 3)
+        texts = [line["message"] for line in lines.of("log")]
+    assert [len(text) < 60_000 for text in texts] == [True] * 3
+    assert texts[0].endswith("x... (3000000 characters)")
+    assert len(lines.of("box:started")) == 1
+
+
 async def test_a_function_that_forks_has_one_answer_and_its_box_goes_on(app: App) -> None:
     async with working(app):
         assert await ask(app, "fork", task="act") in ("parent", "child")
