@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 from celery5.errors import BadArguments, Misconfigured
+from celery5.logs.fence import pass_cancellation
 from celery5.protocol.job.job import hash_call
 from celery5.protocol.limits import (
     AdmissionRule,
@@ -99,8 +100,10 @@ class LimitDeclaration:
         try:
             args, kwargs = arguments()
             computed = self.make_keys(tuple(args), dict(kwargs))
-        except Exception:
+        except BaseException as error:
             # Bad arguments are reported when the job runs. Any error can come from a function of the user's.
+            if not isinstance(error, Exception):
+                pass_cancellation(error)
             return slot, turn
         return slot or computed[0], turn or computed[1]
 

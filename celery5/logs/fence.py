@@ -50,7 +50,8 @@ class ObserverFence:
         try:
             why = describe_error(error, MAX_ERROR_LENGTH)
             LOG_EVENT.get()("observer:failed", "warning", observer=observer, why=why, hint=_HINT)
-        except Exception:  # the log is an observer, too
+        except BaseException as failure:  # the log is an observer, too
+            pass_cancellation(failure)
             self.count("log")
 
     def count(self, observer: str) -> None:

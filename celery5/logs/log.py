@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, Self, TextIO, cast
 import eliot
 import msgspec
 
-from celery5.logs.fence import FENCE
+from celery5.logs.fence import FENCE, pass_cancellation
 from celery5.logs.lines import JobLine, LineWriter, Message, make_dropped_message, to_message
 from celery5.protocol.masking import escape_text
 from celery5.protocol.workflows.member_ids import get_run_id
@@ -306,7 +306,8 @@ class Log:
         fields.setdefault("worker", self._worker)
         try:
             self._write(message_type=f"celery5:{name}", level=level, **fields)
-        except Exception:  # of a destination of the application's own
+        except BaseException as error:  # of a destination of the application's own
+            pass_cancellation(error)
             FENCE.count("log")
 
     def log_job_end(
@@ -372,7 +373,8 @@ class Log:
         fields["task_level"] = [*self._branch, self._jobs]
         try:
             self._write_to_eliot(fields)
-        except Exception:  # of a destination of the application's own
+        except BaseException as error:  # of a destination of the application's own
+            pass_cancellation(error)
             FENCE.count("log")
 
     def finish(self, error: BaseException | None = None) -> None:

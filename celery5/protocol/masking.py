@@ -46,15 +46,20 @@ def collapse_whitespace(text: str) -> str:
 def get_error_text(error: BaseException, max_length: int | None = None) -> str:
     """Return the text of an error on one line, of at most so many characters. Never raises."""
     try:
-        return collapse_whitespace(str(error))[:max_length]
+        text = str(error)
+        # Before it is split: the text of an error may be as long as what the error is about.
+        return collapse_whitespace(text if max_length is None else text[: 10 * max_length])[:max_length]
     except BaseException:  # the text of an error may be the user's code
         return "<no text>"
 
 
 def show_error(error: BaseException, max_length: int = 1000) -> str:
-    """Return an error as Python shows it: `ValueError('not a number')`, of at most so many characters. Never raises."""
+    """Return an error as Python shows it: `ValueError('not a number')`, of at most so many characters. Never raises.
+
+    Lone surrogates, which have no bytes, are escaped.
+    """
     try:
-        return repr(error)[:max_length]
+        return repr(error)[:max_length].encode(errors="backslashreplace").decode()[:max_length]
     except BaseException:  # the user's code, too
         return f"<{type(error).__name__} that cannot be shown>"
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast, is_typeddict
 import msgspec
 
 from celery5.errors import BadRecord, Misconfigured
+from celery5.logs.fence import pass_cancellation
 from celery5.protocol.bounded_decoding import (
     MAX_DECODED,
     TooCostly,
@@ -35,6 +36,7 @@ from celery5.protocol.job.json_values import (
     refuse_changes,
     to_json,
 )
+from celery5.protocol.masking import get_error_text, show_error
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.routing import canonical_key
 from celery5.streams.record import (
@@ -301,8 +303,8 @@ class RecordCodec(Generic[R]):
                 return record
         except msgspec.ValidationError:
             pass  # it may have unknown fields
-        except (ValueError, RecursionError) as error:
-            raise BadRecord(f"no {self._name}: {error}") from None
+        except BaseException as error:
+            raise self._make_refusal(error) from error
         return self._decode_slowly(fields)
 
     def parse(self, raw: bytes | str) -> R:
@@ -310,8 +312,17 @@ class RecordCodec(Generic[R]):
         try:
             record: R = self._decoder.decode(raw)
             return record
-        except (ValueError, RecursionError) as error:
-            raise BadRecord(f"no {self._name}: {error}") from None
+        except BaseException as error:
+            raise self._make_refusal(error) from error
+
+    def _make_refusal(self, error: BaseException) -> BadRecord:
+        """Return the error of a record that cannot be read.
+
+        The class, a serializer and an upcaster of the user's own may raise anything, and end no process by that.
+        """
+        if not isinstance(error, Exception):
+            pass_cancellation(error)
+        return BadRecord(f"no {self._name}: {get_error_text(error)}")
 
     def _decode_slowly(self, fields: Sequence[bytes]) -> R:
         """Return the record of an entry of another encoding or version, or with unknown fields."""
@@ -328,8 +339,8 @@ class RecordCodec(Generic[R]):
             return self._convert(value)
         except BadRecord:
             raise
-        except Exception as error:  # a serializer of the user's own, or an upcaster, may raise anything
-            raise BadRecord(f"no {self._name}: {error}") from error
+        except BaseException as error:
+            raise self._make_refusal(error) from error
 
     def _decode_straight(self, raw: bytes) -> R | None:
         """Return a record of the stream's own encoding and version; None when it has unknown fields, or is wrong."""
@@ -396,8 +407,10 @@ class RecordCodec(Generic[R]):
             return None
         try:
             return canonical_key(self._get_key(record))
-        except Exception as error:  # a function of the user's own may raise anything
-            raise BadRecord(f"no key of {record!r}: {error!r}"[:500]) from error
+        except BaseException as error:  # a function of the user's own may raise anything
+            if not isinstance(error, Exception):
+                pass_cancellation(error)
+            raise BadRecord(f"no key of {SHORT.repr(record)}: {show_error(error)}"[:500]) from error
 
 
 def _is_simple(kind: Any) -> bool:

@@ -42,6 +42,8 @@ from celery5.protocol.commands.signing import (
     verify_command,
 )
 from celery5.protocol.job.job import new_id
+from celery5.protocol.masking import describe_error
+from celery5.runners.user_errors import reraise_cancellation
 from celery5.services.commands.dispatcher import CommandRegistry
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 
@@ -439,9 +441,10 @@ class Inbox:
         except trio.TooSlowError:
             why = f"it was not done after {COMMAND_TIMEOUT:g} s"
             return CommandReply(worker=self._worker, ok=False, reason="failed", why=why), "error"
-        except Exception as error:  # a bug in a handler must not end the process
-            why = f"{type(error).__name__}: {error}"
-            return CommandReply(worker=self._worker, ok=False, reason="failed", why=why[:1000]), "error"
+        except BaseException as error:  # a bug in a handler must not end the process
+            reraise_cancellation(error)
+            why = describe_error(error, 1000)
+            return CommandReply(worker=self._worker, ok=False, reason="failed", why=why), "error"
         if len(raw) > MAX_REPLY_SIZE:
             why = f"it was done, and its answer of {len(raw)} bytes is too large"
             return CommandReply(worker=self._worker, ok=False, reason="failed", why=why), "warning"

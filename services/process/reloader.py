@@ -14,6 +14,8 @@ import trio
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import NoParameters
+from celery5.protocol.masking import describe_error
+from celery5.runners.user_errors import reraise_cancellation
 
 WATCH_INTERVAL = 1.0
 """Seconds between the end of a watch and the next one, which may fail or return at once."""
@@ -140,7 +142,8 @@ class Reloader:
                 reply = await self.handle_command(NoParameters())
             except CommandRefused as error:
                 self._log.event("configuration:reload-refused", "error", why=str(error))
-            except Exception as error:  # a backend of the user's own may raise anything
+            except BaseException as error:  # a backend of the user's own may raise anything
+                reraise_cancellation(error)
                 if self._configuration is not None:
                     self._logged_reason = ""
                     self._log_rejection(self._configuration, error)
@@ -154,7 +157,8 @@ class Reloader:
                 await configuration.watch()
                 await self._read(configuration)
                 self._logged_reason = ""
-            except Exception as error:  # a backend of the user's own may raise anything
+            except BaseException as error:  # a backend of the user's own may raise anything
+                reraise_cancellation(error)
                 self._log_rejection(configuration, error)
             await trio.sleep(WATCH_INTERVAL)
 
@@ -173,9 +177,9 @@ class Reloader:
             self._ready.set()
         return sorted(changed)
 
-    def _log_rejection(self, configuration: WatchedConfiguration, error: Exception) -> None:
+    def _log_rejection(self, configuration: WatchedConfiguration, error: BaseException) -> None:
         """Log an invalid configuration, once for each reason."""
-        text = str(error) if isinstance(error, Misconfigured) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, Misconfigured) else describe_error(error)
         if text != self._logged_reason:
             self._logged_reason = text
             hint = "the old one stays"

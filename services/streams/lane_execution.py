@@ -9,6 +9,7 @@ import trio
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.logs.log import Log
+from celery5.protocol.job.names import get_class_names
 from celery5.protocol.masking import show_error
 from celery5.protocol.streams.failure import (
     MAX_ERROR_TEXT,
@@ -130,7 +131,7 @@ class LaneExecution:
             self._processor.on_error,
             self._processor.then,
             attempt=attempt,
-            kinds=[f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
+            kinds=_get_class_names(error),
             random=self._random,
         )
         self._log.event(
@@ -180,7 +181,7 @@ class LaneExecution:
                 "warning",
                 partition=number,
                 record=record,
-                why=repr(error)[:1000],
+                why=show_error(error),
                 hint=_UNREADABLE,
                 **self._names,
             )
@@ -262,6 +263,14 @@ class LaneExecution:
         else:
             lane.give_back()
             await self._host.quarantine(partition, f"record {raw[0].decode()}: {why}")
+
+
+def _get_class_names(error: Exception) -> tuple[str, ...]:
+    """Return the names by which a policy knows an error; none if its class does not tell them."""
+    try:
+        return get_class_names(error)
+    except BaseException:  # a metaclass may have redefined what it is asked for
+        return ()
 
 
 async def _sleep_unless_stopping(lane: LaneFeed, seconds: float) -> None:

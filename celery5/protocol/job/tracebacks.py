@@ -12,6 +12,8 @@ MAX_FRAMES = 400
 """Frames of one error that are shown, the last ones: as many as there is space for in a dead letter."""
 MAX_ERRORS = 1_000
 """Errors that are looked at: members of groups, causes and contexts, each as often as it is named."""
+MAX_NOTES = 1_000_000
+"""Characters of the notes of one error with which it is shown."""
 MAX_SHOWN_MEMBERS = 15
 """Members that are shown of a group that has too many: as many as Python shows."""
 
@@ -24,8 +26,8 @@ _READ_OF_GROUP: Any = vars(BaseExceptionGroup)["exceptions"]
 def format_traceback(error: BaseException, steps: TracebackType | None = None) -> str:
     """Return the text that Python shows for an error.
 
-    An error whose members, causes and contexts are too many, or are not those that Python has stored, is shown with
-    its first members only: Python's own formatter goes through all of them before it shows one. It would never end
+    An error whose members, causes, contexts or notes are too many, or are not those that Python has stored, is shown
+    with its first members only: Python's own formatter goes through all of them before it shows one. It would never end
     where each of forty groups is a member of the next one twice, or where a class makes a new `__cause__` for each
     look.
 
@@ -59,7 +61,7 @@ def _can_show_others(error: BaseException) -> bool:
         if not pending:
             return True
         current: Any = pending.pop()
-        if not _is_read_as_stored(type(current)):
+        if not _is_read_as_stored(type(current)) or _has_long_notes(current):
             return False
         chained.add(id(current))
         for other in (current.__cause__, current.__context__):
@@ -81,8 +83,16 @@ def _is_read_as_stored(kind: Any) -> bool:
     return all(map(_is, own, _READ)) and (not is_group or kind.exceptions is _READ_OF_GROUP)
 
 
+def _has_long_notes(error: BaseException) -> bool:
+    notes: Any = vars(error).get("__notes__")  # anything, which Python shows somehow
+    if not isinstance(notes, list):
+        return False
+    size = sum(len(note) for note in cast("list[object]", notes) if isinstance(note, str))
+    return len(cast("list[object]", notes)) > MAX_ERRORS or size > MAX_NOTES
+
+
 def _is(one: object, other: object) -> bool:
     return one is other
 
 
-_OTHERS_LEFT_OUT = "(it contains, or was caused by, more errors than can be shown)\n"
+_OTHERS_LEFT_OUT = "(it has more members, causes or notes than can be shown)\n"

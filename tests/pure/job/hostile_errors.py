@@ -31,10 +31,12 @@ def _get_another_context(error: Any, name: str) -> Any:
     )
 
 
-ContainsItself = _make_class(ExceptionGroup, exceptions=property(lambda self: (self,)))
-EverAnotherCause = _make_class(Exception, __cause__=property(lambda _self: EverAnotherCause("the cause")))
-EverAnotherContext = _make_class(Exception, __getattribute__=_get_another_context)
-EndlessTraceback = _make_class(Exception, __traceback__=property(_get_endless_traceback))
+ContainsItself: Any = _make_class(ExceptionGroup, exceptions=property(lambda self: (self,)))
+EverAnotherCause: Any = _make_class(
+    Exception, __cause__=property(lambda _self: EverAnotherCause("the cause"))
+)
+EverAnotherContext: Any = _make_class(Exception, __getattribute__=_get_another_context)
+EndlessTraceback: Any = _make_class(Exception, __traceback__=property(_get_endless_traceback))
 
 
 def _double(error: Exception) -> Exception:
@@ -58,6 +60,13 @@ def _chain() -> Exception:
     return error
 
 
+def _annotate() -> Exception:
+    error, note = ValueError("the leaf"), "x" * 1_000_000
+    for _ in range(3_000):  # they are one text in memory
+        error.add_note(note)
+    return error
+
+
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "groups named twice": lambda: _double(ValueError("the leaf")),
     "outages named twice": lambda: _double(BrokerUnavailable("the leaf")),
@@ -65,6 +74,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "a group of many": lambda: ExceptionGroup("many", [ValueError(f"number {n}") for n in range(100_000)]),
     "a group in itself": lambda: ContainsItself("itself", [ValueError("the leaf")]),
     "a long chain": _chain,
+    "long notes": _annotate,
     "ever another cause": lambda: EverAnotherCause("at the top"),
     "ever another context": lambda: EverAnotherContext("at the top"),
     "an endless traceback": lambda: EndlessTraceback("at the top"),

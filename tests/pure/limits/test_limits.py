@@ -1,5 +1,6 @@
 """Limits: what a task may declare, what may be imposed, and which of the two holds; no Redis."""
 
+import signal
 from typing import Any
 
 import pytest
@@ -132,6 +133,27 @@ def test_keys_are_made_of_the_arguments_and_travel_with_the_job() -> None:
     assert len(read_command(charge.job("x" * 500).message).concurrency_key) == 32
     with pytest.raises(BadArguments):
         charge.job()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("ann"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr
+)
+def test_a_worker_outlives_whatever_a_function_of_keys_raises(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """A worker computes the keys that a message lacks; its handler of SIGINT raises nothing."""
+    monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_IGN)
+    app = App("shop")
+
+    def get_key(customer: str) -> str:
+        raise error
+
+    @app.task(limit=1, concurrency_key=get_key, fair_key=get_key)
+    def charge(customer: str) -> None: ...
+
+    assert charge.limits is not None
+    assert charge.limits.complete_keys("", "", lambda: (("ann",), {})) == ("", "")
+    assert charge.limits.complete_keys("given", "", lambda: (("ann",), {})) == ("given", "")
 
 
 def test_a_task_with_a_limit_is_sent_to_its_own_queue_only() -> None:

@@ -86,6 +86,33 @@ async def test_observers_that_fail_again_and_again_end_no_worker(
     assert all(sample.value > 1 for sample in counted)
 
 
+@pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+async def test_a_log_destination_of_the_applications_own_that_fails_ends_no_worker(
+    app: App, error: BaseException
+) -> None:
+    def fail(_message: Any) -> None:
+        raise error
+
+    @app.task
+    async def works() -> int:
+        return 1
+
+    @app.task(retry_policy={"max_retries": 0})
+    async def fails() -> None:
+        raise ValueError("no")
+
+    async with working(app) as worker:
+        eliot.add_destinations(fail)
+        try:
+            for _ in range(3):
+                assert await (await works.adelay()).aget(60) == 1
+                with pytest.raises(TaskFailed, match="not-retried"):
+                    await (await fails.adelay()).aget(60)
+            assert not worker.ended.is_set()
+        finally:
+            eliot.remove_destination(fail)
+
+
 async def test_a_history_and_a_count_that_cannot_be_made_harm_no_job(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:

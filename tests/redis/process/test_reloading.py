@@ -85,8 +85,11 @@ def test_a_bad_configuration_changes_nothing_and_is_told_once(staff: Staff, tmp_
     assert len(worker.lines("configuration:rejected")) == 1
 
 
+@pytest.mark.parametrize(
+    "failure", [OSError("the vault is shut"), SystemExit("the vault is shut"), KeyboardInterrupt("shut")]
+)
 async def test_a_mistake_is_told_once_however_often_it_is_read(
-    app_name: str, monkeypatch: pytest.MonkeyPatch
+    app_name: str, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     monkeypatch.setattr("celery5.services.process.reloader.WATCH_INTERVAL", 0.01)
 
@@ -99,7 +102,7 @@ async def test_a_mistake_is_told_once_however_often_it_is_read(
             if 1 < self.loads < 6:
                 return {"concurrency": 0}
             if self.loads == 6:
-                raise OSError("the vault is shut")  # a backend of the user's own may raise anything
+                raise failure  # a backend of the user's own may raise anything
             return {}
 
         async def watch(self) -> None:
@@ -119,7 +122,7 @@ async def test_a_mistake_is_told_once_however_often_it_is_read(
         await until(lambda: len(lines.of("configuration:rejected")) == 2)
         first, second = (each["why"] for each in lines.of("configuration:rejected"))
     assert first.startswith("concurrency in the vault=0")
-    assert second == "OSError: the vault is shut"
+    assert second == f"{type(failure).__name__}: {failure}"
     assert app.settings.concurrency == 100
 
 

@@ -1,10 +1,12 @@
 """Own errors: whatever user code raises, or does to the Trio tasks above it, is its own outcome; the worker lives."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 import trio
 import trio.lowlevel
@@ -282,6 +284,17 @@ async def test_what_the_code_around_a_task_raises_concerns_its_job_alone(app: Ap
                 await (await task.adelay()).aget(LIMIT)
 
 
+class HostileReading(msgspec.Struct):
+    """A record whose own code raises what it names, in a worker only."""
+
+    is_hostile: ClassVar[bool] = False
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        if self.is_hostile and self.error:
+            raise ERRORS[self.error]()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_whatever_a_processor_raises_concerns_its_record_alone(app: App, kind: str) -> None:
     declare_stream: Any = app.stream
@@ -310,6 +323,90 @@ async def test_whatever_a_processor_raises_concerns_its_record_alone(app: App, k
         await readings.asend({"n": n})
     async with living(app):
         await until(lambda: len(names) in seen)
+
+
+class HostileKind(type):
+    """The class of a class that says nothing of itself."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__name__", "__qualname__", "__module__", "__mro__"):
+            raise KeyboardInterrupt(name)
+        return super().__getattribute__(name)
+
+
+class Unknowable(Exception, metaclass=HostileKind):
+    """An error whose class cannot be asked for its name."""
+
+
+class Surrogate(Exception):
+    """An error whose text has no bytes."""
+
+    def __repr__(self) -> str:
+        return "half of a pair: \udc80"
+
+
+@pytest.mark.parametrize("error", [Unknowable, Surrogate], ids=["no name", "no bytes"])
+async def test_an_error_that_cannot_be_told_of_concerns_its_record_alone(
+    app: App, error: type[Exception]
+) -> None:
+    declare_stream: Any = app.stream
+    readings = declare_stream("readings", dict, by=str, partitions=1, keep=Keep(records=1000))
+    seen: list[int] = []
+
+    @app.processor(readings, then="ignore")
+    async def read(events: StreamEvents[Any]) -> None:
+        async for reading in events.records():
+            seen.append(reading["n"])
+            if reading["n"] == 0:
+                raise error
+
+    for n in range(2):
+        await readings.asend({"n": n})
+    async with living(app):
+        await until(lambda: 1 in seen)
+
+
+class HostileSerializer:
+    """A serializer that raises what a record names, in a worker only."""
+
+    name = "hostile"
+
+    def __init__(self) -> None:
+        self.is_hostile = False
+
+    def dumps(self, value: Any) -> bytes:
+        return json.dumps(value).encode()
+
+    def loads(self, raw: bytes) -> Any:
+        value = json.loads(raw)
+        if self.is_hostile and value["error"]:
+            raise ERRORS[value["error"]]()
+        return value
+
+
+async def test_whatever_reads_a_record_raises_concerns_that_record_alone(app: App) -> None:
+    app.configure(unknown_task_grace=0.0)
+    declare_stream: Any = app.stream
+    serializer, seen = HostileSerializer(), list[str]()
+    streams: list[Any] = [
+        declare_stream("own", dict, by=None, partitions=1, codec=serializer),
+        declare_stream("typed", HostileReading, by=None, partitions=1),
+    ]
+
+    async def read(events: StreamEvents[Any]) -> None:
+        async for reading in events.records():
+            seen.append(reading["error"] if isinstance(reading, dict) else reading.error)
+
+    for stream in streams:
+        app.processor(stream, then="ignore", name=f"read-{stream.name}")(read)
+        for name in (*ERRORS, ""):
+            await stream.asend({"error": name} if stream.name == "own" else HostileReading(name))
+    serializer.is_hostile = HostileReading.is_hostile = True
+    try:
+        async with living(app):
+            await until(lambda: seen == ["", ""])
+    finally:
+        HostileReading.is_hostile = False
 
 
 async def test_a_processor_that_cancels_the_tasks_above_it_is_called_again(app: App) -> None:
