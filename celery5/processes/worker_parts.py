@@ -106,6 +106,7 @@ from celery5.services.process.recycling import DrainedWork, Recycling, Recycling
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.process.step_status import StepStatus
+from celery5.services.process.suspect_turn import SuspectTurn
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.observer import TimeLimitedDriver
 from celery5.services.scaling.preferences import Preferences
@@ -350,11 +351,12 @@ def make_stream_processors(
     watch: ConnectionLog,
     asyncio_runner: AsyncioRunner,
     incarnation_end: IncarnationEnd,
+    suspect_turn: SuspectTurn,
     log: Log,
 ) -> StreamProcessors:
     """Return what runs the processors: each has a connection of its own, on which it waits for records."""
     trials = trio.Lock()
-    member = replace(member, incarnation_end=incarnation_end)
+    member = replace(member, incarnation_end=incarnation_end, suspect_turn=suspect_turn)
     groups = [
         ProcessorGroup(
             processor=processor,
@@ -642,6 +644,7 @@ class WorkerParts(ProcessParts):
     in_flight = InFlightJobs
     recent = made_by(make_recent_jobs)
     isolated_jobs = IsolatedJobs
+    suspect_turn = SuspectTurn
     running_jobs = RunningJobs
     held = HeldJobs
     received = ReceivedJobs

@@ -32,6 +32,7 @@ from celery5.protocol.streams.groups import (
 from celery5.protocol.streams.parking import ParkedKeysFound, read_parked_words
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.process.incarnation_end import IncarnationEnd
+from celery5.services.process.suspect_turn import SuspectTurn
 from celery5.services.streams.commit_loop import CommitLoop
 from celery5.services.streams.lane_execution import LaneExecution
 from celery5.services.streams.outbox_relay import OutboxRelay
@@ -81,6 +82,8 @@ class GroupMember:
     unknown_task_grace: float = 0.0
     # How this worker ends.
     incarnation_end: IncarnationEnd = field(default_factory=IncarnationEnd)
+    # Whose turn it is among what may have killed workers.
+    suspect_turn: SuspectTurn = field(default_factory=SuspectTurn)
 
 
 class ProcessorGroup:
@@ -364,11 +367,11 @@ class ProcessorGroup:
     async def _try_suspect(self, partition: OwnedPartition) -> None:
         """Let the record at which owners have died be processed while no other suspect of this worker is.
 
-        A worker that dies has owned many partitions, of which one has killed it. From the third death on only that
-        counts where the first record was on trial.
+        A worker that dies has owned many partitions, of which one has killed it, or it has died of a job. From the
+        third death on only that counts where the first record was on trial, and a job that may kill does not run then.
         """
         await partition.wait_fed()
-        async with self._trials:
+        async with self._trials, self._member.suspect_turn.held(TRIAL_LIMIT):
             call = calls.begin_trial(
                 *(self._keys, self._group, partition.number),
                 incarnation=self._member.incarnation,

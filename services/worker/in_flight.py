@@ -13,6 +13,7 @@ import trio
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.job.messages import Command
 from celery5.runners.running_job import RunningJob
+from celery5.services.process.suspect_turn import SuspectTurn
 from celery5.services.worker.internal_queues import InternalTasksQueue
 
 
@@ -145,16 +146,23 @@ SUSPECT_DEATHS = 2
 
 
 class IsolatedJobs:
-    """Runs the jobs that may kill workers one at a time, so that the death of a worker is blamed on the right one."""
+    """Runs the jobs that may kill workers one at a time, and not while a record is on trial (`SuspectTurn`)."""
 
     def __init__(
-        self, *, queues: Mapping[str, InternalTasksQueue], in_flight: InFlightJobs, max_deliveries: int
+        self,
+        *,
+        queues: Mapping[str, InternalTasksQueue],
+        in_flight: InFlightJobs,
+        max_deliveries: int,
+        suspect_turn: SuspectTurn | None = None,
     ) -> None:
+        self._turn = suspect_turn or SuspectTurn()
         self.min_deaths = min(SUSPECT_DEATHS, max_deliveries)
         self._queues = queues
         self._in_flight = in_flight
         self._waiting: deque[Delivery] = deque()
         self._current: Delivery | None = None
+        self._awaits_turn = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -180,12 +188,22 @@ class IsolatedJobs:
         return waiting
 
     def start_next(self) -> None:
-        """Queue the next job for an executor, if the one before it is settled."""
+        """Queue the next job for an executor, if the one before it is settled, when it is its turn."""
         if self._current is not None and (self._current.queue, self._current.entry) not in self._in_flight:
             self._current = None
-        if self._current is None and self._waiting:
-            self._current = self._waiting.popleft()
-            self._queues[self._current.kind].put(self._current)
+            self._turn.release()
+        if self._current is None and self._waiting and not self._awaits_turn:
+            self._awaits_turn = True
+            if self._turn.take(self._start):
+                self._start()
+
+    def _start(self) -> None:
+        self._awaits_turn = False
+        if not self._waiting:  # they were taken away in the meantime
+            self._turn.release()
+            return
+        self._current = self._waiting.popleft()
+        self._queues[self._current.kind].put(self._current)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,15 @@
 """Ledger, lease, black box and suspects: what a worker knows of what it holds, and of its right to."""
 
+import math
+
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from celery5.errors import LeaseLost
 from celery5.protocol.job.delivery import Delivery
 from celery5.services.process.shared_memory import SidecarMemory, number_queues
+from celery5.services.process.suspect_turn import SuspectTurn
 from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.lease import Lease, now
@@ -191,3 +194,41 @@ async def test_nobody_is_sure_of_a_lease_before_it_is_renewed_or_after_it_ended(
     await wait_all_tasks_blocked()
     assert sure == [1]
     nursery.cancel_scope.cancel()
+
+
+async def test_a_suspect_and_the_trial_of_a_record_take_turns_and_neither_waits_for_ever(
+    autojump_clock: MockClock,
+) -> None:
+    ledger, queue, turn = InFlightJobs(), InternalTasksQueue(), SuspectTurn()
+    suspects = IsolatedJobs(queues={"trio": queue}, in_flight=ledger, max_deliveries=3, suspect_turn=turn)
+    held = [Delivery("q", b"%d-0" % number, b"", 2, kind="trio", read=number) for number in range(1, 4)]
+    for each in held:
+        ledger.add(each)
+    async with turn.held(limit=30.0):
+        suspects.add(held[0])
+        suspects.add(held[1])
+        assert not queue.items
+    assert queue.drain() == held[:1]
+    began = trio.current_time()
+    async with turn.held(limit=30.0):  # the job is longer
+        assert trio.current_time() - began == 30.0
+    async with trio.open_nursery() as nursery:
+        trial = trio.Event()
+
+        async def be_tried() -> None:
+            async with turn.held(limit=30.0):
+                trial.set()
+
+        nursery.start_soon(be_tried)
+        await wait_all_tasks_blocked()
+        ledger.remove(held[:1])
+        suspects.start_next()
+        assert queue.drain() == []  # it was the trial's turn
+        await trial.wait()
+    assert queue.drain() == held[1:2]
+    suspects.add(held[2])
+    suspects.drain(read_before=math.inf)
+    ledger.remove(held)
+    suspects.start_next()
+    async with turn.held(limit=30.0):
+        assert trio.current_time() - began == 30.0
