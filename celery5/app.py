@@ -163,7 +163,9 @@ class App:
     ) -> None:
         self.name: str = check_app_name(name)
         self.include: tuple[str, ...] = check_includes(include)
-        self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
+        caller = sys._getframe(1).f_globals  # pyright: ignore[reportPrivateUsage]
+        self.module: str = caller.get("__name__", "")
+        self._package: str = caller.get("__package__") or ""
         own_backlog = self._set_settings(settings, broker, when_unpublishable, config)
         self.retry_policy: RetryPolicy = RetryPolicy.parse({} if retry_policy is None else retry_policy)
         self.retry_backoff: CustomBackoff | None = (
@@ -519,6 +521,26 @@ class App:
     def queue(self, name: str) -> QueueKeys:
         """Return the keys of one of the application's queues."""
         return self._sender.queue(name)
+
+    def autodiscover(self, packages: str | Sequence[str] = (), *, module: str = "tasks") -> None:
+        """Include every module of one name in some packages, however deep: `load` imports it.
+
+        `app.autodiscover("shop")` is `App(include="shop.**.tasks")`. A working directory is never searched.
+
+        Args:
+            packages: The dotted names of packages; default: the package whose module made this application.
+            module: The name of the modules.
+
+        Raises:
+            Misconfigured: A name is invalid; or none is given, and the module of this application is in no package.
+        """
+        names = (packages,) if isinstance(packages, str) else tuple(packages)
+        if not (names or self._package):
+            raise Misconfigured(
+                f"module {self.module!r} is in no package: name those that are searched: app.autodiscover('shop')"
+            )
+        patterns = [f"{name}.**.{module}" for name in names or (self._package,)]
+        self.include = tuple(dict.fromkeys((*self.include, *check_includes(patterns))))
 
     def load(self) -> None:
         """Import the modules of `include`, and adopt their free tasks and events.

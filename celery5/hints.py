@@ -83,7 +83,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
     "app": {
         "conf": 'App("shop", concurrency=200), app.configure(...) and app.settings',
         "send_task": "app.signature(name, ...).delay()",
-        "autodiscover_tasks": 'App("shop", include=["shop.**.tasks"])',
+        "autodiscover_tasks": 'app.autodiscover(["shop"])',
         "config_from_object": 'App("shop", concurrency=200), or CELERY5_CONCURRENCY=200',
         "AsyncResult": "app.result(id)",
         "worker_main": "celery5 -A shop worker start",
@@ -202,7 +202,7 @@ FENNEL: Mapping[NameKind, Mapping[str, str]] = {
         "maintenance_interval": "lease",
         "task_timeout": "result.get(timeout=10), or time_limit",
         "results_enabled": "ignore_result",
-        "autodiscover": 'include=["shop.**.tasks"]',
+        "autodiscover": 'app.autodiscover("shop"), or App(include=["shop.**.tasks"])',
     },
 }
 RUNNEL: Mapping[NameKind, Mapping[str, str]] = {

@@ -70,6 +70,43 @@ def test_looking_for_modules_imports_none_of_them() -> None:
     assert [each for each in sys.modules if each.startswith("emporium")] == []
 
 
+def test_autodiscover_includes_the_tasks_of_packages() -> None:
+    app = App("discovers", include="emporium.mail.tasks_older")
+    app.autodiscover("emporium.mail")
+    app.autodiscover(["emporium.mail", "emporium"], module="jobs")
+    assert app.include == (
+        "emporium.mail.tasks_older",
+        "emporium.mail.**.tasks",
+        "emporium.mail.**.jobs",
+        "emporium.**.jobs",
+    )
+    found = App("discovers")
+    found.autodiscover("emporium")
+    found.load()
+    assert sorted(found.tasks) == [
+        "emporium.mail.deep.tasks.one",
+        "emporium.mail.tasks.one",
+        "emporium.tasks.one",
+    ]
+
+
+def test_autodiscover_searches_the_applications_own_package_by_default(folder: Path) -> None:
+    (folder / "emporium" / "app.py").write_text(OWN_PACKAGE)
+    app = importlib.import_module("emporium.app").app
+    app.load()
+    assert "emporium.mail.deep.tasks.one" in app.tasks
+    (folder / "alone.py").write_text(OWN_PACKAGE)
+    with pytest.raises(
+        Misconfigured, match=r"^module 'alone' is in no package: name those that are searched"
+    ):
+        importlib.import_module("alone")
+    with pytest.raises(Misconfigured, match=r"it takes modules, not files"):
+        App("discovers").autodiscover("src/emporium")
+
+
+OWN_PACKAGE = "from celery5 import App\napp = App('own')\napp.autodiscover()\n"
+
+
 def test_the_tasks_of_a_package_are_loaded_by_one_line() -> None:
     app = App("includes", include="emporium.**.tasks")
     app.load()
