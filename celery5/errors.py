@@ -381,6 +381,10 @@ class CommandRefused(CeleryError):
     """A running process does not know a command, or cannot do it. The text says why."""
 
 
+class NotConcerned(CommandRefused):
+    """A running process has nothing to do with what a command is about; another one may. The text says why."""
+
+
 class BootStepFailed(CeleryError):
     """A mandatory boot step or service of the application did not start, or crashed too often: the worker stops.
 

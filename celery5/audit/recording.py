@@ -71,8 +71,10 @@ class AuditedAction:
         self._count = count
 
     def set_failure(self, why: str) -> None:
-        """Set why it has failed, where nothing is raised; '' when it has not."""
-        self._failure = f"failed: {why}" if why else ""
+        """Set why it has failed, where nothing is raised. Raises ValueError without a reason: then it has not."""
+        if not why:
+            raise ValueError("an action that has failed needs a reason")
+        self._failure = f"failed: {why}"
 
     def set_interruption(self, why: str) -> None:
         """Set why it has ended early, where nothing is raised."""

@@ -148,4 +148,4 @@ async def record_outcome(app: Application, redis: AsyncDriver, status: BulkStatu
             if status.state == STOPPED:
                 entry.set_interruption(f"stopped by {status.stopped_by}")
             elif status.state != DONE:
-                entry.set_failure(status.progress.error)
+                entry.set_failure(status.progress.error or f"it is {status.state}")

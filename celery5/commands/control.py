@@ -72,6 +72,17 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     # The same in a sentence.
     why: str = ""
+    # Whether it has to do with what the command is about: false where it does not read the queue, say.
+    concerned: bool = True
+
+
+def find_failures(replies: Sequence[Reply]) -> list[Reply]:
+    """Return the replies that make a command a failure.
+
+    That of a process which has nothing to do with what the command is about is none, once another one has done it.
+    """
+    is_done = any(reply.ok for reply in replies)
+    return [reply for reply in replies if not reply.ok and (reply.concerned or not is_done)]
 
 
 class Control:
@@ -170,7 +181,8 @@ class Control:
             replies = await self._perform(connections, redis, request)
             if replies or request.command not in _STORED:  # those change Redis also when no worker lives
                 action.set_count(sum(reply.ok for reply in replies))
-            action.set_failure("; ".join(f"{reply.worker}: {reply.why}" for reply in replies if not reply.ok))
+            if failures := find_failures(replies):
+                action.set_failure("; ".join(f"{reply.worker}: {reply.why}" for reply in failures))
             return replies
 
     async def _perform(
@@ -408,7 +420,14 @@ def _parse_reply(inbox: str, raw: bytes) -> Reply:
         answer = msgspec.json.decode(reply.answer)
     except (ValueError, RecursionError) as error:
         return Reply(worker=inbox, ok=False, reason="unreadable", why=f"its answer is none of ours: {error}")
-    return Reply(worker=inbox, ok=reply.ok, answer=answer, reason=reply.reason, why=reply.why)
+    return Reply(
+        worker=inbox,
+        ok=reply.ok,
+        answer=answer,
+        reason=reply.reason,
+        why=reply.why,
+        concerned=reply.concerned,
+    )
 
 
 def _make_request(

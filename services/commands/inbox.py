@@ -20,7 +20,14 @@ from celery5.broker.calls.commands import TAKEN_BY_OTHER, QueuedCommand
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys
 from celery5.broker.transient_errors import is_transient
-from celery5.errors import BrokerDenied, BrokerError, BrokerReplied, CommandRefused, Misconfigured
+from celery5.errors import (
+    BrokerDenied,
+    BrokerError,
+    BrokerReplied,
+    CommandRefused,
+    Misconfigured,
+    NotConcerned,
+)
 from celery5.logs.log import Level, Log
 from celery5.protocol.commands.certificates import TrustStore
 from celery5.protocol.commands.definitions import (
@@ -437,7 +444,10 @@ class Inbox:
                 answer = await self._commands.perform(command, parameters)
             raw = msgspec.json.encode(answer)
         except CommandRefused as error:
-            return CommandReply(worker=self._worker, ok=False, reason="refused", why=str(error)), "warning"
+            concerned = not isinstance(error, NotConcerned)
+            return CommandReply(
+                worker=self._worker, ok=False, reason="refused", why=str(error), concerned=concerned
+            ), "warning" if concerned else "info"
         except trio.TooSlowError:
             why = f"it was not done after {COMMAND_TIMEOUT:g} s"
             return CommandReply(worker=self._worker, ok=False, reason="failed", why=why), "error"

@@ -10,7 +10,7 @@ import trio
 from celery5.broker.calls import commands
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
-from celery5.errors import CommandRefused
+from celery5.errors import NotConcerned
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import QueueParameters
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
@@ -115,7 +115,7 @@ class PausedQueues:
 
     def _check(self, queue: str) -> None:
         if queue not in self._queues:
-            raise CommandRefused(
+            raise NotConcerned(
                 f"this worker does not read queue {queue!r}; its queues: {', '.join(self._queues)}"
             )
 

@@ -12,7 +12,7 @@ from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerError, CommandRefused, Corrupt
+from celery5.errors import BrokerError, CommandRefused, Corrupt, NotConcerned
 from celery5.protocol.commands.definitions import (
     ACTIVE,
     PAUSE_QUEUE,
@@ -175,7 +175,7 @@ class WorkerCommands:
                 kind = self._tasks[command.task].kind
                 stacks += read_job_stacks(command.id, command.task, kind, running_job)
         if parameters.job is not None and not stacks:
-            raise CommandRefused(f"job {parameters.job!r} does not run on this worker now")
+            raise NotConcerned(f"job {parameters.job!r} does not run on this worker now")
         if parameters.job is None:
             stacks.append(read_main_stack())
         return await trio.to_thread.run_sync(
@@ -197,7 +197,7 @@ class WorkerCommands:
                 call = jobs_calls.revoke(self._queues[delivery.queue], [job_id], ttl=self._results_ttl)
                 (state,) = await self._redis.perform(call)
                 return {"id": job_id, "state": state}
-        raise CommandRefused(
+        raise NotConcerned(
             f"this worker does not hold job {job_id!r}: use celery5 task revoke, which finds it"
         )
 

@@ -12,6 +12,7 @@ from celery5.cli.terminal.errors import skip_unreachable
 from celery5.cli.terminal.flags import Duration, broker_flag, configure, processes_flag, serving_flags
 from celery5.cli.terminal.output import clean_lines, echo, format_cell, format_progress, format_table, to_json
 from celery5.cli.terminal.target import Target
+from celery5.commands.control import find_failures
 from celery5.errors import CeleryError
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE
 from celery5.protocol.commands.definitions import (
@@ -245,7 +246,7 @@ def resume_queue(target: Target, /, queue: str, **flags: Any) -> None:
 @worker_command_flags
 @click.pass_obj
 def revoke(target: Target, /, job_id: str, **flags: Any) -> None:
-    _send(target.load(), REVOKE.name, {"id": job_id}, one_is_enough=True, **flags)
+    _send(target.load(), REVOKE.name, {"id": job_id}, **flags)
 
 
 @_command(STACK)
@@ -256,7 +257,7 @@ def revoke(target: Target, /, job_id: str, **flags: Any) -> None:
 @click.pass_obj
 def stack(target: Target, /, *, job: str | None, **flags: Any) -> None:
     parameters = {} if job is None else {"job": job}
-    _send(target.load(), STACK.name, parameters, one_is_enough=job is not None, **flags)
+    _send(target.load(), STACK.name, parameters, **flags)
 
 
 @_command(SHUTDOWN)
@@ -430,7 +431,7 @@ def _send_queue_command(
             raise error  # the pause is written to the broker that has the queue
         replies = app.control.send(command, {"queue": queue}, timeout=flags["timeout"])
         if replies:
-            _print_replies(replies, command, wants_json=flags["wants_json"], one_is_enough=False)
+            _print_replies(replies, command, wants_json=flags["wants_json"])
             return
     if flags["wants_json"]:
         echo(to_json([]))
@@ -447,28 +448,25 @@ def _send(
     to: tuple[str, ...],
     timeout: float,
     wants_json: bool,
-    one_is_enough: bool = False,
     queues: Sequence[str] = (),
 ) -> None:
     with skip_unreachable(app, wants_json=wants_json, queues=queues) if not to else nullcontext():
         replies = app.control.send(command, parameters, to=to or None, timeout=timeout)
-        _print_replies(replies, command, wants_json=wants_json, one_is_enough=one_is_enough)
+        _print_replies(replies, command, wants_json=wants_json)
 
 
-def _print_replies(replies: "list[Reply]", command: str, *, wants_json: bool, one_is_enough: bool) -> None:
+def _print_replies(replies: "list[Reply]", command: str, *, wants_json: bool) -> None:
     """Print the answers of workers. Raises CommandNotDone."""
-    failed = [reply for reply in replies if not reply.ok]
+    failed = find_failures(replies)
     if len(replies) == len(failed) == 1 and not wants_json:
         raise CommandNotDone(f"{failed[0].worker} did not do it ({failed[0].reason}): {failed[0].why}")
-    shown = (
-        [reply for reply in replies if reply.ok] if one_is_enough and len(failed) < len(replies) else replies
-    )
+    shown = [reply for reply in replies if reply.ok or reply in failed]
     if replies or wants_json:
         echo(to_json(replies) if wants_json else format_replies(shown, command))
     if not replies:
         raise CommandNotDone(NO_WORKER)
-    if failed and not (one_is_enough and len(failed) < len(replies)):
-        raise CommandNotDone(f"{len(failed)} of {len(replies)} did not do it")
+    if failed:
+        raise CommandNotDone(f"{len(failed)} of {len(shown)} did not do it")
 
 
 def format_replies(replies: "list[Reply]", command: str) -> str:

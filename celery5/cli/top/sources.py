@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from celery5.cli.top.readings import ActiveJob, Reading, read_running_jobs
 from celery5.cli.top.tables import View
+from celery5.commands.control import find_failures
 from celery5.errors import CeleryError
 from celery5.observability.metrics import HistoryPoint
 from celery5.protocol.commands.definitions import ACTIVE, PAUSE_QUEUE, RESUME_QUEUE
@@ -109,7 +110,7 @@ class TopSources:
         command = PAUSE_QUEUE if paused else RESUME_QUEUE
         replies = self._app.control.send(command.name, {"queue": queue}, timeout=COMMAND_TIMEOUT)
         state = "paused" if paused else "resumed"
-        failed = [reply for reply in replies if not reply.ok]
+        failed = find_failures(replies)
         if failed:
             return (
                 f"{len(failed)} of {len(replies)} workers did not do it: {failed[0].worker}: {failed[0].why}"

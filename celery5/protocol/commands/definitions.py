@@ -495,6 +495,8 @@ class CommandReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     # Why it was not done: in a word, and in a sentence.
     reason: str = ""
     why: str = ""
+    # Whether it has to do with what the command is about: false where it does not read the queue, say.
+    concerned: bool = True
 
 
 MAX_COMMAND_LIFETIME = 60.0

@@ -11,6 +11,7 @@ import trio
 
 from celery5 import App, BootStep, Misconfigured, TaskRevoked, agather
 from celery5.broker.calls import commands
+from celery5.commands.control import find_failures
 from celery5.errors import BrokerUnavailable, CommandRefused, UnknownQueue
 from celery5.protocol.commands.definitions import list_commands
 from celery5.results import JobDetails
@@ -165,6 +166,59 @@ async def test_a_queue_that_is_paused_is_seen_to_be_also_before_anything_was_sen
     assert [(each.queue, each.paused) for each in (await app.ainfo()).queues.values()] == [("default", True)]
     await app.aperform(commands.resume_queue(app.keys, "default"))
     assert not (await app.ainfo()).queues
+
+
+async def test_workers_that_do_not_read_a_queue_make_its_pause_no_failure(app: App) -> None:
+    with_tasks(app)
+    async with working(app, name="w1"), working(app, name="w2", queues=["mail"]):
+        for command in ("pause-queue", "resume-queue"):
+            replies = await app.control.asend(command, {"queue": "default"})
+            assert [(one.worker, one.ok, one.concerned) for one in replies] == [
+                ("w1", True, True),
+                ("w2", False, False),
+            ]
+            assert find_failures(replies) == []
+            (entry, *_) = await app.audit.alist()
+            assert (entry.action, entry.count, entry.outcome) == (f"worker:{command}", 1, "done")
+        replies = await app.control.asend("pause-queue", {"queue": "nowhere"})
+        assert [one.worker for one in find_failures(replies)] == ["w1", "w2"]
+        replies = await app.control.asend("pause-queue", {"queue": "default"}, to=["w1", "gone"], timeout=0.5)
+        assert [one.worker for one in find_failures(replies)] == ["gone"]
+        (entry, *_) = await app.audit.alist()
+        assert (entry.count, entry.outcome.startswith("failed: gone: ")) == (1, True)
+
+
+CHANGING: dict[str, dict[str, Any]] = {
+    "pause-queue": {"queue": "default"},
+    "resume-queue": {"queue": "default"},
+    "budget": {"kind": "trio", "minimum": 1, "maximum": 7},
+    "prefetch": {"factor": 2.0},
+    "shutdown": {},
+}
+"""Commands that change a worker, each with parameters that a worker accepts."""
+
+
+@pytest.mark.parametrize("command", CHANGING)
+async def test_a_command_that_is_done_is_done_in_the_audit_trail(app: App, command: str) -> None:
+    with_tasks(app)
+    async with working(app, name="w1"):
+        await told(app, command, **CHANGING[command])
+        (entry,) = await app.audit.alist()
+    assert (entry.action, entry.target, entry.count, entry.outcome) == (f"worker:{command}", "w1", 1, "done")
+
+
+async def test_a_job_that_one_worker_stops_is_no_failure_of_the_others(app: App) -> None:
+    _, stay = with_tasks(app)
+    async with working(app, name="w1"), working(app, name="w2", queues=["mail"]):
+        handle = await stay.adelay()
+        with trio.fail_after(30):
+            while await handle.astatus() != "EXECUTING":
+                await trio.sleep(0.05)
+        replies = await app.control.asend("revoke", {"id": handle.id})
+        assert [(one.worker, one.ok) for one in replies] == [("w1", True), ("w2", False)]
+        assert find_failures(replies) == []
+        (entry,) = await app.audit.alist()
+        assert (entry.action, entry.count, entry.outcome) == ("worker:revoke", 1, "done")
 
 
 async def test_a_queue_is_paused_for_one_worker_alone(app: App, redis_client: "redis.Redis") -> None:

@@ -13,6 +13,7 @@ from celery5 import App, AsyncResult, BrokerUnavailable, JobState, Misconfigured
 from celery5.broker.routing.broker_router import run_all, run_all_async
 from celery5.broker.routing.unreachable import get_unreachable, retry_without_unreachable, skip_unreachable
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.connections import long_operations
 from celery5.errors import BrokerDenied, UnknownQueue
 from tests.redis.connections.two_brokers import COLOURS, asked, far_end
 from tests.redis.dead_letters.many_dead_letters import bury
@@ -27,8 +28,9 @@ def app(paired: App) -> App:
 
 @pytest.mark.parametrize("colour", COLOURS)
 async def test_who_asks_all_brokers_is_told_that_one_is_away_or_is_given_what_the_others_say(
-    app: App, own_server: EmbeddedServer, colour: str
+    app: App, own_server: EmbeddedServer, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(long_operations, "MAX_OUTAGE", 0.5)
     for name in ("near", "post"):
         await app.tasks[name].adelay(1)
     await trio.to_thread.run_sync(own_server.kill)
