@@ -7,6 +7,7 @@ proxy does, where that is needed.
 Source: RFC 9112; ASGI 3.0; h11 parses, strictly.
 """
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager, suppress
 from email.utils import formatdate
@@ -189,7 +190,11 @@ class _HttpConnection:
         self._method = ""
 
     async def answer(self, scope: Scope, *, is_last: bool) -> bool:
-        """Answer one request; return whether another one may follow."""
+        """Answer one request; return whether another one may follow.
+
+        None follows a body in chunks: a proxy may see its end elsewhere than h11 does, which takes LF alone there.
+        """
+        is_last = is_last or any(name == b"transfer-encoding" for name, _ in scope["headers"])
         self._method = scope["method"]
         self._body_deadline = trio.current_time() + BODY_LIMIT
         self._body_bytes, self._body_ended = 0, False
@@ -232,9 +237,11 @@ class _HttpConnection:
                 raise _NoRequest
         with trio.move_on_after(HEAD_LIMIT):
             while True:
+                received = self._parser.trailing_data[0]
                 event = self._parser.next_event()
                 if isinstance(event, h11.Request):
-                    _check_head(event)
+                    rest = self._parser.trailing_data[0]
+                    _check_head(event, received[: len(received) - len(rest)])
                     return event
                 if event is not h11.NEED_DATA:
                     raise _NoRequest
@@ -387,11 +394,25 @@ def make_scope(
     }
 
 
-def _check_head(request: h11.Request) -> None:
-    """Raise _Refused for a head that is too large: h11 sees to that only while it is incomplete."""
-    size = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
-    if size > MAX_HEAD:
+def _check_head(request: h11.Request, head: bytes) -> None:
+    """Raise _Refused for a head that is too large, or that a proxy may have read as another one.
+
+    h11 sees to the size only while a head is incomplete, and takes what a recipient may take (RFC 9112, 2.2 and 6.1).
+    What a proxy and this server read as different requests carries a second one past the proxy's rules (request
+    smuggling), and its headers with the user's name too.
+    """
+    if len(head) > MAX_HEAD:
         raise _Refused(431, f"the head of a request has at most {MAX_HEAD} bytes")
+    if not request.http_version.startswith(b"1."):
+        raise _Refused(505, "this server speaks HTTP/1.1 and HTTP/1.0")
+    if _BARE_LINE_END.search(head):
+        raise _Refused(400, "the lines of a head end with CR LF")
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
+        raise _Refused(400, "the length of this request can be read in two ways")
+
+
+_BARE_LINE_END = re.compile(rb"(?<!\r)\n")
 
 
 def _check_length(headers: list[tuple[bytes, bytes]]) -> None:

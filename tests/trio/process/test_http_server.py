@@ -178,16 +178,49 @@ async def test_a_client_that_does_not_read_its_answer_loses_the_connection(
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"400"),
         (b"nonsense\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"505"),
         (b"GET /%ff HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
         (b"GET x HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
         (b"GET http://[::1/ HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", b"505"),
     ],
 )
 async def test_what_is_too_large_or_no_request_is_refused(request_: bytes, status: bytes) -> None:
     async with serving() as site:
         assert (await ask(site, request_)).startswith(b"HTTP/1.1 " + status)
         assert not site.errors
+        assert await is_served(site)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\nHost: x\n\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: y\nX-User: root\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\n",
+    ],
+)
+async def test_a_request_that_a_proxy_may_read_otherwise_ends_the_connection(request_: bytes) -> None:
+    async with serving() as site:
+        for begin in (b"", GET % b"1"):
+            received = await ask(site, begin + request_ + GET % b"smuggled")
+            assert received.count(b"HTTP/1.1 200 ") == bool(begin)
+            assert received.count(b"HTTP/1.1 ") == bool(begin) + 1
+        assert await is_served(site)
+
+
+@pytest.mark.parametrize("end", [b"0\r\n\r\n", b"0\r\n\n", b"0\r\nX: y\n\n", b"0\r\nX: y\r\n\r\n"])
+async def test_nothing_follows_a_body_in_chunks_on_its_connection(end: bytes) -> None:
+    post = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    async with serving() as site:
+        received = await ask(site, post + end + GET % b"smuggled")
+        assert received.count(b"HTTP/1.1 200 ") == 1
+        assert b"connection: close" in received
+        assert received.endswith(b"okabc")
         assert await is_served(site)
 
 
