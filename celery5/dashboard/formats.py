@@ -1,11 +1,13 @@
 """Show numbers, times and spans in pages as people read them."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from markupsafe import Markup
@@ -108,6 +110,13 @@ def _make_total(show: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return show_any
 
 
+def encode_name(name: str) -> str:
+    """Return a name as a part of a path. A browser goes up by `..` between slashes: those of such a name are encoded."""
+    return quote(name, safe="" if _DOTS.search(name) else "/")
+
+
+_DOTS = re.compile(r"(?:^|/)\.\.?(?:/|$)")
+
 _FILTERS: Mapping[str, Callable[[Any], Any]] = {
     "number": format_number,
     "span": format_span,
@@ -117,6 +126,7 @@ _FILTERS: Mapping[str, Callable[[Any], Any]] = {
     "clock": format_clock,
     "json": format_json,
     "value": format_value,
+    "urlencode": encode_name,
 }
 FILTERS: Mapping[str, Callable[[Any], Any]] = {name: _make_total(show) for name, show in _FILTERS.items()}
 """The filters of the templates, by name."""

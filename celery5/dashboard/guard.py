@@ -4,9 +4,11 @@ Source: the OWASP cheat sheets on cross-site request forgery and on content secu
 """
 
 import secrets
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
@@ -26,6 +28,47 @@ FORM_KEY = "form_key"
 
 HSTS = "max-age=31536000"
 """What tells a browser to reach this site by TLS only, for a year."""
+
+
+MAX_AT_ONCE = 8
+"""Requests of one user that are answered at once. A browser sends six."""
+MAX_WAITING = 24
+"""Further requests of one user, which wait until one of those has been answered."""
+WAIT_LIMIT = 5.0
+"""Seconds that they wait at most."""
+
+
+class UserShares:
+    """Bounds how many requests of one user are answered at once, so that no user keeps the others out.
+
+    Behind a proxy all come from one address, so a server cannot tell whose connections are whose.
+    """
+
+    def __init__(self) -> None:
+        self._limiters: dict[str, anyio.CapacityLimiter] = {}
+
+    @property
+    def users(self) -> int:
+        """How many users have requests that are answered, or wait."""
+        return len(self._limiters)
+
+    @asynccontextmanager
+    async def take(self, user: str) -> AsyncGenerator[bool, None]:
+        """Wait for the turn of a request of this user, which lasts while the block does. Yield False for none."""
+        limiter = self._limiters.setdefault(user, anyio.CapacityLimiter(MAX_AT_ONCE))
+        has_turn = False
+        try:
+            if limiter.statistics().tasks_waiting < MAX_WAITING:
+                with anyio.move_on_after(WAIT_LIMIT):
+                    await limiter.acquire()
+                    has_turn = True
+            yield has_turn
+        finally:
+            if has_turn:
+                limiter.release()
+            found = limiter.statistics()
+            if not (found.borrowed_tokens or found.tasks_waiting):
+                self._limiters.pop(user, None)
 
 
 class Guard:
@@ -53,6 +96,7 @@ class Guard:
         self._sessions = sessions
         self._hosts = hosts
         self._open_paths = frozenset((SIGN_IN_PATH, *open_paths))
+        self._shares = UserShares()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -67,7 +111,11 @@ class Guard:
         request = Request(scope)
         response = await self._refuse(request, state)
         protecting = _protecting(send, nonce, HSTS if self._hosts.is_secure else "")
-        await (response or self._inner)(scope, receive, protecting)
+        if response is not None or state["user"] is None:
+            await (response or self._inner)(scope, receive, protecting)
+            return
+        async with self._shares.take(state["user"].name) as has_turn:
+            await (self._inner if has_turn else TOO_MANY)(scope, receive, protecting)
 
     async def _refuse(self, request: Request, state: dict[str, Any]) -> Response | None:
         """Return the answer to a request that is not let through; None for one that is."""
@@ -124,7 +172,7 @@ class Guard:
         return session.user, cookie, False
 
     def _ask_to_sign_in(self, request: Request) -> Response | None:
-        path = _get_path(request)
+        path = get_path(request)
         if path in self._open_paths:
             return None
         if path.startswith("/api/"):
@@ -146,10 +194,15 @@ UNKNOWN_HOST = (
     "Dashboard(..., hosts=[NAME])\n"
 )
 UNCHECKED = "the broker cannot be reached, so nobody knows whether this session was signed out: try again\n"
+TOO_MANY = PlainTextResponse(
+    f"this user has {MAX_AT_ONCE} requests at once already: try again when one has been answered\n",
+    429,
+    {"retry-after": "1"},
+)
 OTHER_SITE = "another site has made this request: it is refused\n"
 
 
-def _get_path(request: HTTPConnection) -> str:
+def get_path(request: HTTPConnection) -> str:
     """Return the path of a request below the place where the dashboard is mounted, as starlette finds its routes."""
     root: str = request.scope.get("root_path", "")
     path: str = request.scope["path"]

@@ -24,6 +24,7 @@ PROBLEMS = {
     "403": "The user's role does not allow it.",
     "404": "There is no such thing.",
     "409": "It cannot be done as things are.",
+    "429": "The user has too many requests at once.",
     "503": "The broker cannot be reached.",
     "504": "It took too long.",
 }

@@ -16,7 +16,7 @@ import celery5
 from celery5.dashboard.access import Authenticator
 from celery5.dashboard.formats import FILTERS
 from celery5.dashboard.forms import make_fields
-from celery5.dashboard.guard import FORM_KEY, SIGN_IN_PATH
+from celery5.dashboard.guard import FORM_KEY, SIGN_IN_PATH, get_path
 from celery5.dashboard.operation import Changed, Operation
 from celery5.dashboard.operations import OPERATIONS
 from celery5.dashboard.page import Page, PageRequest
@@ -272,7 +272,7 @@ class Site:
             title=title,
             page=page,
             nav=[(one.nav, one.path) for one in PAGES if one.nav],
-            here=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+            here=_get_address(request),
             root=root,
             base=f"{root}/{quote(app)}",
             app=app,
@@ -303,6 +303,15 @@ def _escape_controls(value: Any) -> Any:
 def _root(request: Request) -> str:
     """Return the path where the dashboard is mounted; '' at the top."""
     return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _get_address(request: Request) -> str:
+    """Return the path and the query of a request as the client has written them: names may have any character."""
+    query = request.scope["query_string"].decode("latin-1")
+    root, raw = quote(_root(request)), request.scope.get("raw_path") or quote(get_path(request)).encode()
+    path = raw.decode("latin-1")
+    path = path if path.startswith(root) else root + path
+    return f"{path}?{query}" if query else path
 
 
 def _read_notice(request: Request) -> str:

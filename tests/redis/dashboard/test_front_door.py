@@ -3,21 +3,26 @@
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import anyio
 import httpx
 import pytest
+import trio
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from celery5 import App
-from celery5.dashboard import Dashboard, Identify, ProxyHeaders, TokenFile, User
+from celery5.dashboard import Dashboard, Identify, ProxyHeaders, TokenFile, User, guard
 from celery5.dashboard.access import Authenticator, hash_token
 from celery5.dashboard.hosts import AllowedHosts
 from celery5.dashboard.sessions import Sessions
 from celery5.errors import Misconfigured
+from celery5.observability.job_search import JobPage
 from celery5.processes.dashboard import DashboardOptions, open_socket
-from tests.redis.dashboard.serving import Served, serving
+from tests.redis.dashboard.serving import LIMIT, Served, serving
 from tests.redis.dashboard.site import find_form_key, read_text
 
 SECRET = "0123456789abcdef" * 2
@@ -279,6 +284,68 @@ async def test_only_a_token_for_one_time_is_taken_from_an_address(app: App, tmp_
         assert "not taken from an address" in read_text((await served.get("/sign-in?token=first")).body)
         assert (await served.post("/sign-in?token=first", "")).status == 200
         assert (await served.post("/sign-in", "token=first")).status == 303
+
+
+async def test_a_user_with_many_requests_keeps_no_other_user_out(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "WAIT_LIMIT", 0.5)
+    running, most, go_on = 0, 0, trio.Event()
+
+    async def search(*_: Any, **__: Any) -> JobPage:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go_on.wait()
+        running -= 1
+        return JobPage(jobs=(), cursor=None, looked_at=0, not_looked_at="")
+
+    monkeypatch.setattr(type(app.jobs), "asearch", search)
+    file = tmp_path / "tokens"
+    write_tokens(file, f"eve viewer {hash_token('eve')}", f"bob viewer {hash_token('bob')}")
+    answers: list[int] = []
+
+    async def ask(served: Served, number: int) -> None:
+        path = f"/api/v1/{app.name}/task/search?id={number}"
+        answers.append((await served.get(path, "Authorization: Bearer eve")).status)
+
+    async with serving(app, DashboardOptions(port=0, authenticator=TokenFile(file))) as served:
+        async with trio.open_nursery() as nursery:
+            for number in range(120):
+                nursery.start_soon(ask, served, number)
+            with trio.fail_after(LIMIT):
+                while len(answers) < 120 - guard.MAX_AT_ONCE:
+                    await trio.sleep(0.01)
+            assert set(answers) == {429}
+            assert (await served.get("/api/v1", "Authorization: Bearer bob")).status == 200
+            refused = await served.get("/api/v1", "Authorization: Bearer eve")
+            assert (refused.status, "retry-after: 1" in refused.head) == (429, True)
+            go_on.set()
+        assert answers.count(200) == most == guard.MAX_AT_ONCE
+        assert (await served.get("/api/v1", "Authorization: Bearer eve")).status == 200
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_turn_is_given_back_by_requests_that_end_fail_or_are_cancelled(backend: str) -> None:
+    shares = guard.UserShares()
+
+    async def take(*, fails: bool = False) -> None:
+        async with shares.take("eve") as has_turn:
+            assert has_turn
+            await anyio.sleep(0.01)
+            if fails:
+                raise ValueError
+
+    async def play() -> None:
+        for number in range(3 * guard.MAX_AT_ONCE):
+            with suppress(ValueError), anyio.move_on_after(0 if number % 3 else 1):
+                await take(fails=number % 2 == 0)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(guard.MAX_AT_ONCE + guard.MAX_WAITING):
+                tasks.start_soon(take)
+        assert shares.users == 0
+
+    anyio.run(play, backend=backend)
 
 
 async def test_cookies_are_for_tls_alone_where_the_public_url_is_https(app: App) -> None:

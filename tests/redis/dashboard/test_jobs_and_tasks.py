@@ -1,6 +1,7 @@
 """Jobs and tasks in the dashboard: whoever is paged finds what fails, since when and why, and what one job did."""
 
 from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.story import JobDetails
 from tests.redis.dashboard.client import find_links, looking_at
+from tests.redis.dashboard.site import browsing, press
 from tests.redis.worker.workers import start, until_async, working
 
 FAST: dict[str, Any] = {"metrics_interval": 0.1}
@@ -194,6 +196,32 @@ async def test_chosen_jobs_are_counted_and_then_revoked(app: App) -> None:
     assert [await job.astatus() for job in jobs] == ["REVOKED", "SENT", "REVOKED"]
     entry = (await app.audit.alist(action="task:revoke"))[0]
     assert (entry.who, entry.source, entry.count) == ("anna", "dashboard", 2)
+
+
+@pytest.mark.parametrize("job_id", ["a?b=c", "a#b", "a%2Fb", "a b", "a\x9b\u202e<b>&\"'", "../../sign-in", "ä/b?c"])
+async def test_a_button_leads_back_to_the_job_whatever_its_id_is(app: App, job_id: str) -> None:
+    declare(app)
+    await app.tasks["shop.pay"].options(id="a").adelay(1)
+    await app.tasks["shop.pay"].options(id=job_id).adelay(7)
+    async with browsing(app, role="operator") as client:
+        page = await client.get(f"/{app.name}/jobs/{quote(job_id, safe='')}?queue=till")
+        (link,) = {link for link in find_links(page.text, "do/task/revoke") if "back=" in link}
+        back = parse_qs(urlsplit(link).query)["back"][0]
+        done = await press(client, app, "task:revoke", {"ids": job_id, "queue": "till", "back": back})
+    assert done.url.path == f"/{app.name}/jobs/{job_id}"
+    assert done.url.query == b"queue=till"
+    assert await app.result("a").astatus() is not JobState.REVOKED
+
+
+@pytest.mark.parametrize("job_id", ["../../sign-out", "a/../../../b", "./a", "..\\..\\b", "//evil.example/x", "a?b#c"])
+async def test_a_link_to_a_job_leads_to_it_whatever_its_id_is(app: App, job_id: str) -> None:
+    declare(app)
+    await app.tasks["shop.pay"].options(id=job_id).adelay(7)
+    async with browsing(app) as client:
+        (link,) = set(find_links((await client.get(f"/{app.name}/jobs")).text, "queue=till"))
+        page = await client.get(link)
+    assert page.url.path == f"/{app.name}/jobs/{job_id}"
+    assert page.status_code == 200
 
 
 async def test_a_job_is_sent_once_more_unless_some_of_its_arguments_are_hidden(app: App) -> None:
