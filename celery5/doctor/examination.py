@@ -110,7 +110,7 @@ class _SkippedCheck(CeleryError):
 
 def _unless_unreachable(broker: BrokerChecks, check: Callable[[], Finding]) -> Finding:
     if broker.is_unreachable:
-        raise _SkippedCheck("not looked at: the broker does not let us in")
+        raise _SkippedCheck("not looked at, since the broker cannot be used")
     return check()
 
 

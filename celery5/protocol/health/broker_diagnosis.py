@@ -4,7 +4,6 @@ A failure loses jobs or keeps them from running; a warning may do so one day. `h
 """
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Literal
@@ -24,7 +23,11 @@ UNUSABLE_MEDIAN = 1.0
 ALMOST_FULL = 0.9
 _CHANNEL_REFUSAL, _KEY_REFUSAL = re.compile(r"publish to|channel"), re.compile(r"access")
 """What the server answers when a command is permitted, but not on this channel or key."""
-_ACL_PATTERNS = ("~celery5:*", "&celery5:*")
+# Never a rule for the user that has asked: it may be one of a role that may less on purpose, or another application's.
+_MORE_PERMISSIONS = (
+    "celery5 acl operator prints the line for a user who may: put that user into the broker's URL; "
+    "the users of other roles may less, on purpose"
+)
 MAX_NAMES = 5
 """Names that are listed of many."""
 TURN_AOF_ON = (
@@ -150,6 +153,9 @@ def diagnose_eviction(info: Mapping[str, str], config: Mapping[str, str] | None)
     if policy != "noeviction":
         remedy = "CONFIG SET maxmemory-policy noeviction, and say so in redis.conf"
         return Finding("memory", "fail", f"{policy}: jobs are thrown away when memory is full{usage}", remedy)
+    if maximum and used >= maximum:
+        remedy = "CONFIG SET maxmemory to more than used_memory, if the host has it, and say so in redis.conf"
+        return Finding("memory", "fail", f"full, nothing more is stored: noeviction{usage}", remedy)
     if maximum and used > maximum * ALMOST_FULL:
         return Finding(
             "memory", "warn", f"noeviction{usage}", "raise maxmemory, or see what fills the queues"
@@ -196,17 +202,7 @@ def diagnose_permissions(user: str, tried: int, refused: Mapping[str, str]) -> F
     summary = [f"may not {_join_names(commands)}"] if commands else []
     summary += [f"may not enter the keys of celery5 by {_join_names(keys)}"] if keys else []
     summary += [f"may not use the channels of celery5 by {_join_names(channels)}"] if channels else []
-    acl_rules = [
-        *(f"+{each.lower()}" for each in commands),
-        *_ACL_PATTERNS[: bool(keys)],
-        *_ACL_PATTERNS[2 - bool(channels) :],
-    ]
-    return Finding(
-        "permissions",
-        "fail",
-        f"user {user_name} {' and '.join(summary)}",
-        f"ACL SETUSER {shlex.quote(user_name)} {' '.join(acl_rules)}",
-    )
+    return Finding("permissions", "fail", f"user {user_name} {' and '.join(summary)}", _MORE_PERMISSIONS)
 
 
 def diagnose_keys(

@@ -95,6 +95,13 @@ CASES: list[tuple[Finding, str, str]] = [
         "warn",
         "95% of maxmemory",
     ),
+    (
+        broker_diagnosis.diagnose_eviction(
+            {"maxmemory_policy": "noeviction", "maxmemory": "100", "used_memory": "100"}, None
+        ),
+        "fail",
+        "nothing more is stored",
+    ),
     (broker_diagnosis.diagnose_eviction({}, None), "warn", "cannot be read"),
     (broker_diagnosis.diagnose_clock(0.2, 0.001), "ok", "0.200 s ahead of"),
     (broker_diagnosis.diagnose_clock(-2.0, 0.1), "warn", "2.000 s behind"),
@@ -293,7 +300,6 @@ FINDINGS = [
     host_diagnosis.diagnose_workers(
         [WorkerVersion("w", "1")], "1", is_version_known=True, unrouted=False, unread=[EVIL, "mail"]
     ),
-    broker_diagnosis.diagnose_permissions(EVIL, 40, {"XADD": "has no permissions to run"}),
     diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=False)]),
     diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=True, full=[1])]),
     diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=True, quarantined=[1])]),
@@ -307,15 +313,22 @@ def test_a_name_in_an_advice_is_one_word_of_the_shell(finding: Finding) -> None:
     assert "echo" not in shlex.split(finding.remedy)
 
 
-def test_what_to_permit_is_said_in_redis_own_words() -> None:
-    refused = {
-        "XADD": "has no permissions to run the 'xadd' command",
-        "GET": "can't access at least one of the keys",
-    }
-    assert (
-        broker_diagnosis.diagnose_permissions("clerk", 40, refused).remedy
-        == "ACL SETUSER clerk +xadd ~celery5:*"
-    )
+@pytest.mark.parametrize("user", ["", "clerk", "shop-viewer", EVIL])
+@pytest.mark.parametrize(
+    ("refused", "summary"),
+    [
+        ({"XADD": "has no permissions to run the 'xadd' command"}, "may not XADD"),
+        ({"GET": "can't access at least one of the keys"}, "may not enter the keys of celery5 by GET"),
+        ({"PUBLISH": "can't publish to the channel"}, "may not use the channels of celery5 by PUBLISH"),
+    ],
+)
+def test_no_advice_changes_the_rights_of_the_user_that_asks(
+    user: str, refused: dict[str, str], summary: str
+) -> None:
+    found = broker_diagnosis.diagnose_permissions(user, 40, refused)
+    assert summary in found.summary
+    assert "SETUSER" not in found.remedy
+    assert "celery5 acl operator" in found.remedy
 
 
 def test_every_command_of_our_scripts_is_tried() -> None:

@@ -13,6 +13,7 @@ import redis
 import trustme
 
 from celery5 import App, Misconfigured, __version__
+from celery5.broker.permissions import make_user
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.doctor.broker_checks import BrokerChecks
 from celery5.doctor.examination import DoctorCheck, get_checks, run_checks
@@ -65,6 +66,8 @@ def test_a_server_that_would_throw_jobs_away_is_found(own: App, second: "redis.R
     assert broker_of(own).check_memory().state == "fail"
     second.config_set("maxmemory-policy", "noeviction")
     second.config_set("maxmemory", 1024)
+    assert broker_of(own).check_memory().state == "fail"
+    second.config_set("maxmemory", int(second.info("memory")["used_memory"] * 1.05))
     assert broker_of(own).check_memory().state == "warn"
     second.config_set("maxmemory", 0)
 
@@ -98,13 +101,25 @@ def test_what_a_user_may_not_is_found_and_what_to_permit_is_said(
     found = broker_of(app).check_permissions()
     assert found.state == "fail"
     assert [word for word in words if word not in found.summary] == []
-    assert found.remedy.startswith("ACL SETUSER clerk ")
     assert "hush" not in found.summary + found.remedy
     assert list(second.scan_iter("*")) == []  # it cleans up after itself, or Redis does within seconds
-    # What it says is what helps.
-    second.execute_command(*found.remedy.split())  # type: ignore[no-untyped-call]
-    assert broker_of(app).check_permissions().state == "ok"
     app.close()
+    # What it says is what helps, and changes nothing for the user that has asked.
+    assert "celery5 acl operator" in found.remedy
+    before = second.execute_command("ACL", "GETUSER", "clerk")  # type: ignore[no-untyped-call]
+    operator = make_user(own.name, "operator")
+    second.execute_command("ACL", "SETUSER", operator.user, ">hush", *operator.rules)  # type: ignore[no-untyped-call]
+    app = App(own.name, broker=f"unix://{operator.user}:hush@{path}?db=0")
+    assert broker_of(app).check_permissions().state == "ok"
+    assert second.execute_command("ACL", "GETUSER", "clerk") == before  # type: ignore[no-untyped-call]
+    app.close()
+
+
+def test_a_replica_is_no_matter_of_permissions(own: App, second: "redis.Redis") -> None:
+    second.replicaof("127.0.0.1", "1")  # type: ignore[no-untyped-call]
+    assert broker_of(own).check_server().remedy == "have the broker's URL name the master"
+    assert broker_of(own).check_permissions().state == "ok"
+    second.replicaof("NO", "ONE")  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.plants

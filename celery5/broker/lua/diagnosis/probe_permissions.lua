@@ -10,7 +10,7 @@ local function try(...)
   tried = tried + 1
   local answer = redis.pcall(...)
   local why = type(answer) == 'table' and answer.err
-  if why and (why:find('ermission') or why:find("can't") or why:find('NOPERM')) then
+  if why and not why:find('READONLY') and (why:find('ermission') or why:find("can't") or why:find('NOPERM')) then
     refused[#refused + 1] = (select(1, ...))
     refused[#refused + 1] = why
   end
