@@ -11,6 +11,7 @@ from typing import NamedTuple
 from celery5.app import App
 from celery5.broker.calls.dashboard import end_session, is_session_ended
 from celery5.dashboard.access import User, check_secret, to_role
+from celery5.errors import BrokerDenied
 
 SESSION_LIFE = 12 * 3600.0
 """Seconds after which a user must sign in again."""
@@ -80,23 +81,31 @@ class Sessions:
             is_session_ended(self._app.keys, session.id)
         )
 
-    async def end(self, cookie: str) -> None:
+    async def end(self, cookie: str) -> str:
         """Sign a session out: its cookie is refused from now on.
 
+        Returns:
+            '', or why other processes with the same secret still take the cookie: this user of Redis only reads.
+
         Raises:
-            CeleryError: Other processes cannot be told of it. The session goes on.
+            CeleryError: Other processes cannot be told of it at the moment. The session goes on.
         """
         session = self.read(cookie)
         if session is None:
-            return
-        now = time.time()
+            return ""
+        now, refusal = time.time(), ""
         if self._app is not None:
-            await self._app.aperform(end_session(self._app.keys, session.id, seconds=session.expires - now))
+            call = end_session(self._app.keys, session.id, seconds=session.expires - now)
+            try:
+                await self._app.aperform(call)
+            except BrokerDenied as error:
+                refusal = str(error)
         if len(self._ended) >= MAX_ENDED:
             self._ended = {one: expires for one, expires in self._ended.items() if expires > now}
         while len(self._ended) >= MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         self._ended[session.id] = session.expires
+        return refusal
 
     def make_form_key(self, user: User, cookie: str) -> str:
         """Return what a form must have that changes something: no other site can know it."""

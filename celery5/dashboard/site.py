@@ -236,10 +236,17 @@ class Site:
     async def _sign_out(self, request: Request) -> Response:
         try:
             await read_form(request, self._sessions)
-            await self._sessions.end(request.state.session_cookie)
+            refusal = await self._sessions.end(request.state.session_cookie)
         except Exception as error:
             return self._render_problem(request, describe_problem(error, request), title="Sign out")
-        response = RedirectResponse(f"{_root(request)}{SIGN_IN_PATH}", 303)
+        response: Response = RedirectResponse(f"{_root(request)}{SIGN_IN_PATH}", 303)
+        if refusal:
+            problem = Problem(
+                403,
+                "you are signed out of this process, but others with its secret cannot be told, and take the old "
+                f"cookie until it is over: {refusal}",
+            )
+            response = self._render_problem(request, problem, title="Sign out")
         response.delete_cookie(self._sessions.cookie, path=_root(request) or "/")
         return response
 

@@ -8,6 +8,7 @@ sent again over a new one, once.
 
 import os
 import socket
+import struct
 import threading
 import time
 import warnings
@@ -62,12 +63,19 @@ CONNECT_LIMIT = 2.0
 
 
 def connect_to_daemon(address: DaemonAddress, app: str) -> socket.socket:
-    """Return a connection to a daemon, without a handshake. Raises OSError."""
+    """Return a connection to a daemon, without a handshake.
+
+    Raises:
+        OSError: It cannot be reached.
+        Misconfigured: Its unix socket is neither this user's nor root's.
+    """
     if not address.host:
         connection = socket.socket(socket.AF_UNIX)
+        path = address.path or str(get_default_socket(app))
         try:
             connection.settimeout(CONNECT_LIMIT)
-            connection.connect(address.path or str(get_default_socket(app)))
+            connection.connect(path)
+            _check_peer(connection, path)
         except BaseException:
             connection.close()
             raise
@@ -86,6 +94,34 @@ def connect_to_daemon(address: DaemonAddress, app: str) -> socket.socket:
     except BaseException:
         connection.close()
         raise
+
+
+def _check_peer(connection: socket.socket, path: str) -> None:
+    """Raise Misconfigured unless this user or root listens on a unix socket.
+
+    Where others may create files, as in /tmp, another user can open the socket first: the jobs, with their arguments,
+    would go there, and be reported as stored.
+    """
+    user = _get_listening_user(connection, path)
+    if user not in (os.geteuid(), 0):
+        raise Misconfigured(
+            f"publisher unix://{path}: user {user} listens there, who is neither this user ({os.geteuid()}) nor root: "
+            "run the Publisher as this user, or have systemd open its socket"
+        )
+
+
+def _get_listening_user(connection: socket.socket, path: str) -> int:
+    """Return the id of the user whose process listens: as the kernel knows it, or else by the socket's file."""
+    option = getattr(socket, "SO_PEERCRED", None)  # Linux
+    if option is None:
+        return os.stat(path).st_uid
+    credentials = connection.getsockopt(socket.SOL_SOCKET, option, _PEER_CREDENTIALS.size)
+    _, user, _ = _PEER_CREDENTIALS.unpack(credentials)
+    return int(user)
+
+
+_PEER_CREDENTIALS = struct.Struct("iII")
+"""The process, the user and the group: `struct ucred` of unix(7)."""
 
 
 def get_default_socket(app: str) -> Path:

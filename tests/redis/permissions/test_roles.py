@@ -1,6 +1,7 @@
 """Roles: with no more than the ACL that is printed for it, each process does all that it is for."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,16 +24,23 @@ from celery5.broker.permissions import (
     make_user,
 )
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.dashboard.pages import PAGES
 from celery5.errors import BrokerDenied
+from celery5.processes.dashboard import DashboardOptions
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
 from celery5.scheduling import Periodic
 from celery5.streams import StreamEvents
 from celery5.workflows import Flow
 from tests.house.sources import files
+from tests.redis.dashboard.serving import serving
+from tests.redis.dashboard.site import find_form_key, read_text
+from tests.redis.publisher.publishing import publishing
 from tests.redis.worker.workers import Lines, start, working
 
 PASSWORD = "open-sesame"
+CONFIG = {b"config|get", b"config"}
+"""What no role has, and what tries it does without; Redis 6.2 names no subcommand."""
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ def users(own_server: EmbeddedServer) -> Iterator[Callable[[str], str]]:
 
         yield make
         denied = {entry[b"object"] for entry in admin.execute_command("ACL", "LOG")}
-        assert denied <= {b"config|get"}, "something was denied that it cannot do without"
+        assert denied <= CONFIG, "something was denied that it cannot do without"
 
 
 class Shop:
@@ -176,6 +184,36 @@ async def test_every_feature_works_under_the_printed_acl(role: str, users: Calla
         shop.app.close()
 
 
+@pytest.mark.timeout(180)
+def test_a_publisher_and_a_controller_with_its_worker_work_under_the_printed_acl(
+    users: Callable[[str], str], short_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "aclapp.py").write_text(
+        "from celery5 import App\napp = App('shop')\n\n@app.task\nasync def number(n: int) -> int: return n\n"
+    )
+    command = [sys.executable, "-m", "celery5", "-A", "aclapp", "controller", "start"]
+    environ = {**os.environ, "CELERY5_BROKER": users("controller"), "XDG_STATE_HOME": str(tmp_path)}
+    with (
+        publishing("shop", users("publisher"), short_path) as daemon,
+        subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL) as controller,
+    ):
+        try:
+            daemon.start()
+            app = App("shop", broker=users("sender"), publisher=f"unix://{daemon.socket}")
+
+            @app.task(name="aclapp.number")
+            def number(n: int) -> int:
+                return n
+
+            sent = [number.delay(n) for n in range(3)]
+            assert [result.get(timeout=90) for result in sent] == [0, 1, 2]
+            app.close()
+        finally:
+            controller.terminate()
+        assert controller.wait(60) == 0
+        assert daemon.stop() == 0
+
+
 async def look(app: App) -> None:
     """What a viewer may ask."""
     await app.ainfo()
@@ -291,6 +329,31 @@ async def test_what_is_shown_and_done_works_under_the_printed_acl(
             await operate(person.app)
     for shop in (worker, person):
         shop.app.close()
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+async def test_a_dashboard_with_a_secret_works_under_the_printed_acl(
+    role: str, users: Callable[[str], str], own_server: EmbeddedServer
+) -> None:
+    person = Shop(users(role))
+    options = DashboardOptions(port=0, secret=PASSWORD * 4)
+    with redis.Redis.from_url(own_server.url) as admin:
+        async with serving(person.app, options) as served, serving(person.app, options) as other:
+            session = await served.sign_in()
+            for page in PAGES:
+                if "{" not in page.path:
+                    assert (await served.get(f"/shop/{page.path}".rstrip("/"), session)).status == 200, page
+            assert not {entry[b"object"] for entry in admin.execute_command("ACL", "LOG")} - CONFIG
+            key = find_form_key((await served.get("/nothing", session)).body)
+            answer = await served.post("/sign-out", f"form_key={key}", session)
+            assert (await served.get("/api/v1", session)).status == 401
+            # A user that only reads cannot tell the other process: whoever signs out is told so.
+            is_told = (await other.get("/api/v1", session)).status == 401
+            assert is_told == (role == "operator") == (answer.status == 303)
+            assert "set-cookie" in answer.head
+            assert is_told or "others with its secret cannot be told" in read_text(answer.body)
+        admin.execute_command("ACL", "LOG", "RESET")
+    person.app.close()
 
 
 def test_the_table_of_roles_covers_all_that_the_package_sends() -> None:

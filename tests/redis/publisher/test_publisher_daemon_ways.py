@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ import trustme
 
 from celery5 import App
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.errors import PublisherUnavailable
+from celery5.doctor.examination import get_checks, run_checks
+from celery5.errors import Misconfigured, PublisherUnavailable
 from tests.redis.commands.staff import wait_until
 from tests.redis.publisher.publishing import LONG, Daemon, numbers, publishing
 
@@ -48,6 +51,52 @@ def test_jobs_go_by_tls_for_clients_with_a_certificate(daemon: Daemon) -> None:
         stranger.tasks["number"].delay(2)
     wait_until(lambda: numbers(app) == [1], within=LONG)
     stranger.close()
+    app.close()
+
+
+LISTENING = """
+import os, socket, sys
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(sys.argv[1])
+os.chown(sys.argv[1], 12345, 12345)
+os.setuid(12345)
+listening.listen()
+print("ready", flush=True)
+for _ in range(100):
+    connection, _ = listening.accept()
+    received = b""
+    while part := connection.recv(65536):
+        received += part
+    print(len(received), flush=True)
+"""
+"""A program of another user that opens the socket of a Publisher, and says how many bytes each client has sent."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("has_file_alone", [False, True], ids=["by the kernel", "by the file"])
+def test_no_job_goes_to_a_socket_that_another_user_listens_on(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, has_file_alone: bool
+) -> None:
+    if has_file_alone:  # a platform without SO_PEERCRED
+        monkeypatch.delattr(socket, "SO_PEERCRED", raising=False)
+    app = daemon.app()
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENING, str(daemon.socket)], stdout=subprocess.PIPE, text=True
+    ) as stranger:
+        try:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == "ready\n"
+            with pytest.raises(Misconfigured, match="user 12345 listens there, who is neither this user"):
+                app.tasks["number"].delay(1)
+            assert stranger.stdout.readline() == "0\n"
+            (finding,) = run_checks([one for one in get_checks(app) if one.name == "publisher"])
+            assert (finding.state, "user 12345 listens there" in finding.summary) == ("fail", True)
+        finally:
+            stranger.kill()
+    daemon.socket.unlink()
+    daemon.start()
+    app.tasks["number"].delay(2)
+    wait_until(lambda: numbers(app) == [2], within=LONG)
     app.close()
 
 
