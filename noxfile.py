@@ -214,7 +214,16 @@ def compatibility(session: nox.Session) -> None:
 # Where the scripts and calls of each subject are performed, with few processes of our own beside them.
 FLOOR_TESTS = tuple(
     f"tests/redis/{subject}"
-    for subject in ("dead_letters", "events", "limits", "permissions", "scheduling", "scripts", "streams", "workflows")
+    for subject in (
+        "dead_letters",
+        "events",
+        "limits",
+        "permissions",
+        "scheduling",
+        "scripts",
+        "streams",
+        "workflows",
+    )
 )
 
 

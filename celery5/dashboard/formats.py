@@ -111,7 +111,7 @@ def _make_total(show: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def encode_name(name: str) -> str:
-    """Return a name as a part of a path. A browser goes up by `..` between slashes: those of such a name are encoded."""
+    """Return a name as a part of a path. Browsers go up by `..` between slashes: the slashes are encoded then."""
     return quote(name, safe="" if _DOTS.search(name) else "/")
 
 
