@@ -116,10 +116,10 @@ def test_what_a_user_may_not_is_found_and_what_to_permit_is_said(
 
 
 def test_a_replica_is_no_matter_of_permissions(own: App, second: "redis.Redis") -> None:
-    second.replicaof("127.0.0.1", "1")  # type: ignore[no-untyped-call]
+    second.replicaof("127.0.0.1", "1")
     assert broker_of(own).check_server().remedy == "have the broker's URL name the master"
     assert broker_of(own).check_permissions().state == "ok"
-    second.replicaof("NO", "ONE")  # type: ignore[no-untyped-call]
+    second.replicaof("NO", "ONE")
 
 
 @pytest.mark.plants
