@@ -20,6 +20,7 @@ _TOKENS = r"""
   | (?P<ip6>(?<![\w#<>*:])(?=[0-9a-fA-F:]*\d)[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w#<*:]))
   | (?P<drive>(?<![\w#<>*])[a-zA-Z]:\\[\w.\-+\\*#]+)
   | (?P<path>(?<![\w#<>*./~])(?:/+[\w.\-+%@=~*#]+)+/*)
+  | (?P<id>(?<![\w#<>*])(?:(?=[a-fA-F]*\d)[0-9a-fA-F]{8,}|[0-9a-fA-F]{16,})(?![\w#<*]|[.,]\d))
   | (?P<number>(?<![\w#<>*])\d+(?:[.,]\d+)*(?=[A-Za-zµ]{0,3}(?![\w#<*])))
   | (?P<word>(?<![\w#<>*])(?=[^\W\d]*\d)\w+)
   | (?P<digits>\d+)
@@ -45,8 +46,8 @@ def normalise_message(message: str) -> str:
     """Return a message with placeholders for what differs from one failure to the next.
 
     A placeholder is never longer than what it stands for. Numbers become `#`, quotations `'*'`, paths `/*`, e-mail
-    addresses `*@*`, and the others `<url>`, `<uuid>`, `<hex>`, `<id>`, `<date>` and `<ip>`. White space becomes one
-    space. What is normalised stays as it is.
+    addresses `*@*`, and the others `<url>`, `<date>` and `<ip>`. Ids become `#` in any notation (decimal, hexadecimal, a
+    UUID, letters and digits in turns): of one kind of id some happen to be numbers. White space becomes one space. What is normalised stays as it is.
     """
     text = " ".join(message[: 4 * MAX_LENGTH].split())
     is_cut = len(text) > MAX_LENGTH
@@ -71,7 +72,7 @@ def _replace(match: re.Match[str]) -> str:
     match kind:
         case "quoted":
             return f"{text[0]}*{text[0]}" if len(text) > 2 else text
-        case "url" | "uuid" | "date":
+        case "url" | "date":
             return f"<{kind}>"
         case "ip" | "ip6":
             return "<ip>" if len(text) > 3 else "#"
@@ -90,11 +91,14 @@ def _replace(match: re.Match[str]) -> str:
 def _replace_word(word: str) -> str:
     if _ADDRESS.fullmatch(word):
         return "#"
-    if _HEX.fullmatch(word):
-        return "<hex>"
-    if len(word) >= _SHORTEST_ID and len(_TURN.findall(word)) >= _TURNS_OF_ID:
-        return "<id>"
-    return _DIGITS.sub("#", word)
+    return "_".join(map(_replace_part, word.split("_")))
+
+
+def _replace_part(part: str) -> str:
+    """Replace a part of a word between underscores, as of `ch_8fK2q9Lz77`."""
+    has_digit = _DIGITS.search(part) is not None
+    is_id = len(part) >= _SHORTEST_ID and len(_TURN.findall(part)) >= _TURNS_OF_ID
+    return "#" if has_digit and (is_id or _HEX.fullmatch(part)) else _DIGITS.sub("#", part)
 
 
 def remove_source_lines(traceback: str) -> str:
