@@ -45,6 +45,7 @@ class QueueKeys:
     due: str
     waiting: str
     dead: str
+    dead_causes: Expiring
     leases: str
     unique: str
     wake: Expiring
@@ -532,6 +533,7 @@ class Keys:
             due=f"{tag}:due",  # ZSET    scheduled jobs, retries and held jobs, by their time in ms
             waiting=f"{tag}:waiting",  # HASH    their Commands
             dead=f"{tag}:dead",  # STREAM  dead-letter queue
+            dead_causes=f"{tag}:dead:causes",  # HASH    how many jobs died of each cause, the first and the last
             leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
             unique=f"{tag}:unique",  # HASH    the live job of each task and key
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others

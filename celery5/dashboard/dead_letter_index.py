@@ -16,6 +16,7 @@ from celery5.broker.calls import dead_letters as calls
 from celery5.broker.calls.dead_letters import DeadLetterEntry
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
+from celery5.dead_letters.queues import count_causes
 from celery5.dead_letters.reading import FIRST_BATCH_SIZE, DeadJobReader, fit_count, make_dead
 from celery5.protocol.job.dead_letters import DeadJobQuery
 from celery5.protocol.job.error_text import normalise_message
@@ -355,7 +356,7 @@ class DeadLetterIndex:
         if len(groups) > MAX_GROUPS:  # the library keeps those that it comes to first
             groups = dict(sorted(groups.items(), key=lambda item: _get_top(item[1]))[:MAX_GROUPS])
         listed = await self._describe(redis, groups)
-        return DeadJobGroups(
+        found = DeadJobGroups(
             groups=tuple(sorted(listed, key=lambda group: (-group.count, -group.last_died, group.id))),
             looked_at=looked_at,
             matched=matched,
@@ -363,6 +364,7 @@ class DeadLetterIndex:
             total=max(looked_at, sum(held.count() for held in queues)),
             next=self._get_next(queues, first),
         )
+        return await count_causes(self._app, redis, query, found, [held.keys.queue for held in queues])
 
     def _get_next(self, queues: Sequence[_QueueLetters], first: int) -> str:
         """Return the position of the oldest one that was looked at; '' when all were that may be selected."""

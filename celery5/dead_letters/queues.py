@@ -25,7 +25,7 @@ from celery5.broker.colour import (
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.connections.long_operations import persist
-from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader
+from celery5.dead_letters.reading import BATCH_SIZE, DeadJobReader, make_dead
 from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.audit import join_names
 from celery5.protocol.job.dead_letters import (
@@ -38,7 +38,7 @@ from celery5.protocol.job.dead_letters import (
     parse_filter,
     sort_counts,
 )
-from celery5.protocol.job.failure_groups import DeadJobGrouping, DeadJobGroups
+from celery5.protocol.job.failure_groups import DeadJobGrouping, DeadJobGroups, apply_causes
 from celery5.protocol.job.messages import make_replay, read_command
 from celery5.protocol.job.states import get_lane
 from celery5.protocol.text_values import RATE
@@ -64,6 +64,8 @@ class DeadLetterTally(msgspec.Struct):
     left: dict[str, int] = msgspec.field(default_factory=dict[str, int])
 
 
+MAX_CAUSES_READ = 100
+"""Causes, those with most dead jobs, whose last one is read when none was among the jobs that were looked at."""
 MAX_LOOKED_AT = 100_000
 """Dead jobs that are put into groups in one call."""
 
@@ -223,7 +225,40 @@ async def _group(app: "Application", redis: AsyncDriver, query: DeadJobQuery) ->
             break
     else:
         last = None
-    return grouping.finish(looked_at=looked_at, total=total, last=last)
+    found = grouping.finish(looked_at=looked_at, total=total, last=last)
+    return await count_causes(app, redis, query, found, await reader.list_queues())
+
+
+async def count_causes(
+    app: "Application", redis: AsyncDriver, query: DeadJobQuery, found: DeadJobGroups, queues: Sequence[str]
+) -> DeadJobGroups:
+    """Return groups with what was counted where their jobs died, on these queues.
+
+    Conditions that select some jobs of a cause are met only by the jobs that were looked at: then nothing changes.
+    """
+    if not query.selects_whole_causes:
+        return found
+    keys = [app.queue(name) for name in queues]
+    causes = await redis.perform_all([graveyard.read_causes(one) for one in keys])
+    listed = {group.id for group in found.groups}
+    missing = [
+        (one, cause)
+        for one, by_group in zip(keys, causes, strict=True)
+        for group, cause in by_group.items()
+        if group not in listed and (not query.groups or group in query.groups)
+    ]
+    missing = sorted(missing, key=lambda item: -item[1].dead)[:MAX_CAUSES_READ]
+    reads = [
+        graveyard.list_entries(one, first=cause.last, last=cause.last, count=1) for one, cause in missing
+    ]
+    replies = await redis.perform_all(reads) if reads else []
+    others = DeadJobGrouping()
+    for (one, _), entries in zip(missing, replies, strict=True):
+        for job in (make_dead(app, one.queue, entry) for entry in entries):
+            if query.selects(job):
+                others.add(job)
+    more = others.finish(looked_at=0, total=0, last=None).groups
+    return apply_causes(msgspec.structs.replace(found, groups=(*found.groups, *more)), causes)
 
 
 async def _replay(

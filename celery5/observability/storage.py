@@ -167,6 +167,7 @@ def _get_parts(keys: QueueKeys) -> tuple[tuple[str, ...], ...]:
             keys.revoked_jobs,
             keys.revoked_documents,
             keys.idle_runs,
+            keys.dead_causes,
         ),
     )
 

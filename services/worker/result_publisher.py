@@ -103,7 +103,7 @@ class UnpublishableRetries:
                 remaining.append(self._abandon(*outcome))
             elif choice == "local" and not sent:
                 local.append(outcome)
-                self._pending_retries[delivery] = (now + settlement.number / 1000, settlement)
+                self._pending_retries[delivery] = (now + settlement.delay, settlement)
             else:
                 remaining.append(outcome)
         if local:
@@ -132,7 +132,7 @@ class UnpublishableRetries:
             task=command.task,
             queue=delivery.queue,
             attempt=command.attempt - 1,
-            delay=settlement.number / 1000,
+            delay=settlement.delay,
             error_type=failure.type,
             error_message=failure.message,
         )

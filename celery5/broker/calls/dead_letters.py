@@ -7,10 +7,13 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, decode_text, script_call
 from celery5.broker.keys import QueueKeys
+from celery5.protocol.job.dead_letters import get_death_time
+from celery5.protocol.job.error_text import is_group_id
+from celery5.protocol.job.failure_groups import DeathCause
 from celery5.protocol.job.states import Place
 
-REPLAY = Script.load("job/replay", "sending")
-PURGE = Script.load("job/purge", "ending", "member")
+REPLAY = Script.load("job/replay", "sending", "causes")
+PURGE = Script.load("job/purge", "ending", "member", "causes")
 
 DONE, GONE, KEY_TAKEN, ALIVE = 1, 0, -1, -2
 """What the scripts return for each job."""
@@ -54,6 +57,11 @@ def count_entries(keys: QueueKeys) -> Call[int]:
     return Call(("XLEN", keys.dead), int, repeatable=True)
 
 
+def read_causes(keys: QueueKeys) -> Call[dict[str, DeathCause]]:
+    """Return how many dead jobs of a queue each cause has, by the id of its group, and since when."""
+    return Call(("HGETALL", keys.dead_causes), _causes, repeatable=True)
+
+
 def find_entries(keys: QueueKeys, ids: Sequence[str]) -> Call[list[str]]:
     """Return the entry of each job that is dead, '' for one that is not."""
     return Call(("HMGET", keys.jobs, *ids), _dead_places, repeatable=True)
@@ -81,6 +89,21 @@ def purge_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str]]) -> Call[list[in
     """Remove dead jobs (entry, id). Return DONE or GONE for each."""
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     return script_call(PURGE, (keys.dead, keys.jobs), (*args,), _as_it_is, repeatable=True)
+
+
+def _causes(raw: Any) -> dict[str, DeathCause]:
+    # RESP3 has maps.
+    words = [word for pair in raw.items() for word in pair] if hasattr(raw, "items") else raw
+    fields = {
+        decode_text(name): decode_text(value) for name, value in zip(words[::2], words[1::2], strict=True)
+    }
+    causes: dict[str, DeathCause] = {}
+    for name, value in fields.items():
+        what, _, cause = name.partition(" ")
+        first, last = (get_death_time(fields.get(f"{word} {cause}", "")) for word in ("first", "last"))
+        if what == "count" and value.isdecimal() and is_group_id(cause) and first and last:
+            causes[cause] = DeathCause(int(value), first, last, fields[f"last {cause}"])
+    return causes
 
 
 def _dead_entries(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[DeadLetterEntry]:

@@ -218,6 +218,7 @@ def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[st
         queue.due,
         queue.waiting,
         queue.dead,
+        queue.dead_causes,
         queue.leases,
         queue.unique,
         queue.replication_mark,

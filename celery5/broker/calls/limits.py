@@ -25,6 +25,7 @@ SETTLE_LIMITED = Script.load(
     "timing",
     "member",
     "foreign",
+    "causes",
     "admission",
     inner="job/settle",
 )

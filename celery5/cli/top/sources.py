@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from celery5.app import App
 
 MAX_DEAD = 500
-"""Dead letters that are read, the newest."""
+"""Dead letters that are read, the newest. How many have a cause is counted where they die."""
 MAX_SEARCHED = 200
 """Dead letters of its queues in which the last failures of a task are looked for."""
 MAX_FAILURES = 10
@@ -75,8 +75,8 @@ class TopSources:
     def _read_dead(self) -> tuple[Sequence[DeadJobGroup], str]:
         with self._app.brokers.reachable():
             found = self._app.dlq.groups(newest_first=True, limit=MAX_DEAD)
-        older = found.total - found.looked_at
-        note = f"of the newest {found.looked_at:,}; {older:,} older ones are not counted" if older > 0 else ""
+        others = found.total - sum(group.count for group in found.groups)
+        note = f"{others:,} more dead letters have other causes" if others > 0 else ""
         return found.groups, note
 
     def _read_failures(self, task: str, queues: Sequence[str], overview: Overview) -> list[DeadJob]:

@@ -39,7 +39,6 @@ async def load_group(request: PageRequest) -> Mapping[str, Any]:
     last = jobs[-1] if len(jobs) == SHOWN else None
     return {
         "group": found.groups[0] if found.groups else None,
-        "is_all": not found.next,
         "jobs": jobs,
         "after": f"{last.queue}:{last.entry}" if last else "",
         "actions": await _read_running(request),

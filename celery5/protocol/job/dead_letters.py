@@ -136,6 +136,12 @@ class DeadJobQuery(msgspec.Struct, frozen=True):
             and (self.where is None or bool(self.where(job)))
         )
 
+    @property
+    def selects_whole_causes(self) -> bool:
+        """Return whether no condition selects some dead jobs of a cause and not the others."""
+        by_job = (self.reasons, self.sinks, self.ids, self.message, self.where, self.after)
+        return not any(by_job) and self.older_than is None and self.newer_than is None
+
     def selects(self, kind: FailureKind) -> bool:
         """Return whether jobs that failed so are selected, as far as the kind of the failure says."""
         return (

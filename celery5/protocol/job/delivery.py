@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
+from celery5.protocol.job.error_text import make_group_id, normalise_message
 from celery5.protocol.job.foreign import format_foreign_list
 from celery5.protocol.job.messages import (
     RESULT_IGNORED,
@@ -156,12 +157,17 @@ class Settlement(NamedTuple):
     job_id: str
     # `complete`, `ended`: the document. `member`: the result. All others: the message.
     payload: bytes
-    # `complete`, `bury`: ms that the document is kept. `retry`, `hold`, `foreign`: ms until it is due. `release`,
-    # `drop`: how many workers died with it.
-    number: int
+    # `complete`: ms that the document is kept; `bury`: that, and the id of its cause. `retry`, `hold`, `foreign`: ms
+    # until it is due. `release`, `drop`: how many workers died with it.
+    number: int | bytes
     # `complete`: the job's deduplication lock, or b"". `bury`: the document. All others: ms that the
     # document is kept if the job was revoked; `foreign`: that, and the list in which it waits.
     extra: bytes | int
+
+    @property
+    def delay(self) -> float:
+        """Seconds until it is due, of a job that waits."""
+        return int(self.number) / 1000
 
     @property
     def size(self) -> int:
@@ -217,7 +223,11 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
             signed = _signed(failure, delivery, worker)
             message = add_failure(delivery.message, signed) if command else delivery.message
             document = _document(delivery, worker, _DEAD, b"null", signed, reason.value)
-            return Settlement("bury", entry, job_id, message, int(ttl * 1000), document)
+            # The same id as that of `DeadJob.group`, computed once for each job that dies.
+            cause = (
+                make_group_id(command.task, signed.type, normalise_message(signed.message)) if command else ""
+            )
+            return Settlement("bury", entry, job_id, message, f"{int(ttl * 1000)} {cause}".encode(), document)
 
 
 def _make_held_settlement(verdict: Hold | HandOver, delivery: Delivery, ttl_ms: int) -> Settlement:

@@ -46,8 +46,9 @@ def normalise_message(message: str) -> str:
     """Return a message with placeholders for what differs from one failure to the next.
 
     A placeholder is never longer than what it stands for. Numbers become `#`, quotations `'*'`, paths `/*`, e-mail
-    addresses `*@*`, and the others `<url>`, `<date>` and `<ip>`. Ids become `#` in any notation (decimal, hexadecimal, a
-    UUID, letters and digits in turns): of one kind of id some happen to be numbers. White space becomes one space. What is normalised stays as it is.
+    addresses `*@*`, and the others `<url>`, `<date>` and `<ip>`. Ids become `#` in any notation (decimal, hexadecimal,
+    a UUID, letters and digits in turns): of one kind of id some happen to be numbers. White space becomes one space.
+    What is normalised stays as it is.
     """
     text = " ".join(message[: 4 * MAX_LENGTH].split())
     is_cut = len(text) > MAX_LENGTH

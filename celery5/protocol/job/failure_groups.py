@@ -1,5 +1,8 @@
 """Group dead jobs by what made them fail: the task, the class of the error and its normalised message."""
 
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
 import msgspec
 
 from celery5.protocol.job.dead_letters import DeadJob, format_position
@@ -21,7 +24,7 @@ class DeadJobGroup(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     # The message of the error, with placeholders for what differs: see `normalise_message`.
     pattern: str
-    # How many jobs were found.
+    # How many are dead, also beyond those that were looked at: counted where jobs die, and where they leave.
     count: int
     # When the first and the last of them died, in seconds since 1970, by the clock of Redis.
     first_died: float
@@ -50,6 +53,49 @@ class DeadJobGroups(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     # Where to go on, as `after`; '' when all was looked at.
     next: str = ""
+
+
+class DeathCause(NamedTuple):
+    """What is counted of a cause where jobs die: how many are dead, and when the first and the last died."""
+
+    dead: int
+    # In seconds since 1970, by the clock of Redis. The first is the first that was seen, also when it has left since.
+    first_died: float
+    last_died: float
+    # The entry of the last one.
+    last: str
+
+
+def apply_causes(found: DeadJobGroups, causes: Iterable[Mapping[str, DeathCause]]) -> DeadJobGroups:
+    """Return groups with what was counted where their jobs died, instead of what was found among those looked at.
+
+    Jobs that died before causes were counted are known by looking alone: so the larger count and the earlier time hold.
+
+    Args:
+        found: The groups of whole causes: no condition has selected some jobs of one.
+        causes: What is counted, of each queue that was looked at.
+    """
+    total: dict[str, DeathCause] = {}
+    for by_group in causes:
+        for group, cause in by_group.items():
+            before = total.get(group, cause)
+            first = min(before.first_died, cause.first_died)
+            last = max(before.last_died, cause.last_died)
+            total[group] = DeathCause(cause.dead + (before.dead if group in total else 0), first, last, "")
+    groups = [_apply(group, total.get(group.id)) for group in found.groups]
+    groups.sort(key=lambda group: (-group.count, -group.last_died, group.id))
+    return msgspec.structs.replace(found, groups=tuple(groups))
+
+
+def _apply(group: DeadJobGroup, cause: DeathCause | None) -> DeadJobGroup:
+    if cause is None:
+        return group
+    return msgspec.structs.replace(
+        group,
+        count=max(group.count, cause.dead),
+        first_died=min(group.first_died, cause.first_died),
+        last_died=max(group.last_died, cause.last_died),
+    )
 
 
 class _GroupedJobs:

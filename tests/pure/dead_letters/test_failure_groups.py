@@ -64,7 +64,10 @@ IDS = (
 """Ids in several notations; of hexadecimal ones, some begin with digits, and some have nothing else."""
 
 
-@given(IDS, IDS, st.sampled_from(["CRM answered 502, request {}", "no order {}: gone", "id={}", "cus_{} failed", "({})"]))
+MESSAGES = ("CRM answered 502, request {}", "no order {}: gone", "id={}", "cus_{} failed", "({})")
+
+
+@given(IDS, IDS, st.sampled_from(MESSAGES))
 def test_ids_in_any_notation_are_one_cause(one: str, other: str, message: str) -> None:
     if "_" in message:  # a word has no dash
         one, other = one.replace("-", ""), other.replace("-", "")

@@ -35,6 +35,10 @@ def declare(app: App) -> App:
     @app.task(name="mail", queue="nobody")
     async def mail() -> None: ...
 
+    @app.task(name="break", queue="crm", max_retries=0)
+    async def fail(why: str, request: str) -> None:
+        raise ValueError(f"{why}: request {request}")
+
     app.alert("old", oldest(above=0.2), for_=0.0)
     app.alert("unread", no_workers("nobody"), for_=0.0)
     return app

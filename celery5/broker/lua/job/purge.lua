@@ -12,11 +12,11 @@ end
 for n = 1, #ARGV, 2 do -- bound: the jobs of this call
   local dead_entry, id = ARGV[n], ARGV[n + 1]
   if id == '' then id = id_of(dead_entry) end
-  results[#results + 1] = redis.call('XDEL', dead, dead_entry)
+  results[#results + 1] = remove_dead(dead, dead_entry)
   if id ~= '' and redis.call('HGET', jobs, id) == 'X' .. dead_entry then
     redis.call('HDEL', jobs, id)
     note_end(jobs, id, 'PURGED', '')
   end
 end
-if redis.call('XLEN', dead) == 0 then redis.call('DEL', dead) end
+if redis.call('XLEN', dead) == 0 then redis.call('DEL', dead, dead .. ':causes') end
 return results

@@ -22,7 +22,7 @@ for n = 5, #KEYS do -- bound: the jobs of this call
     results[#results + 1] = #redis.call('XRANGE', dead, dead_entry, dead_entry) == 1 and -2 or 0
   elseif holder and holder ~= id then
     results[#results + 1] = #redis.call('XRANGE', dead, dead_entry, dead_entry) == 1 and -1 or 0
-  elseif redis.call('XDEL', dead, dead_entry) == 0 then
+  elseif remove_dead(dead, dead_entry) == 0 then
     results[#results + 1] = 0
   else
     send(stream, jobs, lane, id, message)
@@ -33,5 +33,5 @@ for n = 5, #KEYS do -- bound: the jobs of this call
     results[#results + 1] = 1
   end
 end
-if redis.call('XLEN', dead) == 0 then redis.call('DEL', dead) end
+if redis.call('XLEN', dead) == 0 then redis.call('DEL', dead, dead .. ':causes') end
 return results

@@ -15,7 +15,7 @@
 --       5.. for each outcome: verb, stream entry, job id, message, and three more words:
 --           complete: document, ttl in ms, what its key is remembered under or ''
 --           retry:    Command, delay in ms, ttl of a document in ms
---           bury:     Command, ttl in ms, document
+--           bury:     Command, ttl in ms and its cause, document
 --           member:   result, number in the map (-1: none; -2: the result is a run that takes its place), the node of its
 --                     run (`<run>~<node>`, and @ and the home of the run if that is another queue)
 --           ended:    document, or result of a success, ttl in ms, state and what its key is remembered under: of a member
@@ -193,13 +193,14 @@ if others[1] then
       scored[#scored + 1] = {home, when, id}
       scored.wait = math.max(scored.wait, tonumber(delay))
     end
-    function verbs.bury(id, entry, result, message, ttl, document)
+    function verbs.bury(id, entry, result, message, ttl_and_cause, document)
+      local ttl, cause = string.match(ttl_and_cause, '^(%d+) ?(%x*)$')
       local here = is_job(id, entry, result)
       if is_revoked(id) then
         if here then end_as_revoked(id, message, result, ttl) end
         return
       end
-      local dead_entry = redis.call('XADD', dead, '*', 'job', message, 'document', document)
+      local dead_entry = add_dead(dead, message, document, cause)
       if not here then return end
       move(id, 'X' .. dead_entry)
       store_document(result, document, ttl)
