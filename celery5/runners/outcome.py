@@ -12,7 +12,7 @@ from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.json_values import SHORT
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.retry_policy import LONGEST, RetryPolicy
-from celery5.protocol.job.tracebacks import format_traceback, get_traceback
+from celery5.protocol.job.tracebacks import can_show_others, format_traceback, get_traceback
 from celery5.protocol.job.verdict import (
     BrokerLost,
     JobRejected,
@@ -139,8 +139,9 @@ def _get_class_name(error: BaseException) -> str:
 
 def _get_arguments(error: BaseException) -> tuple[str, ...]:
     try:
-        is_group = issubclass(type(error), BaseExceptionGroup)  # its members are in the traceback
-        return tuple(_get_text(arg, repr) for arg in error.args[: 1 if is_group else ARGS_LIMIT])
+        # The first of a group is its message; to show the second is to show all its members.
+        count = ARGS_LIMIT if can_show_others(error) else 1
+        return tuple(_get_text(arg, repr) for arg in error.args[:count])
     except BaseException:  # a class may have redefined `args`
         return ()
 

@@ -39,7 +39,7 @@ def format_traceback(error: BaseException, steps: TracebackType | None = None) -
         BaseException: Whatever the error's own methods raise.
     """
     own_steps = get_traceback(error) if steps is None else steps
-    if _can_show_others(error):
+    if can_show_others(error):
         return "".join(traceback.format_exception(type(error), error, own_steps, limit=-MAX_FRAMES))
     lines = ["Traceback (most recent call last):\n", *traceback.format_tb(own_steps, limit=-MAX_FRAMES)]
     lines.append(f"{describe_error(error, MAX_ERROR_LENGTH)}\n")
@@ -53,7 +53,7 @@ def get_traceback(error: BaseException) -> TracebackType | None:
     return cast("TracebackType | None", _READ[2].__get__(error))
 
 
-def _can_show_others(error: BaseException) -> bool:
+def can_show_others(error: BaseException) -> bool:
     """Return whether Python's formatter ends soon: it looks at a group's member again for each time it is named."""
     pending: list[BaseException] = [error]
     chained = set[int]()

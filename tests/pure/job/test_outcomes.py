@@ -92,6 +92,8 @@ def test_a_result_whose_own_methods_raise_is_no_failed_attempt_that_is_made_agai
     assert "does not run again by itself" in outcome.failure.message
 
 
-def test_the_arguments_of_a_group_are_shown_without_its_members() -> None:
+def test_the_arguments_of_a_group_are_shown_without_its_members_where_these_are_too_many() -> None:
     outcome: Any = get_error_outcome(ExceptionGroup("several", [ValueError("one")]))
+    assert outcome.failure.args == ("'several'", "[ValueError('one')]")
+    outcome = get_error_outcome(ExceptionGroup("several", [ValueError("one")] * 2_000))
     assert outcome.failure.args == ("'several'",)
