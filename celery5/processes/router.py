@@ -23,7 +23,7 @@ from celery5.events.sources import Source, group_by_source
 from celery5.limits.holds import LimitHolds
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.incarnations import ProcessKind
-from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers
+from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers, make_queue_depths
 from celery5.processes.options import ProcessOptions
 from celery5.processes.process_parts import (
     AuxiliaryParts,
@@ -51,7 +51,13 @@ from celery5.services.events.event_ingestion import (
 )
 from celery5.services.events.sink_delivery import SinkDelivery
 from celery5.services.events.source_ingestion import SourceIngestion
-from celery5.services.health.vital_sources import ConnectionStatus, DocumentMetrics, EventMetrics, LeaseStatus
+from celery5.services.health.vital_sources import (
+    ConnectionStatus,
+    DocumentMetrics,
+    EventMetrics,
+    LeaseStatus,
+    QueueDepths,
+)
 from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
 from celery5.services.observability.alert_delivery import AlertDelivery
 from celery5.services.observability.alert_evaluator import AlertEvaluator
@@ -262,6 +268,7 @@ class RouterBootTable(BootTable):
         "sinks", requires=("publishing", "heartbeat", "listen"), stop_limit=30.0
     )
     source_ingestion: SourceIngestion = step("sources", requires=("publishing", "heartbeat"))
+    queue_depths: QueueDepths = step("depths", requires=("redis",))
     metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
     history_rollup: HistoryRollup = step("history", requires=("redis",))
     alert_evaluator: AlertEvaluator = step("alerts", requires=("redis",))
@@ -278,6 +285,7 @@ class RouterParts(AuxiliaryParts):
     boot_table = RouterBootTable
     listeners = made_by(make_listeners)
     all_brokers = made_by(connect_all_brokers)
+    queue_depths = made_by(make_queue_depths)
     history_rollup = HistoryRollup
     alert_rules = made_by(make_alert_rules)
     limit_holds = LimitHolds

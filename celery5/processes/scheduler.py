@@ -25,7 +25,7 @@ from celery5.limits.holds import LimitHolds
 from celery5.limits.rules import DeclaredRules
 from celery5.logs.log import Log
 from celery5.processes.lifecycle.incarnations import ProcessKind
-from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers
+from celery5.processes.lifecycle.multi_broker import RemoteRedis, connect_all_brokers, make_queue_depths
 from celery5.processes.options import ProcessOptions
 from celery5.processes.process_parts import (
     AuxiliaryParts,
@@ -46,6 +46,7 @@ from celery5.scheduling.schedules import make_definition
 from celery5.services.commands.inbox import Inbox, InboxAddress
 from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.health_checks import CheckExpirations
+from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.rule_evaluation import LimitRuleEvaluator
 from celery5.services.observability.alert_delivery import AlertDelivery
@@ -206,6 +207,7 @@ class SchedulerBootTable(BootTable):
     remote_schedules: Mapping[str, RemoteBrokerSchedules] = step("schedules", requires=("presence",))
     autoscaler: Autoscaler = step("autoscaler", requires=("presence",))
     limit_rules: LimitRuleEvaluator = step("limits", requires=("presence",))
+    queue_depths: QueueDepths = step("depths", requires=("redis",))
     metrics_reporter: MetricsReporter = step("metrics", requires=("redis",))
     history_rollup: HistoryRollup = step("history", requires=("redis",))
     alert_evaluator: AlertEvaluator = step("alerts", requires=("redis",))
@@ -223,6 +225,7 @@ class SchedulerParts(AuxiliaryParts):
     listeners = made_by(make_listeners)
     presence_listeners = made_by(make_presence_listeners)
     all_brokers = made_by(connect_all_brokers)
+    queue_depths = made_by(make_queue_depths)
     history_rollup = HistoryRollup
     alert_rules = made_by(make_alert_rules)
     limit_holds = LimitHolds

@@ -151,31 +151,28 @@ class AlertEvaluator:
         if self._measures & {"oldest", "no-workers", "dead-letters"}:
             names = sorted(await redis.perform(queue_calls.list_queues(self._keys)))[:MAX_SUBJECTS]
             for start in range(0, len(names), QUEUES_AT_ONCE):
-                queues |= await self._measure_queues(redis, names[start : start + QUEUES_AT_ONCE], now)
+                queues |= await self._measure_queues(redis, names[start : start + QUEUES_AT_ONCE])
         lags: dict[tuple[str, str], float] = {}
         if "stream-lag" in self._measures:
             lags = await self._measure_groups(redis)
         return MeasuredCluster(at=now, queues=queues, lags=lags)
 
-    async def _measure_queues(
-        self, redis: AsyncDriver, names: Sequence[str], now: float
-    ) -> dict[str, MeasuredQueue]:
+    async def _measure_queues(self, redis: AsyncDriver, names: Sequence[str]) -> dict[str, MeasuredQueue]:
         keys = [self._keys.for_queue(name) for name in names]
         depth_calls: list[Call[QueueDepth]] = [queue_calls.get_queue_depth(one) for one in keys]
         depths = await redis.perform_all(depth_calls)
         held = {name: depth.held_tasks for name, depth in zip(names, depths, strict=True)}
         held_by = await self._limit_holds.describe(redis, held)
-        workers = await redis.perform_all([calls.count_live_workers(one, now) for one in keys])
         return {
             name: MeasuredQueue(
                 backlog=depth.backlog,
                 oldest=depth.oldest or 0.0,
                 dead=depth.dead,
-                workers=live,
+                workers=depth.workers,
                 held=depth.held,
                 held_by=held_by.get(name, ""),
             )
-            for name, depth, live in zip(names, depths, workers, strict=True)
+            for name, depth in zip(names, depths, strict=True)
         }
 
     async def _measure_groups(self, redis: AsyncDriver) -> dict[tuple[str, str], float]:

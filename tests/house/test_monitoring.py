@@ -164,7 +164,10 @@ SERIES: dict[str, tuple[Samples, Samples]] = {
     ),
     "Celery5BreakerOpen": (
         {'celery5_breaker_state{job="shop",instance="a",of="t",mode="hold"}': "2x60"},
-        {'celery5_breaker_state{job="shop",instance="a",of="t",mode="hold"}': "1x60"},
+        {
+            'celery5_breaker_state{job="shop",instance="a",of="t",mode="hold"}': "1x60",
+            'celery5_breaker_state{job="shop",instance="a",of="w",mode="watch"}': "2x60",
+        },
     ),
     "Celery5RedisBreakerOpen": (
         {'celery5_connection_breaker_state{job="shop",instance="a",breaker="push"}': "2x60"},
@@ -182,6 +185,17 @@ SERIES: dict[str, tuple[Samples, Samples]] = {
     ),
 }
 """For each alert, series of an hour by minutes that make it fire, and such that do not."""
+
+
+DEEP = {'celery5_queue_depth{job="shop",instance="a",queue="q"}': "5x60"}
+UNREAD: list[tuple[Samples, bool]] = [
+    ({**DEEP, 'celery5_queue_workers{job="shop",instance="a",queue="q"}': "0x60", **WORKERS}, True),
+    ({**DEEP, 'celery5_queue_workers{job="shop",instance="a",queue="other"}': "1x60", **WORKERS}, True),
+    ({**DEEP, 'celery5_queue_workers{job="shop",instance="a",queue="other"}': "1x60"}, True),
+    ({**DEEP, 'celery5_queue_workers{job="shop",instance="b",queue="q"}': "1x60", **WORKERS}, False),
+    ({**DEEP, 'celery5_queue_workers{job="shop",instance="b",queue="q"}': "1x60"}, False),
+]
+"""Jobs wait on a queue, and whether no worker reads it, whatever workers of other queues there are."""
 
 
 def run_promtool(folder: Path, series: Samples, *expected: dict[str, Any]) -> None:
@@ -218,6 +232,11 @@ def test_an_alert_fires_when_it_should_and_no_other_with_it(tmp_path: Path, aler
     firing, quiet = SERIES[alert]
     run_promtool(tmp_path, firing, is_worth(FIRING, (f'{{alertname="{alert}"}}', 1)))
     run_promtool(tmp_path, quiet, is_worth(FIRING))
+
+
+@pytest.mark.parametrize(("series", "fires"), UNREAD)
+def test_a_queue_is_unread_whoever_reads_other_queues(tmp_path: Path, series: Samples, fires: bool) -> None:
+    run_promtool(tmp_path, series, is_worth(FIRING, *[('{alertname="Celery5NoWorkers"}', 1)][:fires]))
 
 
 def test_a_cluster_with_fewer_ready_processes_than_live_ones_is_not_ready(tmp_path: Path) -> None:

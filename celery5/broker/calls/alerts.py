@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from celery5.broker.call import Call, Script, Word, decode_text, script_call, to_ms
-from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.keys import Keys
 from celery5.protocol.observability.alert_rules import StoredAlerts
 from celery5.protocol.observability.alerting import AlertKey, AlertTransition, UndeliveredNotification
 
@@ -152,11 +152,6 @@ def set_silence(keys: Keys, silence: AlertSilence, *, seconds: float) -> Call[bo
 def read_silences(keys: Keys) -> Call[dict[str, AlertSilence]]:
     """Return the silences by rule, also those that are over."""
     return Call(("HGETALL", keys.alert_silences), _silences, repeatable=True)
-
-
-def count_live_workers(keys: QueueKeys, now: float) -> Call[int]:
-    """Return how many workers of a queue hold a lease at a time, in seconds since 1970 by the clock of Redis."""
-    return Call(("ZCOUNT", keys.leases, to_ms(now), "+inf"), int, repeatable=True)
 
 
 def _alerts(raw: Any) -> AlertsRead:

@@ -50,6 +50,7 @@ def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
         keys.live_runs,
         waiting_lists,
         keys.jobs,
+        keys.leases,
         *keys.streams,
     )
     return script_call(MEASURE, named, (GROUP,), _size, repeatable=True)
@@ -65,6 +66,7 @@ def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
         keys.live_runs,
         waiting_lists,
         keys.jobs,
+        keys.leases,
         *keys.streams,
     )
     return script_call(MEASURE, named, (GROUP,), _depth, repeatable=True)
@@ -78,7 +80,7 @@ def _names(raw: Iterable[bytes]) -> list[str]:
 
 def _depth(raw: Any) -> QueueDepth:
     *counts, limited = raw
-    total, in_workers, due, dead, held, oldest, runs, overdue, backlog = map(int, counts)
+    total, in_workers, due, dead, held, oldest, runs, overdue, backlog, workers = map(int, counts)
     return QueueDepth(
         max(0, total - in_workers),
         None if oldest < 0 else oldest / 1000,
@@ -89,6 +91,7 @@ def _depth(raw: Any) -> QueueDepth:
         overdue,
         backlog,
         _held_tasks(limited),
+        workers,
     )
 
 

@@ -16,10 +16,13 @@ import trio
 from celery5.app import App
 from celery5.broker.call import Call
 from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.commands.definitions import get_inbox_name
+from celery5.services.health.vital_sources import QueueDepths
+from celery5.services.health.vitals import ProcessStatus
 
 T = TypeVar("T")
 
@@ -152,3 +155,18 @@ def connect_all_brokers(app: App, metrics_redis: AsyncDriver) -> dict[str, Async
         DEFAULT_BROKER: metrics_redis,
         **{name: RemoteRedis(app, name) for name in app.brokers.names if name != DEFAULT_BROKER},
     }
+
+
+def make_queue_depths(
+    app: App, all_brokers: dict[str, AsyncDriver], keys: Keys, process_status: ProcessStatus, log: Log
+) -> QueueDepths:
+    """Return what measures all queues for /metrics: those that no worker reads have nobody else."""
+    return QueueDepths(
+        depth_brokers=all_brokers,
+        find_broker=app.brokers.broker_of_queue,
+        keys=keys,
+        measured_queues=None,
+        is_measuring=app.settings.status_port is not None,
+        process_status=process_status,
+        log=log,
+    )

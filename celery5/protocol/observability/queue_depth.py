@@ -31,6 +31,8 @@ class QueueDepth(msgspec.Struct, frozen=True):
     backlog: int = 0
     # Jobs that wait at a limit, by task.
     held_tasks: Mapping[str, int] = {}
+    # Workers that read the queue, and live.
+    workers: int = 0
 
 
 class QueueGauge(NamedTuple):
@@ -62,5 +64,6 @@ def list_gauges(depth: QueueDepth) -> list[QueueGauge]:
             depth.overdue,
         ),
         QueueGauge("celery5_queue_scheduled", "Jobs of the queue that wait for their time.", depth.scheduled),
+        QueueGauge("celery5_queue_workers", "Live workers that read the queue.", depth.workers),
         QueueGauge("celery5_queue_runs", "Live runs of workflows whose home is the queue.", depth.runs),
     ]

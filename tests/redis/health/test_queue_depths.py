@@ -47,7 +47,7 @@ def test_a_queue_is_as_deep_as_its_jobs_that_nobody_has_and_as_old_as_the_oldest
     queue.read("w")
     assert queue(queue_calls.get_queue_depth(queue.keys)).waiting == 1  # the one of low priority
     assert queue(jobs.read_jobs([queue.keys.on_lane("l")], "w", count=9, block_seconds=0))
-    assert queue(queue_calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)
+    assert queue(queue_calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0, workers=1)
     assert queue(queue_calls.get_queue_state(queue.keys)).oldest_waiting is None
 
 

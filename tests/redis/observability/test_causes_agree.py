@@ -1,6 +1,7 @@
 """How many jobs died of a cause, and when the first did, is exact at once on every surface."""
 
 import time
+from typing import Any
 
 import pytest
 import redis
@@ -47,13 +48,13 @@ async def read_all(app: App) -> dict[str, dict[str, tuple[int, int]]]:
 
     surfaces = Surfaces(app)
     async with looking_at(app) as client:
-        asked = {
+        asked: dict[str, Any] = {
             "JSON API": await client.ask("dlq:groups"),
             "JSON API, by task": await client.ask("dlq:groups", task="break"),
             "JSON API, a few": await client.ask("dlq:groups", limit=10),
         }
     asked["dlq groups --json"] = await surfaces.run_json("dlq", "groups")
-    found = {
+    found: dict[str, dict[str, tuple[int, int]]] = {
         name: {
             one["pattern"]: (one["count"], int(one["first_died"]))
             for one in (reply if isinstance(reply, list) else reply["groups"])

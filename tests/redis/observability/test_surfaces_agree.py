@@ -1,5 +1,7 @@
 """Every surface says the same of one cluster: each fact is a row, with how each surface is asked for it."""
 
+import json
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -9,7 +11,10 @@ import pytest
 import trio
 
 from celery5 import App
+from celery5.health import BreakerPolicy
+from celery5.protocol.health.breaker import Mode
 from tests.redis.commands.staff import Staff
+from tests.redis.dashboard.client import looking_at
 from tests.redis.observability.alerted import QUICK
 from tests.redis.observability.surfaces import TARGET, Surfaces, find_queue, find_row
 from tests.redis.observability.surfaces_app import SETTINGS, declare
@@ -61,6 +66,25 @@ async def show(app: App, staff: Staff, *queues: str, reads: Sequence[str] = ()) 
 
     await until_async(is_measured)
     return surfaces.look_again()
+
+
+async def show_by(kind: str, app: App, staff: Staff) -> Surfaces:
+    """Start a Router or a Scheduler; return what shows the application, once it has measured queues."""
+    port = free_port()
+    command = [sys.executable, "-m", "celery5", "-A", TARGET, kind, "start"]
+    start = partial(staff.launch, command, status_port=port, **QUICK)
+    process = await trio.to_thread.run_sync(start)
+    surfaces = Surfaces(app, port)
+
+    async def is_measured() -> bool:
+        assert process.process.poll() is None, process.output.read_text()
+        try:
+            return any(name.startswith("celery5_queue_depth") for name in await surfaces.measure())
+        except OSError:
+            return False
+
+    await until_async(is_measured)
+    return surfaces
 
 
 async def ask_all(surfaces: Surfaces, expected: Any, table: Mapping[str, Read]) -> None:
@@ -228,3 +252,53 @@ async def test_an_overdue_job_of_a_queue_without_workers_is_backlog_on_every_sur
         return [one.value for one in states if (one.name, one.subject) == ("unread", "queue nobody")] == [3]
 
     await until_async(fires)
+
+
+@pytest.mark.parametrize("kind", ["router", "scheduler"])
+async def test_a_queue_that_no_worker_reads_is_measured_by_routers_and_schedulers(
+    seeded: App, staff: Staff, kind: str
+) -> None:
+    await seeded.asend_many([seeded.tasks["mail"].s() for _ in range(3)])
+    async with working(seeded, queues=["crm"]):
+        await seeded.asend_many([seeded.tasks["push"].s()])
+        surfaces = await show_by(kind, seeded, staff)
+        found = await surfaces.measure()
+        shown = {queue.name: queue.workers for queue in (await seeded.metrics.aoverview()).queues}
+        listed = {row["queue"]: row["workers"] for row in await surfaces.run_json("queue", "list")}
+        metrics = {queue: found[f'celery5_queue_workers{{queue="{queue}"}}'] for queue in ("nobody", "crm")}
+        assert metrics == shown == listed == {"nobody": 0, "crm": 1}
+        assert found['celery5_queue_depth{queue="nobody"}'] == 3
+    await seeded.aempty("nobody")
+
+
+@pytest.mark.parametrize(("mode", "is_red"), [("watch", False), ("delay", True)])
+async def test_a_breaker_is_red_where_it_holds_jobs_back_and_not_where_it_only_watches(
+    app: App, mode: Mode, is_red: bool
+) -> None:
+    app.configure(metrics_interval=0.1)
+
+    @app.task(name="flaky", max_retries=0, breaker=BreakerPolicy(threshold=1, mode=mode))
+    async def flaky() -> None:
+        raise ConnectionError("away")
+
+    async with working(app, name="one"), looking_at(app) as client:
+        await flaky.adelay()
+
+        async def is_open() -> bool:
+            rows = await client.ask("worker:health", to=["one"])
+            return '"open"' in json.dumps(rows)
+
+        await until_async(is_open)
+        for path in ("health", "workers/one"):
+            page = await client.load(path)
+            (row,) = re.findall(r"<li>flaky: (.*?)</li>", page)
+            assert ('class="badge bad"' in row) == is_red, path
+
+        async def is_reported() -> bool:
+            return bool((await app.metrics.aoverview()).workers[0].slots)
+
+        await until_async(is_reported)
+        if not is_red:
+            shown = await app.metrics.aoverview()
+            assert [worker.health for worker in shown.workers] == ["ok"]
+            assert "circuit breaker of flaky" not in await client.look("")
