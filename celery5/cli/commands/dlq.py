@@ -14,6 +14,7 @@ from celery5.cli.commands.dead_records import (
     replay_dead_records,
 )
 from celery5.cli.terminal.errors import ReachedBrokers, interrupted_by_sigterm, skip_unreachable
+from celery5.cli.terminal.filters import warn_of_unknown_sinks, warn_of_unknown_tasks
 from celery5.cli.terminal.flags import is_narrowed, parse_selection, queue_names, selection_flags
 from celery5.cli.terminal.flags import parse_rate_flag as rate_of
 from celery5.cli.terminal.output import (
@@ -28,7 +29,6 @@ from celery5.cli.terminal.output import (
 from celery5.cli.terminal.target import Target
 from celery5.errors import CeleryError, Misconfigured
 from celery5.protocol.job.dead_letters import format_position
-from celery5.results.sinks import get_sink_names
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -94,7 +94,7 @@ def _read(app: "App", choice: "DeadJobFilter", *, limit: int, traceback: bool, w
     else:
         echo(format_table([_row(job) for job in page], empty=_describe_none(choice)))
     if not page.last:
-        _warn_of_unknown_sinks(app, choice)
+        _warn_of_unknown_names(app, choice)
     if page.has_more:
         echo(f"only the first {limit}; the next ones: --after {format_cell(page.last)}", err=True)
     _raise_for_unknown(unknown)
@@ -147,7 +147,7 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **flags: Any) -> None
         rows = [{by: name, "jobs": number} for name, number in counts.items()]
         echo(to_json(counts) if wants_json else format_table(rows, empty=_describe_none(choice)))
         if not counts:
-            _warn_of_unknown_sinks(app, choice)
+            _warn_of_unknown_names(app, choice)
         _raise_for_unknown(_find_unknown_ids(app, choice))
 
 
@@ -167,6 +167,8 @@ def groups(target: Target, /, *, wants_json: bool, **flags: Any) -> None:
         found = mask_groups(app, app.dlq.groups(**choice))
         rows = [_format_group(group) for group in found.groups]
         echo(to_json(found) if wants_json else format_table(rows, empty=_describe_none(choice)))
+        if not rows:
+            _warn_of_unknown_names(app, choice)
         if found.next:
             more = f"looked at {found.looked_at} of {found.total} dead jobs"
             echo(f"{more}; the next ones: --after {format_cell(found.next)}", err=True)
@@ -299,7 +301,7 @@ class _BulkOperation:
         self._unknown = _find_unknown_ids(self._app, self._choice)
         if not self._counts:
             echo(to_json(self._get_summary()) if self._wants_json else _describe_none(self._choice))
-            _warn_of_unknown_sinks(self._app, self._choice)
+            _warn_of_unknown_names(self._app, self._choice)
             _raise_for_unknown(self._unknown)
             return False
         if not self._wants_json:
@@ -378,18 +380,10 @@ def _find_unknown_ids(app: "App", choice: "DeadJobFilter") -> list[str]:
     return [job_id for job_id in dict.fromkeys(ids) if job_id not in existing]
 
 
-def _warn_of_unknown_sinks(app: "App", choice: "DeadJobFilter") -> None:
-    """Warn if no task has a sink of a selected name: it may be misspelt.
-
-    It may also have been removed from the code, so this is no error.
-    """
-    if not app.tasks:  # the code is not loaded, so the sinks are not known
-        return
-    sinks = get_sink_names(app.tasks.values())
-    unknown = [sink for sink in choice.get("sink") or () if sink not in sinks]
-    if unknown:
-        hint = f"the sinks are {', '.join(map(format_cell, sinks))}" if sinks else "no task has a sink"
-        echo(f"Warning: no sink is named {', '.join(map(format_cell, unknown))}; {hint}", err=True)
+def _warn_of_unknown_names(app: "App", choice: "DeadJobFilter") -> None:
+    """Warn of selected tasks and sinks that the code does not have."""
+    warn_of_unknown_tasks(app, choice.get("task") or ())
+    warn_of_unknown_sinks(app, choice.get("sink") or ())
 
 
 def _raise_for_unknown(unknown: list[str]) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery5.cli.terminal.filters import warn_of_unknown_tasks
 from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import echo, format_cell, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
@@ -51,6 +52,8 @@ def search(
         echo(to_json(page))
         return
     echo(format_table([_make_row(job) for job in page.jobs], empty="no jobs were found"))
+    if not page.jobs and filters["task"]:
+        warn_of_unknown_tasks(app, [filters["task"]])
     if page.not_looked_at:
         echo(f"not looked at: {page.not_looked_at}", err=True)
     if page.cursor is not None:
