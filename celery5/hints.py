@@ -42,7 +42,7 @@ CELERY: Mapping[NameKind, Mapping[str, str]] = {
         "chunks": "task.chunks(items, n)",
         "crontab": 'cron("0 3 * * *"), or the line alone: @app.task(schedule="0 3 * * *")',
         "Ignore": 'Reject("why")',
-        "schedules": "cron, every, calendar and at: from celery5 import cron",
+        "schedules": "cron, every, calendar and at: from celery5.scheduling import cron, calendar",
         "beat": "celery5 scheduler start, and from celery5 import cron, every",
         "signals": "middleware (App(middleware=[...])), and boot steps for workers (App(bootsteps=[...]))",
         "exceptions": "celery5.errors; the usual ones are in celery5 itself",
@@ -296,9 +296,9 @@ RUNNEL: Mapping[NameKind, Mapping[str, str]] = {
     },
 }
 _LIBRARIES = (
-    ("Celery", CELERY, "From Celery"),
-    ("Fennel", FENNEL, "From Fennel"),
-    ("Runnel", RUNNEL, "From Runnel"),
+    ("Celery", CELERY, "docs/guide/from-celery.md"),
+    ("Fennel", FENNEL, "docs/guide/from-fennel.md"),
+    ("Runnel", RUNNEL, "docs/guide/from-runnel.md"),
 )
 """The libraries, their names, and the pages of the guide that explain them."""
 
@@ -308,7 +308,7 @@ def find_hint(thing: NameKind, name: str) -> str:
     for library, names, page in _LIBRARIES:
         hint = names.get(thing, {}).get(name)
         if hint:
-            return f'; for {library}\'s {name} there is {hint} (guide: "{page}")'
+            return f'; for {library}\'s {name} there is {hint} (see {page})'
     return ""
 
 
@@ -324,7 +324,7 @@ def find_variable_hint(variable: str, settings: Collection[str]) -> str:
         name = name.lower()
         instead = f"CELERY5_{name.upper()}" if name in settings else names["setting"].get(name, "")
         if prefix == library.upper() and instead:
-            return f'instead of {library}\'s {name} there is {instead} (guide: "{page}")'
+            return f'instead of {library}\'s {name} there is {instead} (see {page})'
     return ""
 
 

@@ -124,7 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     autoscale: Annotated[
         str | dict[str, Any],
         Meta(
-            description="workers that come and go with the load: minimum=1 maximum=10; see the guide",
+            description="workers that come and go with the load: minimum=1 maximum=10; see docs/guide/autoscaling.md",
             extra=_IN_HASH,
         ),
     ] = ""
@@ -351,7 +351,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="time zone of schedules that name none", extra=_IN_HASH, min_length=1)
     ] = "UTC"
     schedules: Annotated[
-        dict[str, dict[str, Any]], Meta(description="periodic tasks, by name: see the guide", extra=_IN_HASH)
+        dict[str, dict[str, Any]], Meta(description="periodic tasks, by name: see docs/guide/periodic.md", extra=_IN_HASH)
     ] = msgspec.field(default_factory=dict[str, dict[str, Any]])
     schedules_version: Annotated[
         int,
@@ -429,7 +429,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     alerts: Annotated[
         dict[str, str],
         Meta(
-            description="further rules of alerts, by name: oldest queue=mail above=5m for=2m; see the guide"
+            description="further rules of alerts, by name: oldest queue=mail above=5m for=2m; see docs/guide/alerts.md"
         ),
     ] = msgspec.field(default_factory=dict[str, str])
     alert_oldest: Annotated[

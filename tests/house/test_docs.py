@@ -162,7 +162,10 @@ def test_every_public_name_is_in_the_reference_and_nothing_else() -> None:
     packages = re.findall(r"(?m)^## (celery5\.\w+)$", text)
     rendered = re.findall(r"(?m)^::: (\S+)$", text)
     offered = [f"{package}.{name}" for package in packages for name in import_module(package).__all__]
-    assert sorted(each for each in rendered if each.count(".") > 1) == sorted(offered)
+    # The last section has names of other modules, which pages of the guide use (`test_shown_names.py`).
+    elsewhere = re.findall(r"(?m)^::: (\S+)$", text.partition("\n## Elsewhere\n")[2])
+    of_packages = [each for each in rendered if each.count(".") > 1 and each not in elsewhere]
+    assert sorted(of_packages) == sorted(offered)
     names = [*(each.rpartition(".")[2] for each in rendered), *first_cells(DOCS / "reference" / "errors.md")]
     assert {*celery5.__all__} <= {*names}
 

@@ -534,7 +534,7 @@ class Parameters:
         return annotation
 
 
-_INSTEAD = "is neither a dataclass nor another type that JSON can carry (guide: tasks, arguments and results)"
+_INSTEAD = "is neither a dataclass nor another type that JSON can carry (see docs/guide/types.md)"
 _NEVER: tuple[Any, ...] = (Never, NoReturn)
 _SIMPLE: tuple[Any, ...] = (Any, int, str, float, bool, bytes, None)
 _SAMPLES: tuple[Any, ...] = ({}, [], "", 0, 0.0, True, None)
