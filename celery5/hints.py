@@ -308,7 +308,7 @@ def find_hint(thing: NameKind, name: str) -> str:
     for library, names, page in _LIBRARIES:
         hint = names.get(thing, {}).get(name)
         if hint:
-            return f'; for {library}\'s {name} there is {hint} (see {page})'
+            return f"; for {library}'s {name} there is {hint} (see {page})"
     return ""
 
 
@@ -324,7 +324,7 @@ def find_variable_hint(variable: str, settings: Collection[str]) -> str:
         name = name.lower()
         instead = f"CELERY5_{name.upper()}" if name in settings else names["setting"].get(name, "")
         if prefix == library.upper() and instead:
-            return f'instead of {library}\'s {name} there is {instead} (see {page})'
+            return f"instead of {library}'s {name} there is {instead} (see {page})"
     return ""
 
 

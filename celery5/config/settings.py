@@ -351,7 +351,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="time zone of schedules that name none", extra=_IN_HASH, min_length=1)
     ] = "UTC"
     schedules: Annotated[
-        dict[str, dict[str, Any]], Meta(description="periodic tasks, by name: see docs/guide/periodic.md", extra=_IN_HASH)
+        dict[str, dict[str, Any]],
+        Meta(description="periodic tasks, by name: see docs/guide/periodic.md", extra=_IN_HASH),
     ] = msgspec.field(default_factory=dict[str, dict[str, Any]])
     schedules_version: Annotated[
         int,

@@ -107,7 +107,7 @@ async def run(
 
 def get_queues_by_broker(app: App, options: WorkerOptions) -> dict[str, tuple[str, ...]]:
     """Return the queues that this worker consumes, by their brokers."""
-    return multi_broker.group_by_broker(app, _queues(app, options))
+    return multi_broker.group_by_broker(app, list_queues(app, options))
 
 
 class _BrokerWorkers:
@@ -215,7 +215,9 @@ async def _run_on_broker(
 
     def make_boot(name: str, next_incarnation: NextIncarnation) -> BootGraph:
         on_incarnation()
-        log.event("worker:boot-started", name=name, queues=list(_queues(app, options)), tasks=len(app.tasks))
+        log.event(
+            "worker:boot-started", name=name, queues=list(list_queues(app, options)), tasks=len(app.tasks)
+        )
         incarnation = Incarnation(name, log, done, next_incarnation)
         return build(BootGraph, WorkerParts, *make_incarnation_values(app, options, incarnation))
 
@@ -266,7 +268,7 @@ def make_incarnation_values(
     )
     if options.is_secondary:  # the first one reports the jobs of all
         process_values = replace(process_values, metrics_interval=0.0)
-    queues, budgets = _queues(app, options), resolve_budgets(app)
+    queues, budgets = list_queues(app, options), resolve_budgets(app)
     return process_values, WorkerValues(
         tasks=app.tasks,
         broker=options.broker,
@@ -357,7 +359,7 @@ def _processors(app: App, options: WorkerOptions) -> tuple[Processor[Any], ...]:
     return tuple(one for one in app.streams.processors if names is None or one.name in names)
 
 
-def _queues(app: App, options: WorkerOptions) -> tuple[str, ...]:
+def list_queues(app: App, options: WorkerOptions) -> tuple[str, ...]:
     """Return the queues to consume: those asked for, else all that the application uses."""
     if options.queues:
         return options.queues

@@ -65,7 +65,9 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
         def __getattr__(self, name: str) -> Any:
             equivalent = CELERY_EQUIVALENTS.get(name)
             hint = (
-                f'; for Celery\'s {name} there is {equivalent} (see docs/guide/from-celery.md)' if equivalent else ""
+                f"; for Celery's {name} there is {equivalent} (see docs/guide/from-celery.md)"
+                if equivalent
+                else ""
             )
             raise AttributeError(f"'CurrentJob' object has no attribute {name!r}{hint}", name=name, obj=self)
 

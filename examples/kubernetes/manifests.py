@@ -6,7 +6,7 @@ the other. So no manifest has a Controller. A pod is one member, and has its nam
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,8 @@ class Wishes:
     # The name of the application.
     name: str
     image: str
+    # The queues of workers whose group names none: all that the application uses.
+    queues: Sequence[str] = ("default",)
     namespace: str = "default"
     # The Secret with the broker's URL, in the entry `url`.
     broker: str = "celery5-broker"
@@ -238,7 +240,7 @@ def _by_queues(group: Group, wishes: Wishes) -> Manifest:
                 "lagCount": "100",
             },
         }
-        for queue in group.flags.get("queues", ("default",))
+        for queue in group.flags.get("queues") or wishes.queues
     ]
     spec = {
         "scaleTargetRef": {"name": _called(group, wishes)},

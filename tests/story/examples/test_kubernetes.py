@@ -21,7 +21,18 @@ from tests.pure.cluster.kubernetes_types import (
 from tests.story.cli.commands import Ended, celery5
 
 COMMAND = (sys.executable, "-m", "celery5.examples.kubernetes")
-SAID = ("--app", "shop.main:app", "--name", "shop", "--image", "registry/shop:1")
+SAID = ("--app", "shop.main:app", "--name", "shop", "--queues", "default", "--image", "registry/shop:1")
+KIOSK = """
+from celery5 import App
+
+tea = App("kiosk")
+
+@tea.task(queue="slow")
+async def brew() -> None: ...
+
+@tea.task
+async def serve() -> None: ...
+"""
 CLUSTER = """
 hung_after = 45
 [environment]
@@ -123,6 +134,36 @@ def test_workers_are_scaled_by_their_cpu_or_by_what_waits_on_their_queues(tmp_pa
     workers = [each for each in found if isinstance(each, Deployment) and "worker" in each.metadata.name]
     assert [each.spec.replicas for each in workers] == [None, None], "else each `apply` would undo it"
     assert {each.spec.scale_target_ref.name for each in scaled} == {each.metadata.name for each in workers}
+
+
+def test_name_and_queues_are_those_of_the_application(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(KIOSK)
+    (tmp_path / "cluster.toml").write_text("[workers.a]\n[workers.b]\nqueues = ['mail']\n")
+    words = ("cluster.toml", "--app", "main:tea", "--image", "i", "--most", "9", "--keda", "redis:6379")
+    ended = celery5(*words, cwd=tmp_path, command=COMMAND)
+    assert ended.err == ""
+    found = msgspec.json.decode(ended.out.encode(), type=Manifests).items
+    scaled = {each.metadata.name: each for each in found if isinstance(each, ScaledObject)}
+    streams = {
+        name: [trigger.metadata.stream for trigger in each.spec.triggers] for name, each in scaled.items()
+    }
+    keys = Keys("kiosk")
+    assert streams == {
+        "kiosk-worker-a": [keys.for_queue(queue).normal for queue in ("default", "slow")],
+        "kiosk-worker-b": [keys.for_queue("mail").normal],
+    }
+
+
+@pytest.mark.parametrize("words", [(), ("--name", "shop"), ("--queues", "default")])
+def test_an_application_that_is_not_here_is_told_of_in_one_line(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    more = ("cluster.toml", "--app", "no_such.main:app", "--image", "i", *words)
+    ended = celery5(*more, cwd=tmp_path, command=COMMAND)
+    assert ended.code == 1
+    assert ended.error.startswith("Error: application no_such.main:app: No module named 'no_such")
+    assert ended.error.endswith("; or give --name and --queues")
 
 
 def test_the_commands_of_pods_are_commands(tmp_path: Path) -> None:
