@@ -89,9 +89,6 @@ COMMANDS = """
     --exclude-queues --include --without-gossip --without-mingle --without-heartbeat --heartbeat-interval --autoscale
     --beat --scheduler --logfile --pidfile --uid --gid --umask --executable --workdir
 """
-NOT_YET = """
-    Flower
-"""
 SIGNALS = """
     task_prerun task_postrun task_success task_failure task_retry task_received task_revoked task_rejected
     task_unknown task_internal_error before_start on_success on_failure on_retry after_return on_replace
@@ -110,5 +107,4 @@ BY_SECTION: Mapping[str, list[str]] = {
     "Signals": SIGNALS.split(),
     "Settings": SETTINGS.split(),
     "Command line": COMMANDS.split(),
-    "What is not there yet": NOT_YET.split(),
 }
