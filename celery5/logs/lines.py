@@ -3,12 +3,14 @@
 import fcntl
 import json
 import os
+import sys
+import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from textwrap import indent
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import msgspec
 
@@ -41,6 +43,8 @@ class JobLine(msgspec.Struct, gc=False, omit_defaults=True):
     run: str = ""
 
 
+MAX_PART = 64 * 1024
+"""Characters of a line that has not ended that wait for its end."""
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
 _MULTILINE_FIELDS = ("traceback", "stack")
 """Fields of several lines: they are shown below the line."""
@@ -115,6 +119,62 @@ class LineWriter:
             if self._form == "console"
             else to_json(message) + "\n"
         )
+
+
+class WholeLines:
+    """Stands for a stream to which code prints: writes whole lines, so that none is split by a line of the log.
+
+    `print` writes its values, separators and the end one by one, and another thread may write in between. What a thread
+    has written of a line waits until the line ends, or has `MAX_PART` characters, or the thread's stream is closed.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._parts = threading.local()
+
+    def write(self, text: str, /) -> int:
+        """Keep the text until its line ends."""
+        part: str = getattr(self._parts, "text", "") + text
+        whole, newline, rest = part.rpartition("\n")
+        if len(rest) > MAX_PART:
+            whole, newline, rest = part, "\n", ""
+        self._parts.text = rest
+        if newline:
+            self._stream.write(whole + newline)
+            if getattr(self._stream, "line_buffering", False):
+                self._stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is whole. A line that has not ended waits for its end."""
+        self._stream.flush()
+
+    def end_line(self) -> None:
+        """Write the line that this thread has begun."""
+        if getattr(self._parts, "text", ""):
+            self.write("\n")
+
+    def writelines(self, lines: Iterable[str], /) -> None:
+        """Write each of the texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def whole_lines() -> Generator[None, None, None]:
+    """Have what is printed in this block come in whole lines on stdout, where the lines of the log go, too."""
+    stream = sys.stdout
+    stand_in = WholeLines(stream)
+    sys.stdout = cast("TextIO", stand_in)
+    try:
+        yield
+    finally:
+        stand_in.end_line()
+        if cast("object", sys.stdout) is stand_in:
+            sys.stdout = stream
 
 
 @contextmanager

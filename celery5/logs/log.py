@@ -1,7 +1,7 @@
 """Log structured messages through eliot, into a bounded buffer that a thread writes out.
 
 Each job has one message, inside an action that lasts as long as the process. Nothing is written on the event loop.
-Messages that do not fit the buffer are dropped and counted. No other module imports eliot.
+Messages that do not fit the buffer are dropped and counted. Only modules of this package import eliot.
 """
 
 import sys
@@ -9,17 +9,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Literal, Protocol, Self, TextIO, cast
 
 import eliot
 import msgspec
 
+from celery5.logs.eliot_context import JobActions, JobContext, end_action, find_listeners, is_place
 from celery5.logs.fence import FENCE, pass_cancellation
 from celery5.logs.lines import JobLine, LineWriter, Message, make_dropped_message, to_message
 from celery5.protocol.masking import escape_text
 from celery5.protocol.workflows.member_ids import get_run_id
-from celery5.runners.context import get_log_fields
+from celery5.runners.context import CurrentJob, get_log_fields
 
 Format = Literal["auto", "json", "console", "journal"]
 """What `--log-format` takes."""
@@ -32,6 +33,10 @@ MAX_UNWRITTEN = 1000
 FINAL_FLUSH_LIMIT = 1.5
 """Seconds in which the thread writes what is left when the process ends."""
 
+LOOK_INTERVAL = 0.01
+"""Seconds between two looks at who else listens to eliot."""
+
+_PROBE = "celery5:log:probe"
 _RANK: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _INBOX_EVENTS = "celery5:inbox"
 """Messages come back through the inbox, so those of the inbox are not tried again: it would log them for ever."""
@@ -85,8 +90,9 @@ class LogWriter:
         self._takes_job_lines = (
             isinstance(self._destination, LineWriter) and self._destination.accepts_job_lines
         )
-        self._listeners: list[object] | None = None
-        self._global_fields: Mapping[str, object] = {}
+        self._is_only_destination = False
+        self._look_again_at = 0.0
+        self._probed: dict[str, Any] | None = None
         self._min_rank = _RANK[level]
         self._level: Level = level
         self._level_listeners: list[Callable[[Level], None]] = []
@@ -145,6 +151,9 @@ class LogWriter:
 
     def __call__(self, message: Message) -> None:
         """Take one message; called by eliot, from any thread."""
+        if message.get("message_type") == _PROBE:
+            self._probed = message
+            return
         if _RANK.get(message.get("level", "info"), 20) < self._min_rank:
             return
         if "worker" not in message:
@@ -157,7 +166,21 @@ class LogWriter:
     @property
     def is_only_destination(self) -> bool:
         """Return whether eliot has no other destinations and no global fields, so that it may be passed by."""
-        return self._listeners == [self] and not self._global_fields
+        self._look_again_at = 0.0
+        return self.is_alone(time.time())
+
+    def is_alone(self, at: float) -> bool:
+        """Return the same as it was at most 10 ms ago: looking costs 2 µs, and each job asks."""
+        if at >= self._look_again_at:
+            self._look_again_at = at + LOOK_INTERVAL
+            self._is_only_destination = find_listeners() == [self] and not self._find_global_fields()
+        return self._is_only_destination
+
+    def _find_global_fields(self) -> bool:
+        """Return whether eliot adds fields to messages: one that nobody but this writer gets tells."""
+        self._probed = None
+        eliot.Logger().write({"message_type": _PROBE})
+        return self._probed is None or len(self._probed) > 1
 
     def accepts(self, level: Level) -> bool:
         """Return whether messages of this level are taken."""
@@ -190,7 +213,7 @@ class LogWriter:
     def __enter__(self) -> Self:
         """Install it for this process."""
         eliot.add_destinations(self)
-        self._listeners, self._global_fields = _get_eliot_settings()
+        self._look_again_at = 0.0
         self._stop.clear()
         self._thread = threading.Thread(target=self._keep_writing, name="celery5-log", daemon=True)
         self._thread.start()
@@ -291,6 +314,11 @@ class Log:
         self._branch = [int(part) for part in branch.split("/") if part]
         self._jobs = 0
         self._write_to_eliot = eliot.Logger().write
+        self._job_actions = JobActions(self._action, worker)
+        # Whether each job has an action from its beginning: something else listens to eliot.
+        self.is_shared = (writer is None and bool(find_listeners())) or (
+            writer is not None and not writer.is_only_destination
+        )
 
     @property
     def worker(self) -> str:
@@ -306,6 +334,14 @@ class Log:
         fields.setdefault("worker", self._worker)
         try:
             self._write(message_type=f"celery5:{name}", level=level, **fields)
+        except BaseException as error:  # of a destination of the application's own
+            pass_cancellation(error)
+            FENCE.count("log")
+
+    def write_message(self, message: dict[str, Any]) -> None:
+        """Write a message of eliot that comes from another process, as it is."""
+        try:
+            self._write_to_eliot(message)
         except BaseException as error:  # of a destination of the application's own
             pass_cancellation(error)
             FENCE.count("log")
@@ -326,9 +362,12 @@ class Log:
         """Log that an attempt has ended here.
 
         It costs a third of `log_job` when there is no `extra`, and eliot has no other destinations than the writer.
+        Where the job has an action, this ends it.
         """
-        writer, run = self.writer, get_run_id(job)
-        if extra is not None or writer is None or not writer.is_only_destination:
+        writer, run, at = self.writer, get_run_id(job), time.time()
+        self.is_shared = bool(find_listeners()) if writer is None else not writer.is_alone(at)
+        action = self._job_actions.take(job, attempt)
+        if action is not None or extra is not None or self.is_shared or writer is None:
             fields: dict[str, Any] = {
                 "job": job,
                 "task": task,
@@ -339,7 +378,11 @@ class Log:
             }
             fields |= {"trace": trace} if trace else {}
             fields |= {"run": run} if run else {}
-            self.log_job(level, **fields, **(extra or {}))
+            fields |= extra or {}
+            if action is None:
+                self.log_job(level, **fields)
+            else:
+                self._end_action(action, level, fields)
         elif writer.accepts(level):
             self._jobs += 1
             place = (*self._branch, self._jobs)
@@ -352,7 +395,7 @@ class Log:
                     attempt,
                     seconds,
                     self._worker,
-                    time.time(),
+                    at,
                     level,
                     "celery5:job",
                     self._uuid,
@@ -377,6 +420,31 @@ class Log:
             pass_cancellation(error)
             FENCE.count("log")
 
+    def surround_jobs(self) -> AbstractContextManager[Any]:
+        """Have what the code of jobs logs through eliot belong to its job, in this block."""
+        return self._job_actions.surround()
+
+    def begin_job(self, job: CurrentJob) -> None:
+        """Begin the action of a job, if it was sent inside one, or something else listens to eliot."""
+        if self.is_shared or is_place(job.trace):
+            try:
+                self._job_actions.begin(job)
+            except BaseException as error:  # of a destination of the application's own
+                pass_cancellation(error)
+                FENCE.count("log")
+
+    def get_place(self, job: CurrentJob) -> str:
+        """Return where another process continues the action of a job."""
+        return self._job_actions.get_place(job)
+
+    def _end_action(self, action: eliot.Action, level: Level, fields: Mapping[str, Any]) -> None:
+        why = str(fields.get("error", "")) if level in ("warning", "error") else ""
+        try:
+            end_action(action, {**fields, "worker": self._worker, "level": level}, why)
+        except BaseException as error:  # of a destination of the application's own
+            pass_cancellation(error)
+            FENCE.count("log")
+
     def finish(self, error: BaseException | None = None) -> None:
         """End the action of the process, with the first error of `error` if there is one."""
         first = error
@@ -391,12 +459,20 @@ class NullLog(Log):
     def __init__(self) -> None:
         self.writer = None
         self._worker = ""
+        self.is_shared = False
 
     def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
         """Do nothing."""
 
     def log_job(self, level: Level, **fields: Any) -> None:
         """Do nothing."""
+
+    def begin_job(self, job: CurrentJob) -> None:
+        """Do nothing."""
+
+    def surround_jobs(self) -> AbstractContextManager[Any]:
+        """Do nothing."""
+        return nullcontext()
 
     def log_job_end(self, level: Level, **fields: Any) -> None:
         """Do nothing."""
@@ -408,20 +484,9 @@ class NullLog(Log):
 def get_eliot_context() -> str:
     """Return the caller's place in its own eliot action, for eliot's `continue_task`; '' outside of any."""
     action = eliot.current_action()
-    return "" if action is None else action.serialize_task_id().decode()
-
-
-def _get_eliot_settings() -> tuple[list[object] | None, Mapping[str, object]]:
-    """Return eliot's own list of destinations and its own global fields, which the application may change later.
-
-    The list is None where eliot keeps it in another way than we know.
-    """
-    registry = getattr(eliot.Logger, "_destinations", None)
-    listeners: object = getattr(registry, "_destinations", None)
-    fields: object = getattr(registry, "_globalFields", None)
-    if not isinstance(listeners, list) or not isinstance(fields, dict):
-        return None, {}
-    return cast("list[object]", listeners), cast("dict[str, object]", fields)
+    if action is None:
+        return ""
+    return action.get_place() if isinstance(action, JobContext) else action.serialize_task_id().decode()
 
 
 def _add_context(message: Message) -> Message:

@@ -1,7 +1,8 @@
 """The trace context that jobs carry, so that each log line shows the trace that it belongs to.
 
-A producer sets it with `tracing`. A job passes its own to the jobs that it sends. Otherwise it is the position in
-an eliot action, if the producer is in one. Spans are made by middleware (`celery5.observability`).
+A producer sets it with `tracing`. A job passes its own to the jobs that it sends. Otherwise it is a place in the
+producer's eliot action, in which the job goes on (`celery5.logs.eliot_context`). Spans are made by middleware
+(`celery5.observability`).
 """
 
 import re
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from random import getrandbits
 
 from celery5.errors import Misconfigured
 from celery5.logs.fence import FENCE
@@ -43,12 +45,15 @@ def get_current_trace() -> str:
     if traceparent:
         return traceparent
     job = CURRENT_JOB.get()
-    if job is not None and job.trace:
-        return job.trace
+    carried = "" if job is None else job.trace
+    if carried and "@" not in carried:
+        return carried
     if "eliot" in sys.modules:
         with FENCE("trace"):
-            return _read_eliot_context()
-    return ""
+            if place := _read_eliot_context():
+                return place
+    # A place in an eliot action is of one job: the next one gets a number of its own below it.
+    return f"{carried.rstrip('/')}/{getrandbits(31) + 2}" if carried else ""
 
 
 def _read_eliot_context() -> str:

@@ -24,6 +24,7 @@ from celery5.errors import BadArguments, CeleryError
 from celery5.logs.stdlib_log import captured_logging
 from celery5.protocol.boxes.frames import (
     VERSION,
+    BoxEliotMessage,
     BoxHello,
     BoxHome,
     BoxLogLine,
@@ -91,6 +92,11 @@ class BoxPipes:
             BoxLogLine(message=_cut(text), level=cast("Any", level), logger=logger[:MAX_TEXT], fields=fields)
         )
 
+    def send_eliot_message(self, message: dict[str, Any]) -> None:
+        """Send a message of eliot to the worker's log. Eliot calls this, in any thread."""
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            self.send(BoxEliotMessage({**_make_jsonable(message), "task_level": message["task_level"]}))
+
     def _send_line(self, line: BoxLogLine) -> None:
         with contextlib.suppress(TypeError, ValueError):
             self.send(line)
@@ -153,7 +159,8 @@ def main() -> None:
     pipes.send(BoxReady(VERSION, ("soft-limit", "cancel")))
     with captured_logging(pipes.send_log_record, "info"):
         for run in iter(runs.get, None):
-            outcome = _run(app, main_thread, run)
+            with continued_in_eliot(run, pipes.send_eliot_message):
+                outcome = _run(app, main_thread, run)
             main_thread.end_job()
             with contextlib.suppress(Exception):  # a stream of the user's own
                 sys.stdout.flush()
@@ -208,6 +215,17 @@ def _find_apps(home: BoxHome) -> Iterator[App]:
         )
     if home.app == DEFAULT_APP:
         yield default_app().choose()
+
+
+def continued_in_eliot(
+    run: RunJob, send: Callable[[dict[str, Any]], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Run a job inside its eliot action, where the application uses eliot: others do not wait for its import."""
+    if not run.eliot or "eliot" not in sys.modules:
+        return contextlib.nullcontext()
+    from celery5.logs.eliot_context import continued
+
+    return continued(run.eliot, run.id, run.attempt, send)
 
 
 def _run(app: App, main_thread: BoxMainThread, run: RunJob) -> Outcome:

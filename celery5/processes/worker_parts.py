@@ -403,6 +403,7 @@ def make_boxes(
         get_slots=lambda: budget.get_slots("boxed"),
         get_home=lambda: make_box_home(app),
         log_event=log.event,
+        log_message=log.write_message,
         worker=worker,
         limits=BoxLimits(settings.message_limit, settings.box_jobs, settings.box_idle),
         box_groups=sidecar_memory,

@@ -1,7 +1,7 @@
 """The context of the job that runs: which job it is, and where its events are logged."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
 from datetime import timedelta
 from decimal import getcontext, setcontext
@@ -96,6 +96,10 @@ def _log_with_stdlib(name: str, level: Any, /, **fields: Any) -> None:
 CURRENT_JOB: ContextVar[CurrentJob | None] = ContextVar("celery5_current_job", default=None)
 LOG_EVENT: ContextVar[LogEvent] = ContextVar("celery5_tell", default=_log_with_stdlib)
 """Writes events of code that runs for a job to the worker's log."""
+
+
+JOB_PLACE: ContextVar[Callable[[CurrentJob], str] | None] = ContextVar("celery5_job_place", default=None)
+"""Returns where another process continues the eliot action of a job; None outside of a worker."""
 
 
 class ProgressReceiver(Protocol):

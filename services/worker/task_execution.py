@@ -34,7 +34,14 @@ from celery5.protocol.job.verdict import (
 from celery5.protocol.masking import describe_error
 from celery5.protocol.process.frozen import name_slot
 from celery5.protocol.scaling.prefetch import DurationEstimate
-from celery5.runners.context import CURRENT_JOB, JOB_ERRORS, LOG_EVENT, PROGRESS_RECEIVER, CurrentJob
+from celery5.runners.context import (
+    CURRENT_JOB,
+    JOB_ERRORS,
+    JOB_PLACE,
+    LOG_EVENT,
+    PROGRESS_RECEIVER,
+    CurrentJob,
+)
 from celery5.runners.on_trio import run_in_context
 from celery5.runners.outcome import get_error_outcome, make_failure
 from celery5.runners.running_job import RunningJob
@@ -190,9 +197,10 @@ class TaskExecution:
 
     async def _run_executors(self, scope: trio.CancelScope) -> None:
         LOG_EVENT.set(self._log.event)
+        JOB_PLACE.set(self._log.get_place)
         PROGRESS_RECEIVER.set(self._receive_progress)
         try:
-            with scope:
+            with scope, self._log.surround_jobs():
                 async with trio.open_nursery() as nursery:
                     self._executor_nursery = nursery.cancel_scope
                     nursery.start_soon(self._watch_lease)
@@ -314,7 +322,7 @@ class TaskExecution:
         self._log.event("job:abandoned", "warning", job=job)
         await end.wait()
 
-    async def _run_jobs(self, running_job: RunningJob, executor: "_Executor") -> bool:
+    async def _run_jobs(self, running_job: RunningJob, executor: "_Executor") -> bool:  # noqa: C901  the hot path
         """Run job after job until one of them is cancelled. Return False when there are more executors than slots."""
         clock, lease = time.perf_counter, self._lease
         queue, runner, estimate = executor.queue, executor.runner, executor.estimate
@@ -341,10 +349,13 @@ class TaskExecution:
             ) and (barred := self._check_start(delivery, command)):
                 outcome = barred
             else:
-                CURRENT_JOB.set(CurrentJob(
+                job = CurrentJob(
                     command.id, command.task, delivery.queue, command.attempt, self._worker,
                     command.sections, command.trace,
-                ))  # fmt: skip
+                )  # fmt: skip
+                CURRENT_JOB.set(job)
+                if command.trace or self._log.is_shared:
+                    self._log.begin_job(job)
                 outcome = await self._run_job(delivery, command, runner, running_job)
             ended = clock()
             if type(outcome) in _RESOLVED or running_job.cancel_outcome is not None:

@@ -22,7 +22,7 @@ from tests.house.sources import (
 )
 
 FENCED = {
-    "eliot": ("celery5.logs.log",),
+    "eliot": ("celery5.logs.",),
     "dependencies": ("celery5.wiring", "celery5.processes."),
     "redis": ("celery5.broker.",),
     "hiredis": ("celery5.broker.",),

@@ -19,6 +19,7 @@ from celery5.bootsteps.boot import BootFailed
 from celery5.broker.calls import cluster
 from celery5.errors import BrokerReplied, BrokerUnavailable, LeaseLost, Misconfigured, Superseded
 from celery5.logs.destination import RuntimeEnvironment, check_detectors, make_destination
+from celery5.logs.lines import whole_lines
 from celery5.logs.log import Log, LogWriter
 from celery5.logs.stdlib_log import captured_logging
 from celery5.processes import router, scheduler, worker
@@ -56,6 +57,7 @@ def open_log(app: App, *, name: str = "") -> Generator[LogWriter, None, None]:
     with (
         LogWriter(make_destination(form, around, check_detectors(app.log_detectors)), level=level) as journal,
         captured_logging(journal, level) as follow,
+        whole_lines(),
     ):
         journal.on_level_change(follow)
         yield journal

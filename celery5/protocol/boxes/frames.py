@@ -74,6 +74,8 @@ class RunJob(_Frame, frozen=True, tag="run"):
     time_limit: float | None = None
     soft_time_limit: float | None = None
     policy: bool = False  # run the task's `deduplicate` policy instead of the task
+    trace: str = ""  # the job's trace context
+    eliot: str = ""  # where the box may continue the job's eliot action
 
 
 class SoftLimitReached(_Frame, frozen=True, tag="soft-limit"):
@@ -149,6 +151,12 @@ class BoxLogLine(_Frame, frozen=True, tag="log"):
     fields: dict[str, Any] = {}
 
 
+class BoxEliotMessage(_Frame, frozen=True, tag="eliot"):
+    """From a box, at any time: a message of eliot."""
+
+    message: dict[str, Any]
+
+
 class BoxProgress(_Frame, frozen=True, tag="progress"):
     """From a box that runs a job: how far the job is."""
 
@@ -169,7 +177,17 @@ class MalformedFrame(msgspec.Struct, frozen=True):
 
 BoxReply = BoxResult | BoxError | RetryJob | RejectJob | RefuseJob
 ToBox = BoxHello | RunJob | SoftLimitReached | CancelJob
-FromBox = BoxReady | BoxResult | BoxError | RetryJob | RejectJob | RefuseJob | BoxLogLine | BoxProgress
+FromBox = (
+    BoxReady
+    | BoxResult
+    | BoxError
+    | RetryJob
+    | RejectJob
+    | RefuseJob
+    | BoxLogLine
+    | BoxEliotMessage
+    | BoxProgress
+)
 
 
 class _Typed(msgspec.Struct):

@@ -5,7 +5,7 @@ import re
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import trio
 
@@ -14,6 +14,7 @@ from celery5.protocol.boxes.box import Box
 from celery5.protocol.boxes.frames import (
     FRAME_OVERHEAD,
     VERSION,
+    BoxEliotMessage,
     BoxHello,
     BoxLogLine,
     BoxProgress,
@@ -42,6 +43,12 @@ MAX_OUTPUT_LINES = 100
 """Lines of printed output that are logged for one job; the others are counted."""
 MAX_LOG_LINES = 1_000
 """Lines that a box may send to the log for one job; the others are counted."""
+MAX_LEVELS = 100
+"""Numbers in the place of a message of eliot."""
+MAX_NUMBER = 2**53
+"""What such a number is less than."""
+MAX_UUID = 64
+"""Characters of the id of its tree."""
 MAX_LINE_BYTES = 2_000
 """Bytes of one such line that are logged."""
 
@@ -49,8 +56,11 @@ MAX_LINE_BYTES = 2_000
 class BoxOutput:
     """The output of one box: writes it to the worker's log, and keeps the end of its stderr."""
 
-    def __init__(self, log_event: LogEvent, pid: int) -> None:
+    def __init__(
+        self, log_event: LogEvent, pid: int, log_message: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
         self._pid = pid
+        self._log_message = log_message
         self._is_muted = False
         self._log_event = log_event
         self._job: CurrentJob | None = None
@@ -98,6 +108,15 @@ class BoxOutput:
             fields = {**fields, "logger": line.logger, "message": line.message, **self._job_fields()}
             self._log_event("log", line.level, **fields)
 
+    def log_eliot_message(self, message: dict[str, Any]) -> None:
+        """Log a message of eliot that the box has sent; what it says of the job and the worker does not count."""
+        self._logged_count += 1
+        if self._logged_count > MAX_LOG_LINES or self._log_message is None or not is_eliot_message(message):
+            return
+        fields = {name: value for name, value in message.items() if _normalize(name) not in _FIELDS_OF_JOB}
+        job = self._job
+        self._log_message({**fields, **self._job_fields(), **({} if job is None else {"worker": job.worker})})
+
     def log_output(self, line: bytes, stream: str) -> None:
         """Log a printed line, or a frame that was not expected."""
         if self._is_muted or not line.strip():
@@ -120,6 +139,24 @@ def _normalize(name: str) -> str:
 
 
 _NOT_IN_NAMES = re.compile(r"[^A-Z0-9_]")
+_FIELDS_OF_JOB = {"worker", "job", "task", "name"}
+"""Fields of a message of eliot that the worker sets."""
+
+
+def is_eliot_message(message: dict[str, Any]) -> bool:
+    """Return whether a message has the fields of each message of eliot."""
+    level, uuid = message.get("task_level"), message.get("task_uuid")
+    return (
+        isinstance(level, list)
+        and 0 < len(cast("list[object]", level)) <= MAX_LEVELS
+        and all(isinstance(number, int) and 0 < number < MAX_NUMBER for number in cast("list[object]", level))
+        and isinstance(uuid, str)
+        and len(uuid) <= MAX_UUID
+        and isinstance(message.get("timestamp"), int | float)
+        and message.get("level", "info") in ("debug", "info", "warning", "error")
+    )
+
+
 _BOX_EVENTS = ("section:retried", "section:ignored")
 """Events that celery5 itself logs in a box."""
 _RESERVED_FIELDS = {
@@ -146,7 +183,15 @@ class BoxProcess:
     Keep `run` running and await `wait_ready`; then call `run_job` any number of times, and `stop`.
     """
 
-    def __init__(self, box: Box, command: Sequence[str], *, result_limit: int, log_event: LogEvent) -> None:
+    def __init__(
+        self,
+        box: Box,
+        command: Sequence[str],
+        *,
+        result_limit: int,
+        log_event: LogEvent,
+        log_message: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
         self.box = box
         self.job_count = 0
         self.idle_since = 0.0
@@ -162,7 +207,7 @@ class BoxProcess:
         self._nursery: trio.Nursery | None = None
         self._is_ending = self._is_broken = False
         self._group = ProcessGroup(command, box.get_variables(os.environ))
-        self._output = BoxOutput(log_event, self.pid)
+        self._output = BoxOutput(log_event, self.pid, log_message)
         log_event("box:started", "debug", pid=self.pid, command=list(command)[:8])
 
     @property
@@ -324,6 +369,8 @@ class BoxProcess:
                 self._ready = self._ready or frame
             case BoxLogLine():
                 self._output.log_line(frame)
+            case BoxEliotMessage():
+                self._output.log_eliot_message(frame.message)
             case BoxProgress():
                 self._receive_progress(frame, line)
             case MalformedFrame():

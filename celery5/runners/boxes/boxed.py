@@ -20,7 +20,7 @@ from celery5.protocol.boxes.box import PYTHON_BOX, Box
 from celery5.protocol.job.arguments import Parameters
 from celery5.protocol.job.messages import Command
 from celery5.protocol.job.verdict import Outcome, Raised
-from celery5.runners.context import CURRENT_JOB, LogEvent
+from celery5.runners.context import CURRENT_JOB, JOB_PLACE, LogEvent
 from celery5.runners.outcome import get_error_outcome
 from celery5.runners.running_job import RunningJob
 
@@ -73,6 +73,7 @@ class BoxedRunner:
         get_slots: Returns how many boxes there may be at once.
         get_home: Returns where a Python box finds its tasks.
         log_event: Writes an event to the worker's log.
+        log_message: Writes a message of eliot, which a box has sent, to the worker's log.
         worker: The worker's name.
         limits: When boxes are ended, and how large a result may be.
         box_groups: Notified of each box that starts and ends.
@@ -88,11 +89,13 @@ class BoxedRunner:
         worker: str,
         limits: BoxLimits,
         box_groups: BoxGroups | None = None,
+        log_message: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._tasks = tasks
         self._get_slots = get_slots
         self._get_home = get_home
         self._log_event = log_event
+        self._log_message = log_message
         self._worker = worker
         self._limits = limits
         self._groups = box_groups
@@ -176,6 +179,8 @@ class BoxedRunner:
             time_limit=None if limits is None else limits.hard,
             soft_time_limit=None if limits is None else limits.soft,
             policy=policy,
+            trace=command.trace,
+            eliot="" if job is None or (get_place := JOB_PLACE.get()) is None else get_place(job),
         )
         if task.box is None or task.box.is_python:
             return replace(run, args=command.args, kwargs=command.kwargs)
@@ -214,7 +219,11 @@ class BoxedRunner:
         from celery5.runners.boxes.box_process import BoxProcess
 
         box_process = BoxProcess(
-            box, _make_command(box), result_limit=self._limits.result_bytes, log_event=self._log_event
+            box,
+            _make_command(box),
+            result_limit=self._limits.result_bytes,
+            log_event=self._log_event,
+            log_message=self._log_message,
         )
         self._box_processes.add(box_process)
         if self._groups is not None:

@@ -66,7 +66,7 @@ class BoxMainThread:
         kwargs: Mapping[str, Any],
     ) -> Outcome:
         """Run one job to its end, in a context of its own."""
-        job = CurrentJob(run.id, run.task, run.queue, run.attempt, run.worker, run.sections)
+        job = CurrentJob(run.id, run.task, run.queue, run.attempt, run.worker, run.sections, run.trace)
         return copy_context().run(self._perform, job, run, loop, function, args, kwargs)
 
     def start_job(self, job: str) -> None:
