@@ -6,6 +6,8 @@ A line of the record is `| row | what | tests | note |`; the tests are pytest no
 import ast
 import re
 
+import pytest
+
 from tests.house.sources import HERE, tree
 
 RECORD = HERE / "docs" / "reference" / "parity.md"
@@ -76,3 +78,22 @@ def test_every_row_names_a_test() -> None:
 def test_every_test_that_the_record_names_is_there() -> None:
     named = [(line[0], node) for line in rows() for node in re.findall(r"`([^`]+)`", line[2])]
     assert [(row, node) for row, node in named if not exists(node)] == []
+
+
+DEPARTURES = ("0017", "0018", "0019", "0023", "0026", "0028", "0029")
+"""Decisions that depart from a sentence of the proposal."""
+
+
+@pytest.mark.parametrize("number", DEPARTURES)
+def test_a_decision_that_departs_from_the_proposal_quotes_its_sentence(number: str) -> None:
+    (page,) = (HERE / "docs" / "decisions").glob(f"{number}-*.md")
+    context = page.read_text().partition("## Context")[2].partition("\n## ")[0]
+    assert "proposal" in context
+    assert re.search(r'"[^"]{20,}"', context), "it quotes what it departs from"
+
+
+def test_pypy_stands_under_what_is_not_met() -> None:
+    met, found, not_met = RECORD.read_text().partition("\n## Not met\n")
+    assert found
+    assert "| C106 |" in not_met
+    assert "| C106 |" not in met
