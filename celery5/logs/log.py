@@ -316,9 +316,7 @@ class Log:
         self._write_to_eliot = eliot.Logger().write
         self._job_actions = JobActions(self._action, worker)
         # Whether each job has an action from its beginning: something else listens to eliot.
-        self.is_shared = (writer is None and bool(find_listeners())) or (
-            writer is not None and not writer.is_only_destination
-        )
+        self.is_shared = self._find_shared(time.time())
 
     @property
     def worker(self) -> str:
@@ -365,7 +363,7 @@ class Log:
         Where the job has an action, this ends it.
         """
         writer, run, at = self.writer, get_run_id(job), time.time()
-        self.is_shared = bool(find_listeners()) if writer is None else not writer.is_alone(at)
+        self.is_shared = self._find_shared(at)
         action = self._job_actions.take(job, attempt)
         if action is not None or extra is not None or self.is_shared or writer is None:
             fields: dict[str, Any] = {
@@ -419,6 +417,12 @@ class Log:
         except BaseException as error:  # of a destination of the application's own
             pass_cancellation(error)
             FENCE.count("log")
+
+    def _find_shared(self, at: float) -> bool:
+        """Return whether something but celery5's own log listens to eliot."""
+        if self.writer is not None:
+            return not self.writer.is_alone(at)
+        return any(not isinstance(listener, LogWriter) for listener in find_listeners())
 
     def surround_jobs(self) -> AbstractContextManager[Any]:
         """Have what the code of jobs logs through eliot belong to its job, in this block."""
