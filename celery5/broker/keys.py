@@ -46,6 +46,7 @@ class QueueKeys:
     waiting: str
     dead: str
     dead_causes: Expiring
+    worker_deaths: Expiring
     leases: str
     unique: str
     wake: Expiring
@@ -534,6 +535,7 @@ class Keys:
             waiting=f"{tag}:waiting",  # HASH    their Commands
             dead=f"{tag}:dead",  # STREAM  dead-letter queue
             dead_causes=f"{tag}:dead:causes",  # HASH    how many jobs died of each cause, the first and the last
+            worker_deaths=f"{tag}:dead:deaths",  # HASH    how many workers the jobs of each task took down
             leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
             unique=f"{tag}:unique",  # HASH    the live job of each task and key
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others

@@ -168,6 +168,7 @@ def _get_parts(keys: QueueKeys) -> tuple[tuple[str, ...], ...]:
             keys.revoked_documents,
             keys.idle_runs,
             keys.dead_causes,
+            keys.worker_deaths,
         ),
     )
 

@@ -259,7 +259,9 @@ def _make_queue_metrics(depths: Mapping[str, QueueDepth]) -> list[MetricFamily]:
     samples: dict[tuple[str, str], list[tuple[float, Mapping[str, str]]]] = {}
     for queue, depth in sorted(depths.items()):
         for gauge in list_gauges(depth):
-            samples.setdefault((gauge.name, gauge.help), []).append((gauge.value, {"queue": queue}))
+            samples.setdefault((gauge.name, gauge.help), []).append(
+                (gauge.value, {"queue": queue, **gauge.labels})
+            )
     return [make_gauge(name, text, *found, merge=MEASURED_ONCE) for (name, text), found in samples.items()]
 
 

@@ -19,7 +19,7 @@ from celery5.logs.log import Log
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
 from celery5.protocol.observability.queue_depth import list_gauges
-from celery5.protocol.observability.report import Measurements, Series, compress, unpack_report
+from celery5.protocol.observability.report import Measurements, Series, compress, make_series, unpack_report
 from celery5.protocol.observability.rollup import (
     CLUSTER,
     HOURS,
@@ -295,7 +295,9 @@ class HistoryRollup:
                 [queue_calls.get_queue_depth(self._keys.for_queue(queue)) for queue in part]
             )
             for queue, depth in zip(part, depths, strict=True):
-                measured[queue] = {(gauge.name,): float(gauge.value) for gauge in list_gauges(depth)}
+                measured[queue] = {
+                    make_series(gauge.name, gauge.labels): float(gauge.value) for gauge in list_gauges(depth)
+                }
         return measured
 
     async def _save(self, now: float) -> bool:

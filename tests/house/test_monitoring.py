@@ -144,6 +144,13 @@ SERIES: dict[str, tuple[Samples, Samples]] = {
         {'celery5_queue_dead{job="shop",instance="a",queue="q"}': "3x50 4x10"},
         {'celery5_queue_dead{job="shop",instance="a",queue="q"}': "9x50 4x10"},
     ),
+    "Celery5JobKillsWorkers": (
+        {'celery5_worker_deaths{job="shop",instance="a",queue="q",task="t"}': "_x50 1x10"},
+        {
+            'celery5_worker_deaths{job="shop",instance="a",queue="q",task="t"}': "4x60",
+            'celery5_worker_deaths{job="shop",instance="b",queue="q",task="t"}': "_x50 4x10",
+        },
+    ),
     "Celery5StreamBehind": (
         {'celery5_stream_lag_seconds{job="shop",instance="a",stream="s",group="g"}': "400x60"},
         {'celery5_stream_lag_seconds{job="shop",instance="a",stream="s",group="g"}': "400x50 10x10"},

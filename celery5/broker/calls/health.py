@@ -219,6 +219,7 @@ def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[st
         queue.waiting,
         queue.dead,
         queue.dead_causes,
+        queue.worker_deaths,
         queue.leases,
         queue.unique,
         queue.replication_mark,

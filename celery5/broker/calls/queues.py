@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, decode_text, merge_names, parse_seconds, script_call
+from celery5.broker.call import Call, Script, decode_text, merge_names, parse_int, parse_seconds, script_call
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.limits import unescape_word
 from celery5.protocol.observability.queue_depth import QueueDepth
@@ -51,6 +51,7 @@ def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
         waiting_lists,
         keys.jobs,
         keys.leases,
+        keys.worker_deaths,
         *keys.streams,
     )
     return script_call(MEASURE, named, (GROUP,), _size, repeatable=True)
@@ -67,6 +68,7 @@ def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
         waiting_lists,
         keys.jobs,
         keys.leases,
+        keys.worker_deaths,
         *keys.streams,
     )
     return script_call(MEASURE, named, (GROUP,), _depth, repeatable=True)
@@ -79,7 +81,7 @@ def _names(raw: Iterable[bytes]) -> list[str]:
 
 
 def _depth(raw: Any) -> QueueDepth:
-    *counts, limited = raw
+    *counts, limited, deaths = raw
     total, in_workers, due, dead, held, oldest, runs, overdue, backlog, workers = map(int, counts)
     return QueueDepth(
         max(0, total - in_workers),
@@ -92,7 +94,20 @@ def _depth(raw: Any) -> QueueDepth:
         backlog,
         _held_tasks(limited),
         workers,
+        **_count_deaths(deaths),
     )
+
+
+def _count_deaths(flat: Any) -> dict[str, dict[str, int]]:
+    """Return how many workers the jobs of each task took down, and how many jobs were given up for it."""
+    # RESP3 has maps.
+    words = [word for pair in flat.items() for word in pair] if hasattr(flat, "items") else flat
+    found: dict[str, dict[str, int]] = {"deaths": {}, "poisoned": {}}
+    for name, count in zip(words[::2], words[1::2], strict=True):
+        what, _, task = decode_text(name).partition(" ")
+        if what in found:
+            found[what][task] = parse_int(count)
+    return found
 
 
 def _held_tasks(limited: Iterable[Any]) -> dict[str, int]:

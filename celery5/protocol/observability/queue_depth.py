@@ -33,6 +33,9 @@ class QueueDepth(msgspec.Struct, frozen=True):
     held_tasks: Mapping[str, int] = {}
     # Workers that read the queue, and live.
     workers: int = 0
+    # How many workers the jobs of each task took down, and how many jobs were given up for it.
+    deaths: Mapping[str, int] = {}
+    poisoned: Mapping[str, int] = {}
 
 
 class QueueGauge(NamedTuple):
@@ -41,6 +44,8 @@ class QueueGauge(NamedTuple):
     name: str
     help: str
     value: float
+    # Besides that of the queue.
+    labels: Mapping[str, str] = {}
 
 
 def list_gauges(depth: QueueDepth) -> list[QueueGauge]:
@@ -66,4 +71,22 @@ def list_gauges(depth: QueueDepth) -> list[QueueGauge]:
         QueueGauge("celery5_queue_scheduled", "Jobs of the queue that wait for their time.", depth.scheduled),
         QueueGauge("celery5_queue_workers", "Live workers that read the queue.", depth.workers),
         QueueGauge("celery5_queue_runs", "Live runs of workflows whose home is the queue.", depth.runs),
+        *[
+            QueueGauge(
+                "celery5_worker_deaths",
+                "How often a job of the task took its worker down.",
+                count,
+                {"task": task},
+            )
+            for task, count in sorted(depth.deaths.items())
+        ],
+        *[
+            QueueGauge(
+                "celery5_jobs_poisoned",
+                "Jobs of the task that took too many workers down.",
+                count,
+                {"task": task},
+            )
+            for task, count in sorted(depth.poisoned.items())
+        ],
     ]

@@ -83,6 +83,14 @@ if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
 local back, dead_lettered, begun = 0, 0, {}
 for n = 13, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
+-- Count by task what has taken its worker down, and what was given up for it.
+local function count_deaths(task, is_poisoned)
+  local deaths, named = dead .. ':deaths', task ~= '' and task or '(unknown)'
+  if redis.call('HEXISTS', deaths, 'deaths ' .. named) == 0 and redis.call('HLEN', deaths) >= 1000 then named = '(others)' end
+  redis.call('HINCRBY', deaths, 'deaths ' .. named, 1)
+  if is_poisoned then redis.call('HINCRBY', deaths, 'poisoned ' .. named, 1) end
+  redis.call('PEXPIRE', deaths, 90 * 86400000)
+end
 -- Put back or dead-letter one entry of a lane's pending list.
 local function undo(one, lane)
   local stream = streams[lane]
@@ -97,6 +105,7 @@ local function undo(one, lane)
   local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
   local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = as_whole(command.attempt, 1),
     replays = as_whole(command.replays, 0)}
+  if entry and blamed then count_deaths(task, not over and not revoked and deliveries > tonumber(ARGV[3])) end
   if not entry or over or (revoked and not here) then -- there is nothing to run
   elseif revoked then
     document.state = 'REVOKED'

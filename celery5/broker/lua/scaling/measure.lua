@@ -6,16 +6,17 @@
 --       5 prefix of the waiting lists
 --       6 where the queue's jobs are
 --       7 leases of its workers
---       8.. streams of its lanes
+--       8 by which tasks workers were taken down
+--       9.. streams of its lanes
 -- ARGV  1 consumer group
 -- Returns how many jobs are on the streams, or in waiting lists for nothing but a worker with a slot; how many of those a
 -- worker has, how many wait for their time, how many are dead, how many wait at limits, the age in ms of the oldest job
 -- of the backlog (-1 when there is none), how many runs are live, how many scheduled jobs are overdue, and the backlog: the
 -- jobs that no worker has and whose time has come. How many workers live. Then each
--- task whose jobs wait at limits, and how many do.
+-- task whose jobs wait at limits, and how many do. Last, what KEYS 8 has.
 local there, running, oldest = 0, 0, -1
 local now = now_ms()
-for n = 8, #KEYS do -- bound: the four lanes
+for n = 9, #KEYS do -- bound: the four lanes
   local pending, age = measure_lane(KEYS[n], ARGV[1], now)
   running, oldest = running + pending, math.max(oldest, age)
   there = there + redis.call('XLEN', KEYS[n])
@@ -34,4 +35,5 @@ return {
   math.max(0, there - running) + lists.held + lists.overdue,
   redis.call('ZCOUNT', KEYS[7], '(' .. string.format('%.0f', now), '+inf'),
   lists.limited,
+  redis.call('HGETALL', KEYS[8]),
 }
