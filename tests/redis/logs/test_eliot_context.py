@@ -15,9 +15,10 @@ from celery5 import App
 from tests.story.cli.commands import Ended, celery5
 
 MODULE = """
-import sys
+import time
 
 import eliot
+import trio
 
 from celery5 import App, RetryPolicy, current_job
 
@@ -79,8 +80,15 @@ def sends_from_a_box() -> None:
 
 @app.task
 def prints() -> None:
-    for number in range(50):
-        print("printed", number, "by", "a", "task", end="!\\n", flush=True)
+    for number in range(8):
+        print("printed", number, end=" ")
+        time.sleep(0.06)  # lines of the log are written meanwhile
+        print("by", "a", "task!")
+
+
+@app.task
+async def naps(seconds: float) -> None:
+    await trio.sleep(seconds)
 """
 NAMES = ("on_trio", "on_asyncio", "in_thread", "in_box", "in_async_box")
 
@@ -231,11 +239,12 @@ def test_who_else_listens_to_eliot_gets_an_action_for_each_job(shop: App, tmp_pa
 
 
 def test_what_a_task_prints_splits_no_line_of_the_log(shop: App, tmp_path: Path, url: str) -> None:
-    shop.send_many([shop.tasks["shop.prints"].s() for _ in range(8)] + [shop.tasks["shop.silent"].s()] * 200)
+    naps = [shop.tasks["shop.naps"].s(number / 100) for number in range(60)]
+    shop.send_many([shop.tasks["shop.prints"].s() for _ in range(8)] + naps)
     lines = burst(tmp_path, url, "--cpu-slots", "8").out.splitlines()
     printed = [line for line in lines if "printed" in line]
     assert printed == [
         line for line in printed if line.startswith("printed ") and line.endswith(" by a task!")
     ]
-    assert len(printed) == 400
+    assert len(printed) == 64
     assert all(json.loads(line) for line in lines if line not in set(printed))
