@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -140,6 +141,7 @@ class App:
 
     timer: DeclareTimer
     alert: DeclareAlert
+    module: str
     _is_recorded = False
 
     def __init__(
@@ -163,9 +165,7 @@ class App:
     ) -> None:
         self.name: str = check_app_name(name)
         self.include: tuple[str, ...] = check_includes(include)
-        caller = sys._getframe(1).f_globals  # pyright: ignore[reportPrivateUsage]
-        self.module: str = caller.get("__name__", "")
-        self._package: str = caller.get("__package__") or ""
+        self.module, self._package = _get_origin(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         own_backlog = self._set_settings(settings, broker, when_unpublishable, config)
         self.retry_policy: RetryPolicy = RetryPolicy.parse({} if retry_policy is None else retry_policy)
         self.retry_backoff: CustomBackoff | None = (
@@ -811,6 +811,12 @@ _APPS: WeakSet[App] = WeakSet()
 DEFAULT_APP = "celery5"
 """The name of the default application."""
 _DEFAULT: "list[DefaultApp]" = []
+
+
+def _get_origin(frame: FrameType) -> tuple[str, str]:
+    """Return the names of the module whose code a frame runs, and of its package; '' for none."""
+    names = frame.f_globals
+    return names.get("__name__", ""), names.get("__package__") or ""
 
 
 class DefaultApp(App):

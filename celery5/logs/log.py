@@ -36,7 +36,8 @@ FINAL_FLUSH_LIMIT = 1.5
 LOOK_INTERVAL = 0.01
 """Seconds between two looks at who else listens to eliot."""
 
-_PROBE = "celery5:log:probe"
+_PROBE = "probe of celery5's log"
+"""The type of messages by which a log finds out whether others listen: nobody writes them."""
 _RANK: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _INBOX_EVENTS = "celery5:inbox"
 """Messages come back through the inbox, so those of the inbox are not tried again: it would log them for ever."""
@@ -366,14 +367,8 @@ class Log:
         self.is_shared = self._find_shared(at)
         action = self._job_actions.take(job, attempt)
         if action is not None or extra is not None or self.is_shared or writer is None:
-            fields: dict[str, Any] = {
-                "job": job,
-                "task": task,
-                "queue": queue,
-                "state": state,
-                "attempt": attempt,
-                "seconds": seconds,
-            }
+            fields: dict[str, Any] = {"job": job, "task": task, "queue": queue, "state": state}
+            fields |= {"attempt": attempt, "seconds": seconds}
             fields |= {"trace": trace} if trace else {}
             fields |= {"run": run} if run else {}
             fields |= extra or {}

@@ -218,7 +218,7 @@ async def _list(
         for state in states
     ]
     above = {rule.name: rule.condition.above for rule in rules}
-    severities = {rule.name: rule.severity for rule in rules}
+    severities: dict[str, Severity] = {rule.name: rule.severity for rule in rules}
     states += [
         AlertState(
             name=name,

@@ -60,7 +60,14 @@ def made_for_queues() -> dict[str, str]:
     }
 
 
-ALERT_KEYS = ("alerts", "alert_outbox", "alert_logged", "alert_history", "alert_silences")
+ALERT_KEYS = (
+    "alerts",
+    "alert_outbox",
+    "alert_logged",
+    "alert_history",
+    "alert_silences",
+    "alert_undelivered",
+)
 
 
 def made_for_metrics() -> dict[str, str]:

@@ -66,7 +66,8 @@ def test_the_running_job_knows_what_celery_calls_it(name: str) -> None:
     job = CurrentJob("id", "shop.t", "default", 2, "worker")
     assert name not in CurrentJob.__struct_fields__
     with pytest.raises(
-        AttributeError, match=re.escape(f"for Celery's {name} there is {CELERY_EQUIVALENTS[name]} (guide")
+        AttributeError,
+        match=re.escape(f"for Celery's {name} there is {CELERY_EQUIVALENTS[name]} (see docs/guide"),
     ):
         getattr(job, name)
     with pytest.raises(AttributeError, match=r"^'CurrentJob' object has no attribute 'colour'$"):

@@ -7,12 +7,14 @@ local CAUSES_KEPT = 90 * 86400000 -- ms after the last death: then a look at the
 local function add_dead(letters, message, document, cause)
   if cause == '' then return redis.call('XADD', letters, '*', 'job', message, 'document', document) end
   local causes = letters .. ':causes'
-  if redis.call('HEXISTS', causes, 'count ' .. cause) == 0 and redis.call('HLEN', causes) >= 3 * MOST_CAUSES then
+  local is_known = redis.call('HEXISTS', causes, 'count ' .. cause) == 1
+  if not is_known and redis.call('HLEN', causes) >= 3 * MOST_CAUSES then
     cause = 'others'
+    is_known = redis.call('HEXISTS', causes, 'count others') == 1
   end
   local entry = redis.call('XADD', letters, '*', 'job', message, 'document', document, 'cause', cause)
   redis.call('HINCRBY', causes, 'count ' .. cause, 1)
-  redis.call('HSETNX', causes, 'first ' .. cause, entry)
+  if not is_known then redis.call('HSET', causes, 'first ' .. cause, entry) end
   redis.call('HSET', causes, 'last ' .. cause, entry)
   redis.call('PEXPIRE', causes, CAUSES_KEPT)
   return entry
