@@ -23,6 +23,7 @@ from celery5.errors import (
     BrokerUnsupported,
     UnreadableReply,
 )
+from celery5.protocol.health.server_memory import MORE_MEMORY
 from celery5.protocol.masking import MAX_ERROR_LENGTH, collapse_whitespace, escape_text, get_error_text
 
 # Redis 6.2 wraps the error of a command inside a script; later servers return it as it is.
@@ -133,6 +134,17 @@ def translate_reply(text: str, *, where: str, script: Script | None = None) -> B
         return BrokerDenied(f"broker {where} refuses the login: {rest}")
     if code == "ERR" and rest.startswith("max number of clients"):
         return BrokerUnavailable(f"broker {where} has no connection left ({rest}); raise its maxclients")
+    return _make_other(text, code=code, where=where)
+
+
+def _make_other(text: str, *, code: str, where: str) -> BrokerReplied:
+    """Return the error for a reply that has no class of its own."""
+    if code == "OOM":
+        return BrokerReplied(
+            f"broker {where} takes no writes, since its memory is full ({text}): {MORE_MEMORY}. "
+            "What was refused was not stored: send it again then",
+            code=code,
+        )
     return BrokerReplied(f"broker {where} answered: {text}", code=code)
 
 

@@ -1,6 +1,7 @@
 """Read what `celery5 doctor` checks of a broker. `protocol/health/broker_diagnosis.py` judges it."""
 
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from celery5.broker.call import Call
@@ -13,6 +14,7 @@ from celery5.broker.timing import Timing
 from celery5.errors import BrokerDenied, BrokerError, BrokerReplied
 from celery5.protocol.health import broker_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
+from celery5.protocol.health.server_memory import read_server_memory
 from celery5.protocol.job.job import new_id
 
 T = TypeVar("T")
@@ -32,10 +34,14 @@ MAX_SCANS = 50
 class BrokerChecks:
     """The checks of one broker, for one application."""
 
-    def __init__(self, endpoint: Endpoint, keys: Keys, queue: str) -> None:
+    def __init__(
+        self, endpoint: Endpoint, keys: Keys, queue: str, *, find_filling: Callable[[], str] = str
+    ) -> None:
         self._endpoint = endpoint
         self._keys = keys
         self._queue = queue
+        # Says what takes the most of the server's memory.
+        self._find_filling = find_filling
         self._redis = BlockingRedis(endpoint, timing=CHECK_TIMING, max_connections=4)
         self._info: dict[str, str] | None = None
         self._config: dict[str, str] | None = None
@@ -56,7 +62,9 @@ class BrokerChecks:
 
     def check_memory(self) -> Finding:
         """Check what the server does when its memory is full."""
-        return broker_diagnosis.diagnose_eviction(self._get_info(), self._get_config())
+        memory = read_server_memory("", self._get_info())
+        filled_by = self._find_filling() if memory is not None and memory.is_almost_full else ""
+        return broker_diagnosis.diagnose_eviction(self._get_info(), self._get_config(), filled_by)
 
     def check_clock(self) -> Finding:
         """Check how far the clocks of the server and of this host are apart."""

@@ -16,6 +16,7 @@ from celery5.errors import CeleryError
 from celery5.protocol.health import host_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.masking import get_error_text
+from celery5.protocol.observability.storage import describe_filling
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -57,7 +58,12 @@ def get_checks(app: "App", *, root: Path = Path("/")) -> list[DoctorCheck]:
 
 
 def _make_broker_checks(app: "App", name: str) -> BrokerChecks:
-    return BrokerChecks(app.brokers.get(name).endpoint, Keys(app.name), app.settings.default_queue)
+    return BrokerChecks(
+        app.brokers.get(name).endpoint,
+        Keys(app.name),
+        app.settings.default_queue,
+        find_filling=lambda: describe_filling(app.metrics.storage(), name),
+    )
 
 
 def _list_broker_checks(broker: BrokerChecks, suffix: str = "") -> list[DoctorCheck]:

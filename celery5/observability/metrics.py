@@ -232,34 +232,35 @@ class Metrics:
             BrokerError: No broker can be reached.
             Misconfigured: `since` is out of range.
         """
-        return run_blocking(self._overview.read(BlockingConnections(self._app.connections), since))
+        return run_blocking(
+            self._overview.read(BlockingConnections(self._app.connections), self._get_blocking_driver, since)
+        )
 
     async def aoverview(self, *, since: float = HOUR) -> Overview:
         """`overview`, from Trio or asyncio."""
-        return await self._overview.read(self._app.connections, since)
+        return await self._overview.read(self._app.connections, self._get_async_driver, since)
 
     def storage(self) -> Storage:
         """Return what Redis holds for the application: servers, queues, streams, history. For plain Python.
 
-        Bytes are estimates from a few entries of each key; nothing is scanned. Of queues the 200 with the most entries
-        are measured. A broker that is unreachable is named, and the others are shown.
+        Bytes are estimates from a few entries of each key, those of results from a sample of at most 10,000 keys. Of
+        queues the 200 with the most entries are measured. A broker that is unreachable is named, and the others are
+        shown.
 
         Raises:
             BrokerError: No broker can be reached.
         """
-
-        async def get_driver(broker: str) -> AsyncDriver:
-            return await BlockingConnections(self._app.brokers.get(broker)).get_async_driver()
-
-        return run_blocking(read_storage(self._app, get_driver))
+        return run_blocking(read_storage(self._app, self._get_blocking_driver))
 
     async def astorage(self) -> Storage:
         """`storage`, from Trio or asyncio."""
+        return await read_storage(self._app, self._get_async_driver)
 
-        async def get_driver(broker: str) -> AsyncDriver:
-            return await self._app.brokers.get(broker).get_async_driver()
+    async def _get_blocking_driver(self, broker: str) -> AsyncDriver:
+        return await BlockingConnections(self._app.brokers.get(broker)).get_async_driver()
 
-        return await read_storage(self._app, get_driver)
+    async def _get_async_driver(self, broker: str) -> AsyncDriver:
+        return await self._app.brokers.get(broker).get_async_driver()
 
     def totals(self) -> list[MetricFamily]:
         """Return the metrics of the whole cluster, as `/metrics/cluster` has them. For plain Python."""

@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from celery5.application import Application
 from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import observability as calls
@@ -16,7 +18,9 @@ from celery5.errors import Misconfigured
 from celery5.observability.failure_onsets import FailureOnsetReader
 from celery5.observability.recent_history import RecentHistoryReader
 from celery5.observability.shown_values import mask_text
+from celery5.observability.storage import GetDriver, read_memory, read_storage
 from celery5.protocol.commands.definitions import get_inbox_name
+from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.job.dead_letters import make_dead_job
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.overview import (
@@ -51,6 +55,7 @@ from celery5.protocol.observability.rollup import (
     MINUTE,
     STALE_AFTER,
 )
+from celery5.protocol.observability.storage import describe_filling
 from celery5.protocol.scheduling.periodic import decode_schedule
 from celery5.results.job_details import AppState, read_app_state
 
@@ -74,6 +79,8 @@ DEAD_READ = 5
 """Dead letters that are read of each."""
 DEAD_KEPT = 30.0
 """Seconds for which they count, unless the number of dead letters changes."""
+FILLED_KEPT = 30.0
+"""Seconds for which it counts what fills a server that is almost full."""
 MAX_SCHEDULE_QUEUES = 20
 """Queues whose schedules are read."""
 MAX_DUE = 10
@@ -125,8 +132,11 @@ class OverviewReader:
         self._processes: dict[str, ProcessNews] = {}
         self._last_report: str = ""
         self._dead: dict[str, DeadNews] = {}
+        # What fills each server that is almost full, and when that was read.
+        self._filled_by: dict[str, str] = {}
+        self._filled_at = 0.0
 
-    async def read(self, connections: AwaitableConnections, since: float) -> Overview:
+    async def read(self, connections: AwaitableConnections, get_driver: GetDriver, since: float) -> Overview:
         """Return the overview. Raises BrokerError when no broker can be reached, Misconfigured for a wrong time."""
         if not MINUTE <= since <= MAX_SINCE:
             raise Misconfigured(f"since is {since!r}: give seconds, {MINUTE} to {MAX_SINCE}")
@@ -149,6 +159,7 @@ class OverviewReader:
                 histories, earlier = {}, {}
             errors = await self._read_last_errors(redis, state, now)
             schedules = await self._read_schedules(redis, now)
+            memory = await self._read_memory(get_driver, now)
         return self._assemble(
             state,
             histories,
@@ -156,6 +167,7 @@ class OverviewReader:
             since=now - since,
             tasks=make_task_overviews(histories, errors, now, earlier),
             schedules=schedules,
+            memory=memory,
             unreachable=tuple(
                 UnreachableBroker(broker, get_error_text(error)) for broker, error in unreachable.items()
             ),
@@ -170,6 +182,7 @@ class OverviewReader:
         since: float,
         tasks: Sequence[TaskOverview],
         schedules: tuple[DueSchedule, ...],
+        memory: tuple[ServerMemory, ...],
         unreachable: tuple[UnreachableBroker, ...],
     ) -> Overview:
         queues = [_make_queue(queue, histories.get(queue.queue), now) for queue in state.queues.values()]
@@ -193,6 +206,7 @@ class OverviewReader:
             schedules=schedules,
             starts=group_starts(at for at in starts if at),
             unreachable=unreachable,
+            memory=memory,
             left_out=left_out,
         )
 
@@ -294,6 +308,20 @@ class OverviewReader:
                 if task not in last or last[task].at < error.at:
                     last[task] = error
         return last
+
+    async def _read_memory(self, get_driver: GetDriver, now: float) -> tuple[ServerMemory, ...]:
+        """Return how full the servers are, and what fills those that are almost full."""
+        memories = await read_memory(self._app, get_driver)
+        if any(memory.is_almost_full for memory in memories) and now - self._filled_at > FILLED_KEPT:
+            storage = await read_storage(self._app, get_driver)
+            self._filled_by = {name: describe_filling(storage, name) for name in self._app.brokers.names}
+            self._filled_at = now
+        return tuple(
+            replace(memory, filled_by=self._filled_by.get(memory.broker, ""))
+            if memory.is_almost_full
+            else memory
+            for memory in memories
+        )
 
     async def _read_schedules(self, redis: AsyncDriver, now: float) -> tuple[DueSchedule, ...]:
         """Return the schedules that fire next."""

@@ -1,6 +1,6 @@
 """Read what Redis holds for an application: each server, and what the queues, the streams and the history take."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from celery5.application import Application
@@ -13,6 +13,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.broker.routing.unreachable import UNREACHABLE
 from celery5.errors import BrokerDenied, BrokerError, BrokerReplied
+from celery5.protocol.health.server_memory import ServerMemory, read_server_memory
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.rollup import CLUSTER
 from celery5.protocol.observability.storage import (
@@ -32,6 +33,12 @@ MAX_STREAMS = 50
 """Streams that are measured."""
 MAX_PARTITIONS = 16
 """Partitions of a stream whose bytes are measured; the others are taken to be alike."""
+MAX_SCANS = 10
+"""Round trips in which keys are looked at, to find results; with more keys the others are taken to be alike."""
+KEYS_PER_SCAN = 1000
+"""Keys that the server looks at in one of them."""
+MAX_RESULTS = 200
+"""Results whose bytes are measured; the others are taken to be alike."""
 CALLS_AT_ONCE = 500
 """Calls in one trip: other clients are served between two."""
 
@@ -53,7 +60,8 @@ class BrokerStorage(NamedTuple):
 async def read_storage(app: Application, get_driver: GetDriver) -> Storage:
     """Return what all brokers hold. A broker that is unreachable is named, and the others are shown.
 
-    The keyspace is not scanned: what single jobs and runs store (results, progress) is in the counts of servers alone.
+    Results are estimated from at most 10,000 keys, of which the bytes of 200 are measured. What else single jobs and
+    runs store (progress, windows) is in the counts of servers alone.
 
     Raises:
         BrokerError: No broker can be reached.
@@ -61,10 +69,12 @@ async def read_storage(app: Application, get_driver: GetDriver) -> Storage:
     found: list[BrokerStorage] = []
     error: BrokerError | None = None
     others: dict[str, int | None] = {}
+    results: dict[str, int | None] = {}
     for name in app.brokers.names:  # bound: the brokers of the settings
         try:
             redis = await get_driver(name)
             found.append(await _read_broker(app, redis, name))
+            results[name] = await _estimate_results(app, redis, found[-1].server.keys)
             if not others:  # what belongs to no queue is on the default broker, the first one
                 others = await _measure_others(app, redis, [row.queue for row in found[0].queues])
         except UNREACHABLE as reason:
@@ -77,7 +87,8 @@ async def read_storage(app: Application, get_driver: GetDriver) -> Storage:
         servers=tuple(one.server for one in found),
         queues=tuple(queues[:MAX_QUEUES]),
         streams=tuple(row for one in found for row in one.streams),
-        others=others,
+        others=others | ({"results": _add_known(results.values())} if others else {}),
+        results=results,
         queues_left_out=sum(one.queues_left_out for one in found) + max(len(queues) - MAX_QUEUES, 0),
         streams_left_out=sum(one.streams_left_out for one in found),
     )
@@ -207,6 +218,47 @@ async def _measure_others(
     }
     measured = {name: await _measure_keys(redis, wanted) for name, wanted in named.items()}
     return {name: None if sizes is None else sum(sizes) for name, sizes in measured.items()}
+
+
+async def _estimate_results(app: Application, redis: AsyncDriver, key_count: int) -> int | None:
+    """Return the bytes of all results on a server with so many keys; None where it does not say."""
+    found, cursor, looked_at = set[str](), 0, 0
+    try:
+        for _ in range(MAX_SCANS):
+            cursor, names = await redis.perform(
+                health_calls.scan_keys(cursor, f"{app.keys.pattern}:result:*", count=KEYS_PER_SCAN)
+            )
+            found.update(name for name in names if app.keys.owns(name))
+            looked_at += KEYS_PER_SCAN
+            if not cursor:
+                break
+    except (BrokerDenied, BrokerReplied):
+        return None
+    measured = await _measure_keys(redis, sorted(found)[:MAX_RESULTS])
+    if measured is None:
+        return None
+    # The order of SCAN is that of hashes, so the first keys are like all others.
+    count = len(found) * max(key_count, looked_at) // looked_at if cursor else len(found)
+    return sum(measured) * count // len(measured) if measured else 0
+
+
+def _add_known(sizes: Iterable[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
+
+
+async def read_memory(app: Application, get_driver: GetDriver) -> list[ServerMemory]:
+    """Return how full the server of each broker is; one that is unreachable, or does not say, is missing."""
+    found: list[ServerMemory] = []
+    for name in app.brokers.names:
+        try:
+            info = await _perform_if_permitted(await get_driver(name), health_calls.get_memory_info())
+        except UNREACHABLE:
+            continue
+        memory = read_server_memory(name, info or {})
+        if memory is not None:
+            found.append(memory)
+    return found
 
 
 async def _measure_keys(redis: AsyncDriver, keys: Sequence[str]) -> list[int] | None:

@@ -21,6 +21,7 @@ import trio
 from celery5.health.event_loop import LoopBlocks
 from celery5.health.machine import used_memory
 from celery5.logs.fence import FENCE
+from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.ended_jobs import EndedJobs
 from celery5.protocol.observability.families import Merge, MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.job_tally import JobTally
@@ -73,7 +74,9 @@ class ProcessStatus:
         self.lag = 0.0
         self.loop = LoopBlocks()
         self.depths: dict[str, QueueDepth] = {}
+        self.memory: dict[str, ServerMemory] = {}
         self.timers: dict[str, TimerCounts] = {}
+        self._waits_for = ""
         self._sources: Sequence[StatusSource] = ()
         self._started_at = time.time()
         self._incarnations: dict[str, ProcessStatus] = {}
@@ -101,7 +104,18 @@ class ProcessStatus:
 
     def mark_starting(self, worker: str) -> None:
         """Note that another incarnation starts."""
-        self.worker, self.phase = worker, "starting"
+        self.worker, self.phase, self._waits_for = worker, "starting", ""
+
+    def mark_waiting(self, why: str) -> None:
+        """Note why the next incarnation does not start yet."""
+        self._waits_for = why
+
+    def set_memory(self, broker: str, memory: ServerMemory | None) -> None:
+        """Set how full the memory of a broker's server is; None: not known."""
+        if memory is None:
+            self.memory.pop(broker, None)
+        else:
+            self.memory[broker] = memory
 
     def mark_up(self, sources: Sequence[StatusSource]) -> None:
         """Note that this incarnation is up; `sources` report its status."""
@@ -132,7 +146,11 @@ class ProcessStatus:
 
         While the event loop is `blocked`, another thread calls this; then nothing that belongs to the loop is read.
         """
-        conditions = {"boot": "" if self.phase == "up" else _NOT_UP[self.phase]}
+        waits_for = f": {self._waits_for}" if self._waits_for else ""
+        conditions = {"boot": "" if self.phase == "up" else f"{_NOT_UP[self.phase]}{waits_for}"}
+        for broker, memory in self.memory.copy().items():
+            if memory.is_full:
+                conditions[f"memory of {broker}"] = memory.describe()
         if blocked:
             block = self.loop.current
             conditions |= {"loop": "" if block is None else block.why}

@@ -83,6 +83,11 @@ def get_server_info() -> Call[dict[str, str]]:
     return Call(("INFO",), _fields, repeatable=True)
 
 
+def get_memory_info() -> Call[dict[str, str]]:
+    """Return what the server's INFO says of its memory."""
+    return Call(("INFO", "memory"), _fields, repeatable=True)
+
+
 def get_parameter(name: str) -> Call[str | None]:
     """Return one parameter of the server; None where it has none of that name."""
     return Call(("CONFIG", "GET", name), _parameter, repeatable=True)

@@ -144,6 +144,9 @@ def _draw_head(reading: Reading, age: float, width: int) -> list[Line]:
     for broker in overview.unreachable if overview else ():
         text = f"broker {broker.broker} cannot be reached, what is there is not shown: {broker.error}"
         lines.append(((to_one_line(text), "bad"),))
+    for memory in overview.memory if overview else ():
+        if text := memory.describe():
+            lines.append(((to_one_line(f"memory of broker {memory.broker}: {text}"), "bad"),))
     return lines[:6]
 
 

@@ -122,6 +122,7 @@ async def run_incarnations(
             reason, is_refused = _format_first(errors), any(map(_is_refused, _leaves(errors)))
             hint = {"hint": _CORRUPT_KEY} if any(map(is_key_corrupt, _leaves(errors))) else {}
             log.event(events.restarted, "error", name=own_name, why=reason, **hint)
+            process_status.mark_waiting(reason if is_refused else "")
             if on_unreachable is not None and not status.is_started:
                 on_unreachable(BrokerUnavailable(reason))
                 on_unreachable = _ignore

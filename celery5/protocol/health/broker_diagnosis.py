@@ -9,6 +9,9 @@ from statistics import median
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
+
+from celery5.protocol.health.server_memory import MORE_MEMORY, read_server_memory
 
 FindingState = Literal["ok", "warn", "fail"]
 
@@ -20,7 +23,6 @@ SLOW_MEDIAN, SLOW_WORST = 0.01, 0.25
 """Seconds that pings may take, in the median and at worst."""
 UNUSABLE_MEDIAN = 1.0
 """Seconds of a median ping with which a broker is of no use."""
-ALMOST_FULL = 0.9
 _CHANNEL_REFUSAL, _KEY_REFUSAL = re.compile(r"publish to|channel"), re.compile(r"access")
 """What the server answers when a command is permitted, but not on this channel or key."""
 # Never a rule for the user that has asked: it may be one of a role that may less on purpose, or another application's.
@@ -143,23 +145,28 @@ def _diagnose_appendfsync(appendfsync: str) -> Finding:
     return Finding("persistence", "ok", f"appendonly yes{detail}")
 
 
-def diagnose_eviction(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
-    """Diagnose whether the server evicts jobs when its memory is full, and how full it is."""
+def diagnose_eviction(
+    info: Mapping[str, str], config: Mapping[str, str] | None, filled_by: str = ""
+) -> Finding:
+    """Diagnose whether the server evicts jobs when its memory is full, and how full it is.
+
+    Args:
+        info: Its `INFO`.
+        config: Its parameters; None where they cannot be read.
+        filled_by: What takes the most of its memory, in words; '' for not known.
+    """
     policy = (config or {}).get("maxmemory-policy") or info.get("maxmemory_policy", "")
-    maximum, used = _number(info.get("maxmemory")), _number(info.get("used_memory"))
-    usage = f", {used / maximum:.0%} of maxmemory used" if maximum else ""
+    memory = read_server_memory("", info, policy)
+    usage = f", {memory.share:.0%} of maxmemory used" if memory is not None and memory.limit else ""
     if not policy:
         return Finding("memory", "warn", "maxmemory-policy cannot be read", "make sure that it is noeviction")
+    if memory is not None and memory.is_full:
+        return Finding("memory", "fail", replace(memory, filled_by=filled_by).describe(), MORE_MEMORY)
     if policy != "noeviction":
         remedy = "CONFIG SET maxmemory-policy noeviction, and say so in redis.conf"
         return Finding("memory", "fail", f"{policy}: jobs are thrown away when memory is full{usage}", remedy)
-    if maximum and used >= maximum:
-        remedy = "CONFIG SET maxmemory to more than used_memory, if the host has it, and say so in redis.conf"
-        return Finding("memory", "fail", f"full, nothing more is stored: noeviction{usage}", remedy)
-    if maximum and used > maximum * ALMOST_FULL:
-        return Finding(
-            "memory", "warn", f"noeviction{usage}", "raise maxmemory, or see what fills the queues"
-        )
+    if memory is not None and memory.is_almost_full:
+        return Finding("memory", "warn", replace(memory, filled_by=filled_by).describe(), MORE_MEMORY)
     return Finding("memory", "ok", f"noeviction{usage}")
 
 
@@ -230,10 +237,6 @@ def diagnose_keys(
         remedy = f"leave them, they take memory only, and report it; {LOOK_AT_KEY}"
         return Finding("keys", "warn", summary, remedy)
     return Finding("keys", "ok", f"each has an owner or a time to live ({scope})")
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
 
 
 def _join_names(names: Sequence[str]) -> str:

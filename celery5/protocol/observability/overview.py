@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.rollup import MINUTE
 
 RATE_MINUTES = 3
@@ -226,6 +227,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     # When the processes started that live now, the last ones first.
     starts: tuple[ProcessStarts, ...] = ()
     unreachable: tuple[UnreachableBroker, ...] = ()
+    # How full the servers are; of one that is almost full, with what fills it.
+    memory: tuple[ServerMemory, ...] = ()
     left_out: LeftOut = LeftOut()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.health.broker_diagnosis import (
     Finding,
     describe_server,
@@ -90,6 +91,8 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     # Bytes of the history of metrics, of the audit trail, and of what else belongs to no queue; None where the server
     # does not say.
     others: dict[str, int | None] = {}
+    # Bytes of the results of jobs, by broker: an estimate from a sample; None where the server does not say.
+    results: dict[str, int | None] = {}
     # Queues and streams that are not shown.
     queues_left_out: int = 0
     streams_left_out: int = 0
@@ -126,6 +129,25 @@ def describe_storage(
         memory=diagnose_eviction(info, config),
         persistence=diagnose_persistence(info, config),
     )
+
+
+MAX_FILLING = 3
+"""Things that are named of what fills a server."""
+
+
+def describe_filling(storage: Storage, broker: str) -> str:
+    """Return what takes the most of a server's memory, in words; '' where nothing is known."""
+    sizes = {f"queue {row.queue}": row.total_bytes or 0 for row in storage.queues if row.broker == broker}
+    sizes |= {f"stream {row.stream}": row.total_bytes or 0 for row in storage.streams if row.broker == broker}
+    sizes["results"] = storage.results.get(broker) or 0
+    if storage.servers and storage.servers[0].broker == broker:  # the default broker
+        sizes |= {
+            f"history of {name}" if name in ("metrics", "jobs") else name: size or 0
+            for name, size in storage.others.items()
+            if name != "results"
+        }
+    largest = sorted(((size, name) for name, size in sizes.items() if size), reverse=True)[:MAX_FILLING]
+    return ", ".join(f"{name} {format_bytes(size)}" for size, name in largest)
 
 
 def estimate_bytes(measured: int, measured_records: int, records: int) -> int:

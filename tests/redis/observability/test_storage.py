@@ -49,7 +49,7 @@ async def test_each_queue_is_measured_and_the_largest_comes_first(app: App, colo
     assert server.keys > 0
     assert server.version.startswith(("valkey ", "redis "))
     assert server.memory is not None
-    assert set(found.others) == {"metrics", "jobs", "audit", "subscriptions"}
+    assert set(found.others) == {"metrics", "jobs", "audit", "subscriptions", "results"}
 
 
 async def test_streams_of_many_partitions_are_estimated(app: App) -> None:
@@ -77,7 +77,7 @@ async def test_of_many_queues_those_with_the_most_entries_are_measured(
 def test_an_application_without_anything_holds_nothing(app: App) -> None:
     found = app.metrics.storage()
     assert (found.queues, found.streams, found.queues_left_out) == ((), (), 0)
-    assert found.others == {"metrics": 0, "jobs": 0, "audit": 0, "subscriptions": 0}
+    assert found.others == {"metrics": 0, "jobs": 0, "audit": 0, "subscriptions": 0, "results": 0}
 
 
 @pytest.fixture
