@@ -13,8 +13,9 @@ import msgspec
 from markupsafe import Markup
 
 from celery5.protocol.byte_counts import format_bytes
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.masking import escape_text
+from celery5.protocol.observability import overview
 
 MAX_ODD_VALUE = 40
 """Characters of a value that is no number, time or size although it should be."""
@@ -36,9 +37,7 @@ def format_span(seconds: float | None) -> str:
 
 def format_share(share: float | None) -> str:
     """Return a share in per cent."""
-    if share is None:
-        return NONE
-    return f"{share * 100:.3g} %"
+    return NONE if share is None else overview.format_share(share)
 
 
 def format_moment(seconds: float | None) -> Markup:
@@ -46,11 +45,10 @@ def format_moment(seconds: float | None) -> Markup:
     if not seconds:
         return Markup(NONE)
     moment = datetime.fromtimestamp(seconds, UTC)
-    away = time.time() - seconds
-    span = format_duration(float(round(abs(away))))  # nobody needs tenths of a second here
-    words = f"{span} ago" if away >= 0 else f"in {span}"
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        moment.isoformat(timespec="milliseconds"), moment.strftime("%Y-%m-%d %H:%M:%S UTC"), words
+    return Markup('<time data-age datetime="{}" title="{}">{}</time>').format(
+        moment.isoformat(timespec="milliseconds"),
+        moment.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        format_age(seconds, time.time()),
     )
 
 
@@ -58,6 +56,11 @@ def format_clock(seconds: float) -> str:
     """Return a time of the clock, in UTC; with the day if it is not within half a day."""
     pattern = "%H:%M UTC" if abs(time.time() - seconds) < 43_200 else "%Y-%m-%d %H:%M UTC"
     return datetime.fromtimestamp(seconds, UTC).strftime(pattern)
+
+
+def format_time(seconds: float) -> str:
+    """Return a time of this day, to the second, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S UTC")
 
 
 def encode_json(value: Any) -> bytes:
@@ -124,6 +127,7 @@ _FILTERS: Mapping[str, Callable[[Any], Any]] = {
     "size": format_bytes,
     "moment": format_moment,
     "clock": format_clock,
+    "time": format_time,
     "json": format_json,
     "value": format_value,
     "urlencode": encode_name,

@@ -1,5 +1,6 @@
 """Serve the pages: HTML that reads without scripts, and forms for everything that can be done."""
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,7 @@ class Site:
             form_key_name=FORM_KEY,
             nonce=state.nonce,
             notice=notice,
+            made_at=round(time.time(), 3),
             static=root + self._static.path,
             version=celery5.__version__,
             operations=OPERATIONS,

@@ -1,6 +1,7 @@
 """The dashboard in a real browser: every page, every kind of action, without scripts, by keyboard, small and dark."""
 
 import os
+import re
 from importlib.resources import files
 from typing import Any
 
@@ -9,6 +10,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from celery5.protocol.durations import format_age
 from tests.browser.conftest import Site, Window, until
 
 PAGES = {
@@ -195,3 +197,46 @@ def test_a_broker_that_is_killed_is_said_so_and_the_page_heals_by_itself(window:
     site.server.revive()
     window.until_text("money")
     until(lambda: window.driver.find_element(By.ID, "live").text == "", "it has healed")
+
+
+AGES = [0.0, 0.6, 1.0, 29.5, 59.9, 60.0, 90.0, 150.0, 7100.0, 7199.0, 7500.0, 172_700.0, 172_800.0, 3e7]
+
+
+def test_ages_go_on_without_a_refresh_by_the_rule_of_python(window: Window) -> None:
+    window.open("/shop/dead/jobs")
+    at = float(window.find("main").get_attribute("data-at") or 0)
+    shown = window.driver.execute_async_script(
+        """
+        const [path, now, ages, done] = arguments;
+        import(path).then(({ formatAge }) =>
+          done(ages.flatMap((age) => [formatAge(now - age, now), formatAge(now + age, now)])));
+        """,
+        f"{(window.find('script[type=module]').get_attribute('src') or '').rsplit('/', 1)[0]}/ages.js",
+        1.75e9,
+        AGES,
+    )
+    assert shown == [format_age(1.75e9 - sign * age, 1.75e9) for age in AGES for sign in (1, -1)]
+    age = window.find("main time[data-age]")
+    window.driver.execute_script(
+        "arguments[0].dateTime = new Date((arguments[1] - 7) * 1000).toISOString()", age, at
+    )
+    until(lambda: re.fullmatch(r"(?:[89]|\d\d) s ago", age.text), lambda: age.text)
+
+
+def test_times_are_in_utc_whatever_the_zone_of_the_browser(window: Window) -> None:
+    window.command("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Tokyo"})
+    try:
+        window.open("/shop/queues/money")
+        until(lambda: window.find_all("figure.chart .u-legend"), "a chart")
+        legend = "return document.querySelector('.u-legend').textContent"
+        window.driver.execute_script(
+            """
+            const over = document.querySelector('.u-over'), box = over.getBoundingClientRect();
+            const place = {bubbles: true, clientX: box.right - 2, clientY: box.top + 9};
+            over.dispatchEvent(new MouseEvent('mousemove', place));
+            """
+        )
+        until(lambda: "UTC" in window.driver.execute_script(legend), "the legend names the zone")
+        assert "Times are in UTC" in window.text
+    finally:
+        window.command("Emulation.setTimezoneOverride", {"timezoneId": ""})

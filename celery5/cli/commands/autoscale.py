@@ -9,7 +9,7 @@ import click
 from celery5.broker.calls.scaling import get_scaling
 from celery5.cli.terminal.output import echo, format_fields, format_time, to_json
 from celery5.cli.terminal.target import Target
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age, format_duration
 from celery5.scaling.strategies import is_scaled
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def format_scaling(scaling: "Scaling", schedulers: Collection[str]) -> dict[str,
     if scaling.unseen:
         fields["not seen"] = f"broker {', '.join(scaling.unseen)}: nothing becomes less meanwhile"
     decided_by = scaling.by if schedulers else f"{scaling.by}; no Scheduler is running: nothing is scaled now"
-    return {**fields, "decided": f"{format_duration(max(0.0, time.time() - scaling.at))} ago by {decided_by}"}
+    now = time.time()
+    return {**fields, "decided": f"{format_age(min(scaling.at, now), now)} by {decided_by}"}
 
 
 _UNSCALED = "nothing is scaled: it takes the setting autoscale or prioritise, and a Scheduler: celery5 scheduler start"

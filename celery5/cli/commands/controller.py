@@ -17,7 +17,7 @@ from celery5.cli.terminal.output import echo, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
 from celery5.protocol.commands.definitions import MEMBERS, RESTART, SHUTDOWN
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age, format_duration
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -348,9 +348,7 @@ def _format_members(reply: "Reply") -> str:
             "for": "" if member["for"] is None else format_duration(member["for"]),
             "died": member["deaths"],
             "restarts": member["restarts"],
-            "reported": ""
-            if member["status_age"] is None
-            else f"{format_duration(member['status_age'])} ago",
+            "reported": "" if member["status_age"] is None else format_age(0.0, member["status_age"]),
             "status": member["trouble"] or member["status"],
         }
         for member in reply.answer["members"]

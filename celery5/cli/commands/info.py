@@ -16,7 +16,7 @@ from celery5.cli.terminal.output import echo, format_cell, format_fields, format
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
 from celery5.observability.alerts import summarize_alerts
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.masking import get_error_text
 
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
             "queue": queue.queue,
             "backlog": queue.backlog,
             "waiting": queue.waiting,
-            "oldest": "" if queue.oldest_waiting is None else f"{format_duration(queue.oldest_waiting)} ago",
+            "oldest": "" if queue.oldest_waiting is None else format_age(0.0, queue.oldest_waiting),
             "running": queue.running,
             "held": queue.held,
             "scheduled": queue.scheduled,
             "next due": "" if queue.next_due is None else f"in {format_duration(queue.next_due)}",
             "dead": queue.dead,
-            "oldest dead": "" if queue.oldest_dead is None else f"{format_duration(queue.oldest_dead)} ago",
+            "oldest dead": "" if queue.oldest_dead is None else format_age(0.0, queue.oldest_dead),
             "keys": queue.keys,
             "workers": sum(worker.alive for worker in queue.workers),
             "paused": "yes" if queue.paused else "",

@@ -9,7 +9,7 @@ from celery5.cli.terminal.errors import skip_unreachable
 from celery5.cli.terminal.output import echo, format_cell, format_table, format_time, to_json
 from celery5.cli.terminal.target import Target
 from celery5.errors import Misconfigured
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age
 from celery5.protocol.text_values import COUNT
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def format_suspension(limits: "TaskLimits | None", now: float) -> str:
     if limits is None or not limits.suspended:
         return ""
     start = limits.suspended_since
-    since = f"since {format_time(start)} ({format_duration(max(0.0, now - start))} ago)"
+    since = f"since {format_time(start)} ({format_age(min(start, now), now)})"
     details = (
         since if format_time(start) else "",
         limits.suspended_by and f"by {limits.suspended_by}",

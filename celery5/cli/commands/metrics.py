@@ -9,6 +9,7 @@ from celery5.cli.terminal.flags import Duration
 from celery5.cli.terminal.output import echo, format_table, to_json
 from celery5.cli.terminal.target import Target
 from celery5.protocol.durations import format_duration
+from celery5.protocol.observability.overview import format_share
 
 if TYPE_CHECKING:
     from celery5.observability.metrics import HistoryPoint, TaskNumbers
@@ -56,7 +57,7 @@ def _make_row(queue: str, task: "TaskNumbers") -> dict[str, object]:
         "queue": queue,
         "task": task.task,
         "attempts": ", ".join(f"{count} {state}" for state, count in sorted(task.counts.items())),
-        "failed": "" if share is None else f"{share:.1%}",
+        "failed": "" if share is None else format_share(share),
         "run p50, p95, p99": _format_percentiles(task.run),
         "wait p50, p95, p99": _format_percentiles(task.wait),
     }

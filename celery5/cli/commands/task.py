@@ -22,7 +22,7 @@ from celery5.cli.terminal.output import (
 )
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.story import explain_awaited_code
 from celery5.protocol.text_values import parse_json_array, parse_json_object
 from celery5.protocol.workflows.member_ids import MemberId, parse_member_id
@@ -263,18 +263,15 @@ def _format_job_progress(details: "JobDetails", now: float) -> str:
     progress = details.progress
     if progress is None:
         return ""
-    ago = format_duration(max(0.0, now - progress.at))
-    return f"{format_progress(progress.done, progress.total, progress.note)} ({ago} ago)"
+    age = format_age(min(progress.at, now), now)
+    return f"{format_progress(progress.done, progress.total, progress.note)} ({age})"
 
 
 def _format_moment(moment: float, now: float) -> str:
     time_text = format_time(moment)
     if not time_text:
         return ""
-    distance = (
-        f"in {format_duration(moment - now)}" if moment > now else f"{format_duration(now - moment)} ago"
-    )
-    return f"{time_text} ({distance})"
+    return f"{time_text} ({format_age(moment, now)})"
 
 
 def _format_failure(failure: "Failure") -> str:

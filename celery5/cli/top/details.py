@@ -8,7 +8,7 @@ from celery5.cli.top.layout import Line
 from celery5.cli.top.readings import ActiveJob, Reading
 from celery5.cli.top.tables import Style, View, make_sparkline
 from celery5.observability.metrics import HistoryPoint
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.dead_letters import DeadJob
 from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.observability.overview import (
@@ -17,6 +17,7 @@ from celery5.protocol.observability.overview import (
     TaskOverview,
     WorkerOverview,
     format_rate,
+    format_share,
     format_span,
 )
 from celery5.protocol.observability.recent import FAILED_STATES
@@ -107,7 +108,7 @@ def _describe_task(
     bars: int,
 ) -> list[Line]:
     since = task.failing_since
-    share = "no attempt has run" if task.failed_share is None else f"{task.failed_share:.1%}"
+    share = "no attempt has run" if task.failed_share is None else format_share(task.failed_share)
     lines = [
         _title(f"task {task.name}"),
         _field("queues", ", ".join(task.queues)),
@@ -115,8 +116,7 @@ def _describe_task(
         _field("failed", f"{task.failed:,} ({share})", "bad" if since is not None else ""),
     ]
     if since is not None:
-        ago = format_span(max(0.0, overview.at - since))
-        lines.append(_field("fails since", f"{format_time(since)} ({ago} ago)", "bad"))
+        lines.append(_field("fails since", f"{format_time(since)} ({format_age(since, overview.at)})", "bad"))
     if task.last_error is not None:
         error = task.last_error
         lines.append(_field("last error", f"{error.type}: {error.message}"))
@@ -146,7 +146,7 @@ def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, n
             _field("ended", f"{worker.ended:,} attempts"),
             _field("loop lag", format_duration(worker.lag)),
             _field("memory", "" if worker.memory is None else format_mib(worker.memory)),
-            _field("report", f"{format_span(worker.reported or 0.0)} ago"),
+            _field("report", format_age(0.0, worker.reported or 0.0)),
         ]
     lines += [(), _title("what runs")]
     if jobs is None:
@@ -159,7 +159,7 @@ def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, n
 
 
 def _describe_group(group: DeadJobGroup, now: float) -> list[Line]:
-    first, last = (f"{format_span(max(0.0, now - died))} ago" for died in (group.first_died, group.last_died))
+    first, last = (format_age(min(died, now), now) for died in (group.first_died, group.last_died))
     lines = [
         _title(f"{group.count:,} dead letters of {group.task or 'unknown tasks'}"),
         _field("group", group.id),
@@ -195,7 +195,7 @@ def _describe_job(job: ActiveJob) -> list[Line]:
 
 
 def _summarize(job: DeadJob, now: float) -> Line:
-    ago = f"{format_span(max(0.0, now - job.died))} ago"
+    ago = format_age(min(job.died, now), now)
     return (
         (f"{ago:>12}  ", "dim"),
         (to_one_line(job.error or job.reason), ""),

@@ -132,7 +132,7 @@ def _scroll(lines: Sequence[Line], scrolled: int, space: int) -> list[Line]:
 def _draw_head(reading: Reading, age: float, width: int) -> list[Line]:
     overview = reading.overview
     name = "celery5 top" if overview is None else to_one_line(overview.app)
-    clock = "" if overview is None else time.strftime("%H:%M:%S", time.localtime(overview.at))
+    clock = "" if overview is None else time.strftime("%H:%M:%SZ", time.gmtime(overview.at))
     lines: list[Line] = [_spread(((name, "bold"),), ((clock, "dim"),), width)]
     if overview is None:
         lines += [()]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from celery5.cli.terminal.output import to_one_line
 from celery5.cli.top.readings import ActiveJob
-from celery5.protocol.durations import format_duration
+from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.job.failure_groups import DeadJobGroup
 from celery5.protocol.observability.overview import (
     Overview,
@@ -15,6 +15,7 @@ from celery5.protocol.observability.overview import (
     TaskOverview,
     WorkerOverview,
     format_rate,
+    format_share,
     format_span,
 )
 from celery5.protocol.process.recycling import format_mib
@@ -183,7 +184,7 @@ def _make_task_row(task: TaskOverview, now: float) -> Row:
         _text(task.name),
         Cell(f"{task.ended_per_minute:,.0f}", "" if task.ended_per_minute else "dim", task.ended_per_minute),
         Cell(
-            "" if share is None else f"{share:.1%}",
+            "" if share is None else format_share(share),
             "bad" if is_failing else "" if share else "dim",
             share or 0.0,
         ),
@@ -263,7 +264,7 @@ def make_dead_table(groups: Sequence[DeadJobGroup] | None, note: str, now: float
                 _text(group.pattern, "dim"),
                 _text(", ".join(group.reasons), "dim"),
                 _text(", ".join(group.queues)),
-                Cell(format_span(max(0.0, now - group.last_died)), "", -group.last_died),
+                Cell(format_age(min(group.last_died, now), now), "", -group.last_died),
             ),
         )
         for group in groups or ()

@@ -29,6 +29,7 @@ function draw(figure) {
     width: Math.max(figure.clientWidth, 240),
     height: HEIGHT,
     legend: { live: true },
+    tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "UTC"),
     scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
     axes: [
       { stroke: ink, grid, incrs: STEPS, values: (_, ticks) => ticks.map((at) => formatTime(at, times)) },
@@ -36,7 +37,7 @@ function draw(figure) {
     ],
     hooks: { draw: [(plot) => drawMarks(plot, JSON.parse(figure.dataset.marks || "[]"), ink)] },
     series: [
-      { label: "time", value: (_, at) => (at === null ? "-" : new Date(at * 1000).toLocaleString()) },
+      { label: "time", value: (_, at) => (at === null ? "-" : formatMoment(at)) },
       ...series.map(([name], index) => ({
         label: name,
         stroke: colours[index % colours.length],
@@ -73,12 +74,15 @@ function drawMarks(plot, marks, colour) {
   ctx.restore();
 }
 
+// Times are in UTC here, as everywhere on the pages, whatever the zone of whoever looks.
 function formatTime(at, times) {
-  const moment = new Date(at * 1000);
-  const pad = (number) => String(number).padStart(2, "0");
-  const clock = `${pad(moment.getHours())}:${pad(moment.getMinutes())}`;
+  const moment = new Date(at * 1000).toISOString();
   const isLong = times[times.length - 1] - times[0] > 2 * 86400;
-  return isLong ? `${moment.getMonth() + 1}/${moment.getDate()} ${clock}` : clock;
+  return isLong ? `${moment.slice(5, 10)} ${moment.slice(11, 16)}` : moment.slice(11, 16);
+}
+
+function formatMoment(at) {
+  return `${new Date(at * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC`;
 }
 
 function format(value) {

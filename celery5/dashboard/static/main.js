@@ -1,4 +1,5 @@
 // Start what scripts add to the pages. Without it each page can be read and used as well.
+import { keepAges } from "./ages.js";
 import { drawCharts } from "./charts.js";
 import { keepFresh } from "./refresh.js";
 import { startBulkSelection } from "./selection.js";
@@ -6,4 +7,8 @@ import { startBulkSelection } from "./selection.js";
 const main = document.getElementById("main");
 drawCharts(main);
 startBulkSelection(document);
-keepFresh(main, () => drawCharts(main));
+const updateAges = keepAges(main);
+keepFresh(main, () => {
+  drawCharts(main);
+  updateAges();
+});

@@ -75,7 +75,7 @@ export function merge(old, next) {
 }
 
 function clock(ms) {
-  return new Date(ms).toLocaleTimeString();
+  return `${new Date(ms).toISOString().slice(11, 19)} UTC`;
 }
 
 function isSameElement(one, other) {

@@ -1,5 +1,6 @@
 """What the overview of an application says, and how it judges queues and tasks by their last minutes."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -388,6 +389,16 @@ def format_rate(per_second: float) -> str:
     if per_second >= 10 or not per_second:
         return f"{per_second:,.0f}/s"
     return f"{per_second:.1f}/s" if per_second >= 0.1 else f"{per_second * 60:.2g}/min"
+
+
+def format_share(share: float) -> str:
+    """Return a share in per cent: `33 %`, and with a tenth near the ends: only none is 0 %, and only all are 100 %."""
+    percent = share * 100
+    if 0 < percent < 1:
+        return f"{percent:.1f} %" if percent >= 0.1 else "under 0.1 %"
+    if 99 < percent < 100:
+        return f"{math.floor(percent * 10) / 10:g} %"
+    return f"{percent:.0f} %"
 
 
 def format_span(seconds: float) -> str:

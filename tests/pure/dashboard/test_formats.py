@@ -1,6 +1,8 @@
 """Formats: each filter shows any value, and anything can be JSON."""
 
 import math
+import re
+import time
 from typing import Any
 
 import hypothesis.strategies as st
@@ -80,3 +82,26 @@ def test_an_answer_of_another_shape_is_none() -> None:
         assert not has_shape(command, Reply(worker="w", ok=True, answer=wrong)), command
     assert has_shape("active", Reply(worker="w", ok=True, answer=[]))
     assert has_shape("stack", Reply(worker="w", ok=False, why="no"))
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        (0.0, "0 %"),
+        (0.00001, "under 0.1 %"),
+        (0.0042, "0.4 %"),
+        (1 / 3, "33 %"),
+        (0.9999, "99.9 %"),
+        (1.0, "100 %"),
+    ],
+)
+def test_only_all_is_shown_as_100_percent_and_only_none_as_0(share: float, shown: str) -> None:
+    assert FILTERS["share"](share) == shown
+
+
+def test_a_time_names_its_zone_and_can_be_kept_going() -> None:
+    shown = FILTERS["moment"](time.time() - 0.2)
+    assert re.fullmatch(
+        r'<time data-age datetime="\S+\+00:00" title="[-\d]+ [:\d]+ UTC">just now</time>', shown
+    )
+    assert FILTERS["time"](1.75e9) == "15:06:40 UTC"

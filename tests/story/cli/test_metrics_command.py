@@ -28,7 +28,7 @@ def test_a_row_has_the_attempts_by_state_the_share_that_fails_and_percentiles() 
         "queue": "slow",
         "task": "pay",
         "attempts": "10 DEAD, 90 SUCCESS",
-        "failed": "10.0%",
+        "failed": "10 %",
         "run p50, p95, p99": "12 ms, 2.5 s, 3 min",
         "wait p50, p95, p99": "",
     }

@@ -113,7 +113,7 @@ def test_keys_lead_through_all_views_and_q_ends_it(desk: Desk) -> None:
         with screen(desk) as shown:
             shown.sees("queue", "default", "slow", "nobody works on it")
             shown.press("2")
-            shown.sees("shop.hopeless", "100.0%", "fails for")
+            shown.sees("shop.hopeless", "100 %", "fails for")
             shown.press("/hopeless\r\r")
             shown.sees("task shop.hopeless", "fails since", "ValueError: never", "the last failures")
             shown.press("3")
