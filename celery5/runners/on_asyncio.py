@@ -16,6 +16,7 @@ from celery5.errors import SoftTimeLimitExceeded
 from celery5.protocol.job.verdict import INTERRUPTED, Outcome
 from celery5.protocol.process.frozen import name_slot
 from celery5.runners.context import isolate_decimal_context
+from celery5.runners.jobs_loop import OWNER, JobsLoop, JobTask, make_loop
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from celery5.runners.running_job import RunningJob
 from celery5.runners.surrounding import surround_call
@@ -175,7 +176,7 @@ class _Loop:
     """The event loop in its thread, and the jobs that run in it."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = make_loop()
         self.jobs: set[_AsyncioJob] = set()
         self.thread = threading.Thread(target=self._serve, name="celery5-asyncio", daemon=True)
         self._ending = False
@@ -313,13 +314,8 @@ class _AsyncioJob:
     def _start(self) -> None:
         slot = self._running_job.slot
         run = self.run() if slot is None else _name_run(slot.number)(self)
-        try:
-            self._task = self._loop.create_task(run)
-        except BaseException as error:  # a job may have set a task factory
-            run.close()
-            self.outcome = get_error_outcome(error)
-            self._wake_waiter()
-            return
+        OWNER.set(self)  # in the context of this job
+        self._task = JobTask(run, loop=self._loop)
         self._task.add_done_callback(self._done)
         if self._is_cancelled:
             self._cancel()
@@ -355,6 +351,8 @@ class _AsyncioJob:
     def _done(self, task: asyncio.Task[None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
+        if isinstance(self._loop, JobsLoop):
+            self._loop.end_job(self)
         self._wake_waiter()
 
 

@@ -89,16 +89,21 @@ async def test_jobs_in_an_asyncio_loop_that_is_lost_have_failed_and_the_next_get
         assert await loop.execute(fine, [], {}, RunningJob()) == Returned(b"1")
 
 
-async def test_a_task_factory_that_breaks_fails_the_next_job_and_not_the_worker(loop: AsyncioRunner) -> None:
+async def test_a_task_factory_that_breaks_is_not_used_for_other_jobs(loop: AsyncioRunner) -> None:
     def factory(_loop: Any, _coroutine: Any, **_more: Any) -> Any:
         raise ZeroDivisionError
 
     async def hostile() -> None:
         asyncio.get_running_loop().set_task_factory(factory)
 
+        await asyncio.create_task(asyncio.sleep(0))
+
+    async def innocent() -> int:
+        return await asyncio.create_task(asyncio.sleep(0, 1))
+
     with trio.fail_after(LIMIT):
-        await loop.execute(hostile, [], {}, RunningJob())
         outcome = await loop.execute(hostile, [], {}, RunningJob())
+        assert await loop.execute(innocent, [], {}, RunningJob()) == Returned(b"1")
     assert isinstance(outcome, Raised)
     assert outcome.failure.type == "ZeroDivisionError"
 

@@ -1,0 +1,104 @@
+"""The asyncio event loop that jobs share: what one of them sets in it, or takes up of it, concerns that job alone."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any, TypeVar, TypeVarTuple
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+OWNER: ContextVar[object] = ContextVar("celery5_asyncio_job", default=None)
+"""The job that code in the loop runs for; None for the runner itself."""
+_TASK_FACTORY: ContextVar[Any] = ContextVar("celery5_task_factory", default=None)
+_EXECUTOR: ContextVar[Executor | None] = ContextVar("celery5_default_executor", default=None)
+
+
+def make_loop() -> asyncio.AbstractEventLoop:
+    """Return a new loop: a JobsLoop, unless the application's own event loop policy makes loops of another class."""
+    loop = asyncio.new_event_loop()
+    if type(loop) is not asyncio.SelectorEventLoop:
+        return loop
+    loop.close()
+    return JobsLoop()
+
+
+class JobTask(asyncio.Task[None]):
+    """The asyncio task of one job. Other jobs cannot cancel it, as one does that cancels `asyncio.all_tasks()`.
+
+    Make it by itself, not by the loop's `create_task`, which asks a task factory of somebody.
+    """
+
+    def __init__(self, coroutine: Any, *, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner = OWNER.get()
+        super().__init__(coroutine, loop=loop)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the task, unless another job asks for it."""
+        return OWNER.get() in (None, self._owner) and super().cancel(msg)
+
+
+class JobsLoop(asyncio.SelectorEventLoop):
+    """A loop whose task factory and default executor, where a job sets them, hold for that job and what it starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared_executor: ThreadPoolExecutor | None = None
+        self._calls: dict[object, set[asyncio.Future[Any]]] = {}
+
+    def set_task_factory(self, factory: Any) -> None:
+        """Set the task factory of the job that calls this."""
+        _TASK_FACTORY.set(factory)
+
+    def get_task_factory(self) -> Any:
+        """Return the task factory of the job that calls this; None without one."""
+        return _TASK_FACTORY.get()
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """Return a new task, made by the factory of the job that calls this."""
+        factory = _TASK_FACTORY.get()
+        if factory is None:
+            return super().create_task(coro, **options)
+        name = options.pop("name", None)
+        task: asyncio.Task[Any] = factory(self, coro, **options)
+        if name is not None and hasattr(task, "set_name"):
+            task.set_name(name)
+        return task
+
+    def set_default_executor(self, executor: Any) -> None:
+        """Set the default executor of the job that calls this."""
+        _EXECUTOR.set(executor)
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Do nothing: the executor belongs to the other jobs, too; and one that a job has set, to that job."""
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts
+    ) -> asyncio.Future[_T]:
+        """Call `func` in an executor, by default in the one that the jobs share."""
+        executor = executor or _EXECUTOR.get()
+        if executor is not None:
+            return super().run_in_executor(executor, func, *args)
+        if self._shared_executor is None:
+            self._shared_executor = ThreadPoolExecutor(thread_name_prefix="celery5-asyncio")
+        future = super().run_in_executor(self._shared_executor, func, *args)
+        calls = self._calls.setdefault(OWNER.get(), set())
+        calls.add(future)
+        future.add_done_callback(calls.discard)
+        return future
+
+    def end_job(self, owner: object) -> None:
+        """Forget a job. Calls that it has left behind keep their executor; the others get a new one."""
+        calls = self._calls.pop(owner, None)
+        if calls and self._shared_executor is not None:
+            self._retire_executor()
+
+    def close(self) -> None:
+        """Close the loop, and let its executor end."""
+        super().close()
+        self._retire_executor()
+
+    def _retire_executor(self) -> None:
+        executor, self._shared_executor = self._shared_executor, None
+        if executor is not None:
+            executor.shutdown(wait=False)
