@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen, Reject, Retry
 from celery5.protocol.job.arguments import encode_value
-from celery5.protocol.job.json_values import SHORT
+from celery5.protocol.job.json_values import REPETITION, SHORT
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.retry_policy import LONGEST, RetryPolicy
 from celery5.protocol.job.tracebacks import can_show_others, format_traceback, get_traceback
@@ -63,7 +63,9 @@ def get_result_outcome(value: Any) -> Returned | PermanentFailure:
     except BaseException as error:
         is_plain = type(error) is TypeError
         why = _get_text(error) if is_plain else f"a result cannot be encoded: {describe_error(error)}"
-        shown = mask_passwords(_get_text(value, SHORT.repr)[:RESULT_LIMIT])
+        # As a dataclass it would show its parts again and again, too.
+        form = object.__repr__ if REPETITION in why else SHORT.repr
+        shown = mask_passwords(_get_text(value, form)[:RESULT_LIMIT])
         text = f"{_escape_surrogates(why)}; the task has returned {shown}, and does not run again by itself"
         return PermanentFailure(
             Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=text[:TEXT_LIMIT])

@@ -178,15 +178,22 @@ def make_plain(value: Any) -> Any:
 
 _ENCODER = msgspec.json.Encoder(enc_hook=to_json)
 _DECODER = msgspec.json.Decoder()
-encode_unchecked = _ENCODER.encode
-"""Return JSON, which may be that of another value: `refuse_changes`, or a comparison with what arrives, must follow."""
 KEPT: frozenset[type[Any]] = frozenset((str, int, bool, float, bytes, type(None)))
 """Classes of values that JSON keeps, but for floats that are not finite: those are written as null."""
 
 
+def encode_unchecked(value: Any) -> bytes:
+    """Return JSON, perhaps of another value: `refuse_changes`, or a comparison with what arrives, must follow.
+
+    Raises one of FAULTS.
+    """
+    refuse_repetition(value)
+    return _ENCODER.encode(value)
+
+
 def encode_json(value: Any) -> bytes:
     """Return JSON. Raises one of FAULTS for a value without a JSON form, and for what JSON would change silently."""
-    encoded = _ENCODER.encode(value)
+    encoded = encode_unchecked(value)
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind in KEPT:
         if kind is float and encoded == b"null":
@@ -198,6 +205,82 @@ def encode_json(value: Any) -> bytes:
     if not equals(_DECODER.decode(encoded), list(value) if kind is tuple else value):
         refuse_changes(value)
     return encoded
+
+
+MAX_REPEATED = 2_000_000
+"""Parts of a value, each time that JSON writes one; 32 characters of a text count as a part. More are refused where
+they are four times what the value really holds: JSON writes a shared part again at each place that refers to it, and
+forty lists, each twice in the next one, have 2^40 of them."""
+_FEW = 5_000
+"""Parts that are counted without asking which are the same."""
+REPETITION = "it refers to the same parts again and again"
+"""Says of a value that its text, too, may have no end: do not ask for its repr."""
+_FLAT = 32
+"""Parts of a value of one level that are not counted at all."""
+
+
+def refuse_repetition(value: Any) -> None:
+    """Raise ValueError when JSON would write the same parts of a value again and again, up to any size."""
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind in KEPT:
+        return
+    if kind is dict or kind is list or kind is tuple:  # the usual ones cost little
+        parts: Any = value.values() if kind is dict else value
+        if len(parts) <= _FLAT and KEPT.issuperset(map(type, parts)):
+            return
+    stack, left = [value], _FEW
+    while stack:
+        item = stack.pop()
+        if type(item) not in KEPT:
+            parts = _get_parts(item)
+            left -= len(parts)
+            stack += parts
+        elif isinstance(item, str | bytes):
+            left -= len(item) >> 5
+        if left < 0:
+            break
+    if left < 0:
+        written, distinct = _count_parts(value)
+        if written > max(MAX_REPEATED, 4 * distinct):
+            raise ValueError(
+                f"{REPETITION}, and JSON would write {float(written):.1g} of them: "
+                "return or pass each part once"
+            )
+
+
+def _count_parts(value: Any) -> tuple[int, int]:
+    """Return how many parts JSON writes of a value, and how many there are. Not recursive: values may be very deep."""
+    sizes: dict[int, int] = {}  # of each part, by its identity; 0 while its own parts are counted
+    kept, stack, distinct = list[Any](), [value], 0
+    while stack:
+        item = stack[-1]
+        size = sizes.get(id(item))
+        if size is None and type(item) in KEPT:
+            sizes[id(item)] = size = 1 + (len(item) >> 5 if isinstance(item, str | bytes) else 0)
+            distinct += size
+        if size:
+            stack.pop()
+            continue
+        parts = _get_parts(item)
+        if size is None:
+            sizes[id(item)] = 0
+            kept += (item, parts)  # an identity is of nothing else while its object lives
+            stack += [part for part in parts if id(part) not in sizes]
+        else:
+            stack.pop()
+            sizes[id(item)] = min(10**15, 1 + sum(sizes.get(id(part), 1) for part in parts))
+            distinct += 1
+    return sizes[id(value)], distinct
+
+
+def _get_parts(item: Any) -> Sequence[Any]:
+    if isinstance(item, dict):
+        return list(cast("dict[Any, Any]", item).values())
+    if isinstance(item, list | tuple):
+        return cast("Sequence[Any]", item)
+    if isinstance(item, set | frozenset):
+        return list(cast("set[Any]", item))
+    return () if isinstance(item, _PLAIN) else [part for _, part in _get_fields(item)]
 
 
 def equals(one: Any, other: Any) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from celery5.protocol.job.tracebacks import format_traceback
-from celery5.protocol.job.verdict import PermanentFailure, Reason
+from celery5.protocol.job.verdict import PermanentFailure, Reason, Returned
 from celery5.runners.outcome import get_error_outcome, get_result_outcome
 from tests.pure.job.hostile_errors import ERRORS
 from tests.pure.job.hostile_errors import __file__ as script
+from tests.pure.job.repeated_values import VALUES as REPEATED
+from tests.pure.job.repeated_values import __file__ as values_script
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -29,6 +31,22 @@ def test_an_error_that_has_no_end_is_an_outcome_in_a_bound_of_time_and_memory(na
     assert len(traceback) <= 8_000
     if "group" in name:
         assert "ValueError: " in traceback, "its first members are shown"
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_result_that_repeats_its_parts_without_end_is_refused(name: str) -> None:
+    """In a process of its own, which its limits end if it does not come to an end."""
+    command = [sys.executable, values_script, name]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr[-500:]
+    assert "again and again" in ended.stdout, "the size is known before memory is used up"
+
+
+def test_a_result_that_shares_parts_within_reason_arrives() -> None:
+    row = {"a": [1, 2], "b": "x" * 100}
+    assert isinstance(get_result_outcome([row] * 10_000), Returned)
+    assert isinstance(get_result_outcome([[n] for n in range(500_000)]), Returned)
+    assert isinstance(get_result_outcome([[str(n) * 100] * 10 for n in range(1000)]), Returned)
 
 
 class Cause(Exception):
