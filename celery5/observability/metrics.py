@@ -1,7 +1,7 @@
 """The metrics of an application: `app.metrics` reads their history, and sends them to other systems."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,13 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
     overdue: float = 0
     scheduled: float = 0
     runs: float = 0
+    # Whether its time is over. While it is not, its numbers still grow: charts leave it out, for it would be a fall.
+    is_over: bool = True
+
+
+def select_over(points: Iterable[HistoryPoint]) -> list[HistoryPoint]:
+    """Return the points that a chart draws: those whose time is over."""
+    return [point for point in points if point.is_over]
 
 
 class Metrics:
@@ -140,7 +147,10 @@ class Metrics:
         for at, point in stored[queue].unpack():
             if begin - step < at <= end:
                 by_time.setdefault(at // step * step, []).append(point)
-        return [_make_point(at, step, sum_points(found)) for at, found in sorted(by_time.items())]
+        return [
+            _make_point(at, step, sum_points(found), is_over=at + step <= now)
+            for at, found in sorted(by_time.items())
+        ]
 
     async def _read_points(
         self, connections: AwaitableConnections, queues: Sequence[str], tier: Tier, begin: float, end: float
@@ -333,7 +343,7 @@ HELP = "Of the whole cluster: see the same metric of a process."
 """What the metrics of a cluster say of themselves."""
 
 
-def _make_point(at: int, seconds: int, point: Measurements) -> HistoryPoint:
+def _make_point(at: int, seconds: int, point: Measurements, *, is_over: bool = True) -> HistoryPoint:
     tasks: dict[str, dict[str, Any]] = {}
 
     def entry(series: Series) -> dict[str, Any]:
@@ -348,7 +358,11 @@ def _make_point(at: int, seconds: int, point: Measurements) -> HistoryPoint:
             entry(series)[_SKETCHES[series[0]]] = _percentiles(sketch)
     gauges = {name: point.gauges.get((metric,), 0.0) for name, metric in _GAUGES.items()}
     return HistoryPoint(
-        at=at, seconds=seconds, tasks=[TaskNumbers(**tasks[task]) for task in sorted(tasks)], **gauges
+        at=at,
+        seconds=seconds,
+        tasks=[TaskNumbers(**tasks[task]) for task in sorted(tasks)],
+        is_over=is_over,
+        **gauges,
     )
 
 

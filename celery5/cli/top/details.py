@@ -213,12 +213,12 @@ def _summarize_running(job: ActiveJob) -> Line:
 
 
 def _by_minute(points: Iterable[HistoryPoint], now: float, measure: Measure) -> list[float | None]:
-    """Return a number for each of the last minutes; None for those in which nothing was measured."""
+    """Return a number for each of the last minutes; None where nothing was measured, or the minute is not over."""
     last = int(now // MINUTE) * MINUTE
     first = last - (MINUTES_SHOWN - 1) * MINUTE
     values: dict[int, float] = {}
     for point in points:
-        if first <= point.at <= last:
+        if first <= point.at <= last and point.is_over:
             values[point.at] = values.get(point.at, 0.0) + measure(point)
     return [values.get(at) for at in range(first, last + 1, MINUTE)]
 

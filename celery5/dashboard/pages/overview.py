@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from celery5.dashboard.page import Page, PageRequest
 from celery5.observability.alerts import AlertState
-from celery5.observability.metrics import HistoryPoint
+from celery5.observability.metrics import HistoryPoint, select_over
 from celery5.protocol.observability.overview import Overview
 
 SHOWN_QUEUES = 5
@@ -23,7 +23,9 @@ class Depths(NamedTuple):
 
 def align_depths(histories: Mapping[str, Sequence[HistoryPoint]]) -> Depths:
     """Return histories of several queues with the same times for all."""
-    depths = {name: {point.at: point.depth for point in history} for name, history in histories.items()}
+    depths = {
+        name: {point.at: point.depth for point in select_over(history)} for name, history in histories.items()
+    }
     times = sorted({at for by_time in depths.values() for at in by_time})
     series = [(name, [by_time.get(at) for at in times]) for name, by_time in depths.items()]
     return Depths([{"at": at} for at in times], series)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery5.dashboard.page import Page, PageRequest
+from celery5.observability.metrics import select_over
 
 
 async def load_queues(request: PageRequest) -> Mapping[str, Any]:
@@ -20,8 +21,10 @@ async def load_queue(request: PageRequest) -> Mapping[str, Any]:
         "queue": await request.read("queue:show", queue=queue),
         "judged": next((one for one in overview.queues if one.name == queue), None),
         "tasks": [task for task in overview.tasks if queue in task.queues],
-        "history": await request.read_part(
-            "the history", "metrics:history", list[Any](), queue=queue, since=request.query.get("since")
+        "history": select_over(
+            await request.read_part(
+                "the history", "metrics:history", list[Any](), queue=queue, since=request.query.get("since")
+            )
         ),
         "starts": overview.starts,
         "held": sorted({name for worker in overview.workers for name in worker.breakers}),

@@ -8,7 +8,7 @@ from celery5.dashboard.operation import NotFound
 from celery5.dashboard.page import Page, PageRequest
 from celery5.dashboard.pages.dead_letters import READING_TIME
 from celery5.observability.job_search import JobPage
-from celery5.observability.metrics import HistoryPoint
+from celery5.observability.metrics import HistoryPoint, select_over
 from celery5.protocol.job.failure_groups import DeadJobGroups
 
 FAILED = ("RETRY", "DEAD")
@@ -36,7 +36,7 @@ class TaskPoint(NamedTuple):
 def sum_task(task: str, histories: Iterable[list[HistoryPoint]]) -> list[TaskPoint]:
     """Return the history of a task over the histories of its queues, the oldest first."""
     points: dict[int, TaskPoint] = {}
-    for point in (point for history in histories for point in history):
+    for point in (point for history in histories for point in select_over(history)):
         before = points.get(point.at, TaskPoint(point.at, 0, 0))
         for numbers in point.tasks:
             if numbers.task == task:

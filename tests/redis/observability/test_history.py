@@ -102,7 +102,10 @@ async def test_what_two_workers_have_done_is_in_the_history_of_the_queue(app: Ap
             return count(await app.metrics.ahistory("slow")) == {"SUCCESS": 300, "DEAD": 20}
 
         await until_async(is_counted)
+    before = time.time()
     points = await app.metrics.ahistory("slow")
+    assert all(point.at + point.seconds <= time.time() for point in points if point.is_over)
+    assert all(point.at + point.seconds > before for point in points if not point.is_over)
     pay = next(task for point in points for task in point.tasks if task.task == "pay")
     assert pay.run is not None
     assert pay.wait is not None
