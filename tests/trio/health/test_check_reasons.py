@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from celery5.broker.call import Call
-from celery5.broker.calls.queues import QueueSize
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
 from celery5.health import checks
@@ -23,6 +22,7 @@ from celery5.health.checks import (
     UnpublishedMessages,
 )
 from celery5.health.health_check import CheckContext, HealthCheck
+from celery5.protocol.observability.queue_depth import QueueDepth
 
 
 class Broken:
@@ -52,7 +52,7 @@ CASES: list[tuple[Callable[[], HealthCheck], Broken, str]] = [
     (lambda: Disk(needed=2**60), AWAY, "are free on the disk of /"),
     (
         lambda: QueueLength("mail", limit=5),
-        Broken(QueueSize(9, 2, 0, 0)),
+        Broken(QueueDepth(waiting=4, oldest=1.0, dead=0, held=3, backlog=7)),
         "7 jobs wait on queue mail; the limit is 5",
     ),
     (
