@@ -28,12 +28,14 @@ from celery5.protocol.bounded_decoding import (
 from celery5.protocol.job.annotations import adapt_annotation, is_simple, make_check
 from celery5.protocol.job.json_values import (
     FAULTS,
+    REPETITION,
     SHORT,
     equals,
     find_difference,
     from_json,
     make_plain,
     refuse_changes,
+    refuse_repetition,
     to_json,
 )
 from celery5.protocol.masking import get_error_text, show_error
@@ -250,11 +252,14 @@ class RecordCodec(Generic[R]):
             BadRecord: A value does not fit its field, or there are too many values.
         """
         try:
+            refuse_repetition(record)
             plain = self._encoder.encode(record)
             self._refuse_changes(record, self._decoder.decode(plain))
             plain = self._add_unknown_fields(record, plain)
         except (*FAULTS, OverflowError) as error:
-            raise BadRecord(f"no {self._name}: {error}: {SHORT.repr(record)}"[:500]) from None
+            # The text of what repeats its parts may have no end, either.
+            shown = type(record).__name__ if REPETITION in str(error) else SHORT.repr(record)
+            raise BadRecord(f"no {self._name}: {error}: {shown}"[:500]) from None
         if self.kind is not None and not isinstance(record, self.kind):
             raise BadRecord(f"no {self._name}: {record!r}"[:500])
         try:

@@ -211,8 +211,7 @@ MAX_REPEATED = 2_000_000
 """Parts of a value, each time that JSON writes one; 32 characters of a text count as a part. More are refused where
 they are four times what the value really holds: JSON writes a shared part again at each place that refers to it, and
 forty lists, each twice in the next one, have 2^40 of them."""
-_FEW = 5_000
-"""Parts that are counted without asking which are the same."""
+_TEXTS = frozenset((str, bytes))
 REPETITION = "it refers to the same parts again and again"
 """Says of a value that its text, too, may have no end: do not ask for its repr."""
 _FLAT = 32
@@ -228,24 +227,31 @@ def refuse_repetition(value: Any) -> None:
         parts: Any = value.values() if kind is dict else value
         if len(parts) <= _FLAT and KEPT.issuperset(map(type, parts)):
             return
-    stack, left = [value], _FEW
+    if not _has_many_parts(value):
+        return
+    written, distinct = _count_parts(value)
+    if written > max(MAX_REPEATED, 4 * distinct):
+        raise ValueError(
+            f"{REPETITION}, and JSON would write {float(written):.1g} of them: return or pass each part once"
+        )
+
+
+def _has_many_parts(value: Any) -> bool:
+    """Return whether JSON writes more than MAX_REPEATED parts. It asks of none whether it was there before."""
+    stack, left = [value], MAX_REPEATED
     while stack:
         item = stack.pop()
-        if type(item) not in KEPT:
-            parts = _get_parts(item)
-            left -= len(parts)
-            stack += parts
-        elif isinstance(item, str | bytes):
-            left -= len(item) >> 5
+        kind: Any = type(item)  # pyright: ignore[reportUnknownVariableType]
+        parts = list(item.values()) if kind is dict else item if kind is list else _get_parts(item)
+        left -= len(parts)
+        kinds = set(map(type, parts))
+        if not kinds.isdisjoint(_TEXTS):
+            left -= sum(len(part) >> 5 for part in parts if type(part) in _TEXTS)
         if left < 0:
-            break
-    if left < 0:
-        written, distinct = _count_parts(value)
-        if written > max(MAX_REPEATED, 4 * distinct):
-            raise ValueError(
-                f"{REPETITION}, and JSON would write {float(written):.1g} of them: "
-                "return or pass each part once"
-            )
+            return True
+        if not kinds <= KEPT:
+            stack += [part for part in parts if type(part) not in KEPT]
+    return False
 
 
 def _count_parts(value: Any) -> tuple[int, int]:
