@@ -317,7 +317,7 @@ class Log:
         self._write_to_eliot = eliot.Logger().write
         self._job_actions = JobActions(self._action, worker)
         # Whether each job has an action from its beginning: something else listens to eliot.
-        self.is_shared = self._find_shared(time.time())
+        self.is_shared: bool = self._find_shared(time.time())
 
     @property
     def worker(self) -> str:
@@ -456,7 +456,7 @@ class NullLog(Log):
     """A log that writes nothing, for a process that is built only to check whether it can be."""
 
     def __init__(self) -> None:
-        self.writer = None
+        self.writer: LogWriter | None = None
         self._worker = ""
         self.is_shared = False
 
