@@ -213,6 +213,7 @@ def _beside(keys: Keys) -> Iterator[str]:
 def _metrics(keys: Keys, queues: Sequence[QueueKeys]) -> Iterator[str]:
     yield from (keys.metrics_reports, keys.metrics_state, keys.metrics_turn)
     yield from (keys.alerts, keys.alert_outbox, keys.alert_logged, keys.alert_history, keys.alert_silences)
+    yield keys.alert_undelivered
     for group in (CLUSTER, *[queue.queue for queue in queues]):
         yield from (keys.metrics_minutes_prefix + group, keys.metrics_hours_prefix + group)
 

@@ -122,7 +122,7 @@ async def test_a_part_that_cannot_be_read_leaves_the_rest_of_the_page(
         assert shown.status_code == 200
         text = read_text(shown.text)
         assert "the alerts cannot be shown: ValueError: invalid literal for int(): '\\x9b'" in text
-        assert "Waiting" in text
+        assert "Backlog" in text
 
 
 @pytest.mark.parametrize("as_json", [False, True])

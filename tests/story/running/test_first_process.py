@@ -177,8 +177,8 @@ def test_the_exit_code_is_that_of_the_command(run: Run) -> None:
     assert container.text.startswith("Error: ")
     assert len(container.text.splitlines()) == 1
     container = run("worker", "start").wait_ready()
-    os.kill(container.first, signal.SIGQUIT)
-    assert container.end() == 128 + signal.SIGQUIT
+    os.kill(container.first, signal.SIGALRM)
+    assert container.end() == 128 + signal.SIGALRM
 
 
 def test_the_jobs_of_a_killed_worker_are_put_back_before_the_container_ends(desk: Desk, run: Run) -> None:

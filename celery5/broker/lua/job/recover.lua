@@ -84,12 +84,24 @@ redis.call('ZADD', leases, fence, name)
 local back, dead_lettered, begun = 0, 0, {}
 for n = 13, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
 -- Count by task what has taken its worker down, and what was given up for it.
-local function count_deaths(task, is_poisoned)
-  local deaths, named = dead .. ':deaths', task ~= '' and task or '(unknown)'
-  if redis.call('HEXISTS', deaths, 'deaths ' .. named) == 0 and redis.call('HLEN', deaths) >= 1000 then named = '(others)' end
-  redis.call('HINCRBY', deaths, 'deaths ' .. named, 1)
-  if is_poisoned then redis.call('HINCRBY', deaths, 'poisoned ' .. named, 1) end
-  redis.call('PEXPIRE', deaths, 90 * 86400000)
+local deaths, poisoned = {}, {}
+local function count_death(task, is_poisoned)
+  local named = task ~= '' and task or '(unknown)'
+  deaths[named] = (deaths[named] or 0) + 1
+  if is_poisoned then poisoned[named] = (poisoned[named] or 0) + 1 end
+end
+-- Add what was counted to the hash of it, which has a thousand fields at most.
+local function write_deaths()
+  if next(deaths) == nil then return end
+  local key = dead .. ':deaths'
+  local is_full = redis.call('HLEN', key) >= 1000
+  for named, times in pairs(deaths) do -- bound: ARGV 4
+    local field = named
+    if is_full and redis.call('HEXISTS', key, 'deaths ' .. named) == 0 then field = '(others)' end
+    redis.call('HINCRBY', key, 'deaths ' .. field, times)
+    if poisoned[named] then redis.call('HINCRBY', key, 'poisoned ' .. field, poisoned[named]) end
+  end
+  redis.call('PEXPIRE', key, 90 * 86400000)
 end
 -- Put back or dead-letter one entry of a lane's pending list.
 local function undo(one, lane)
@@ -105,7 +117,7 @@ local function undo(one, lane)
   local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
   local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = as_whole(command.attempt, 1),
     replays = as_whole(command.replays, 0)}
-  if entry and blamed then count_deaths(task, not over and not revoked and deliveries > tonumber(ARGV[3])) end
+  if entry and blamed then count_death(task, not over and not revoked and deliveries > tonumber(ARGV[3])) end
   if not entry or over or (revoked and not here) then -- there is nothing to run
   elseif revoked then
     document.state = 'REVOKED'
@@ -152,6 +164,7 @@ for _, lane in ipairs({'h', '', 'l', 'g'}) do -- bound: the four lanes
   if entries[1] then take_off(entries, lane) end
   left = left - #entries
 end
+write_deaths()
 write(at)
 for task in pairs(freed) do redis.call('PUBLISH', ARGV[7], task) end -- bound: ARGV 4
 if left == 0 then return {name, back, dead_lettered, 1} end
