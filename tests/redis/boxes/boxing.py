@@ -46,7 +46,7 @@ class Seen:
 def make(name: str, url: str | None = None, **settings: Any) -> App:
     """The application, as the worker has it and as its boxes do."""
     app = App(name, broker=url, **settings)
-    for function in (add, seen, act, count):
+    for function in (add, seen, act, count, echo):
         app.task(name=function.__name__, boxed=True)(function)
     for coroutine in (seen_trio, act_trio):
         app.task(name=coroutine.__name__, boxed=True)(coroutine)
@@ -62,6 +62,14 @@ def make(name: str, url: str | None = None, **settings: Any) -> App:
 def add(x: int, y: int = 1) -> int:
     """A sum."""
     return x + y
+
+
+def echo(value: Any, fails: bool = False) -> Any:
+    """The value, as a result or in an error."""
+    progress(1, 2, str(value)[:500] if isinstance(value, str) else "half")
+    if fails:
+        raise ValueError(value)
+    return value
 
 
 def seen() -> Seen:

@@ -1,6 +1,7 @@
 """Any value: whatever arguments, results, errors and progress hold, a job ends as it should, and the worker lives."""
 
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -11,10 +12,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from celery5 import App, Reject, Retry, RetryPolicy, TaskFailed, chain, progress
-from celery5.errors import CeleryError, ResultTimeout, TaskRejected
+from celery5.errors import CeleryError, ResultTimeout, TaskExpired, TaskRejected, TaskRevoked
+from celery5.events.event import Event
 from celery5.logs.fence import FENCE
 from celery5.streams import Keep, StreamEvents
 from celery5.testing import running_worker
+from tests.redis.boxes import boxing
 
 KINDS = ("trio", "asyncio", "thread")
 REFUSALS = (TypeError, ValueError, CeleryError)
@@ -176,6 +179,74 @@ def test_a_job_ends_as_it_should_whatever_values_it_has(url: str, app_name: str)
             except errors:
                 continue
         assert shop.tasks["trio", "echo"].delay("alive").get(timeout=60) == "alive"
+
+
+def test_a_boxed_job_ends_as_it_should_whatever_values_it_has(
+    url: str, app_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = draw_values(25)
+    monkeypatch.setenv("BOXING_APP", app_name)
+    app = boxing.make(
+        app_name, url, box_slots=2, metrics_interval=0.2, retry_policy=RetryPolicy(max_retries=0)
+    )
+    FENCE.take_counts()
+    with running_worker(app, broker=url):
+        sent: list[Any] = []
+        for value in values:
+            for fails in (False, True):
+                with suppress(*REFUSALS):
+                    sent.append(app.tasks["echo"].delay(value, fails))
+        for job in sent:
+            with suppress(TaskFailed):
+                job.get(timeout=60)
+        assert app.tasks["echo"].delay("alive").get(timeout=60) == "alive"
+    assert not FENCE.take_counts()
+
+
+def test_a_job_is_expired_revoked_or_told_of_an_event_whatever_values_it_has(url: str, app_name: str) -> None:
+    values = draw_values(25)
+    app = App(app_name, broker=url, metrics_interval=0.2, retry_policy=RetryPolicy(max_retries=0))
+    heard: list[int] = []
+
+    @app.event(name="Told")
+    class Told(Event):
+        number: int
+        value: Any
+
+    @Told.subscribe
+    @app.task(name="hear")
+    async def hear(number: int, value: Any) -> None:
+        heard.append(number)
+
+    @app.task(name="keep")
+    async def keep(value: Any) -> None: ...
+
+    FENCE.take_counts()
+    told: list[int] = []
+    expired: list[Any] = []
+    revoked: list[Any] = []
+    with running_worker(app, broker=url):
+        for number, value in enumerate(values):
+            with suppress(*REFUSALS):
+                Told.delay(number=number, value=value)
+                told.append(number)
+            with suppress(*REFUSALS):
+                expired.append(keep.options(expires=0.0001).delay(value))
+                revoked.append(keep.options(countdown=600).delay(value))
+        assert told
+        assert all(job.revoke() for job in revoked)
+        for job in revoked:
+            with pytest.raises(TaskRevoked):
+                job.get(timeout=60)
+        for job in expired:
+            with suppress(TaskExpired):
+                job.get(timeout=60)
+        deadline = time.monotonic() + 60
+        while len(heard) < len(told) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert sorted(heard) == told
+        keep.delay("alive").get(timeout=60)
+    assert not FENCE.take_counts()
 
 
 class Reading(msgspec.Struct):
