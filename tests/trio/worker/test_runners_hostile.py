@@ -95,8 +95,11 @@ async def test_a_task_factory_that_breaks_is_not_used_for_other_jobs(loop: Async
 
     async def hostile() -> None:
         asyncio.get_running_loop().set_task_factory(factory)
-
-        await asyncio.create_task(asyncio.sleep(0))
+        coroutine = asyncio.sleep(0)
+        try:
+            await asyncio.create_task(coroutine)
+        finally:
+            coroutine.close()  # nobody has awaited it
 
     async def innocent() -> int:
         return await asyncio.create_task(asyncio.sleep(0, 1))
