@@ -351,6 +351,7 @@ class _AsyncioJob:
     def _done(self, task: asyncio.Task[None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
+        self._task = None  # it refers to this job: no cycle is left to the garbage collector
         if isinstance(self._loop, JobsLoop):
             self._loop.end_job(self)
         self._wake_waiter()
