@@ -131,7 +131,7 @@ def test_the_whole_story_of_a_dead_job(desk: Desk) -> None:
     assert told.endswith("ValueError: never\n")
     shown = desk("task", "show", bad.id)
     assert re.search(r"(?m)^state +DEAD\ntask +shop.hopeless\nattempt +1 of 1$", shown)
-    assert re.search(r"(?m)^sent +\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ \(.* ago\)$", shown)
+    assert re.search(r"(?m)^sent +\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ \((just now|.* ago)\)$", shown)
     assert re.search(r"(?m)^took +\d+ ms$", shown)
     assert "\nTraceback (most recent call last):\n" in shown
     assert 'raise ValueError("never")\nValueError: never\n' in shown
