@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 import trio
@@ -94,7 +95,9 @@ SHARE_OF_FILES = 0.1
 CONNECTION_TIMEOUT = 5.0
 """Seconds that one connection may take, from the first byte to the last."""
 BLOCKED_TIMEOUT = 0.5
-"""Seconds that one connection may take while the event loop is blocked: then one is served after the other."""
+"""Seconds that one connection may take while the event loop is blocked."""
+MAX_BLOCKED_CLIENTS = 16
+"""The most connections at once while the event loop is blocked; for another one, the oldest is answered."""
 LAG_PERIOD = 1.0
 """Seconds between two measurements of the lag of the event loop."""
 LAG_SAMPLES = 10
@@ -109,6 +112,26 @@ CLUSTER_TIMEOUT = 3.0
 """Seconds that the reading may take."""
 PATHS = ("/livez", "/readyz", "/metrics", CLUSTER_PATH)
 ReadMetrics = Callable[[], Awaitable[Sequence[MetricFamily]]]
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """A request that comes while the event loop is blocked: its connection, when it is given up, and what has come."""
+
+    stream: socket.socket
+    deadline: float
+    head: bytes = b""
+
+    def read(self) -> bool:
+        """Read what is there. Return whether no more is to come."""
+        try:
+            received = self.stream.recv(MAX_HEAD_SIZE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            received = b""
+        self.head += received
+        return not received or HEAD_END in self.head or len(self.head) >= MAX_HEAD_SIZE
 
 
 class StatusPort:
@@ -191,36 +214,66 @@ class StatusPort:
         return True
 
     def _answer_on(self, listener: socket.socket, end: float) -> None:
-        """Answer until `end`, or until the port is closed."""
+        """Answer until `end`, or until the port is closed, several clients at once: a silent one delays no other.
+
+        What was accepted by then is answered, too: a probe that was cut off would look like a process that is dead.
+        """
+        open_requests: dict[int, _OpenRequest] = {}
         poll = select.poll()
         poll.register(listener, select.POLLIN)
-        while (left := end - time.monotonic()) > 0 and poll.poll(left * 1000):
-            if self._listener is not listener:
-                return
-            try:
-                stream, _ = listener.accept()
-            except BlockingIOError:  # the event loop accepted it first
-                continue
-            except OSError:  # too many open files, for example: then it is still there to be accepted
-                time.sleep(RETRY_DELAY)
-                continue
-            with suppress(OSError), stream:  # the client has disconnected
-                stream.settimeout(BLOCKED_TIMEOUT)
-                stream.sendall(self._answer_blocked(stream))
-                stream.shutdown(socket.SHUT_WR)
-
-    def _answer_blocked(self, stream: socket.socket) -> bytes:
-        """Read one request and return the response, in another thread than the event loop's."""
-        head, end = b"", time.monotonic() + BLOCKED_TIMEOUT
-        while HEAD_END not in head and len(head) < MAX_HEAD_SIZE and time.monotonic() < end:
-            if not (received := stream.recv(MAX_HEAD_SIZE)):
-                break
-            head += received
+        accepts = True
         try:
-            request = parse_request(head.partition(HEAD_END)[0] + HEAD_END)
+            while accepts or open_requests:
+                now = time.monotonic()
+                if accepts and (now >= end or self._listener is not listener):
+                    accepts = False
+                    poll.unregister(listener)
+                for number in [fd for fd, one in open_requests.items() if now >= one.deadline]:
+                    poll.unregister(number)
+                    self._answer_blocked(open_requests.pop(number))
+                due = min(
+                    [*([end] if accepts else []), *(one.deadline for one in open_requests.values())],
+                    default=now,
+                )
+                for number, _ in poll.poll(max(0.0, due - now) * 1000):
+                    if number == listener.fileno():
+                        self._accept_blocked(listener, poll, open_requests)
+                    elif number in open_requests and open_requests[number].read():
+                        poll.unregister(number)
+                        self._answer_blocked(open_requests.pop(number))
+        finally:
+            for one in open_requests.values():
+                one.stream.close()
+
+    def _accept_blocked(
+        self, listener: socket.socket, poll: select.poll, open_requests: "dict[int, _OpenRequest]"
+    ) -> None:
+        """Accept one connection. When there are too many, the oldest is answered as it is."""
+        try:
+            stream, _ = listener.accept()
+        except BlockingIOError:  # the event loop accepted it first
+            return
+        except OSError:  # too many open files, for example: then it is still there to be accepted
+            time.sleep(RETRY_DELAY)
+            return
+        stream.setblocking(False)
+        if len(open_requests) >= MAX_BLOCKED_CLIENTS:
+            oldest = next(iter(open_requests))
+            poll.unregister(oldest)
+            self._answer_blocked(open_requests.pop(oldest))
+        open_requests[stream.fileno()] = _OpenRequest(stream, time.monotonic() + BLOCKED_TIMEOUT)
+        poll.register(stream, select.POLLIN)
+
+    def _answer_blocked(self, one: "_OpenRequest") -> None:
+        """Respond to what has come of a request, in another thread than the event loop's, and close its connection."""
+        try:
+            request = parse_request(one.head.partition(HEAD_END)[0] + HEAD_END)
+            response = self.respond(request, blocked=True).to_bytes(head_only=request.method == "HEAD")
         except BadRequest as bad:
-            return _refused(bad.status, bad.why).to_bytes()
-        return self.respond(request, blocked=True).to_bytes(head_only=request.method == "HEAD")
+            response = _refused(bad.status, bad.why).to_bytes()
+        with suppress(OSError), one.stream as stream:  # the client has disconnected
+            stream.send(response)  # it is small, so the kernel takes it at once
+            stream.shutdown(socket.SHUT_WR)
 
     async def _try_to_listen(self, first: int) -> trio.SocketListener | None:
         """Return a listener at the first port that can be opened; None if there is none."""

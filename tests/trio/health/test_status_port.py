@@ -17,7 +17,7 @@ from celery5.logs.log import Log
 from celery5.protocol.health.http import MAX_HEAD_SIZE, HttpRequest
 from celery5.protocol.observability.families import MetricFamily
 from celery5.services.health import status_port
-from celery5.services.health.status_port import MAX_CONNECTIONS, StatusPort
+from celery5.services.health.status_port import MAX_BLOCKED_CLIENTS, MAX_CONNECTIONS, StatusPort
 from celery5.services.health.vitals import ProcessStatus
 
 GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -251,7 +251,7 @@ async def test_only_the_thread_closes_a_port_that_it_polls_and_it_ends_at_once(
 
         def __init__(self) -> None:
             self._poll = real_poll()
-            self.register = self._poll.register
+            self.register, self.unregister = self._poll.register, self._poll.unregister
 
         def poll(self, limit: float) -> list[tuple[int, int]]:
             polls.set()
@@ -271,6 +271,57 @@ async def test_only_the_thread_closes_a_port_that_it_polls_and_it_ends_at_once(
     assert not thread.is_alive()
     assert closers == ["watching"]
     assert not port.serve_while_blocked(0.1)
+
+
+async def test_silent_clients_delay_no_probe_while_the_loop_is_blocked(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_port, "BLOCKED_TIMEOUT", 60.0)
+    number = free_port()
+    port = await opened(nursery, ProcessStatus(), number)
+    answers: list[bytes] = []
+
+    def probe() -> None:
+        silent = [socket.create_connection(("127.0.0.1", number)) for _ in range(MAX_BLOCKED_CLIENTS + 4)]
+        with socket.create_connection(("127.0.0.1", number), timeout=20) as client:
+            client.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n")
+            client.sendall(b"\r\n")
+            answers.append(client.recv(4096))
+        silent[-1].setblocking(False)
+        with suppress(BlockingIOError):
+            answers.append(silent[-1].recv(1))
+        for one in silent:
+            one.close()
+
+    serving = threading.Thread(target=port.serve_while_blocked, args=(40,))
+    serving.start()
+    client = threading.Thread(target=probe)
+    client.start()
+    client.join(40)  # the loop is blocked
+    nursery.cancel_scope.cancel()
+    (answer,) = answers
+    assert answer.startswith(b"HTTP/1.1 ")
+
+
+async def test_a_probe_that_has_begun_is_answered_after_the_end_of_a_turn(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_port, "BLOCKED_TIMEOUT", 60.0)
+    number = free_port()
+    port = await opened(nursery, ProcessStatus(), number)
+    with socket.create_connection(
+        ("127.0.0.1", number), timeout=20
+    ) as client:  # the loop is blocked from here on
+        client.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n")
+        serving = threading.Thread(target=port.serve_while_blocked, args=(0.05,))
+        serving.start()
+        serving.join(0.5)
+        assert serving.is_alive()
+        client.sendall(b"\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 ")
+        serving.join(20)
+        assert not serving.is_alive()
+    nursery.cancel_scope.cancel()
 
 
 async def test_the_lag_of_the_loop_is_measured_without_a_port_too(
