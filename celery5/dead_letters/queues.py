@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 import msgspec
 
 from celery5.audit.recording import AuditedAction
-from celery5.broker.calls import dead_letters as graveyard
+from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls.dead_letters import ALIVE, DONE, GONE, KEY_TAKEN
 from celery5.broker.calls.events import redeliver_documents
 from celery5.broker.colour import (
@@ -239,7 +239,7 @@ async def count_causes(
     if not query.selects_whole_causes:
         return found
     keys = [app.queue(name) for name in queues]
-    causes = await redis.perform_all([graveyard.read_causes(one) for one in keys])
+    causes = await redis.perform_all([dead_letter_calls.read_causes(one) for one in keys])
     listed = {group.id for group in found.groups}
     missing = [
         (one, cause)
@@ -249,7 +249,8 @@ async def count_causes(
     ]
     missing = sorted(missing, key=lambda item: -item[1].dead)[:MAX_CAUSES_READ]
     reads = [
-        graveyard.list_entries(one, first=cause.last, last=cause.last, count=1) for one, cause in missing
+        dead_letter_calls.list_entries(one, first=cause.last, last=cause.last, count=1)
+        for one, cause in missing
     ]
     replies = await redis.perform_all(reads) if reads else []
     others = DeadJobGrouping()
@@ -306,7 +307,7 @@ async def purge_batch(app: "Application", redis: AsyncDriver, jobs: Sequence[Dea
     """Delete dead jobs of one queue. Whoever calls it records it."""
     tally = DeadLetterTally(matched=len(jobs))
     entries = [(job.entry, job.id) for job in jobs]
-    _note(tally, jobs, await redis.perform(graveyard.purge_jobs(app.queue(jobs[0].queue), entries)))
+    _note(tally, jobs, await redis.perform(dead_letter_calls.purge_jobs(app.queue(jobs[0].queue), entries)))
     return tally
 
 
@@ -320,7 +321,7 @@ async def _put_back(
     """Send jobs to their queue again, each on its lane, and documents to their sinks."""
     for lane, group in _group_by_lane(replays).items():
         entries = [(job.entry, job.id, message, job.lock) for job, message in group]
-        codes = await redis.perform(graveyard.replay_jobs(keys.on_lane(lane), entries))
+        codes = await redis.perform(dead_letter_calls.replay_jobs(keys.on_lane(lane), entries))
         _note(tally, [job for job, _ in group], codes)
     if documents:
         codes = await redis.perform(redeliver_documents(keys, [job.entry for job in documents]))
@@ -336,7 +337,7 @@ async def _purge(
         while jobs := await reader.read_batch():
             if not dry_run:
                 keys, entries = app.queue(jobs[0].queue), [(job.entry, job.id) for job in jobs]
-                _note(tally, jobs, await redis.perform(graveyard.purge_jobs(keys, entries)))
+                _note(tally, jobs, await redis.perform(dead_letter_calls.purge_jobs(keys, entries)))
             _count(action, tally, len(jobs), dry_run)
             if progress is not None:
                 progress(tally)

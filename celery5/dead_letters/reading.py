@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from celery5.broker.calls import dead_letters as graveyard
+from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.dead_letters import DeadLetterEntry
 from celery5.broker.driver import AsyncDriver
@@ -80,7 +80,7 @@ class DeadJobReader:
     async def count_all(self) -> int:
         """Return how many dead jobs there are in the queues of the query."""
         queues = [self._app.queue(name) for name in await self.list_queues()]
-        return sum(await self._redis.perform_all([graveyard.count_entries(keys) for keys in queues]))
+        return sum(await self._redis.perform_all([dead_letter_calls.count_entries(keys) for keys in queues]))
 
     async def _opened(self) -> "list[_Span | _Picked | _NewestFirst]":
         first, last = await self.get_ms_range()
@@ -127,7 +127,7 @@ class DeadJobReader:
             queues = await self._redis.perform(queue_calls.list_queues(self._app.keys))
         for name in self._meant.queues:
             if name not in queues and not await self._redis.perform(
-                graveyard.queue_exists(self._app.queue(name))
+                dead_letter_calls.queue_exists(self._app.queue(name))
             ):
                 raise UnknownQueue(name, queues)
         return self._meant.queues
@@ -137,7 +137,7 @@ class DeadJobReader:
         older, newer = self._meant.older_than, self._meant.newer_than
         if older is None and newer is None:
             return 0, math.inf
-        now = await self._redis.perform(graveyard.get_server_time())
+        now = await self._redis.perform(dead_letter_calls.get_server_time())
         first = 0 if newer is None else max(0, now - int(newer * 1000))
         return first, math.inf if older is None else max(0, now - int(older * 1000))
 
@@ -154,12 +154,12 @@ class _Span:
 
     async def page(self, redis: AsyncDriver) -> list[DeadLetterEntry]:
         if not self._last:
-            newest = await redis.perform(graveyard.get_newest_entry(self.keys))
+            newest = await redis.perform(dead_letter_calls.get_newest_entry(self.keys))
             if not newest:
                 return []
             self._last = newest if _parse_ms(newest) <= self._last_ms else str(int(self._last_ms))
         entries = await redis.perform(
-            graveyard.list_entries(self.keys, first=self._first, last=self._last, count=self._count)
+            dead_letter_calls.list_entries(self.keys, first=self._first, last=self._last, count=self._count)
         )
         if entries:
             self._first = f"({entries[-1].entry}"
@@ -183,7 +183,7 @@ class _ReverseEntryRange:
         """Read the next entries into `waiting`; return whether there are any."""
         if not self.waiting:
             self.waiting = await redis.perform(
-                graveyard.list_entries_backwards(
+                dead_letter_calls.list_entries_backwards(
                     self.keys, first=self._first, last=self._last, count=self._count
                 )
             )
@@ -233,11 +233,11 @@ class _Picked:
         while self._at < len(self._ids):
             ids = self._ids[self._at : self._at + FIRST_BATCH_SIZE]
             self._at += len(ids)
-            places = await redis.perform(graveyard.find_entries(self.keys, ids))
+            places = await redis.perform(dead_letter_calls.find_entries(self.keys, ids))
             named_entry_ids = filter(is_entry_id, ids) if self._entries else ()
             entry_ids = dict.fromkeys([*filter(None, places), *named_entry_ids])
             calls = [
-                graveyard.list_entries(self.keys, first=entry_id, last=entry_id, count=1)
+                dead_letter_calls.list_entries(self.keys, first=entry_id, last=entry_id, count=1)
                 for entry_id in entry_ids
                 if self._first <= _parse_ms(entry_id) <= self._last
             ]
@@ -267,9 +267,12 @@ async def find_dead_documents(
         keys = app.queue(queue)
         for start in range(0, len(ids), BATCH_SIZE):
             part = ids[start : start + BATCH_SIZE]
-            places = zip(part, await redis.perform(graveyard.find_entries(keys, part)), strict=True)
+            places = zip(part, await redis.perform(dead_letter_calls.find_entries(keys, part)), strict=True)
             dead_jobs = [(job_id, entry) for job_id, entry in places if entry]
-            calls = [graveyard.list_entries(keys, first=entry, last=entry, count=1) for _, entry in dead_jobs]
+            calls = [
+                dead_letter_calls.list_entries(keys, first=entry, last=entry, count=1)
+                for _, entry in dead_jobs
+            ]
             replies = await redis.perform_all(calls) if calls else []
             for (job_id, _), entries in zip(dead_jobs, replies, strict=True):
                 if entries and entries[0].document:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from celery5.audit.recording import AuditedAction
 from celery5.broker.call import Call
 from celery5.broker.calls import cluster, commands, jobs, workflows
-from celery5.broker.calls import dead_letters as graveyard
+from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import events as events_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls import scaling as scaling_calls
@@ -233,7 +233,7 @@ def _story(app: "Application", job_id: str, queue: str, inspection: JobInspectio
 
 async def _refuse_unknown(app: "Application", redis: AsyncDriver, queue: str, known: list[str]) -> None:
     """Raise UnknownQueue, unless the queue exists: a raw producer may have sent to a queue that is not listed."""
-    if not await redis.perform(graveyard.queue_exists(app.queue(queue))):
+    if not await redis.perform(dead_letter_calls.queue_exists(app.queue(queue))):
         raise UnknownQueue(queue, known)
 
 

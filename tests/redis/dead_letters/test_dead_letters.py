@@ -12,7 +12,7 @@ import redis
 import trio
 
 from celery5 import App, JobState, Misconfigured, TaskFailed, current_job
-from celery5.broker.calls import dead_letters as graveyard
+from celery5.broker.calls import dead_letters as dead_letter_calls
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.dead_letters.queues import DeadLetterTally
 from celery5.errors import BlockingInEventLoop, UnknownQueue
@@ -186,17 +186,17 @@ def test_what_is_done_twice_is_done_once(app: App, redis_client: "redis.Redis") 
     jobs = list(app.dlq.read())
     words = [(job.entry, job.id, job.raw, "") for job in jobs]
     keys = app.queue(QUEUE)
-    assert app.perform(graveyard.replay_jobs(keys, words[:1])) == [1]
-    assert app.perform(graveyard.replay_jobs(keys, words)) == [0, 1]
+    assert app.perform(dead_letter_calls.replay_jobs(keys, words[:1])) == [1]
+    assert app.perform(dead_letter_calls.replay_jobs(keys, words)) == [0, 1]
     assert not redis_client.exists(keys.dead)  # nothing empty is left
-    assert app.perform(graveyard.purge_jobs(keys, [(job.entry, job.id) for job in jobs])) == [
+    assert app.perform(dead_letter_calls.purge_jobs(keys, [(job.entry, job.id) for job in jobs])) == [
         0,
         0,
     ]
     assert sent(redis_client, app) == ["a", "b"]
     assert state(app, "a") is state(app, "b") is JobState.SENT
     redis_client.delete(keys.jobs, keys.stream)  # as if both had ended: once more is not again
-    assert app.perform(graveyard.replay_jobs(keys, words)) == [0, 0]
+    assert app.perform(dead_letter_calls.replay_jobs(keys, words)) == [0, 0]
     assert not redis_client.exists(keys.stream)
 
 
