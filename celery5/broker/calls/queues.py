@@ -1,7 +1,7 @@
 """Build the calls that register, list, count and describe queues."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -9,8 +9,6 @@ from celery5.broker.call import Call, Script, decode_text, merge_names, parse_in
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.limits import unescape_word
 from celery5.protocol.observability.queue_depth import QueueDepth
-
-T = TypeVar("T")
 
 MEASURE = Script.load("scaling/measure", "clock", "lane")
 GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "clock", "lane")
@@ -44,15 +42,6 @@ def list_queues(keys: Keys) -> Call[list[str]]:
 
 def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
     """Count what is in a queue."""
-    return _measure(keys, _size)
-
-
-def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
-    """Return how far behind a queue is: one script, whose cost does not grow with the queue."""
-    return _measure(keys, _depth)
-
-
-def _measure(keys: QueueKeys, decode: Callable[[Any], T]) -> Call[T]:
     waiting_lists = keys.waiting_list_prefix
     named = (
         keys.due,
@@ -65,7 +54,24 @@ def _measure(keys: QueueKeys, decode: Callable[[Any], T]) -> Call[T]:
         keys.worker_deaths,
         *keys.streams,
     )
-    return script_call(MEASURE, named, (GROUP,), decode, repeatable=True)
+    return script_call(MEASURE, named, (GROUP,), _size, repeatable=True)
+
+
+def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
+    """Return how far behind a queue is: one script, whose cost does not grow with the queue."""
+    waiting_lists = keys.waiting_list_prefix
+    named = (
+        keys.due,
+        keys.dead,
+        keys.limited_counts,
+        keys.live_runs,
+        waiting_lists,
+        keys.jobs,
+        keys.leases,
+        keys.worker_deaths,
+        *keys.streams,
+    )
+    return script_call(MEASURE, named, (GROUP,), _depth, repeatable=True)
 
 
 def _names(raw: Iterable[bytes]) -> list[str]:
