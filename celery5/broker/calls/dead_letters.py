@@ -102,7 +102,9 @@ def _causes(raw: Any) -> dict[str, DeathCause]:
         what, _, cause = name.partition(" ")
         first, last = (get_death_time(fields.get(f"{word} {cause}", "")) for word in ("first", "last"))
         if what == "count" and value.isdecimal() and is_group_id(cause) and first and last:
-            causes[cause] = DeathCause(int(value), first, last, fields[f"last {cause}"])
+            causes[cause] = DeathCause(
+                int(value), first, last, (fields[f"last {cause}"], fields[f"first {cause}"])
+            )
     return causes
 
 

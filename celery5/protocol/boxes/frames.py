@@ -197,7 +197,7 @@ class _Typed(msgspec.Struct):
 _TO_BOX: msgspec.json.Decoder[ToBox] = msgspec.json.Decoder(ToBox)
 _FROM_BOX: msgspec.json.Decoder[FromBox] = msgspec.json.Decoder(FromBox)
 _TYPED = msgspec.json.Decoder(_Typed)
-# Not `log` and `progress`: one that cannot be read is no reason to fail the job.
+# Not `log`, `eliot` and `progress`: one that cannot be read is no reason to fail the job.
 _TAGS = ("ready", "result", "error", "retry", "reject", "refuse")
 _TYPE_PATTERN = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(_TAGS).encode())
 _FIRST_TYPE = re.compile(rb'\{\s*"type"\s*:\s*"([a-z-]+)"')
@@ -241,7 +241,7 @@ def make_too_long(start: bytes, limit: int) -> MalformedFrame | None:
     if not start.startswith(b"{"):
         return None
     first_type = _FIRST_TYPE.match(start)
-    if first_type is not None and first_type[1].decode() in ("log", "progress"):
+    if first_type is not None and first_type[1].decode() in ("log", "eliot", "progress"):
         return None
     return MalformedFrame(
         f"the box wrote a frame of more than {limit} bytes", too_large=True, is_doubtful=first_type is None

@@ -77,6 +77,41 @@ def test_jobs_that_wait_at_a_limit_are_counted_apart(queue: Queue) -> None:
     queue.client.delete(queue.keys.limited_counts)
 
 
+@pytest.mark.parametrize("tasks", [1, 2, 3, 7, 120])
+@pytest.mark.parametrize("lists", [1, 3, 90])
+def test_the_oldest_job_at_a_limit_is_found_however_many_tasks_and_lists_there_are(
+    queue: Queue, tasks: int, lists: int
+) -> None:
+    """Each task has parked lists; the first of each has the oldest job."""
+    prefix, client = queue.keys.waiting_list_prefix, queue.client
+    now = time.time()
+    names = [f"t{number}" for number in range(tasks)]
+    for name in names:
+        for number in range(lists):
+            client.zadd(f"{prefix}full {name}", {f"k{number}": number})
+            client.zadd(f"{prefix}parked {name} k{number}", {"": 0})
+            client.zadd(f"{prefix}line {name}  k{number}", {f"{name}-{number}": (now - 100 + number) * 1e6})
+    client.hset(queue.keys.limited_counts, mapping=dict.fromkeys(names, lists))
+    depth = queue(queue_calls.get_queue_depth(queue.keys))
+    assert depth.held == tasks * lists
+    assert depth.oldest is not None
+    assert 99 <= depth.oldest <= 160
+    assert queue(queue_calls.get_queue_state(queue.keys)).held == tasks * lists
+    for key in client.scan_iter(f"{prefix}*", count=10_000):
+        client.delete(key)
+    client.delete(queue.keys.limited_counts)
+
+
+def test_held_jobs_that_have_expired_are_held_and_not_overdue(queue: Queue) -> None:
+    client, jobs_held = queue.client, [f"j{number}" for number in range(500)]
+    client.hset(queue.keys.limited_counts, mapping={"shop.t": 500, " expires": 500})
+    client.zadd(queue.keys.due, dict.fromkeys(jobs_held, 1.0))
+    client.hset(queue.keys.jobs, mapping=dict.fromkeys(jobs_held, "G shop.t  "))
+    depth = queue(queue_calls.get_queue_depth(queue.keys))
+    assert (depth.held, depth.scheduled, depth.overdue, depth.backlog) == (500, 0, 0, 500)
+    client.delete(queue.keys.limited_counts, queue.keys.due, queue.keys.jobs)
+
+
 def test_the_metrics_tell_of_jobs_that_wait_at_a_limit() -> None:
     vitals = ProcessStatus()
     vitals.depths["q"] = QueueDepth(0, None, 0, held=10_000, backlog=10_000)

@@ -34,7 +34,7 @@ end
 -- 2e15) and that time.
 local function oldest_in_lists(prefix, task, most)
   local lists, oldest = {}, math.huge
-  for _, fair in ipairs(redis.call('ZRANGE', prefix .. 'turns ' .. task, 0, most / 4)) do -- bound: `most`
+  for _, fair in ipairs(redis.call('ZRANGE', prefix .. 'turns ' .. task, 0, math.floor(most / 4))) do -- bound: `most`
     local left = math.ceil(most / 2) - #lists
     for _, token in ipairs(left > 0 and redis.call('ZRANGE', prefix .. 'tokens ' .. task .. ' ' .. fair, 0, left - 1) or {}) do -- bound: `most`
       lists[#lists + 1] = fair .. ' ' .. token
@@ -62,12 +62,12 @@ end
 --   overdue    how many of those could have begun: their time has come, and nobody has moved them to a stream
 --   oldest     the age in ms at `now` of the oldest job in any list, or the time since the first overdue one could have begun;
 --              -1 when there is none
-local LISTS = 200 -- waiting lists that are looked at for the oldest job
+local LISTS = 80 -- waiting lists that are looked at for the oldest job, shared by the tasks
 local function measure_lists(due, jobs, held, prefix, now)
   local found = {unlimited = 0, limited = {}, held = 0, scheduled = redis.call('ZCARD', due), oldest = -1}
   local counts, is_unlimited, expiring, left = redis.call('HGETALL', held), {}, 0, LISTS
   for _, task in ipairs(redis.call('SMEMBERS', prefix .. 'unlimited')) do is_unlimited[task] = true end -- bound: the tasks of the queue
-  local since = math.huge
+  local since, tasks_left = math.huge, #counts / 2
   for n = 1, #counts, 2 do -- bound: the tasks whose jobs wait in lists
     local task, count = counts[n], tonumber(counts[n + 1])
     if task == ' expires' then
@@ -79,9 +79,11 @@ local function measure_lists(due, jobs, held, prefix, now)
         found.limited[#found.limited + 1] = {task, count}
         found.held = found.held + count
       end
-      local oldest, looks = oldest_in_lists(prefix, task, math.max(8, left))
+      -- Two at least: with less a range of lists would be all of them.
+      local oldest, looks = oldest_in_lists(prefix, task, math.max(2, math.floor(left / tasks_left)))
       since, left = math.min(since, oldest / 1000), left - looks
     end
+    tasks_left = tasks_left - 1
   end
   found.scheduled, found.overdue = found.scheduled - expiring, redis.call('ZCOUNT', due, '-inf', now)
   -- A job that waits at a limit stands in `due`, too, when it expires: it counts above.
@@ -94,6 +96,8 @@ local function measure_lists(due, jobs, held, prefix, now)
       if expiring == 0 then break end
     end
   end
+  -- Of more than were looked at, some may be held; all of them are among those that wait for their time otherwise.
+  if expiring > 0 then found.overdue = math.max(0, math.min(found.overdue, found.scheduled)) end
   if since < math.huge then found.oldest = math.max(0, math.floor(now - since)) end
   return found
 end
