@@ -67,8 +67,9 @@ class UserShares:
             if has_turn:
                 limiter.release()
             found = limiter.statistics()
-            if not (found.borrowed_tokens or found.tasks_waiting):
-                self._limiters.pop(user, None)
+            is_unused = not (found.borrowed_tokens or found.tasks_waiting)
+            if is_unused and self._limiters.get(user) is limiter:  # another one may have begun meanwhile
+                del self._limiters[user]
 
 
 class Guard:
@@ -115,7 +116,7 @@ class Guard:
             await (response or self._inner)(scope, receive, protecting)
             return
         async with self._shares.take(state["user"].name) as has_turn:
-            await (self._inner if has_turn else TOO_MANY)(scope, receive, protecting)
+            await (self._inner if has_turn else _refuse_many(request))(scope, receive, protecting)
 
     async def _refuse(self, request: Request, state: dict[str, Any]) -> Response | None:
         """Return the answer to a request that is not let through; None for one that is."""
@@ -194,12 +195,17 @@ UNKNOWN_HOST = (
     "Dashboard(..., hosts=[NAME])\n"
 )
 UNCHECKED = "the broker cannot be reached, so nobody knows whether this session was signed out: try again\n"
-TOO_MANY = PlainTextResponse(
-    f"this user has {MAX_AT_ONCE} requests at once already: try again when one has been answered\n",
-    429,
-    {"retry-after": "1"},
-)
+TOO_MANY = f"this user has {MAX_AT_ONCE} requests at once already: try again when one has been answered"
 OTHER_SITE = "another site has made this request: it is refused\n"
+
+
+def _refuse_many(request: Request) -> Response:
+    """Return the answer to a user who has too many requests."""
+    headers = {"retry-after": "1"}
+    if not get_path(request).startswith("/api/"):
+        return PlainTextResponse(f"{TOO_MANY}\n", 429, headers)
+    body = {"status": 429, "title": "Too Many Requests", "detail": TOO_MANY}
+    return JSONResponse(body, 429, headers, media_type="application/problem+json")
 
 
 def get_path(request: HTTPConnection) -> str:

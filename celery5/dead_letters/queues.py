@@ -234,7 +234,8 @@ async def count_causes(
 ) -> DeadJobGroups:
     """Return groups with what was counted where their jobs died, on these queues.
 
-    Conditions that select some jobs of a cause are met only by the jobs that were looked at: then nothing changes.
+    Conditions that select some jobs of a cause are met only by the jobs that were looked at: then nothing changes. Jobs
+    that took workers down, and events, are not counted where they die, so of those only what was looked at counts.
     """
     if not query.selects_whole_causes:
         return found
@@ -248,13 +249,12 @@ async def count_causes(
         if group not in listed and (not query.groups or group in query.groups)
     ]
     missing = sorted(missing, key=lambda item: -item[1].dead)[:MAX_CAUSES_READ]
-    reads = [
-        dead_letter_calls.list_entries(one, first=cause.last, last=cause.last, count=1)
-        for one, cause in missing
-    ]
+    # The last job of a cause may have left: then the first one is a sample of it, if it is there.
+    samples = [(one, entry) for one, cause in missing for entry in dict.fromkeys(cause.samples)]
+    reads = [dead_letter_calls.list_entries(one, first=entry, last=entry, count=1) for one, entry in samples]
     replies = await redis.perform_all(reads) if reads else []
     others = DeadJobGrouping()
-    for (one, _), entries in zip(missing, replies, strict=True):
+    for (one, _), entries in zip(samples, replies, strict=True):
         for job in (make_dead(app, one.queue, entry) for entry in entries):
             if query.selects(job):
                 others.add(job)

@@ -92,7 +92,7 @@ class LogWriter:
             isinstance(self._destination, LineWriter) and self._destination.accepts_job_lines
         )
         self._is_only_destination = False
-        self._look_again_at = 0.0
+        self._looked_at = 0.0
         self._probed: dict[str, Any] | None = None
         self._min_rank = _RANK[level]
         self._level: Level = level
@@ -167,13 +167,13 @@ class LogWriter:
     @property
     def is_only_destination(self) -> bool:
         """Return whether eliot has no other destinations and no global fields, so that it may be passed by."""
-        self._look_again_at = 0.0
+        self._looked_at = 0.0
         return self.is_alone(time.time())
 
     def is_alone(self, at: float) -> bool:
         """Return the same as it was at most 10 ms ago: looking costs 2 µs, and each job asks."""
-        if at >= self._look_again_at:
-            self._look_again_at = at + LOOK_INTERVAL
+        if not 0 <= at - self._looked_at < LOOK_INTERVAL:  # the clock may have been set back
+            self._looked_at = at
             self._is_only_destination = find_listeners() == [self] and not self._find_global_fields()
         return self._is_only_destination
 
@@ -214,7 +214,7 @@ class LogWriter:
     def __enter__(self) -> Self:
         """Install it for this process."""
         eliot.add_destinations(self)
-        self._look_again_at = 0.0
+        self._looked_at = 0.0
         self._stop.clear()
         self._thread = threading.Thread(target=self._keep_writing, name="celery5-log", daemon=True)
         self._thread.start()

@@ -82,9 +82,16 @@ class JobsLoop(asyncio.SelectorEventLoop):
         if self._shared_executor is None:
             self._shared_executor = ThreadPoolExecutor(thread_name_prefix="celery5-asyncio")
         future = super().run_in_executor(self._shared_executor, func, *args)
-        calls = self._calls.setdefault(OWNER.get(), set())
+        owner = OWNER.get()
+        calls = self._calls.setdefault(owner, set())
         calls.add(future)
-        future.add_done_callback(calls.discard)
+
+        def forget(done: asyncio.Future[Any]) -> None:
+            calls.discard(done)
+            if not calls and self._calls.get(owner) is calls:  # also of a job that has ended before
+                del self._calls[owner]
+
+        future.add_done_callback(forget)
         return future
 
     def end_job(self, owner: object) -> None:

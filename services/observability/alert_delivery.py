@@ -98,8 +98,8 @@ class AlertDelivery:
     async def _deliver(self) -> None:
         """Log what was not logged, then send what waits, but for what fails or is not due, and what is behind it."""
         waiting = await self._redis.perform(calls.read_outbox(self._keys))
-        first = {one.id for one in waiting}
-        self._attempts = {key: one for key, one in self._attempts.items() if one.notification in first}
+        waiting_ids = {one.id for one in waiting}
+        self._attempts = {key: one for key, one in self._attempts.items() if one.notification in waiting_ids}
         if not waiting:
             return
         stored = await self._log_new(waiting)
@@ -125,6 +125,8 @@ class AlertDelivery:
             why, is_permanent = await self._try_to_send(self._webhook, one.transition)
             if why:
                 failure = self._count_failure(one, one.transition, why, is_permanent=is_permanent)
+            else:
+                self._attempts.pop(one.alert, None)  # the next one of the alert is tried anew
         await self._redis.perform(calls.note_delivery(self._keys, one, failure))
         return failure is None or failure.is_dropped
 

@@ -113,7 +113,8 @@ class TopSources:
         failed = find_failures(replies)
         if failed:
             return (
-                f"{len(failed)} of {len(replies)} workers did not do it: {failed[0].worker}: {failed[0].why}"
+                f"{len(failed)} of {len(failed) + sum(reply.ok for reply in replies)} workers did not do it: "
+                f"{failed[0].worker}: {failed[0].why}"
             )
         return f"{queue} is {state}" if replies else f"{queue} is {state} for workers that start later"
 

@@ -59,11 +59,11 @@ class DeathCause(NamedTuple):
     """What is counted of a cause where jobs die: how many are dead, and when the first and the last died."""
 
     dead: int
-    # In seconds since 1970, by the clock of Redis. The first is the first that was seen, also when it has left since.
+    # In seconds since 1970, by the clock of Redis: of the first and the last that died, also when they have left since.
     first_died: float
     last_died: float
-    # The entry of the last one.
-    last: str
+    # The entries of the last one and the first one.
+    samples: tuple[str, ...] = ()
 
 
 def apply_causes(found: DeadJobGroups, causes: Iterable[Mapping[str, DeathCause]]) -> DeadJobGroups:
@@ -81,7 +81,7 @@ def apply_causes(found: DeadJobGroups, causes: Iterable[Mapping[str, DeathCause]
             before = total.get(group, cause)
             first = min(before.first_died, cause.first_died)
             last = max(before.last_died, cause.last_died)
-            total[group] = DeathCause(cause.dead + (before.dead if group in total else 0), first, last, "")
+            total[group] = DeathCause(cause.dead + (before.dead if group in total else 0), first, last)
     groups = [_apply(group, total.get(group.id)) for group in found.groups]
     groups.sort(key=lambda group: (-group.count, -group.last_died, group.id))
     return msgspec.structs.replace(found, groups=tuple(groups))

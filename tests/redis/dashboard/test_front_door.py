@@ -307,7 +307,10 @@ async def test_a_user_with_many_requests_keeps_no_other_user_out(
 
     async def ask(served: Served, number: int) -> None:
         path = f"/api/v1/{app.name}/task/search?id={number}"
-        answers.append((await served.get(path, "Authorization: Bearer eve")).status)
+        answer = await served.get(path, "Authorization: Bearer eve")
+        answers.append(answer.status)
+        if answer.status == 429:
+            assert "content-type: application/problem+json" in answer.head.lower()
 
     async with serving(app, DashboardOptions(port=0, authenticator=TokenFile(file))) as served:
         async with trio.open_nursery() as nursery:

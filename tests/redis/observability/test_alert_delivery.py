@@ -124,6 +124,26 @@ async def test_notifications_of_one_alert_stay_in_order_and_are_forgotten_once_t
     assert [one.change[0] for one in receiver.received] == ["alert.fired", "alert.resolved"]
 
 
+async def test_each_notification_of_an_alert_has_tries_of_its_own(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_delivery, "RETRY_DELAYS", (0.01,) * 1000)
+    with Receiver() as receiver, Lines() as lines:
+        receiver.status = 503
+        work = use(app, receiver)
+        await work.adelay()
+        async with working(app, queues=["default"]):
+            await until(lambda: receiver.attempts >= 3)
+            receiver.status = 200
+            await until(lambda: len(receiver.received) == 1)
+            receiver.status = 503
+            async with working(app, queues=["lonely"], name="late"):
+                await until(lambda: len(lines.of("alerts:webhook-failed")) == 2)
+                (state,) = [state for state in await app.alerts.alist() if state.undelivered]
+                assert state.undelivered is not None
+                assert state.undelivered.change == "resolved"
+
+
 async def test_a_receiver_that_does_not_answer_is_tried_by_a_probe_only(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
