@@ -67,6 +67,7 @@ def test_waiting_rooms_go_whatever_their_lines_are_called(
     for n, (token, fair) in enumerate([("", ""), ("ann b", ""), ("ann b", "100% [x]"), ("a\nb", "c")]):
         gate.come("w", *f"{n}a {n}b {n}c".split(), token=token, fair=fair)
     assert len(gate.room()) == 8
+    redis_client.sadd(f"{queue.keys.waiting_list_prefix}unlimited", TASK)
     for call in erase_app(app.keys, [queue.keys]):
         queue(call)
     assert leftovers(redis_client, app) == {}

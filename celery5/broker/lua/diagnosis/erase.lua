@@ -36,6 +36,6 @@ for _, list in ipairs({KEYS[4], KEYS[5]}) do -- bound: two
     gone = gone + redis.call('DEL', key, key .. ':undo')
   end
 end
-gone = gone + redis.call('DEL', KEYS[1], KEYS[4], KEYS[5], KEYS[6])
+gone = gone + redis.call('DEL', KEYS[1], KEYS[2] .. 'unlimited', KEYS[4], KEYS[5], KEYS[6])
 for n = 7, #KEYS do gone = gone + redis.call('DEL', KEYS[n]) end -- bound: the kinds of keys of a queue
 return gone
