@@ -43,6 +43,7 @@ from celery5.processes.platform_factory import make_platform
 from celery5.processes.process_parts import (
     AuxiliaryParts,
     ChannelListener,
+    DegradedBootTable,
     Incarnation,
     make_process_values,
     run_auxiliary_process,
@@ -70,7 +71,7 @@ from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry
 from celery5.services.controller.foreman import ClusterReady, Foreman, MemberDefaults, get_end_limit
 from celery5.services.controller.foreman_commands import ForemanCommands
-from celery5.services.controller.leadership import Leadership
+from celery5.services.controller.leadership import Leadership, LocalLeadership
 from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.observability.metrics_reporter import MetricsReporter
@@ -253,13 +254,25 @@ def make_extra_sources(foreman: Foreman, leadership: Leadership) -> tuple[Status
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControllerBootTable(BootTable):
+class ForemanBootTable(BootTable):
+    """A boot table with a Foreman, whose end takes as long as that of its members."""
+
+    cluster: Cluster
+
+    def get_stop_limit(self, row: StepRow) -> float:
+        """Return the limit of the row; for the Foreman what all members may take to end."""
+        if row.name == "foreman":
+            return get_end_limit(build_members(self.cluster)) + STOP_SURPLUS
+        return row.stop_limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerBootTable(ForemanBootTable):
     """The boot graph of a Controller: up from the top, down from the bottom.
 
     The members are the first to go: until the last of them has ended this process answers and is there.
     """
 
-    cluster: Cluster
     redis: TrioRedis = step("redis")
     push: PushRedis = step("push", requires=("redis",))
     listen: ChannelSubscriptions = step("listen", requires=("push",))
@@ -275,17 +288,39 @@ class ControllerBootTable(BootTable):
     cluster_ready: ClusterReady = step("all-up", requires=("foreman",), start_limit=NO_LIMIT)
     systemd: SystemdNotify = step("systemd", requires=("all-up",))
 
-    def get_stop_limit(self, row: StepRow) -> float:
-        """Return the limit of the row; for the Foreman what all members may take to end."""
-        if row.name == "foreman":
-            return get_end_limit(build_members(self.cluster)) + STOP_SURPLUS
-        return row.stop_limit
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerDegradedBootTable(DegradedBootTable, ForemanBootTable):
+    """What a Controller runs while the default broker cannot be reached: members that end with it."""
+
+    foreman: Foreman = step("foreman")
+
+
+class NoConnection:
+    """A broker that cannot be reached: the deaths of members that need it do not count."""
+
+    @property
+    def connected(self) -> bool:
+        """Return that it is not connected."""
+        return False
+
+
+def make_no_connection() -> NoConnection:
+    """Return what stands for the default broker."""
+    return NoConnection()
+
+
+def make_local_leadership(cluster: Cluster, platform: Platform) -> LocalLeadership:
+    """Return what leads while nobody can tell who leads."""
+    return LocalLeadership(
+        may_act=not any(platform.outlives(member.name) for member in build_members(cluster))
+    )
 
 
 class ControllerParts(AuxiliaryParts):
     """Every part of a Controller."""
 
-    boot_table = ControllerBootTable
+    boot_table: type[BootTable] = ControllerBootTable
     listeners = made_by(make_listeners)
     handlers = made_by(make_cluster_handlers)
     extra_sources = made_by(make_extra_sources)
@@ -297,6 +332,14 @@ class ControllerParts(AuxiliaryParts):
     cluster_ready = ClusterReady
     depth_brokers = made_by(make_broker_connections)
     queue_depths = QueueDepths
+
+
+class ControllerDegradedParts(ControllerParts):
+    """Every part of a Controller that cannot reach the default broker."""
+
+    boot_table = ControllerDegradedBootTable
+    redis = made_by(make_no_connection)
+    leader = made_by(make_local_leadership)
 
 
 async def run(
@@ -316,19 +359,23 @@ async def run(
     """
     cluster_values = make_cluster_values(app, cluster_options, log, server)
 
-    def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
-        log.event("controller:boot-started", name=incarnation.name)
+    def make(parts: type, options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
         status_line = cluster_values.on_status
         values = make_process_values(
             app, options, incarnation, kind=KIND, status_line=lambda: status_line.line
         )
-        return build(BootGraph, ControllerParts, values, cluster_values)
+        return build(BootGraph, parts, values, cluster_values)
+
+    def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+        log.event("controller:boot-started", name=incarnation.name)
+        return make(ControllerParts, options, incarnation)
 
     async with supervised_server(server, cluster_values.cluster.hung_after, log):
         await run_auxiliary_process(
             app,
             replace(options, reload=False),  # its members do that themselves
             make_boot,
+            partial(make, ControllerDegradedParts),
             kind=KIND,
             log=log,
             done=done,

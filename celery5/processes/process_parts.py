@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -31,10 +32,11 @@ from celery5.broker.keys import Keys
 from celery5.broker.timing import Timing
 from celery5.commands.keyring import Keyring
 from celery5.config.configuration import Configuration
+from celery5.errors import BrokerError
 from celery5.logs.log import Level, Log
 from celery5.observability.outlets import MetricsOutlet
 from celery5.observability.webhook import AlertWebhook
-from celery5.processes.lifecycle.incarnations import run_incarnations
+from celery5.processes.lifecycle.incarnations import DegradedOperation, run_incarnations
 from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions
 from celery5.protocol.brokers import DEFAULT_BROKER
@@ -58,7 +60,7 @@ from celery5.services.process.reloader import NextIncarnation, Reloader, ReloadS
 from celery5.services.process.step_status import StepStatus
 from celery5.services.process.systemd_notify import SystemdNotify, read_notify_settings
 from celery5.services.worker.lease import Lease
-from celery5.wiring import list_steps, made_by
+from celery5.wiring import BootTable, list_steps, made_by, step
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,22 +385,54 @@ async def try_write(app: App, broker: str = DEFAULT_BROKER) -> None:
     await trio.to_thread.run_sync(write, abandon_on_cancel=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DegradedBootTable(BootTable):
+    """What a process of several brokers runs while its own cannot be reached.
+
+    Each kind adds what it does on the others.
+    """
+
+    systemd: SystemdNotify = step("systemd")
+
+
+async def reach_another(app: App, broker: str) -> bool:
+    """Return whether any broker besides this one can be written to."""
+    for name in app.brokers.names:
+        if name != broker:
+            with suppress(BrokerError):
+                await try_write(app, name)
+                return True
+    return False
+
+
 async def run_auxiliary_process(
     app: App,
     options: ProcessOptions,
     make_boot: Callable[[ProcessOptions, Incarnation], BootGraph],
+    make_degraded_boot: Callable[[ProcessOptions, Incarnation], BootGraph] | None = None,
     *,
     kind: str,
     log: Log,
     done: trio.Event,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Run a process of this kind until cancelled; `make_boot` builds each incarnation."""
+    """Run a process of this kind until cancelled; `make_boot` builds each incarnation, and `make_degraded_boot` what
+    goes on where there are several brokers and the default one cannot be reached.
+    """
     options = replace(options, process_status=options.process_status or ProcessStatus(app=app.name))
 
     def make(name: str, next_incarnation: NextIncarnation) -> BootGraph:
         return make_boot(options, Incarnation(name, log, done, next_incarnation))
 
+    def make_degraded(name: str, next_incarnation: NextIncarnation) -> BootGraph:
+        assert make_degraded_boot is not None
+        return make_degraded_boot(options, Incarnation(name, log, done, next_incarnation))
+
+    degraded = None
+    if make_degraded_boot is not None and app.brokers.is_multi_broker:
+        degraded = DegradedOperation(
+            DEFAULT_BROKER, make_degraded, partial(reach_another, app, DEFAULT_BROKER)
+        )
     assert options.process_status is not None
     with noting_process(app, kind, options.name, log, task_status) as status:
         await run_incarnations(
@@ -410,4 +444,5 @@ async def run_auxiliary_process(
             log=log,
             try_write=partial(try_write, app),
             task_status=status,
+            degraded=degraded,
         )

@@ -7,6 +7,7 @@ die at any point. Its inbox takes in the commands.
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import trio
@@ -28,6 +29,7 @@ from celery5.processes.options import ProcessOptions
 from celery5.processes.process_parts import (
     AuxiliaryParts,
     ChannelListener,
+    DegradedBootTable,
     Incarnation,
     ProcessValues,
     make_alert_rules,
@@ -279,10 +281,18 @@ class RouterBootTable(BootTable):
     reloader: Reloader = step("reloader", requires=UP)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RouterDegradedBootTable(DegradedBootTable):
+    """What a Router runs while the default broker cannot be reached: sinks and sources of the others. Events wait."""
+
+    sink_delivery: SinkDelivery = step("sinks", stop_limit=30.0)
+    source_ingestion: SourceIngestion = step("sources")
+
+
 class RouterParts(AuxiliaryParts):
     """Every part of a Router."""
 
-    boot_table = RouterBootTable
+    boot_table: type[BootTable] = RouterBootTable
     listeners = made_by(make_listeners)
     all_brokers = made_by(connect_all_brokers)
     queue_depths = made_by(make_queue_depths)
@@ -317,6 +327,18 @@ class RouterParts(AuxiliaryParts):
     source_ingestion = SourceIngestion
 
 
+def make_default_redis(app: App) -> AsyncDriver:
+    """Return a connection to the default broker that is made when it can be."""
+    return RemoteRedis(app, DEFAULT_BROKER)
+
+
+class RouterDegradedParts(RouterParts):
+    """Every part of a Router that cannot reach the default broker."""
+
+    boot_table = RouterDegradedBootTable
+    redis = made_by(make_default_redis)
+
+
 def has_data(app: App) -> bool:
     """Return whether any task has sinks or sources."""
     return any(task.sinks or task.sources for task in app.tasks.values())
@@ -341,12 +363,16 @@ async def run(
         BrokerError: The broker lets nobody in.
     """
 
+    def make(parts: type, options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+        return build(BootGraph, parts, *make_values(app, options, incarnation))
+
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
         log.event("router:boot-started", name=incarnation.name)
-        return build(BootGraph, RouterParts, *make_values(app, options, incarnation))
+        return make(RouterParts, options, incarnation)
 
+    make_degraded_boot = partial(make, RouterDegradedParts)
     await run_auxiliary_process(
-        app, options, make_boot, kind=KIND, log=log, done=done, task_status=task_status
+        app, options, make_boot, make_degraded_boot, kind=KIND, log=log, done=done, task_status=task_status
     )
 
 

@@ -6,6 +6,7 @@ that one does is one atomic step, which the others may try as well. Any of them 
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -30,6 +31,7 @@ from celery5.processes.options import ProcessOptions
 from celery5.processes.process_parts import (
     AuxiliaryParts,
     ChannelListener,
+    DegradedBootTable,
     Incarnation,
     make_alert_rules,
     make_alert_webhook,
@@ -218,10 +220,17 @@ class SchedulerBootTable(BootTable):
     reloader: Reloader = step("reloader", requires=UP)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SchedulerDegradedBootTable(DegradedBootTable):
+    """What a Scheduler runs while the default broker cannot be reached: the schedules of the others."""
+
+    remote_schedules: Mapping[str, RemoteBrokerSchedules] = step("schedules")
+
+
 class SchedulerParts(AuxiliaryParts):
     """Every part of a Scheduler."""
 
-    boot_table = SchedulerBootTable
+    boot_table: type[BootTable] = SchedulerBootTable
     listeners = made_by(make_listeners)
     presence_listeners = made_by(make_presence_listeners)
     all_brokers = made_by(connect_all_brokers)
@@ -251,6 +260,12 @@ class SchedulerParts(AuxiliaryParts):
     limit_rules = LimitRuleEvaluator
 
 
+class SchedulerDegradedParts(SchedulerParts):
+    """Every part of a Scheduler that cannot reach the default broker."""
+
+    boot_table = SchedulerDegradedBootTable
+
+
 def is_needed(app: App) -> bool:
     """Whether the application has what only a Scheduler does."""
     return is_scaled(app.settings) or app.schedule.is_used or app.limit_rule.is_used
@@ -266,13 +281,17 @@ async def run(
 ) -> None:
     """Run a Scheduler until cancelled. Raises BrokerError when the broker lets nobody in."""
 
+    def make(parts: type, options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+        values = make_process_values(app, options, incarnation, kind=KIND)
+        return build(BootGraph, parts, values, make_values(app))
+
     def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
         log.event("scheduler:boot-started", name=incarnation.name)
-        values = make_process_values(app, options, incarnation, kind=KIND)
-        return build(BootGraph, SchedulerParts, values, make_values(app))
+        return make(SchedulerParts, options, incarnation)
 
+    make_degraded_boot = partial(make, SchedulerDegradedParts)
     await run_auxiliary_process(
-        app, options, make_boot, kind=KIND, log=log, done=done, task_status=task_status
+        app, options, make_boot, make_degraded_boot, kind=KIND, log=log, done=done, task_status=task_status
     )
 
 

@@ -17,16 +17,19 @@ from celery5.broker.keys import EVENTS
 from celery5.health.checks import get_all_checks
 from celery5.logs.log import Log, NullLog
 from celery5.processes.lifecycle import multi_broker
-from celery5.processes.lifecycle.incarnations import run_incarnations
+from celery5.processes.lifecycle.incarnations import DegradedOperation, run_incarnations
 from celery5.processes.lifecycle.multi_broker import name_for_broker
 from celery5.processes.lifecycle.noted_process import noting_process
 from celery5.processes.options import ProcessOptions, find_task_kinds, resolve_budgets
 from celery5.processes.process_parts import (
+    DegradedBootTable,
     Incarnation,
+    ProcessParts,
     ProcessValues,
     make_alert_rules,
     make_alert_webhook,
     make_process_values,
+    reach_another,
     try_write,
 )
 from celery5.processes.watch.sidecar import Sidecar
@@ -110,6 +113,12 @@ def get_queues_by_broker(app: App, options: WorkerOptions) -> dict[str, tuple[st
     return multi_broker.group_by_broker(app, list_queues(app, options))
 
 
+class WorkerDegradedParts(ProcessParts):
+    """What a worker runs for its first broker while that cannot be reached: on the others it has whole incarnations."""
+
+    boot_table = DegradedBootTable
+
+
 class _BrokerWorkers:
     """The workers of one process, one for each broker, each with incarnations of its own.
 
@@ -154,8 +163,15 @@ class _BrokerWorkers:
 
     def _make_first(self, broker: str, queues: tuple[str, ...], end: trio.Event) -> multi_broker.RunOnBroker:
         options = replace(self._options, queues=queues, broker=broker)
+
+        def make_degraded(name: str, next_incarnation: NextIncarnation) -> BootGraph:
+            incarnation = Incarnation(name, self._log, end, next_incarnation)
+            values = make_process_values(self._app, options, incarnation, kind="worker")
+            return build(BootGraph, WorkerDegradedParts, values)
+
+        degraded = DegradedOperation(broker, make_degraded, partial(reach_another, self._app, broker))
         return lambda status, on_unreachable: _run_on_broker(
-            self._app, options, self._log, end, status, on_unreachable, self._restart_secondaries
+            self._app, options, self._log, end, status, on_unreachable, self._restart_secondaries, degraded
         )
 
     def _make_secondary(
@@ -208,6 +224,7 @@ async def _run_on_broker(
     task_status: trio.TaskStatus[None],
     on_unreachable: Callable[[Exception], None] | None = None,
     on_incarnation: Callable[[], None] = lambda: None,
+    degraded: DegradedOperation | None = None,
 ) -> None:
     """Run a worker on one broker, one incarnation after the other."""
     status = options.process_status or ProcessStatus(app=app.name)
@@ -232,6 +249,7 @@ async def _run_on_broker(
         try_write=partial(try_write, app, options.broker),
         task_status=task_status,
         on_unreachable=on_unreachable,
+        degraded=degraded,
     )
 
 

@@ -173,6 +173,34 @@ class Leadership:
             self._changed = trio.Event()
 
 
+class LocalLeadership:
+    """What stands for the leadership while the broker that knows the leader cannot be reached.
+
+    This Controller leads members that end with it, for no other one can adopt them; and it leads nothing otherwise.
+
+    Args:
+        may_act: Whether the members end with this process.
+    """
+
+    def __init__(self, *, may_act: bool) -> None:
+        self.is_leader = may_act
+        self.has_valid_lease = may_act
+        self.status_line = _LOCAL if may_act else _NOT_LOCAL
+
+    def get_epoch_environment(self) -> Mapping[str, str]:
+        """Return nothing: no epoch is known."""
+        return {}
+
+    async def wait_changed(self) -> None:
+        """Wait for ever."""
+        await trio.sleep_forever()
+
+    async def resign(self) -> None:
+        """Do nothing: nobody knows that it leads."""
+
+
+_LOCAL = "the default broker cannot be reached: it keeps its own members without knowing who leads"
+_NOT_LOCAL = "the default broker cannot be reached: it cannot tell who leads, and starts and ends nothing"
 _UNSURE = "it cannot tell whether it still leads: it does nothing"
 _UNHEARD = "while it cannot tell whether it leads it starts and ends nothing; what it has started goes on"
 _RESIGNED = "leads no more, and ends: another Controller takes over, if one stands by"

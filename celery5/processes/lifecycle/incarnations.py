@@ -10,6 +10,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -64,6 +65,18 @@ PROCESS_EVENTS: Mapping[str, ProcessEvents] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class DegradedOperation:
+    """What a process of several brokers goes on with while its own broker cannot be reached."""
+
+    # The name of its own broker.
+    broker: str
+    # Builds it, under this name; what it is given says when a whole incarnation follows.
+    make_boot: Callable[[str, NextIncarnation], BootGraph]
+    # Whether any other broker can be written to. If none can, there is nothing to go on with.
+    reaches_another: Callable[[], Awaitable[bool]]
+
+
 async def run_incarnations(
     kind: str,
     make_boot: Callable[[str, NextIncarnation], BootGraph],
@@ -76,6 +89,7 @@ async def run_incarnations(
     try_write: Callable[[], Awaitable[object]],
     task_status: trio.TaskStatus[None],
     on_unreachable: Callable[[Exception], None] | None = None,
+    degraded: DegradedOperation | None = None,
 ) -> None:
     """Run one incarnation after the other until cancelled.
 
@@ -90,6 +104,8 @@ async def run_incarnations(
         try_write: Writes something to the broker. While it takes no writes, no incarnation begins.
         task_status: Started when the first incarnation is up.
         on_unreachable: Called once when the broker is unreachable at the start, which is waited for then.
+        degraded: What goes on between two incarnations while the broker is unreachable and another one is not. It
+            counts as a start.
 
     Raises:
         BrokerError: The broker lets nobody in; or it is unreachable at the start, and nobody waits for it.
@@ -99,39 +115,112 @@ async def run_incarnations(
     is_first = not wait_for_broker
     attempts, next_incarnation = itertools.count(), NextIncarnation()
     while True:
-        is_refused = False
         # Never used twice: what a former incarnation held is for recovery, not for us.
         own_name, first_name = first_name or new_incarnation_name(name), ""
         log.set_worker(own_name)
         process_status.mark_starting(own_name)
         boot = make_boot(own_name, next_incarnation)
-        try:
-            await boot.run(task_status=status)
-        except* ConfigurationChanged:
+        failure, is_reloaded = await _run_once(boot, status)
+        if is_reloaded:
             log.event(events.reload_started, name=own_name)
             attempts = itertools.count()
-        except* _SURVIVABLE as errors:
-            final = _split_final(
-                errors,
-                is_first=is_first and not status.is_started,
-                unreachable_reported=on_unreachable is not None,
-                has_started=status.is_started,
-            )
-            if final is not None:
-                raise final from None
-            reason, is_refused = _format_first(errors), any(map(_is_refused, _leaves(errors)))
-            hint = {"hint": _CORRUPT_KEY} if any(map(is_key_corrupt, _leaves(errors))) else {}
-            log.event(events.restarted, "error", name=own_name, why=reason, **hint)
-            process_status.mark_waiting(reason if is_refused else "")
+        outage = None
+        if failure is not None:
+            outage = await _Outage.find(failure, degraded)
+            waits = on_unreachable is not None or outage.degraded is not None
+            outage.raise_final(is_first=is_first, unreachable_reported=waits, has_started=status.is_started)
+            log.event(events.restarted, "error", name=own_name, why=outage.reason, **outage.hint)
+            process_status.mark_waiting(outage.reason if outage.is_refused or outage.degraded else "")
             if on_unreachable is not None and not status.is_started:
-                on_unreachable(BrokerUnavailable(reason))
+                on_unreachable(BrokerUnavailable(outage.reason))
                 on_unreachable = _ignore
         next_incarnation.apply_settings()
         # The first incarnation must find the broker; one that lost it later waits, and does not ask too often.
         is_first = is_first and not (on_unreachable is None or status.is_started)
-        await _pause(next(attempts), try_write if is_refused else None)
+        if outage is not None and outage.degraded is not None:
+            outage.log_degraded(log)
+            await _run_degraded(outage.degraded, new_incarnation_name(name), try_write, status)
+        else:
+            await _pause(next(attempts), try_write if outage is not None and outage.is_refused else None)
 
 
+async def _run_once(
+    boot: BootGraph, status: "_FirstStart"
+) -> "tuple[ExceptionGroup[Exception] | None, bool]":
+    """Run an incarnation; return what ended it of the errors that may be survived, and whether it is to be reloaded."""
+    failure, is_reloaded = None, False
+    try:
+        await boot.run(task_status=status)
+    except* ConfigurationChanged:
+        is_reloaded = True
+    except* _SURVIVABLE as errors:
+        failure = errors
+    return failure, is_reloaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Outage:
+    """Why an incarnation has ended, when it was by the broker."""
+
+    failure: ExceptionGroup[Exception]
+    reason: str
+    # Whether the broker answers, and takes no writes.
+    is_refused: bool
+    # Fields of the log message.
+    hint: Mapping[str, str]
+    # What goes on without it.
+    degraded: DegradedOperation | None
+
+    @classmethod
+    async def find(cls, failure: ExceptionGroup[Exception], degraded: DegradedOperation | None) -> "_Outage":
+        """Return what these errors say, and whether another broker is served meanwhile."""
+        leaves = list(_leaves(failure))
+        if degraded is not None and not (any(map(is_outage, leaves)) and await degraded.reaches_another()):
+            degraded = None
+        hint = {"hint": _CORRUPT_KEY} if any(map(is_key_corrupt, leaves)) else {}
+        return cls(failure, str(leaves[0]), any(map(_is_refused, leaves)), hint, degraded)
+
+    def raise_final(self, *, is_first: bool, unreachable_reported: bool, has_started: bool) -> None:
+        """Raise the errors that end the process, as a group, if there are any: `should_restart` decides."""
+        final = self.failure.split(
+            lambda error: should_restart(
+                error,
+                is_first=is_first and not has_started,
+                unreachable_reported=unreachable_reported,
+                has_started=has_started,
+            )
+        )[1]
+        if final is not None:
+            raise final from None
+
+    def log_degraded(self, log: Log) -> None:
+        """Log that other brokers are served meanwhile."""
+        assert self.degraded is not None
+        broker = self.degraded.broker
+        log.event("broker:connect-failed", "warning", broker=broker, why=self.reason, hint=_OTHERS_SERVED)
+
+
+async def _run_degraded(
+    degraded: DegradedOperation,
+    name: str,
+    try_write: Callable[[], Awaitable[object]],
+    status: "_FirstStart",
+) -> None:
+    """Run what goes on without the broker until that can be written to."""
+    next_incarnation = NextIncarnation()
+    boot = degraded.make_boot(name, next_incarnation)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(boot.run, task_status=_DegradedStart(status)))
+            await _wait_for_writes(try_write, waits_out=is_outage, interval=DEGRADED_INTERVAL)
+            next_incarnation.request(_nothing)  # so nobody is told that the process ends
+            nursery.cancel_scope.cancel()
+    except* _SURVIVABLE:
+        await trio.sleep(DEGRADED_INTERVAL)  # the next incarnation meets the broker as it is
+
+
+DEGRADED_INTERVAL = 1.0
+"""Seconds between two attempts to reach the broker while the others are served."""
 WRITE_INTERVAL = 0.5
 """Seconds between two attempts to write to a broker that takes no writes. An incarnation that begins makes connections
 and logs, and needs many calls until it is refused, too."""
@@ -146,18 +235,24 @@ async def _pause(attempt: int, try_write: Callable[[], Awaitable[object]] | None
     """Wait before the next incarnation: longer after each attempt, and until `try_write` succeeds, if it is given."""
     await trio.sleep(full_jitter(attempt, start=0.1, cap=1.0, random=random.random) if attempt else 0)
     if try_write is not None:
-        await _wait_for_writes(try_write)
+        await _wait_for_writes(try_write, waits_out=_is_refused, interval=WRITE_INTERVAL)
 
 
-async def _wait_for_writes(try_write: Callable[[], Awaitable[object]]) -> None:
-    """Wait until the broker takes writes again. Any other error is for the next incarnation to meet."""
+async def _wait_for_writes(
+    try_write: Callable[[], Awaitable[object]],
+    *,
+    waits_out: Callable[[BrokerError], bool],
+    interval: float,
+) -> None:
+    """Wait until the broker takes writes again, or fails with an error other than those that are waited out: that is
+    for the next incarnation to meet."""
     while True:
         try:
             await try_write()
         except BrokerError as error:
-            if not _is_refused(error):
+            if not waits_out(error):
                 return
-            await trio.sleep(WRITE_INTERVAL)
+            await trio.sleep(interval)
         else:
             return
 
@@ -196,19 +291,6 @@ def should_restart(
             return (unreachable_reported or not is_first) and is_transient(error)
 
 
-def _split_final(
-    group: ExceptionGroup[Exception], *, is_first: bool, unreachable_reported: bool, has_started: bool
-) -> ExceptionGroup[Exception] | None:
-    """Return the errors of a group that end the process, as a group; None when there are none."""
-
-    def survived(error: BaseException) -> bool:
-        return should_restart(
-            error, is_first=is_first, unreachable_reported=unreachable_reported, has_started=has_started
-        )
-
-    return group.split(survived)[1]
-
-
 class _FirstStart(trio.TaskStatus[None]):
     """Starts the process when its first incarnation is up; when later ones are, that is logged."""
 
@@ -226,13 +308,23 @@ class _FirstStart(trio.TaskStatus[None]):
             self._status.started()
 
 
+class _DegradedStart(trio.TaskStatus[None]):
+    """Starts the process when what goes on without its broker is up."""
+
+    def __init__(self, status: _FirstStart) -> None:
+        self._status = status
+
+    def started(self, value: None = None) -> None:
+        if not self._status.is_started:
+            self._status.started()
+
+
+def _nothing() -> None:
+    """The settings stay as they are."""
+
+
 def _ignore(_error: Exception) -> None:
     """It was reported already."""
-
-
-def _format_first(group: ExceptionGroup[Exception]) -> str:
-    """Return the first error in a group of groups as text."""
-    return str(next(_leaves(group)))
 
 
 def _leaves(group: Any) -> Iterator[Exception]:
@@ -244,6 +336,7 @@ def _leaves(group: Any) -> Iterator[Exception]:
             yield each
 
 
+_OTHERS_SERVED = "the others are served meanwhile"
 _CORRUPT_KEY = (
     "another program has written to a key of this application: repair or delete the key; it is tried again"
 )
