@@ -5,7 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 
 import celery5
 from celery5.config.settings import find_warnings, get_origins
+from celery5.doctor.needed_processes import needs_router, needs_scheduler
 from celery5.errors import Corrupt
 from celery5.observability.alerts import summarize_alerts
 from celery5.protocol.health import host_diagnosis as diagnosis
@@ -23,6 +25,7 @@ from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, Work
 from celery5.protocol.publisher.address import parse_daemon_address
 from celery5.protocol.publisher.frames import ClientHello, ConnectionRefusal, Welcome
 from celery5.protocol.streams.diagnosis import ArchiveHealth, GroupHealth, diagnose_streams
+from celery5.results.job_details import WAITING_STATES
 from celery5.sending.publisher_client import connect_to_daemon, send_request
 
 if TYPE_CHECKING:
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
 REPLY_TIMEOUT = 3.0
 """Seconds that workers and a Publisher have to answer."""
 SYSTEMCTL_TIMEOUT = 3.0
+JOBS_LOOKED_AT = 100
+"""Jobs that are looked at of each state of a queue that nobody reads."""
+SEARCH_LIMIT = 4.0
+"""Seconds after which no further state of a queue is looked at."""
 UNIT_SUFFIXES = (".service", ".socket", ".target")
 
 
@@ -103,8 +110,13 @@ class HostChecks:
             for certificate in keyring.list_certificates()
         ]
         refusal = keyring.find_refusal()
-        today = datetime.now(UTC).date()
-        return diagnosis.diagnose_certificates(certificates, "" if refusal is None else refusal.value, today)
+        return diagnosis.diagnose_certificates(
+            certificates,
+            "" if refusal is None else refusal.value,
+            datetime.now(UTC).date(),
+            folder=str(keyring.folder),
+            remedy_if_revoked=keyring.get_remedy(),
+        )
 
     def check_publisher(self, app: "App") -> Finding:
         """Check that the Publisher that gets this application's jobs accepts a connection, as a producer opens one."""
@@ -135,14 +147,15 @@ class HostChecks:
                 WorkerVersion(reply.worker, _read_version(reply.answer), _get_refusal(reply))
                 for reply in replies
             ]
-        unrouted = app.events.has_own_events and not state.routers
-        unread = [
-            name
-            for name, queue in state.queues.items()
-            if queue.waiting and not any(worker.alive for worker in queue.workers)
-        ]
+        unread = [name for name, queue in state.queues.items() if queue.unread]
         return diagnosis.diagnose_workers(
-            workers, celery5.__version__, is_version_known=can_send, unrouted=unrouted, unread=unread
+            workers,
+            celery5.__version__,
+            is_version_known=can_send,
+            unrouted=needs_router(app) and not state.routers,
+            unscheduled=needs_scheduler(app) and not state.schedulers,
+            unread=unread,
+            foreign=_find_foreign(app, unread[: diagnosis.MAX_QUEUES]),
         )
 
     def check_alerts(self, app: "App") -> Finding:
@@ -256,6 +269,24 @@ def _check_archive(streams: "Streams", state: "StreamState") -> Iterator[Archive
     if waiting and state.stream in streams:
         partition = max(waiting, key=waiting.__getitem__)
         yield ArchiveHealth(state.stream, partition, waiting[partition], streams[state.stream].keep.records)
+
+
+def _find_foreign(app: "App", queues: Sequence[str]) -> dict[str, str]:
+    """Return which of these queues have a job of a task that is not declared here, and that task.
+
+    A part of the jobs is looked at: of each queue and state those that a search finds first, for a few seconds.
+    """
+    foreign: dict[str, str] = {}
+    end = time.monotonic() + SEARCH_LIMIT
+    for queue in queues:
+        for state in sorted(WAITING_STATES):
+            if queue in foreign or time.monotonic() >= end:
+                break
+            found = app.jobs.search(queue=queue, state=state, limit=JOBS_LOOKED_AT).jobs
+            tasks = [job.task for job in found if not job.ended and job.task and job.task not in app.tasks]
+            if tasks:
+                foreign[queue] = tasks[0]
+    return foreign
 
 
 def _read_version(answer: object) -> str:

@@ -20,6 +20,7 @@ from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
+from celery5.doctor.needed_processes import needs_router
 from celery5.events.sources import Source, group_by_source
 from celery5.limits.holds import LimitHolds
 from celery5.logs.log import Log
@@ -339,14 +340,9 @@ class RouterDegradedParts(RouterParts):
     redis = made_by(make_default_redis)
 
 
-def has_data(app: App) -> bool:
-    """Return whether any task has sinks or sources."""
-    return any(task.sinks or task.sources for task in app.tasks.values())
-
-
 def is_needed(app: App) -> bool:
     """Whether the application has what only a Router does."""
-    return has_data(app) or app.events.has_own_events
+    return needs_router(app)
 
 
 async def run(

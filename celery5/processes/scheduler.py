@@ -19,6 +19,7 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import Keys
 from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap
+from celery5.doctor.needed_processes import needs_scheduler
 from celery5.errors import CeleryError, Misconfigured
 from celery5.health.checks import get_all_checks
 from celery5.health.health_check import HealthCheck
@@ -42,7 +43,7 @@ from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.limits import DeclaredLimits
 from celery5.protocol.scaling.autoscale import Autoscale
 from celery5.protocol.scaling.prioritisation import PrioritisationStrategy
-from celery5.scaling.strategies import get_autoscale, get_prioritisation, is_scaled
+from celery5.scaling.strategies import get_autoscale, get_prioritisation
 from celery5.scheduling.fire_times import validate_trigger
 from celery5.scheduling.schedules import make_definition
 from celery5.services.commands.inbox import Inbox, InboxAddress
@@ -268,7 +269,7 @@ class SchedulerDegradedParts(SchedulerParts):
 
 def is_needed(app: App) -> bool:
     """Whether the application has what only a Scheduler does."""
-    return is_scaled(app.settings) or app.schedule.is_used or app.limit_rule.is_used
+    return needs_scheduler(app)
 
 
 async def run(

@@ -1,9 +1,12 @@
 """Show an application's queues and who works on them (`info`), and look for faults (`doctor`)."""
 
+import re
+import shlex
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
+from msgspec.structs import replace
 
 from celery5.cli.commands.autoscale import format_scaling
 from celery5.cli.commands.event import count_waiting, format_waiting
@@ -12,7 +15,7 @@ from celery5.cli.commands.queue import format_unread_warning
 from celery5.cli.commands.stream import make_rows, make_summaries
 from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import Duration
-from celery5.cli.terminal.output import echo, format_cell, format_fields, format_table, to_json
+from celery5.cli.terminal.output import echo, format_fields, format_table, to_json, to_one_line
 from celery5.cli.terminal.target import Target
 from celery5.errors import BrokerError, Misconfigured
 from celery5.observability.alerts import summarize_alerts
@@ -185,7 +188,8 @@ def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
         checks = get_host_checks()
     for finding in findings:
         _show_finding(finding, wants_json)
-    for finding in run_checks(checks, limit=limit):
+    for checked in run_checks(checks, limit=limit):
+        finding = replace(checked, remedy=_name_app(checked.remedy))
         _show_finding(finding, wants_json)
         findings.append(finding)
     if wants_json:
@@ -196,10 +200,20 @@ def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
     return EXIT_FAILED if any(finding.state == "fail" for finding in findings) else 0
 
 
+def _name_app(remedy: str) -> str:
+    """Return a remedy whose commands name the application as this one did by its flag, so that they work as printed."""
+    context = click.get_current_context().find_root()
+    if context.get_parameter_source("target") is not click.core.ParameterSource.COMMANDLINE:
+        return remedy
+    commands = "|".join(cast("click.Group", context.command).list_commands(context))
+    flag = shlex.join(("-A", context.params["target"]))
+    return re.sub(rf"\bcelery5 (?=(?:{commands})\b)", lambda _: f"celery5 {flag} ", remedy)
+
+
 def _show_finding(finding: "Finding", wants_json: bool) -> None:
     """Print a finding at once, and below it what to do."""
     if wants_json:
         return
-    echo(f"{finding.state:4}  {finding.check:12}  {format_cell(finding.summary)}")
-    if finding.state != "ok" and finding.remedy:
-        echo(f"{'':20}{format_cell(finding.remedy)}")
+    echo(f"{finding.state:4}  {finding.check:12}  {to_one_line(finding.summary)}")
+    if finding.state != "ok" and finding.remedy:  # whole: half of a command is another command
+        echo(f"{'':20}{to_one_line(finding.remedy)}")

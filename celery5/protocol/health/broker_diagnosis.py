@@ -32,9 +32,14 @@ _MORE_PERMISSIONS = (
 )
 MAX_NAMES = 5
 """Names that are listed of many."""
+AOF_IS_WRITTEN = (
+    "INFO says aof_rewrite_in_progress:0, aof_rewrite_scheduled:0 and aof_last_bgrewrite_status:ok"
+)
+"""When an append-only file has all that the server has. While a snapshot is being saved, its rewriting is scheduled
+only."""
 TURN_AOF_ON = (
-    "CONFIG SET appendonly yes; when INFO says aof_rewrite_in_progress:0, CONFIG REWRITE. "
-    "Never by redis.conf and a restart alone: that begins without any job"
+    f"CONFIG SET appendonly yes; when {AOF_IS_WRITTEN}, CONFIG REWRITE; a server without a configuration file must be "
+    "started with --appendonly yes from then on. Never by redis.conf and a restart alone: that begins without any job"
 )
 """A server that finds `appendonly yes` in its file and no complete append-only file starts empty, whatever its snapshot
 has."""
@@ -107,7 +112,8 @@ def diagnose_persistence(info: Mapping[str, str], config: Mapping[str, str] | No
     config_or_empty = config or {}
     appends = config_or_empty.get("appendonly", "yes" if info.get("aof_enabled") == "1" else "no") == "yes"
     if appends:
-        return _diagnose_appendfsync(config_or_empty.get("appendfsync", ""))
+        appendfsync = config_or_empty.get("appendfsync", "")
+        return _diagnose_rewriting(info) or _diagnose_appendfsync(appendfsync)
     saves = config_or_empty.get("save")
     if saves is None:
         return Finding(
@@ -127,13 +133,26 @@ def diagnose_persistence(info: Mapping[str, str], config: Mapping[str, str] | No
     )
 
 
+def _diagnose_rewriting(info: Mapping[str, str]) -> Finding | None:
+    """Return what is wrong with an append-only file that was just turned on, or that cannot be rewritten."""
+    if info.get("aof_last_bgrewrite_status", "ok") != "ok":
+        summary = "the append-only file could not be rewritten"
+        remedy = f"look at the server's log and its disk; do not restart it before {AOF_IS_WRITTEN}"
+        return Finding("persistence", "fail", summary, remedy)
+    is_rewritten = "1" in (info.get("aof_rewrite_in_progress"), info.get("aof_rewrite_scheduled"))
+    if is_rewritten and info.get("aof_base_size") == "0":
+        summary = "the append-only file is being written for the first time: it does not have all jobs yet"
+        return Finding("persistence", "warn", summary, f"do not restart the server before {AOF_IS_WRITTEN}")
+    return None
+
+
 def _diagnose_appendfsync(appendfsync: str) -> Finding:
     if appendfsync == "no":
         return Finding(
             "persistence",
             "warn",
             "appendonly yes, appendfsync no: a crash of the machine may lose half a minute of jobs",
-            "CONFIG SET appendfsync everysec, or always",
+            "CONFIG SET appendfsync everysec, or always, and say so in redis.conf",
         )
     # While the disk is slow, Redis answers before it writes, for up to two seconds: then its process need only crash.
     loss = {"everysec": "a crash may lose two seconds of jobs", "always": "nothing is lost"}

@@ -4,10 +4,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import date
+from types import MappingProxyType
 
 import msgspec
 
 from celery5.protocol.health.broker_diagnosis import Finding
+from celery5.protocol.job.names import is_queue_name
 
 EXPIRY_WARNING_DAYS = 30
 """Days before the end of a certificate from which on there is a warning."""
@@ -59,36 +61,75 @@ def diagnose_key_folder(path: str, modes: Mapping[str, int] | None) -> Finding:
     return Finding("keys folder", "ok", f"{path}, for nobody else")
 
 
-def diagnose_certificates(found: Sequence[Credential], refusal_reason: str, today: date) -> Finding:
-    """Diagnose the certificates; `refusal_reason` is why this host refuses its own signature, '' when it does not."""
+def diagnose_certificates(
+    found: Sequence[Credential],
+    refusal_reason: str,
+    today: date,
+    *,
+    folder: str = "",
+    remedy_if_revoked: str = "",
+) -> Finding:
+    """Diagnose the certificates.
+
+    Args:
+        found: Those in the folder of the keys.
+        refusal_reason: Why this host refuses its own signature; '' when it does not.
+        today: The date.
+        folder: The folder of the keys.
+        remedy_if_revoked: What to do if this host's own key is on the denylist.
+    """
     name = "certificates"
     mine = [each for each in found if each.role == "mine"]
     if not mine:
         return Finding(name, "ok", "no key of its own yet: the first signed command makes it")
     ends = {each: date.fromisoformat(each.until) for each in found if not each.revoked}
     expired = [each for each in mine if each in ends and ends[each] < today]
+    own_authorities = [each for each in found if each.role == "authority"]
+    new_key = _find_new_key(own_authorities, ends, today, folder)
     if expired:
-        return Finding(
-            name, "fail", f"{expired[0].fingerprint[:16]} ended on {expired[0].until}", "celery5 keys new"
-        )
+        summary = f"{expired[0].fingerprint[:16]} ended on {expired[0].until}"
+        return Finding(name, "fail", summary, new_key)
     if refusal_reason:
-        remedy = "celery5 keys new; where its authority was revoked: celery5 keys new --authority"
+        remedy = (
+            remedy_if_revoked
+            or (refusal_reason == UNKNOWN_ISSUER and _trust_authority(own_authorities, folder))
+            or new_key
+        )
         return Finding(name, "fail", f"what is signed here is refused here: {refusal_reason}", remedy)
     ending = sorted(
         (end, each.role) for each, end in ends.items() if (end - today).days < EXPIRY_WARNING_DAYS
     )
     if ending:
         what = ", ".join(f"{role} until {end}" for end, role in ending)
-        return Finding(
-            name,
-            "warn",
-            f"they end soon, or have ended: {what}",
-            "celery5 keys new, and trust it on other hosts",
-        )
+        of_others = {role for _, role in ending} == {"trusted"}
+        remedy = _REPLACE_TRUSTED if of_others else f"{new_key}; other hosts must trust a new authority first"
+        return Finding(name, "warn", f"they end soon, or have ended: {what}", remedy)
     revoked = sum(each.revoked for each in found)
     return Finding(
         name, "ok", f"{len(found)}, until {min(ends.values(), default=today)}; {revoked} of them revoked"
     )
+
+
+UNKNOWN_ISSUER = "unknown-issuer"
+"""The reason of a refusal: no authority that is trusted has signed."""
+_REPLACE_TRUSTED = "have its owner renew it, then here: celery5 keys trust FILE, with the new certificate"
+
+
+def _find_new_key(
+    own_authorities: Sequence[Credential], ends: Mapping[Credential, date], today: date, folder: str
+) -> str:
+    """Return how a new key is made: by the authority in the folder, unless that has ended, or by the user's own."""
+    if not own_authorities:
+        return f"have your authority sign a new key, and put both into {shlex.quote(f'{folder}/mine.pem')}"
+    are_valid = all(each in ends and ends[each] >= today for each in own_authorities)
+    return "celery5 keys new" if are_valid else "celery5 keys new --authority"
+
+
+def _trust_authority(own_authorities: Sequence[Credential], folder: str) -> str:
+    """Return how the authority of this host's key comes to be trusted here."""
+    if own_authorities:
+        return f"celery5 keys trust {shlex.quote(f'{folder}/ca.pem')}"
+    return "celery5 keys trust FILE, with the certificate of the authority that has signed this host's key"
 
 
 def diagnose_units(found: Sequence[SystemdUnit], *, version: str, is_lingering: bool, user: str) -> Finding:
@@ -96,28 +137,51 @@ def diagnose_units(found: Sequence[SystemdUnit], *, version: str, is_lingering: 
     if not found:
         return Finding("units", "ok", "none of systemd's is installed")
     summary = f"systemd {version or 'of an unknown version'}: {', '.join(each.name for each in found)}"
-    missing = [f"{each.missing} of {each.name}" for each in found if each.missing]
+    missing = [each for each in found if each.missing]
     if missing:
-        return Finding(
-            "units",
-            "fail",
-            f"not there: {', '.join(missing)}",
-            "correct ExecStart in a drop-in: systemctl edit",
-        )
+        names = ", ".join(f"{each.missing} of {each.name}" for each in missing)
+        remedy = f"correct ExecStart in a drop-in: {_format_systemctl('edit', missing[:1])}"
+        return Finding("units", "fail", f"not there: {names}", remedy)
     number = re.match(r"\d+", version)
     if number and int(number[0]) < OLDEST_SYSTEMD:
         return Finding("units", "warn", summary, f"upgrade systemd to {OLDEST_SYSTEMD} or newer")
     if any(each.is_user_unit for each in found) and not is_lingering:
         remedy = f"loginctl enable-linger {shlex.quote(user)}"
         return Finding("units", "warn", f"{summary}; those of {user} end when {user} logs out", remedy)
-    idle = [each for each in found if not each.enabled]
-    if idle:
-        flag = " --user" if idle[0].is_user_unit else ""
-        remedy = f"systemctl{flag} enable {shlex.join(each.name for each in idle)}"
-        return Finding(
-            "units", "warn", f"not started at boot: {', '.join(each.name for each in idle)}", remedy
-        )
+    if idle := _find_not_started(found):
+        names = ", ".join(each.name for each in idle)
+        return Finding("units", "warn", f"not started at boot: {names}", _enable(idle))
     return Finding("units", "ok", f"{summary}; enabled")
+
+
+def _find_not_started(found: Sequence[SystemdUnit]) -> Sequence[SystemdUnit]:
+    """Return the units for which nothing starts at boot.
+
+    All units may be installed, and only some be used: a Controller, for example, starts its members by itself. But the
+    target that starts those that are enabled must be, too.
+    """
+    if not any(each.enabled for each in found):
+        return found
+    return [each for each in found if each.name.endswith(".target") and not each.enabled]
+
+
+def _enable(units: Sequence[SystemdUnit]) -> str:
+    """Return how units are enabled: the Controller alone if it is there, since it starts all others."""
+    controllers = [each for each in units if each.name == "celery5-controller.service"]
+    chosen = controllers or [each for each in units if not each.name.endswith(".target")] or units
+    has_instances = any("@." in each.name for each in chosen)
+    explained = ", each NAME that of an environment file" if has_instances else ""
+    return f"{_format_systemctl('enable', chosen)}{explained}"
+
+
+def _format_systemctl(verb: str, units: Sequence[SystemdUnit]) -> str:
+    """Return a command of systemctl. A template has no instance that could be named: that is for the user to fill in.
+
+    A drop-in of a template is for all of its instances.
+    """
+    flag = " --user" if units[0].is_user_unit else ""
+    names = [each.name.replace("@.", "@NAME.") if verb == "enable" else each.name for each in units]
+    return f"systemctl{flag} {verb} {shlex.join(names)}"
 
 
 def diagnose_application(name: str, tasks: int) -> Finding:
@@ -142,13 +206,19 @@ def diagnose_alerts(summary: str) -> Finding:
     return Finding("alerts", "warn", summary, "celery5 alert list says since when, and what was measured")
 
 
+MAX_QUEUES = 20
+"""Queues that are named of many."""
+
+
 def diagnose_workers(
     found: Sequence[WorkerVersion],
     own_version: str,
     *,
     is_version_known: bool,
-    unrouted: bool,
+    unrouted: bool = False,
+    unscheduled: bool = False,
     unread: Sequence[str] = (),
+    foreign: Mapping[str, str] = MappingProxyType({}),
 ) -> Finding:
     """Diagnose the live workers.
 
@@ -156,42 +226,78 @@ def diagnose_workers(
         found: The live workers.
         own_version: The version of celery5 here.
         is_version_known: Whether the workers could be asked for their versions: that needs a key.
-        unrouted: Whether the application has events of its own, and no Router lives.
+        unrouted: Whether the application has what only a Router does, and no Router lives.
+        unscheduled: Whether the application has what only a Scheduler does, and no Scheduler lives.
         unread: The queues on which jobs wait, and that no worker reads.
+        foreign: Of these, the ones with a job of a task that the code here does not declare, and that task.
     """
+    if unread:
+        finding = _diagnose_unread(len(found), unread, foreign)
+        if found or foreign:
+            return finding
     if not found:
         return Finding("workers", "warn", "none is alive", "celery5 worker start")
     summary = f"{len(found)} live"
-    if unrouted:
-        return Finding("workers", "warn", f"{summary}, and no Router: events wait", "celery5 router start")
-    if unread:
-        queues = ",".join(unread)
-        return Finding(
-            "workers",
-            "warn",
-            f"{summary}, and jobs wait on queues that none of them reads: {queues}",
-            f"celery5 worker start --queues {shlex.quote(queues)}; a misspelt queue stays until its jobs are done",
+    if unrouted or unscheduled:
+        lacking = ["no Router: events and data wait"] if unrouted else []
+        lacking += (
+            ["no Scheduler: periodic tasks, rules of limits and scaling stand still"] if unscheduled else []
         )
+        start = ["celery5 router start"] if unrouted else []
+        start += ["celery5 scheduler start"] if unscheduled else []
+        return Finding("workers", "warn", f"{summary}, and {', and '.join(lacking)}", "; ".join(start))
     if not is_version_known:
         return Finding("workers", "ok", f"{summary}; no key to ask them with yet")
+    return _diagnose_versions(found, own_version, summary)
+
+
+def _diagnose_unread(workers: int, unread: Sequence[str], foreign: Mapping[str, str]) -> Finding:
+    """Diagnose queues that nobody reads. A worker whose code has not the task of a job ends it as a dead letter."""
+    own = [name for name in unread if name not in foreign and is_queue_name(name) and name.isprintable()]
+    odd = [name for name in unread if name not in foreign and name not in own]
+    remedies: list[str] = []
+    if own:
+        queues = shlex.quote(",".join(own[:MAX_QUEUES]))
+        remedies = [f"celery5 worker start --queues {queues}; a misspelt queue stays until its jobs are done"]
+    remedies += [
+        f"for {shlex.quote(name)} start a worker of the code that has the task {shlex.quote(task)}, "
+        "which this code has not: here its jobs would become dead letters"
+        for name, task in list(foreign.items())[:MAX_QUEUES]
+    ]
+    if odd:
+        names = ", ".join(map(repr, odd[:MAX_QUEUES]))
+        remedies.append(f"leave {names}: no queue of celery5 has such a name")
+    shown = ",".join(unread[:MAX_QUEUES])
+    more = f" and {len(unread) - MAX_QUEUES} more" if len(unread) > MAX_QUEUES else ""
+    live = f"{workers} live" if workers else "none is alive"
+    summary = (
+        f"{live}, and jobs wait on queues that {'none of them' if workers else 'nobody'} reads: {shown}{more}"
+    )
+    return Finding("workers", "warn", summary, "; ".join(remedies))
+
+
+def _diagnose_versions(found: Sequence[WorkerVersion], own_version: str, summary: str) -> Finding:
     refused = [each for each in found if each.refusal]
     if refused:
         names = ", ".join(each.name for each in refused)
-        remedy = "celery5 keys show says what is trusted; celery5 keys trust, on the worker's host"
+        remedy = (
+            "celery5 keys show says what is trusted here; on the worker's host: celery5 keys trust FILE, "
+            "with the certificate of this host's authority"
+        )
         return Finding("workers", "fail", f"{summary}; {names}: {refused[0].refusal}", remedy)
     silent = [each.name for each in found if not each.version]
     if silent:
         remedy = "look at their logs; a worker without an inbox does not answer"
         return Finding("workers", "warn", f"{summary}; no answer from {', '.join(silent)}", remedy)
-    others = [f"{each.name} {each.version}" for each in found if each.version != own_version]
+    others = [each for each in found if each.version != own_version]
     if others:
+        shown = ", ".join(f"{each.name} {each.version}" for each in others)
+        names = " ".join(f"--to {shlex.quote(each.name)}" for each in others)
         remedy = (
-            "restart them: celery5 worker shutdown --to NAME, then start each as it was started; "
+            f"restart them: celery5 worker shutdown {names}; then start each as it was started; "
             "under a Controller: celery5 controller restart"
         )
-        return Finding(
-            "workers", "warn", f"{summary}; not of version {own_version}: {', '.join(others)}", remedy
-        )
+        return Finding("workers", "warn", f"{summary}; not of version {own_version}: {shown}", remedy)
     return Finding("workers", "ok", f"{summary}, of version {own_version}")
 
 

@@ -87,7 +87,8 @@ def diagnose_streams(
             "streams",
             "fail",
             f"quarantined: {_list([f'{one.name} {_numbers(one.quarantined)}' for one in quarantined])}",
-            f"celery5 stream quarantine {one.words} says why; when that is mended, the same with --clear --all",
+            f"celery5 stream quarantine {one.words} says why; when that is mended: "
+            f"celery5 stream quarantine {one.words} --clear --all",
         )
     if parked := [group for group in groups if group.parked]:
         one = parked[0]
@@ -95,7 +96,8 @@ def diagnose_streams(
             "streams",
             "warn",
             f"keys are parked: {_list([f'{one.name} {one.parked}' for one in parked])}",
-            f"celery5 stream parked {one.words} says why; when that is mended: celery5 stream release",
+            f"celery5 stream parked {one.words} says why; when that is mended: "
+            f"celery5 stream release {one.words} --all",
         )
     if finding := _diagnose_archives(groups, archives):
         return finding

@@ -7,10 +7,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from celery5.broker.calls.health import PROBE_PERMISSIONS
 from celery5.broker.keys import Keys, is_owned
+from celery5.cli.main import cli
 from celery5.protocol.health import broker_diagnosis, host_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
@@ -76,6 +78,30 @@ CASES: list[tuple[Finding, str, str]] = [
         broker_diagnosis.diagnose_persistence({"aof_last_write_status": "err"}, None),
         "fail",
         "append-only file",
+    ),
+    (
+        broker_diagnosis.diagnose_persistence(
+            {"aof_last_bgrewrite_status": "err", "aof_base_size": "0"}, {"appendonly": "yes"}
+        ),
+        "fail",
+        "could not be rewritten",
+    ),
+    *(
+        (
+            broker_diagnosis.diagnose_persistence(
+                {f"aof_rewrite_{how}": "1", "aof_base_size": "0"}, {"appendonly": "yes"}
+            ),
+            "warn",
+            "does not have all jobs yet",
+        )
+        for how in ("in_progress", "scheduled")
+    ),
+    (
+        broker_diagnosis.diagnose_persistence(
+            {"aof_rewrite_in_progress": "1", "aof_base_size": "89"}, {"appendonly": "yes"}
+        ),
+        "ok",
+        "appendonly yes",
     ),
     (
         broker_diagnosis.diagnose_persistence({"rdb_last_bgsave_status": "err"}, {"save": "1 1"}),
@@ -239,6 +265,20 @@ CASES: list[tuple[Finding, str, str]] = [
         "warn",
         "no Router",
     ),
+    (
+        host_diagnosis.diagnose_workers(
+            [WorkerVersion("w", "1")], "1", is_version_known=True, unscheduled=True, unrouted=True
+        ),
+        "warn",
+        "no Router: events and data wait, and no Scheduler: periodic tasks",
+    ),
+    (
+        host_diagnosis.diagnose_workers(
+            [], "1", is_version_known=True, unread=["a"], foreign={"a": "other.task"}
+        ),
+        "warn",
+        "none is alive, and jobs wait on queues that nobody reads: a",
+    ),
     (host_diagnosis.diagnose_python((3, 12, 1), "1"), "ok", "Python 3.12.1"),
     (host_diagnosis.diagnose_python((3, 10, 9), "1"), "fail", "Python 3.10.9"),
     (host_diagnosis.diagnose_libraries([], {}), "warn", "not installed"),
@@ -292,22 +332,100 @@ def test_the_doctor_never_advises_what_destroys(path: Path) -> None:
 
 EVIL = "x; echo taken > mark #"
 """A name that is a command of its own, if a shell reads it unquoted."""
-FINDINGS = [
-    host_diagnosis.diagnose_key_folder(f"/k/{EVIL}", {".": 0o40755}),
-    host_diagnosis.diagnose_key_folder(f"/k/{EVIL}", {".": 0o40700, EVIL: 0o100644}),
-    host_diagnosis.diagnose_units([unit()], version="252", is_lingering=False, user=EVIL),
-    host_diagnosis.diagnose_units([unit(EVIL, enabled=False)], version="252", is_lingering=True, user="u"),
-    host_diagnosis.diagnose_workers(
-        [WorkerVersion("w", "1")], "1", is_version_known=True, unrouted=False, unread=[EVIL, "mail"]
-    ),
-    diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=False)]),
-    diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=True, full=[1])]),
-    diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=True, quarantined=[1])]),
-    diagnose_streams(1, [GroupHealth(EVIL, EVIL, 1, is_live=True, parked=1)]),
-]
 
 
-@pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.summary[:30])
+def make_findings(name: str) -> list[Finding]:
+    """Return findings whose advice has a name from outside."""
+    return [
+        host_diagnosis.diagnose_key_folder(f"/k/{name}", {".": 0o40755}),
+        host_diagnosis.diagnose_key_folder(f"/k/{name}", {".": 0o40700, name: 0o100644}),
+        host_diagnosis.diagnose_units([unit()], version="252", is_lingering=False, user=name),
+        host_diagnosis.diagnose_units(
+            [unit(name, enabled=False)], version="252", is_lingering=True, user="u"
+        ),
+        host_diagnosis.diagnose_workers(
+            [WorkerVersion("w", "1")], "1", is_version_known=True, unread=[name.replace(" ", "+"), "mail"]
+        ),
+        host_diagnosis.diagnose_workers(
+            [WorkerVersion("w", "1")], "1", is_version_known=True, unread=["a"], foreign={"a": name}
+        ),
+        host_diagnosis.diagnose_workers([WorkerVersion(name, "0")], "1", is_version_known=True),
+        host_diagnosis.diagnose_certificates([mine("2026-11-20")], "", TODAY, folder=f"/k/{name}"),
+        diagnose_streams(1, [GroupHealth(name, name, 1, is_live=False)]),
+        diagnose_streams(1, [GroupHealth(name, name, 1, is_live=True, full=[1])]),
+        diagnose_streams(1, [GroupHealth(name, name, 1, is_live=True, quarantined=[1])]),
+        diagnose_streams(1, [GroupHealth(name, name, 1, is_live=True, parked=1)]),
+    ]
+
+
+COMMAND = re.compile(r"celery5 (?!on |runs |or |\d).*?(?=[:;,`]|$| (?:says|prints|shows|on this host)\b)")
+"""A command of ours within an advice: it ends where a word of a sentence follows."""
+
+
+def find_commands(remedy: str) -> list[list[str]]:
+    """Return the words of each command of ours in an advice, without the first."""
+    return [shlex.split(found)[1:] for found in COMMAND.findall(remedy)]
+
+
+def test_each_command_of_ours_in_an_advice_is_one_that_there_is(tmp_path: Path) -> None:
+    """Its options and arguments, too: whoever copies it gets no usage error."""
+    (tmp_path / "FILE").touch()
+    remedies = {finding.remedy for finding in [case[0] for case in CASES] + make_findings("orders")}
+    commands = [words for remedy in sorted(remedies) for words in find_commands(remedy)]
+    assert len(commands) > 15, commands
+    for words in commands:
+        words = [str(tmp_path / "FILE") if word.startswith("/") or word == "FILE" else word for word in words]
+        command: click.Command = cli
+        context = click.Context(cli, info_name="celery5")
+        while isinstance(command, click.Group):
+            found = command.get_command(context, words[0])
+            assert found is not None, words
+            context = click.Context(found, parent=context, info_name=words[0])
+            command, words = found, words[1:]
+        command.make_context(command.name, words, parent=context.parent).close()
+
+
+TEMPLATES = [unit(f"celery5-{name}@.service", enabled=False) for name in ("router", "worker")]
+CONTROLLER = unit("celery5-controller.service")
+TARGET = unit("celery5.target")
+
+
+@pytest.mark.parametrize(
+    ("units", "remedy"),
+    [
+        ([CONTROLLER, *TEMPLATES, TARGET], ""),  # as the guide has it: a Controller starts all others
+        ([unit("celery5-controller.service", enabled=False), *TEMPLATES, unit("celery5.target", enabled=False)],
+         "systemctl --user enable celery5-controller.service"),
+        (TEMPLATES, "systemctl --user enable celery5-router@NAME.service celery5-worker@NAME.service, each NAME"),
+        ([CONTROLLER, unit("celery5.target", enabled=False)], "systemctl --user enable celery5.target"),
+        ([unit(missing="/x")], "correct ExecStart in a drop-in: systemctl --user edit celery5-worker@.service"),
+    ],
+)  # fmt: skip
+def test_units_that_start_nothing_at_boot_are_enabled_as_systemd_takes_it(
+    units: list[SystemdUnit], remedy: str
+) -> None:
+    finding = host_diagnosis.diagnose_units(units, version="252", is_lingering=True, user="u")
+    assert (finding.state == "ok", finding.remedy.startswith(remedy)) == (not remedy, True), finding
+
+
+@pytest.mark.parametrize("name", ["a b", "a,b", "", "x}y", "red\x1b[31m", "a\u202eb", "n" * 201])
+def test_no_worker_is_advised_for_a_name_that_no_queue_can_have(name: str) -> None:
+    finding = host_diagnosis.diagnose_workers(
+        [WorkerVersion("w", "1")], "1", is_version_known=True, unread=["mail", name]
+    )
+    assert find_commands(finding.remedy)[0] == ["worker", "start", "--queues", "mail"]
+    assert f"leave {name!r}" in finding.remedy
+
+
+def test_jobs_of_other_code_are_left_to_a_worker_of_that_code() -> None:
+    finding = host_diagnosis.diagnose_workers(
+        [WorkerVersion("w", "1")], "1", is_version_known=True, unread=["a", "b"], foreign={"b": "other.task"}
+    )
+    assert find_commands(finding.remedy) == [["worker", "start", "--queues", "a"]]
+    assert "for b start a worker of the code that has the task other.task" in finding.remedy
+
+
+@pytest.mark.parametrize("finding", make_findings(EVIL), ids=lambda finding: finding.summary[:30])
 def test_a_name_in_an_advice_is_one_word_of_the_shell(finding: Finding) -> None:
     assert "echo" in finding.remedy
     assert "echo" not in shlex.split(finding.remedy)

@@ -2,6 +2,7 @@
 another."""
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.doctor.broker_checks import BrokerChecks
 from celery5.doctor.examination import DoctorCheck, get_checks, run_checks
 from celery5.doctor.host_checks import HostChecks
+from celery5.protocol.health import broker_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
 from tests.redis.commands.staff import wait_until
 
@@ -58,6 +60,25 @@ def test_a_server_whose_jobs_would_not_outlive_it_is_found(own: App, second: "re
     assert "save 3600 1" in found("no", "everysec", "3600 1").summary
     none = found("no", "everysec", "")
     assert (none.state, none.remedy.startswith("CONFIG SET appendonly yes")) == ("fail", True)
+
+
+def test_an_append_only_file_that_was_just_turned_on_is_not_yet_well(own: App, second: "redis.Redis") -> None:
+    """While a snapshot is saved its rewriting is only scheduled: a restart would begin without any job."""
+    second.config_set("appendonly", "no")
+    second.config_set("appendfsync", "everysec")
+    second.config_set("rdb-key-save-delay", 2_000_000)
+    second.set("a-job", "1")
+    second.bgsave()
+    second.config_set("appendonly", "yes")
+    try:
+        assert second.info("persistence")["aof_rewrite_in_progress"] == 0
+        found = broker_of(own).check_persistence()
+        assert (found.state, "does not have all jobs yet" in found.summary) == ("warn", True)
+        assert "aof_rewrite_scheduled:0" in found.remedy
+        assert "aof_rewrite_scheduled:0" in broker_diagnosis.TURN_AOF_ON
+    finally:
+        second.config_set("rdb-key-save-delay", 0)
+    wait_until(lambda: broker_of(own).check_persistence().state == "ok")
 
 
 def test_a_server_that_would_throw_jobs_away_is_found(own: App, second: "redis.Redis") -> None:
@@ -259,6 +280,50 @@ def test_a_key_whose_authority_is_not_trusted_is_found(tmp_path: Path) -> None:
         each.unlink()
     found = HostChecks(os.environ, root=tmp_path).check_certificates(app)
     assert (found.state, found.summary) == ("fail", "what is signed here is refused here: unknown-issuer")
+    obey(app, found.remedy)
+    assert HostChecks(os.environ, root=tmp_path).check_certificates(app).state == "ok"
+
+
+def obey(app: App, remedy: str) -> None:
+    """Do what an advice on keys says, as `celery5 keys` does it."""
+    _, verb, *words = shlex.split(remedy.removeprefix("celery5 "))
+    if verb == "trust":
+        app.control.keyring.trust_file(Path(words[0]))
+    else:
+        assert (verb, words in ([], ["--authority"])) == ("new", True), remedy
+        app.control.keyring.renew(authority=bool(words))
+
+
+@pytest.mark.parametrize("role", ["mine", "authority"])
+def test_an_advice_on_a_key_that_was_revoked_has_it_accepted_again(tmp_path: Path, role: str) -> None:
+    app = App("keyed", keys=str(tmp_path / "keys"))
+    app.control.keyring.renew()
+    host = HostChecks(os.environ, root=tmp_path)
+    listed = app.control.keyring.list_certificates()
+    app.control.keyring.revoke(next(each.fingerprint for each in listed if each.role == role))
+    found = host.check_certificates(app)
+    assert (found.state, found.summary) == ("fail", "what is signed here is refused here: revoked")
+    obey(app, found.remedy)
+    assert host.check_certificates(app).state == "ok"
+
+
+@pytest.mark.parametrize("days", [-1, 3])
+def test_a_key_of_an_own_authority_is_renewed_by_that_authority(tmp_path: Path, days: int) -> None:
+    """`celery5 keys new` makes none there: it has not the authority's key."""
+    app, folder = App("keyed", keys=str(tmp_path / "keys")), tmp_path / "keys"
+    authority = trustme.CA()
+    start, end = datetime.now(UTC) - timedelta(days=9), datetime.now(UTC) + timedelta(days=days)
+    signed = authority.issue_cert("a.b", not_before=start, not_after=end)
+    (folder / "trusted").mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    (folder / "mine.pem").write_bytes(signed.private_key_and_cert_chain_pem.bytes())
+    (folder / "mine.pem").chmod(0o600)
+    (folder / "trusted" / "own.pem").write_bytes(authority.cert_pem.bytes())
+    found = HostChecks(os.environ, root=tmp_path).check_certificates(app)
+    assert found.state == ("fail" if days < 0 else "warn"), found
+    assert found.remedy.startswith(f"have your authority sign a new key, and put both into {folder}/mine.pem")
+    with pytest.raises(Misconfigured):
+        app.control.keyring.renew()
 
 
 def test_units_are_found_with_what_they_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +346,7 @@ def test_units_are_found_with_what_they_lack(tmp_path: Path, monkeypatch: pytest
     user = host.check_units().remedy.split()[-1]
     (tmp_path / "var/lib/systemd/linger").mkdir(parents=True)
     (tmp_path / "var/lib/systemd/linger" / user).touch()
-    assert host.check_units().remedy == "systemctl --user enable celery5-worker@.service"
+    assert host.check_units().remedy.startswith("systemctl --user enable celery5-worker@NAME.service, ")
     (folder / "default.target.wants" / "celery5-worker@shop.service").symlink_to(unit)
     assert host.check_units().summary == "systemd 252: celery5-worker@.service; enabled"
     systemctl.write_text("#!/bin/sh\necho 'systemd 229'\n")

@@ -1,6 +1,7 @@
 """The doctor command: what it prints, and its exit code."""
 
 import json
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from celery5 import App
 from celery5.broker.servers.embedded import EmbeddedServer
-from tests.story.cli.commands import Serving, celery5
+from tests.story.cli.commands import Serving, celery5, until
 
 NEWER = (
     sys.executable,
@@ -45,13 +46,65 @@ def test_all_is_well_with_a_worker_that_lives_and_keys(
         newer = celery5("-A", "shop", "doctor", cwd=shop, env=env, command=NEWER)
         assert newer.code == 0
         assert "not of version 9.9" in newer.out
-        assert "restart them: celery5 worker shutdown" in newer.out
+        assert "restart them: celery5 -A shop worker shutdown --to " in newer.out
         assert newer.out.splitlines()[-1].endswith(" 0 fail")
 
         with closing(App("shop", broker=own_server.url)) as app:
             app.task(name="shop.add", queue="elsewhere")(len).delay("a")
         unread = celery5("-A", "shop", "doctor", cwd=shop, env=env)
         assert "1 live, and jobs wait on queues that none of them reads: elsewhere" in unread.out
+
+
+def test_its_advice_is_a_command_that_works_as_it_is_printed(
+    own_server: EmbeddedServer, shop: Path, tmp_path: Path
+) -> None:
+    env = {"CELERY5_BROKER": own_server.url, "CELERY5_KEYS": str(tmp_path / "keys")}
+    with (
+        closing(App("shop", broker=own_server.url)) as app,
+        Serving("-A", "shop", "worker", "start", cwd=shop, env=env) as worker,
+    ):
+        worker.ready()
+        handle = app.task(name="shop.add", queue="elsewhere")(len).options(countdown=0.1).delay("a")
+        said = celery5("-A", "shop", "doctor", cwd=shop, env=env)
+        line = next(line for line in said.out.splitlines() if line.strip().startswith("celery5 "))
+        words = shlex.split(line.partition(";")[0])
+        assert words == ["celery5", "-A", "shop", "worker", "start", "--queues", "elsewhere"]
+        with Serving(*words[1:], cwd=shop, env=env):
+            until(lambda: handle.status() in ("RETRY", "DEAD", "SUCCESS"))
+    # With the application in the environment nothing is to be added.
+    said = celery5("doctor", cwd=shop, env=env | {"CELERY5_APP": "shop"})
+    assert any(line.strip() == "celery5 worker start" for line in said.out.splitlines()), said.out
+
+
+def test_it_starts_no_worker_that_would_end_the_jobs_of_other_code(
+    own_server: EmbeddedServer, shop: Path, tmp_path: Path
+) -> None:
+    env = {"CELERY5_BROKER": own_server.url, "CELERY5_KEYS": str(tmp_path / "keys")}
+    with closing(App("shop", broker=own_server.url)) as app:
+        app.task(name="billing.bill", queue="billing")(len).delay("a")
+        app.task(name="billing.later", queue="later")(len).options(countdown=1000).delay("a")
+        app.task(name="shop.add", queue="own")(len).options(countdown=1000).delay("a")
+    found = json.loads(celery5("-A", "shop", "doctor", "--json", cwd=shop, env=env).out)
+    remedy = next(each["remedy"] for each in found if each["check"] == "workers")
+    assert remedy.startswith("celery5 -A shop worker start --queues own;"), remedy
+    assert "for billing start a worker of the code that has the task billing.bill" in remedy
+    assert "for later start a worker of the code that has the task billing.later" in remedy
+
+
+def test_periodic_tasks_without_a_scheduler_are_not_well(
+    own_server: EmbeddedServer, shop: Path, tmp_path: Path
+) -> None:
+    env = {"CELERY5_BROKER": own_server.url, "CELERY5_KEYS": str(tmp_path / "keys")}
+    with (shop / "shop.py").open("a") as file:
+        file.write('@app.task(schedule="0 3 * * *")\ndef clean_up() -> None: ...\n')
+    with Serving("-A", "shop", "worker", "start", cwd=shop, env=env) as worker:
+        worker.ready()
+        said = celery5("-A", "shop", "doctor", cwd=shop, env=env)
+        assert "1 live, and no Scheduler: periodic tasks" in said.out
+        with Serving("-A", "shop", "scheduler", "start", cwd=shop, env=env) as scheduler:
+            until(lambda: scheduler.logged("scheduler:started"))
+            said = celery5("-A", "shop", "doctor", cwd=shop, env=env)
+            assert "no Scheduler" not in said.out
 
 
 def test_it_exits_with_1_when_something_fails_and_says_what_to_do(shop: Path) -> None:

@@ -1,0 +1,21 @@
+"""Decide which processes an application needs besides workers: the Controller, the development mode and the doctor ask.
+
+What only a Router or a Scheduler does stands still while none lives, and no worker notices.
+"""
+
+from typing import TYPE_CHECKING
+
+from celery5.scaling.strategies import is_scaled
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+
+def needs_router(app: "App") -> bool:
+    """Return whether the application has what only a Router does: events, or tasks with sinks or sources."""
+    return app.events.has_own_events or any(task.sinks or task.sources for task in app.tasks.values())
+
+
+def needs_scheduler(app: "App") -> bool:
+    """Return whether the application has what only a Scheduler does: schedules, scaling, rules of limits."""
+    return is_scaled(app.settings) or app.schedule.is_used or app.limit_rule.is_used
