@@ -16,6 +16,8 @@ JOBS_PER_TRIP = 200
 """Jobs in one trip: long scripts would hold the server up."""
 LIMITED_JOBS_PER_TRIP = 100
 """The most jobs that one trip puts straight into waiting lists: each costs four commands or more."""
+MAX_KNOWN_QUEUES = 1000
+"""Queues that are remembered as registered, with their keys: a program may name one after each of its customers."""
 BYTES_PER_TRIP = 4 * 1024 * 1024
 """Bytes of messages in one trip, unless one message alone has more."""
 
@@ -32,6 +34,8 @@ class PublishPlanner:
         """Return the keys of a queue, which are made once."""
         keys = self._known.get(name)
         if keys is None:
+            if len(self._known) >= MAX_KNOWN_QUEUES:
+                self._known.clear()
             keys = self._known[name] = self._keys.for_queue(name)
         return keys
 
@@ -60,6 +64,8 @@ class PublishPlanner:
         Returns:
             For the id of each job that was not sent because its key is taken, the id of the job that has the key.
         """
+        if len(self._announced) > MAX_KNOWN_QUEUES:
+            self._announced.intersection_update((EVENTS,))  # the others are announced again
         if len(jobs) == 1:
             self._announced.add(jobs[0].queue)
         else:

@@ -2,10 +2,12 @@
 
 What a client may use is bounded: connections, the size and contents of a frame, the time from a frame's first
 byte to its last, the time for reading an answer, and the bytes of unfinished frames of all clients together. A
-client that exceeds a limit loses its connection; others do not notice. A connection that has not yet sent
+client that exceeds a limit loses its connection; others do not notice. Where all together exceed one, the client with
+the largest unfinished frame does. A connection that has not yet sent
 hello, and its certificate if one is required, is unidentified. Unidentified connections have separate places,
 so that they cannot keep producers out. When all places are taken, the connection that was idle for longest is
-closed; its client reconnects when it has something to send.
+closed, or else the one that has kept the daemon waiting for the rest of a frame for longest, if that is a while; its
+client reconnects.
 """
 
 import math
@@ -54,10 +56,14 @@ MESSAGES_PER_TURN = 500
 """Messages that are read before other connections have their turn."""
 LOG_PERIOD = 10.0
 """Seconds between two log lines about connections that were closed to make space."""
+MAX_LOGGED_REFUSALS = 10
+"""Refused connections that are logged in a second; more are only counted."""
 HELLO_LIMIT = 5.0
 """Seconds from the start of a connection to the end of its first message, TLS included."""
 FRAME_LIMIT = 10.0
 """Seconds from a frame's first byte to its last."""
+STALLED_AFTER = 3.0
+"""Seconds after which a client that has not finished a frame may be closed to make space for another one."""
 ANSWER_LIMIT = 10.0
 """Seconds that a client has to read an answer."""
 STORE_LIMIT = 30.0
@@ -85,6 +91,7 @@ class _OpenConnections:
         self._max_unidentified = max_unidentified
         self._clients: set[_Connection] = set()
         self._idle: dict[_Connection, None] = {}  # longest idle first
+        self._unfinished: dict[_Connection, float] = {}  # when their frames began, longest ago first
         self._unidentified: dict[str, dict[str, dict[_Connection, None]]] = {}
         self.evicted = 0
 
@@ -100,8 +107,8 @@ class _OpenConnections:
 
     @property
     def is_crowded(self) -> bool:
-        """Return whether there is no place for another client: all are taken, and none is idle."""
-        return len(self._clients) >= self._max_clients and not self._idle
+        """Return whether there is no place for another client: all are taken, and none waits for its client."""
+        return len(self._clients) >= self._max_clients and self._find_waited_for() is None
 
     def add(self, connection: "_Connection") -> None:
         """Add a new, unidentified connection.
@@ -112,15 +119,16 @@ class _OpenConnections:
         hosts = self._unidentified.setdefault(connection.kind, {})
         if sum(map(len, hosts.values())) >= self._max_unidentified:
             of_busiest_host = max(hosts.values(), key=len)
-            self._evict(next(iter(of_busiest_host)))
+            self.evict(next(iter(of_busiest_host)))
         hosts.setdefault(connection.host, {})[connection] = None
 
     def identify(self, connection: "_Connection") -> bool:
         """Make an unidentified connection a client; return False when there is no place."""
-        if self.is_crowded:
-            return False
         if len(self._clients) >= self._max_clients:
-            self._evict(next(iter(self._idle)))
+            waited_for = self._find_waited_for()
+            if waited_for is None:
+                return False
+            self.evict(waited_for)
         self.remove(connection)
         self._clients.add(connection)
         return True
@@ -130,24 +138,42 @@ class _OpenConnections:
         if connection in self._clients:
             self._idle[connection] = None
 
+    def mark_unfinished(self, connection: "_Connection") -> None:
+        """Mark a client as one that has begun a frame, and that is waited for."""
+        if connection in self._clients:
+            self._unfinished[connection] = trio.current_time()
+
     def mark_busy(self, connection: "_Connection") -> None:
-        """Mark a client as busy: it sends something or waits for an answer."""
+        """Mark a client as busy: it waits for an answer."""
         self._idle.pop(connection, None)
+        self._unfinished.pop(connection, None)
+
+    def _find_waited_for(self) -> "_Connection | None":
+        """Return the client that the daemon has waited for longest: idle, or else stalled within a frame."""
+        if self._idle:
+            return next(iter(self._idle))
+        connection, begun = next(iter(self._unfinished.items()), (None, math.inf))
+        return connection if trio.current_time() >= begun + STALLED_AFTER else None
+
+    def find_largest(self) -> "_Connection | None":
+        """Return the client with the largest unfinished frame; None without clients."""
+        return max(self._clients, key=lambda connection: connection.unfinished_bytes, default=None)
+
+    def evict(self, connection: "_Connection") -> None:
+        """Close a connection to make space."""
+        self.evicted += 1
+        self.remove(connection)
+        connection.end()
 
     def remove(self, connection: "_Connection") -> None:
         """Remove a connection."""
         self._clients.discard(connection)
-        self._idle.pop(connection, None)
+        self.mark_busy(connection)
         hosts = self._unidentified.get(connection.kind, {})
         if connection in hosts.get(connection.host, ()):
             del hosts[connection.host][connection]
             if not hosts[connection.host]:
                 del hosts[connection.host]
-
-    def _evict(self, connection: "_Connection") -> None:
-        self.evicted += 1
-        self.remove(connection)
-        connection.scope.cancel()
 
 
 class Listener:
@@ -186,6 +212,7 @@ class Listener:
         self._evicted_logged = 0
         self._unfinished_bytes = 0
         self._refused = 0
+        self._refusal_second = self._refusals_in_second = 0
         self._groups = 0
         self._messages_in_turn = 0
 
@@ -272,9 +299,13 @@ class Listener:
         return self._unfinished_bytes <= MAX_UNFINISHED_BYTES
 
     def count_refusal(self, why: str) -> None:
-        """Count a refused client."""
+        """Count a refused client. Not all are logged: clients can cause that at any rate."""
         self._refused += 1
-        self._log.event("listener:connection-refused", "warning", why=why)
+        if (now := int(trio.current_time())) != self._refusal_second:
+            self._refusal_second, self._refusals_in_second = now, 0
+        self._refusals_in_second += 1
+        if self._refusals_in_second <= MAX_LOGGED_REFUSALS:
+            self._log.event("listener:connection-refused", "warning", why=why)
 
     # ---- storing jobs
 
@@ -386,7 +417,12 @@ class _Connection:
         self._stream = stream
         self._connections = connections
         self._frames = FrameReader(MAX_HELLO_BYTES)  # until it has sent hello
-        self._unfinished_bytes = 0
+        self.unfinished_bytes = 0
+
+    def end(self) -> None:
+        """End the connection, and give up what has come of a frame."""
+        self._count_unfinished(0)
+        self.scope.cancel()
 
     async def serve(self) -> None:
         """Serve until the client disconnects or is refused.
@@ -439,10 +475,8 @@ class _Connection:
                 finally:
                     self._connections.mark_busy(self)
                 body = self._frames.next_frame()
-            with trio.move_on_after(FRAME_LIMIT):
-                while body is None:
-                    await self._receive()
-                    body = self._frames.next_frame()
+            if body is None:
+                body = await self._receive_rest()
             if body is None:
                 await self._refuse(ConnectionRefusal("unfit", f"a frame took longer than {FRAME_LIMIT:g} s"))
                 raise _Ended
@@ -454,16 +488,36 @@ class _Connection:
             await self._refuse(ConnectionRefusal("unfit", str(error)))
         raise _Ended
 
+    async def _receive_rest(self) -> bytes | None:
+        """Return the frame that has begun; None when its rest takes too long."""
+        self._connections.mark_unfinished(self)
+        try:
+            with trio.move_on_after(FRAME_LIMIT):
+                while True:
+                    await self._receive()
+                    if (body := self._frames.next_frame()) is not None:
+                        return body
+            return None
+        finally:
+            self._connections.mark_busy(self)
+
     async def _receive(self) -> None:
         received = bytes(await self._stream.receive_some(CHUNK_BYTES))
         if not received:
             raise _Ended
         self._frames.feed(received)
-        if not self._count_unfinished(len(self._frames)):
+        if self._count_unfinished(len(self._frames)):
+            return
+        # Not whoever comes last: one client alone could keep all others out.
+        largest = self._connections.find_largest()
+        if largest is None or largest is self:
+            self._count_unfinished(0)
             await self._refuse(ConnectionRefusal("unavailable", "too much is on its way at once"))
+        else:
+            self._connections.evict(largest)
 
     def _count_unfinished(self, size: int) -> bool:
-        more, self._unfinished_bytes = size - self._unfinished_bytes, size
+        more, self.unfinished_bytes = size - self.unfinished_bytes, size
         return self._listener.add_unfinished_bytes(more)
 
     async def _refuse(self, refusal: ConnectionRefusal) -> None:

@@ -220,6 +220,7 @@ class MessagesStore:
                 self._record_write_error(error)
                 return False
             del self._to_delete[: len(part)]
+        self._last_published.clear()  # nothing published is left to be passed over; queues may be any number
         return True
 
     # ---- health and metrics

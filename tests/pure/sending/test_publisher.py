@@ -7,7 +7,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls.jobs import CLAIM, PUBLISH, SCHEDULE
 from celery5.broker.keys import Keys
 from celery5.protocol.job.job import Job
-from celery5.sending.publisher import BYTES_PER_TRIP, JOBS_PER_TRIP, PublishPlanner
+from celery5.sending.publisher import BYTES_PER_TRIP, JOBS_PER_TRIP, MAX_KNOWN_QUEUES, PublishPlanner
 
 KEYS = Keys("shop")
 
@@ -38,6 +38,17 @@ def test_a_queue_is_announced_again_until_it_went_through() -> None:
     assert (
         announced(publisher.plan_calls([job(1)])) == announced(publisher.plan_calls([job(1)])) == ["default"]
     )
+
+
+def test_a_producer_of_any_number_of_queues_remembers_some_of_them() -> None:
+    publisher = PublishPlanner(keys=KEYS)
+    for number in range(3 * MAX_KNOWN_QUEUES):
+        jobs = [job(number, f"customer-{number}")]
+        assert announced(publisher.plan_calls(jobs)) == [f"customer-{number}"]
+        publisher.record_published(jobs)
+        assert announced(publisher.plan_calls(jobs)) == []
+    assert len(publisher._known) <= MAX_KNOWN_QUEUES
+    assert len(publisher._announced) <= MAX_KNOWN_QUEUES + 1
 
 
 def test_jobs_are_grouped_by_queue_and_by_whether_they_wait_in_their_order() -> None:

@@ -380,6 +380,56 @@ async def test_unfinished_frames_are_bounded_over_all_clients(
         assert await good.ask(HAND) == PublishReply((GroupReply(),))
 
 
+async def test_whoever_has_most_unfinished_bytes_is_closed_and_no_one_who_sends_a_little(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "MAX_UNFINISHED_BYTES", 100_000)
+    async with host.up():
+        greedy = [await host.client() for _ in range(3)]
+        for number, one in enumerate(greedy):  # 99,000 bytes together, which stay for FRAME_LIMIT
+            await one.stream.send_all((400_000).to_bytes(4) + b"x" * (32_000 + 500 * number))
+        await until(lambda: host.listener._unfinished_bytes > 97_000)
+        good = await host.client()
+        whole = encode_frame(PublishRequest(((JobMessage("a", "q", b"x" * 2000),),) * 3))
+        await good.stream.send_all(whole[:-1])
+        await until(lambda: host.count("evicted_total") == 1)
+        await good.stream.send_all(whole[-1:])
+        assert await good.heard() == PublishReply((GroupReply(),) * 3)
+        assert await greedy[-1].stream.receive_some(1) == b""
+        assert host.count("clients") == 3
+
+
+async def test_clients_that_finish_no_frame_hold_no_place_that_another_needs(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "STALLED_AFTER", 0.1)
+    host = Host(SocketPlan(path=str(short_path / "s")), most=4)
+    async with host.up():
+        for _ in range(4):
+            one = await host.client()
+            await one.stream.send_all(encode_frame(HAND)[:-1])
+        await until(lambda: len(host.listener._connections._unfinished) == 4)
+        await until(lambda: not host.listener._connections.is_crowded)
+        good = await host.client()
+        assert await good.ask(HAND) == PublishReply((GroupReply(),))
+        assert (host.count("clients"), host.listener.conditions()) == (4, {"listener": ""})
+
+
+async def test_refused_connections_are_all_counted_and_the_first_of_a_second_logged(
+    host: Host,
+) -> None:
+    logged: list[str] = []
+    host.listener._log.event = lambda name, *_, **__: logged.append(name)  # type: ignore[method-assign]
+    async with host.up():
+        begun = trio.current_time()
+        for _ in range(60):
+            stranger = await host.client(greet=False)
+            await stranger.stream.send_all(b"\xff" * 8)
+        await until(lambda: host.count("refused_total") == 60)
+        took = trio.current_time() - begun
+    assert logged.count("listener:connection-refused") <= 10 * (int(took) + 2)
+
+
 async def test_a_client_that_dies_in_the_middle_of_a_frame_leaves_nothing(host: Host) -> None:
     async with host.up():
         one = await host.client()

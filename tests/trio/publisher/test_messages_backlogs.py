@@ -219,6 +219,25 @@ async def test_while_the_disk_is_full_messages_go_on_a_list_in_memory_that_is_pu
         nursery.cancel_scope.cancel()
 
 
+async def test_nothing_stays_in_memory_of_queues_whose_messages_are_published(tmp_path: Path) -> None:
+    backlog = SQLiteBacklog(path=tmp_path / "b.db", capacity=BacklogCapacity(1000, 10**9))
+    store = MessagesStore(broker="default", backlog=backlog, log=Log(worker="w", app="a"))
+    async with opened(store):
+        for number in range(50):
+            queue = f"customer-{number}"
+            await store.put([JobMessage("a", queue, b"{}"), JobMessage("b", queue, b"{}")])
+            store.take_queue(queue)
+            first, *_ = await store.read_first(queue)
+            store.mark_published(queue, [first])
+            assert [each.job.id for each in await store.read_first(queue)] == ["b"]
+            store.release_queue(queue)
+        with trio.fail_after(30):
+            while backlog.size > 50:
+                await trio.sleep(0.01)
+        assert (store._last_published, store._waiting_queues, store._taken_queues) == ({}, {}, set())
+        assert [each.job.id for each in await store.read_first("customer-7")] == ["b"]
+
+
 async def test_a_queue_that_was_taken_when_the_store_stopped_waits_again_when_it_runs_again(
     tmp_path: Path,
 ) -> None:
