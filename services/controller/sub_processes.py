@@ -48,6 +48,8 @@ EXCLUDED_VARIABLES = frozenset(
 """Environment variables that are meant for this process alone."""
 MAX_DATAGRAM_BYTES = 4096
 """The most bytes of one notification."""
+DATAGRAMS_PER_TURN = 100
+"""Datagrams of one socket that are read before others have their turn: jobs know its address, and may flood it."""
 END_LIMIT = 3.0
 """Seconds that the remaining children have to end before they are killed."""
 _CREDENTIALS = struct.Struct("3i")
@@ -187,8 +189,8 @@ class SubProcesses(Platform):
             self._read_notifications(child, child.notify_socket)
 
     def _read_notifications(self, child: _Child, notify_socket: socket.socket) -> None:
-        """Read all notifications that have arrived."""
-        while True:
+        """Read notifications that have arrived, DATAGRAMS_PER_TURN at most."""
+        for _ in range(DATAGRAMS_PER_TURN):
             try:
                 message, creds, _flags, _who = notify_socket.recvmsg(
                     MAX_DATAGRAM_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)

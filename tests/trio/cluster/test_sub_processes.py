@@ -1,6 +1,7 @@
 """Sub-processes: what a child says is heard, that it ends, too, and one that cannot be begun leaves nothing."""
 
 import os
+import socket
 import subprocess
 from typing import Any
 
@@ -11,6 +12,7 @@ from celery5.errors import PlatformError
 from celery5.platform import Beat, Ended, Member, MemberEvent, Ready, Stopping
 from celery5.protocol.cluster.description import parse_cluster
 from celery5.protocol.cluster.members import format_failure_status
+from celery5.services.controller import sub_processes
 from celery5.services.controller.sub_processes import (
     SubProcesses,
     describe_exit,
@@ -55,6 +57,30 @@ async def test_a_sub_process_that_ends_is_told_of() -> None:
         await platform.kill("w")
         assert await platform.living() == {}
         nursery.cancel_scope.cancel()
+
+
+async def test_a_flood_of_notifications_leaves_the_controller_its_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Jobs have the address of the socket in their environment: it is read in parts, however fast they send."""
+    read = 0
+
+    class FloodedSocket(socket.socket):
+        def recvmsg(self, *_: Any) -> Any:
+            nonlocal read
+            read += 1
+            assert read < 10_000, "it is read without end"
+            return b"WATCHDOG=1", [], 0, None  # of nobody
+
+    monkeypatch.setattr(sub_processes.socket, "socket", FloodedSocket)
+    platform, heard = SubProcesses(cluster=CLUSTER), list[MemberEvent]()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(platform.live, heard.append)
+        await platform.start(Member(name="w", kind="worker", arguments=("health", "--help")))
+        platform._read_notifications(platform._children["w"], platform._children["w"].notify_socket)
+        nursery.cancel_scope.cancel()
+    assert 0 < read < 10_000
+    assert [type(event) for event in heard] == [Ended]
 
 
 async def test_a_platform_that_is_cancelled_ends_its_children() -> None:
