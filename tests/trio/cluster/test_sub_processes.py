@@ -12,7 +12,6 @@ from celery5.errors import PlatformError
 from celery5.platform import Beat, Ended, Member, MemberEvent, Ready, Stopping
 from celery5.protocol.cluster.description import parse_cluster
 from celery5.protocol.cluster.members import format_failure_status
-from celery5.services.controller import sub_processes
 from celery5.services.controller.sub_processes import (
     SubProcesses,
     describe_exit,
@@ -72,7 +71,7 @@ async def test_a_flood_of_notifications_leaves_the_controller_its_turns(
             assert read < 10_000, "it is read without end"
             return b"WATCHDOG=1", [], 0, None  # of nobody
 
-    monkeypatch.setattr(sub_processes.socket, "socket", FloodedSocket)
+    monkeypatch.setattr(socket, "socket", FloodedSocket)
     platform, heard = SubProcesses(cluster=CLUSTER), list[MemberEvent]()
     async with trio.open_nursery() as nursery:
         await nursery.start(platform.live, heard.append)
