@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         Storage,
         StreamStorage,
     )
+    from celery5.runners.operations import MessageOperation
     from celery5.runners.surrounding import FunctionCall
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "Jobs",
     "LastError",
     "LeftOut",
+    "MessageOperation",
     "Metrics",
     "MetricsOutlet",
     "MetricsReport",
@@ -153,6 +155,7 @@ if not TYPE_CHECKING:
             "MetricsReport": "celery5.protocol.observability.report",
             "Middleware": "celery5.observability.middleware",
             "OpenTelemetryMiddleware": "celery5.observability.opentelemetry",
+            "MessageOperation": "celery5.runners.operations",
             "OutgoingJob": "celery5.observability.jobs",
             "Overview": "celery5.protocol.observability.overview",
             "OverviewTotals": "celery5.protocol.observability.overview",

@@ -10,6 +10,7 @@ from celery5.logs.fence import FENCE, pass_cancellation
 from celery5.protocol.job.job import Job
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.context import LOG_EVENT
+from celery5.runners.operations import MessageOperation
 from celery5.runners.surrounding import CallBlock, CallSurround, FunctionCall, make_surround
 
 if TYPE_CHECKING:
@@ -59,6 +60,15 @@ class Middleware:
     def settling(self, batch: "SettlingBatch") -> Block:
         """Return what surrounds the step that stores the outcomes of jobs and acknowledges them."""
 
+    def operating(self, operation: MessageOperation) -> Block:
+        """Return what surrounds what a component does with messages besides jobs.
+
+        In the producer it is the sending of records to a stream; in a worker the processing of a record, or of a batch,
+        and the commits of a processor; in a Router the delivery of documents to a sink and of events to their
+        subscribers; in a Publisher daemon what it publishes. The block of `process` is entered where the processor
+        runs: context variables are visible in it. `operation.error` is set when the block ends.
+        """
+
     def received(self, jobs: "Sequence[IncomingJob]") -> None:
         """Handle jobs that a worker has read."""
 
@@ -80,6 +90,7 @@ _HOOKS = (
     "running",
     "calling",
     "settling",
+    "operating",
     "received",
     "unstarted",
     "recovered",
@@ -116,6 +127,7 @@ class MiddlewareStack:
         self.sends: bool = bool(self._hooks["sending"])
         self.runs: bool = bool(self._running or self._hooks["unstarted"])
         self.settles: bool = bool(self._hooks["settling"])
+        self.operates: bool = bool(self._hooks["operating"])
         self.receives: bool = bool(self._hooks["received"])
         self.notes_unstarted: bool = bool(self._hooks["unstarted"])
 
@@ -154,6 +166,30 @@ class MiddlewareStack:
         finally:
             self._exit(entered)
 
+    @contextmanager
+    def operating(self, operation: MessageOperation) -> Generator[None, None, None]:
+        """Surround an operation. Headers that make no sense are dropped, with a warning."""
+        entered = self._enter("operating", operation)
+        try:
+            if operation.name == "send":
+                self._drop_bad_headers(operation)
+            yield
+        except BaseException as error:
+            operation.error = error
+            raise
+        finally:
+            self._exit(entered)
+
+    def _drop_bad_headers(self, operation: MessageOperation) -> None:
+        from celery5.observability.jobs import check_headers  # as for `sending`
+
+        for headers in operation.headers:
+            try:
+                check_headers(headers)
+            except Exception as error:
+                self.report(self._hooks["operating"][-1][0], "operating", error)
+                headers.clear()
+
     @property
     def running(self) -> Sequence[tuple["Middleware", "Callable[[IncomingJob], RunningBlock]"]]:
         """The methods `running` that there are, with their middleware, from the outermost to the innermost."""
@@ -177,7 +213,9 @@ class MiddlewareStack:
 
     # ---- inside
 
-    def _enter(self, name: str, batch: "SendingBatch | SettlingBatch") -> list[tuple[Middleware, Any, str]]:
+    def _enter(
+        self, name: str, batch: "SendingBatch | SettlingBatch | MessageOperation"
+    ) -> list[tuple[Middleware, Any, str]]:
         entered: list[tuple[Middleware, Any, str]] = []
         for middleware, hook in self._hooks[name]:
             try:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from celery5.application import Application
 from celery5.broker.keys import EVENTS
@@ -16,6 +16,7 @@ from celery5.errors import Misconfigured
 from celery5.observability.jobs import IncomingJob, OutgoingJob, SendingBatch, SettlingBatch
 from celery5.observability.middleware import Middleware
 from celery5.observability.outcomes import Dead, Retrying
+from celery5.runners.operations import MessageOperation
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 SYSTEM = "celery5"
@@ -292,6 +293,54 @@ class OpenTelemetryMiddleware(Middleware):
         span = self._start_batch("ack", "settle", batch.queue, batch.jobs, None)
         return self._settle(batch, span) if span is not None or self._instruments is not None else None
 
+    # ---- records, documents, events
+
+    def operating(self, operation: MessageOperation) -> AbstractContextManager[Any] | None:
+        """Make a span for what a component does with messages besides jobs, unless the flags of their traces say no."""
+        if not self._makes_spans:
+            return None
+        if operation.name == "send":
+            current = self._trace.get_current_span().get_span_context()
+            if current.is_valid and not current.trace_flags.sampled:
+                for headers in operation.headers:
+                    self._propagate.inject(headers)
+                return None
+        elif operation.headers and not any(map(_is_recorded, operation.headers)):
+            return None
+        return self._trace_operation(operation)
+
+    @contextmanager
+    def _trace_operation(self, operation: MessageOperation) -> Generator[None, None, None]:
+        trace, verb = self._trace, _OPERATIONS[operation.name]
+        parent, links = None, list[Any]()
+        if operation.name != "send":
+            contexts = [self._extract(headers) for headers in operation.headers if _is_recorded(headers)]
+            found = [trace.get_current_span(context).get_span_context() for context in contexts]
+            if self._is_parent and len(contexts) == 1:
+                parent = contexts[0]
+            else:
+                links = [trace.Link(each) for each in found if each.is_valid]
+                parent = self._context.Context() if operation.headers else None
+        attributes: Attributes = {
+            "messaging.system": SYSTEM, "messaging.destination.name": operation.resource,
+            "messaging.operation.name": verb.name, "messaging.operation.type": verb.kind,
+            "messaging.batch.message_count": operation.count, "celery5.target": operation.target,
+        }  # fmt: skip
+        span = self._tracer.start_span(
+            f"{verb.name} {operation.resource}",
+            context=parent,
+            kind=getattr(trace.SpanKind, verb.span_kind),
+            attributes=attributes,
+            links=links,
+        )
+        if operation.name == "send":
+            for headers in operation.headers:
+                self._propagate.inject(headers, trace.set_span_in_context(span))
+        with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+            yield
+            if operation.error is not None:
+                self._set_error(span, type(operation.error).__qualname__, str(operation.error))
+
     def _start_batch(
         self, name: str, kind: str, queue: str, jobs: Sequence[IncomingJob], began: float | None
     ) -> Any:
@@ -368,6 +417,28 @@ def _describe_message(message_id: str, run_id: str, size: int) -> Attributes:
     if size:
         attributes["messaging.message.body.size"] = size
     return attributes
+
+
+class _Verb(NamedTuple):
+    """What the conventions call an operation."""
+
+    name: str
+    kind: str
+    span_kind: str
+
+
+_OPERATIONS = {
+    "send": _Verb("send", "send", "PRODUCER"),
+    "process": _Verb("process", "process", "CONSUMER"),
+    "commit": _Verb("commit", "settle", "CLIENT"),
+    "deliver": _Verb("deliver", "send", "CLIENT"),
+    "publish": _Verb("publish", "send", "CLIENT"),
+}
+
+
+def _is_recorded(headers: Mapping[str, str]) -> bool:
+    """Return whether the trace of a message is recorded; True for one without a trace."""
+    return is_sampled(headers.get("traceparent", ""))
 
 
 class _Instruments:

@@ -60,6 +60,21 @@ MAX_KNOWN_FIELDS = 100
 """Names of fields that are remembered as those of a declared encoding."""
 VERSION_FIELD = b"=v"
 """The field that holds the version of a primitive record."""
+HEADERS_FIELD = b"=h"
+"""The last field of an entry that has headers: texts by name, as JSON. No decoder of a record looks at it."""
+MAX_HEADERS = 64 * 1024
+"""The most bytes of headers that are read."""
+_HEADERS = msgspec.json.Decoder(dict[str, str])
+
+
+def read_record_headers(fields: Sequence[bytes]) -> dict[str, str]:
+    """Return the headers of an entry, whose fields and values come in turns; none for what can be none."""
+    if len(fields) < 2 or fields[-2] != HEADERS_FIELD or len(fields[-1]) > MAX_HEADERS:
+        return {}
+    try:
+        return _HEADERS.decode(fields[-1])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
 
 
 class Serializer(Protocol):
@@ -230,7 +245,7 @@ class RecordCodec(Generic[R]):
         """
         names = {words[0] for words in fields if words} - self._known_fields
         for name in names:
-            if name[:1] == b"=" and name != VERSION_FIELD:
+            if name[:1] == b"=" and name not in (VERSION_FIELD, HEADERS_FIELD):
                 if _get_encoding(name.decode(errors="replace")) not in self._declared:
                     return True
                 if len(self._known_fields) < MAX_KNOWN_FIELDS:
@@ -458,13 +473,13 @@ class PrimitiveCodec(RecordCodec[R]):
         return tuple(words)
 
     def _load(self, fields: Sequence[bytes]) -> tuple[Any, int]:
-        if fields[0].startswith(b"=") and fields[0] != VERSION_FIELD:
+        if fields[0].startswith(b"=") and fields[0] not in (VERSION_FIELD, HEADERS_FIELD):
             return super()._load(fields)
         version, value = 1, dict[str, Any]()
         for name, raw in zip(fields[::2], fields[1::2], strict=True):
             if name == VERSION_FIELD:
                 version = int(raw)
-            else:
+            elif name != HEADERS_FIELD:
                 text = name.decode()
                 value[text] = _from_native(raw, self._native[text]) if text in self._native else raw
         return value, version

@@ -4,7 +4,7 @@ A record is acknowledged when the next one is asked for, and when the processor 
 state are committed in the same step as that, or not at all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, overload
 
 import msgspec
@@ -19,7 +19,7 @@ from celery5.protocol.job.job import Job
 from celery5.protocol.job.json_values import from_json
 from celery5.protocol.streams.groups import split_id
 from celery5.protocol.streams.windows import WindowKey, WindowShape
-from celery5.streams.codec import RecordCodec
+from celery5.streams.codec import RecordCodec, read_record_headers
 from celery5.streams.feed import RecordFeed
 from celery5.streams.stream import Stream
 from celery5.streams.windows import WindowOptions, Windows, WindowSettings
@@ -73,6 +73,11 @@ class StreamEntry(Generic[R]):
         return self._codec.decode(self.fields)
 
     @property
+    def headers(self) -> Mapping[str, str]:
+        """What the sender's middleware has added: texts by name, such as `traceparent`."""
+        return read_record_headers(self.fields)
+
+    @property
     def time(self) -> float:
         """When it was sent, in seconds since 1970, or what the sender gave as its time."""
         return split_id(self.id)[0] / 1000
@@ -107,11 +112,11 @@ class Outputs:
             raise Misconfigured(
                 f"processor {self._feed.group} declares no stream to send to: give into=... there, or to=... here"
             )
-        for record in records:
-            encoded = stream.encode(record)
-            self._feed.add_output(
-                msgspec.msgpack.encode({"stream": stream.name, "key": encoded.key, "words": encoded.words})
-            )
+        with stream.sending([stream.encode(record) for record in records]) as encoded:
+            for each in encoded:
+                self._feed.add_output(
+                    msgspec.msgpack.encode({"stream": stream.name, "key": each.key, "words": each.words})
+                )
 
     def job(self, *sources: JobSource) -> None:
         """Send jobs: `task.s(...)`. Each is published once. Raises BadArguments."""

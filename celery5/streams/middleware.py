@@ -5,11 +5,13 @@ The order is that of Django's and Runnel's middleware: `before` in the order of 
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 from celery5.broker.calls.streams import RawEntry
 from celery5.errors import BadRecord, CeleryError, Misconfigured
-from celery5.streams.codec import RecordCodec
+from celery5.runners.operations import MessageOperation, OperationSurround
+from celery5.streams.codec import RecordCodec, read_record_headers
 from celery5.streams.events import StreamEntry
 from celery5.streams.feed import RecordFeed
 
@@ -91,15 +93,25 @@ class SurroundedFeed:
         feed: Where records come from, and outputs go.
         middleware: The middleware, the outermost first.
         codec: How records are encoded.
+        operating: What surrounds the processing of each record, or of each batch, outside of the middleware.
+        stream: The name of the stream.
     """
 
     def __init__(
-        self, feed: RecordFeed, middleware: Sequence[ProcessorMiddleware[Any]], codec: RecordCodec[Any]
+        self,
+        feed: RecordFeed,
+        middleware: Sequence[ProcessorMiddleware[Any]],
+        codec: RecordCodec[Any],
+        operating: OperationSurround | None = None,
+        stream: str = "",
     ) -> None:
         self._feed = feed
         self._middleware = tuple(middleware)
         self._reversed = self._middleware[::-1]
         self._codec = codec
+        self._operating = operating
+        self._stream = stream
+        self._operation: tuple[MessageOperation, AbstractContextManager[None]] | None = None
         self._entries: list[StreamEntry[Any]] = []
         self._is_settling = False
         self.now = feed.now
@@ -155,6 +167,7 @@ class SurroundedFeed:
             raw = self._feed.take_next() or await take()
             if raw is None:
                 return None
+            self._begin([raw])
             passed = await self._enter(raw)
             if passed is not None:
                 return passed
@@ -164,6 +177,8 @@ class SurroundedFeed:
         while True:
             await self._leave()
             batch = await self._feed.wait_batch(count, within)
+            if batch:
+                self._begin(batch)
             passed = [raw for raw in [await self._enter(raw) for raw in batch] if raw is not None]
             if passed or not batch:
                 return passed
@@ -180,8 +195,11 @@ class SurroundedFeed:
     async def fail(self, error: Exception) -> None:
         """Say that the function has failed on what it has."""
         entries, self._entries = self._entries, []
-        for entry in entries:
-            await self._call_all(self._reversed, "on_error", entry, error)
+        try:
+            for entry in entries:
+                await self._call_all(self._reversed, "on_error", entry, error)
+        finally:
+            self.end(error)
 
     async def finish(self) -> None:
         """Say that the function has returned."""
@@ -220,9 +238,25 @@ class SurroundedFeed:
         while self._entries:
             await self._call_all(self._reversed, "after", self._entries[0])
             del self._entries[0]
+        self.end(None)
         if self._is_settling:
             self._is_settling = False
             self._feed.settle()
+
+    def _begin(self, raws: Sequence[RawEntry]) -> None:
+        """Enter what surrounds the processing of these records."""
+        if self._operating is not None:
+            headers = [read_record_headers(fields) for _, fields in raws]
+            operation = MessageOperation("process", "stream", self._stream, len(raws), headers)
+            self._operation = operation, self._operating(operation)
+            self._operation[1].__enter__()
+
+    def end(self, error: BaseException | None) -> None:
+        """Leave what surrounds the records that were taken, if that was not left yet."""
+        if self._operation is not None:
+            (operation, block), self._operation = self._operation, None
+            operation.error = error
+            block.__exit__(None, None, None)
 
     async def _call_all(self, middleware: Sequence[ProcessorMiddleware[Any]], hook: str, *words: Any) -> None:
         for each in middleware:

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from datetime import datetime
 from typing import Any, TypeVar
 
-from celery5.application import Application
 from celery5.broker.colour import run_in_event_loop, run_in_plain_python
 from celery5.errors import Misconfigured
+from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.groups import StreamMap
 from celery5.streams import operations
@@ -32,7 +32,7 @@ class Streams(Mapping[str, Stream[Any]]):
 
     REACHED_AS = "app.streams."
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ObservedApplication) -> None:
         self._app = app
         self._streams: dict[str, Stream[Any]] = {}
         self._processors: dict[tuple[str, str], Processor[Any]] = {}

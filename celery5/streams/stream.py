@@ -6,11 +6,14 @@ topics on Redis Streams; see `docs/guide/streams.md`.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count, islice
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, Protocol, TypeVar, cast, overload
+
+import msgspec
 
 from celery5.application import Application
 from celery5.broker.call import Call
@@ -21,10 +24,12 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import StreamKeys
 from celery5.errors import Misconfigured, StreamFull
 from celery5.hints import describe_option, make_attribute_error
+from celery5.observability.middleware import ObservedApplication
 from celery5.protocol.streams.groups import RefusedAppend, StaleMap, StreamMap
 from celery5.protocol.streams.routing import find_partition
+from celery5.runners.operations import MessageOperation
 from celery5.streams.archive import Archive, check_archive
-from celery5.streams.codec import MAX_DECOMPRESSED, PLAIN, RecordCodec
+from celery5.streams.codec import HEADERS_FIELD, MAX_DECOMPRESSED, PLAIN, RecordCodec
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -98,7 +103,7 @@ class Stream(Generic[R]):
 
     def __init__(
         self,
-        app: Application,
+        app: ObservedApplication,
         name: str,
         codec: RecordCodec[R],
         *,
@@ -238,6 +243,22 @@ class Stream(Generic[R]):
                 self.app.check_message_size(raw, f"a record of stream {self.name}")
         return EncodedRecord(self.codec.key(record), words, time)
 
+    @contextmanager
+    def sending(self, records: Sequence["EncodedRecord"]) -> Iterator[Sequence["EncodedRecord"]]:
+        """Surround the sending of records by the application's middleware; yield them with the headers that it adds."""
+        middleware = self.app.middleware
+        if not middleware.operates:
+            yield records
+            return
+        operation = MessageOperation("send", "stream", self.name, len(records), [{} for _ in records])
+        with middleware.operating(operation):
+            yield [
+                each._replace(words=(*each.words, HEADERS_FIELD, msgspec.json.encode(headers)))
+                if headers
+                else each
+                for each, headers in zip(records, operation.headers, strict=True)
+            ]
+
     def find_partition(self, record: R) -> int:
         """Return the partition of a record by the number of partitions that is known here. Raises BadRecord."""
         key = self.codec.key(record)
@@ -312,7 +333,7 @@ class StreamRegistry(Protocol):
         ...
 
 
-class StreamApplication(Application, Protocol):
+class StreamApplication(ObservedApplication, Protocol):
     """The application that a stream belongs to."""
 
     @property
@@ -341,6 +362,13 @@ def _refuse_options(unknown: Mapping[str, object]) -> None:
 
 async def _send(
     _app: Application, redis: AsyncDriver, stream: Stream[Any], records: Sequence[EncodedRecord]
+) -> list[RecordId]:
+    with stream.sending(records) as records:
+        return await _append(redis, stream, records)
+
+
+async def _append(
+    redis: AsyncDriver, stream: Stream[Any], records: Sequence[EncodedRecord]
 ) -> list[RecordId]:
     ids: list[RecordId] = []
     portion = SEND_BATCH if len(records) <= SEND_BATCH else stream.portion

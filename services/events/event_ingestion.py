@@ -37,8 +37,9 @@ from celery5.protocol.events.messages import (
     parse_subscription,
 )
 from celery5.protocol.job.job import DEDUPLICATION_GRACE, Job
-from celery5.protocol.job.messages import read_job_id
+from celery5.protocol.job.messages import read_headers, read_job_id
 from celery5.protocol.limits import Suspension
+from celery5.runners.operations import operating
 from celery5.sending.publisher import PublishPlanner
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.worker.lease import Lease
@@ -230,6 +231,12 @@ class EventIngestion:
 
     async def route(self, entries: Sequence[Entry]) -> None:
         """Publish the jobs of these events, then finish the events."""
+        with operating(
+            "deliver", "events", "events", len(entries), lambda: [_find_headers(each) for each in entries]
+        ):
+            await self._route(entries)
+
+    async def _route(self, entries: Sequence[Entry]) -> None:
         await self._lease.wait_until_valid()
         await self._read_subscribers()
         routed = [await self._route_one(entry) for entry in entries]
@@ -363,6 +370,13 @@ class _RoutedEvent:
     outcome: EventOutcome
     # The jobs to publish before the event is finished.
     jobs: Sequence[Job] = ()
+
+
+def _find_headers(entry: Entry) -> dict[str, str]:
+    try:
+        return read_headers(entry.message)
+    except Exception:  # it is no message, and will be a dead event
+        return {}
 
 
 def _make_burial(entry: Entry, why: str) -> EventOutcome:

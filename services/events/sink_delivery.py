@@ -28,6 +28,7 @@ from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.names import get_class_names
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text
 from celery5.results.sinks import SinkOptions
+from celery5.runners.operations import operating
 from celery5.runners.surrounding import surround_call
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog
@@ -257,7 +258,8 @@ class _OneSinkDelivery:
             nursery.start_soon(_shorten_on_stop, limit)
             nursery.start_soon(self._renew, keys, [claimed.entry for claimed, _ in batch], renewing)
             with limit:
-                error = await self._write([document for _, document in batch])
+                with operating("deliver", "sink", self.name, len(batch)) as operation:
+                    error = operation.error = await self._write([document for _, document in batch])
                 renewing.cancel()
                 await self._confirm(keys, batch, error)
             renewing.cancel()

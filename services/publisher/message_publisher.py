@@ -26,9 +26,11 @@ from celery5.health.checks import BrokerPing
 from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Level, Log
 from celery5.protocol.job.job import Job
+from celery5.protocol.job.messages import read_headers
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.publisher.frames import make_job
+from celery5.runners.operations import operating
 from celery5.sending.messages_backlog import StoredMessage
 from celery5.sending.publisher import PublishPlanner
 from celery5.sending.publishing_checks import PublishingChecks
@@ -286,7 +288,10 @@ class MessagePublisher:
                 # compute the rest of a countdown only when there is a connection
                 await redis.perform(jobs_calls.PING)
             jobs = [_make_current_job(message) for message in messages]
-            replies = await redis.perform_all(self._planner.plan_calls(jobs))
+            with operating(
+                "publish", "queue", queue, len(jobs), lambda: [read_headers(job.message) for job in jobs]
+            ):
+                replies = await redis.perform_all(self._planner.plan_calls(jobs))
         except BrokerUnavailable as error:
             self._failures += 1
             self._log_once("publisher:interrupted", "warning", str(error), queue=queue)

@@ -12,6 +12,7 @@ from celery5.protocol.job.verdict import Outcome, Returned
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
+from celery5.runners.operations import OPERATION_SURROUND
 from celery5.runners.running_job import RunningJob
 from celery5.runners.surrounding import CALL_SURROUND, surround_call
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
@@ -50,6 +51,7 @@ class ProcessorCalls:
         self._processor = processor
         self._codec = processor.stream.codec
         self._checkpoint = checkpoint
+        self._operation_surround = OPERATION_SURROUND.get()
         self._asyncio_runner = asyncio_runner
         self._thread_runner = ThreadRunner(get_slots=lambda: MAX_THREADS)
 
@@ -78,10 +80,13 @@ class ProcessorCalls:
             raise error
 
     def _surround(self, feed: RecordFeed) -> SurroundedFeed:
-        return SurroundedFeed(feed, self._processor.middleware, self._codec)
+        processor = self._processor
+        return SurroundedFeed(
+            feed, processor.middleware, self._codec, self._operation_surround, processor.stream.name
+        )
 
     async def _process(self, feed: RecordFeed) -> None:
-        if not self._processor.middleware:
+        if not self._processor.middleware and self._operation_surround is None:
             await self._call(feed)
             return
         surrounded = self._surround(feed)
@@ -90,6 +95,9 @@ class ProcessorCalls:
             await surrounded.finish()
         except Exception as error:
             await surrounded.fail(error)
+            raise
+        except BaseException as error:
+            surrounded.end(error)
             raise
 
     async def _call(self, feed: RecordFeed) -> None:

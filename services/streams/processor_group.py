@@ -30,6 +30,7 @@ from celery5.protocol.streams.groups import (
     split_id,
 )
 from celery5.protocol.streams.parking import ParkedKeysFound, read_parked_words
+from celery5.runners.operations import operating
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.process.incarnation_end import IncarnationEnd
 from celery5.services.process.suspect_turn import SuspectTurn
@@ -545,9 +546,10 @@ class ProcessorGroup:
 
     async def _commit_portion(self, partitions: Sequence[OwnedPartition], commits: Sequence[Commit]) -> None:
         call = calls.commit(self._keys, self._group, self._member.incarnation, commits)
-        verdicts = await retry_until_available(
-            partial(self._redis.perform, call), self._outages, RETRY_INTERVAL
-        )
+        with operating("commit", "stream", self._keys.stream, len(commits)):
+            verdicts = await retry_until_available(
+                partial(self._redis.perform, call), self._outages, RETRY_INTERVAL
+            )
         for partition, commit, is_committed in zip(partitions, commits, verdicts, strict=True):
             if not is_committed:
                 self._lose(partition)

@@ -10,6 +10,7 @@ import trio
 from celery5.app import App
 from celery5.logs.log import Log
 from celery5.runners.context import LOG_EVENT
+from celery5.runners.operations import OPERATION_SURROUND
 from celery5.runners.surrounding import CALL_SURROUND
 
 
@@ -31,6 +32,7 @@ def noting_process(
         return
     LOG_EVENT.set(log.event)
     CALL_SURROUND.set(app.middleware.make_surround())
+    OPERATION_SURROUND.set(app.middleware.operating if app.middleware.operates else None)
     noted = _NotedStart(app, kind, name or f"{socket.gethostname()}:{os.getpid()}", task_status)
     try:
         yield noted

@@ -15,7 +15,7 @@ from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
 from tests.redis.connections.two_brokers import app_on
 from tests.redis.events.sinking import Kept
-from tests.redis.worker.workers import LEASE, Lines, start, until, working
+from tests.redis.worker.workers import LEASE, Lines, start, until, until_async, working
 
 
 @pytest.fixture
@@ -39,8 +39,11 @@ async def test_a_scheduler_fires_what_is_on_the_brokers_that_it_reaches(
     async def there() -> None:
         got.append("there")
 
+    async def both_are_known() -> bool:
+        return {each.name for each in await app.schedule.alist()} == {"here", "there"}
+
     async with working(app, page=SCHEDULER):  # a new one waits until it is known to be on no other broker
-        pass
+        await until_async(both_are_known)
     await trio.to_thread.run_sync(own_server.kill)
     with Lines() as lines:
         async with trio.open_nursery() as nursery:
