@@ -13,7 +13,6 @@ from celery5.broker.keys import Keys
 from celery5.doctor.broker_checks import BrokerChecks
 from celery5.doctor.host_checks import HostChecks
 from celery5.errors import CeleryError
-from celery5.protocol.health import host_diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.masking import get_error_text
 from celery5.protocol.observability.storage import describe_filling
@@ -39,7 +38,7 @@ def get_checks(app: "App", *, root: Path = Path("/")) -> list[DoctorCheck]:
     first_broker, *other_brokers = app.brokers.names
     broker = _make_broker_checks(app, first_broker)
     return [
-        DoctorCheck("application", lambda: host_diagnosis.diagnose_application(app.name, len(app.tasks))),
+        DoctorCheck("application", partial(host.check_application, app)),
         DoctorCheck("settings", partial(host.check_settings, app)),
         *_list_broker_checks(broker),
         *(

@@ -73,7 +73,9 @@ class HostChecks:
             required = []
         names = {diagnosis.parse_requirement_name(line) for line in required if ";" not in line}
         return diagnosis.diagnose_libraries(
-            required, {name: _get_installed_version(name) for name in sorted(names)}
+            required,
+            {name: _get_installed_version(name) for name in sorted(names)},
+            str(Path(celery5.__file__).resolve().parent.parent),
         )
 
     def check_units(self) -> Finding:
@@ -83,6 +85,10 @@ class HostChecks:
         is_lingering = (self._root / "var/lib/systemd/linger" / user).exists()
         version = _get_systemd_version() if units else ""
         return diagnosis.diagnose_units(units, version=version, is_lingering=is_lingering, user=user)
+
+    def check_application(self, app: "App") -> Finding:
+        """Check that the application, which could be imported, declares something to run."""
+        return diagnosis.diagnose_application(app.name, len(app.tasks), len(app.streams.processors))
 
     def check_settings(self, app: "App") -> Finding:
         """Check the application's settings."""

@@ -184,12 +184,13 @@ def _format_systemctl(verb: str, units: Sequence[SystemdUnit]) -> str:
     return f"systemctl{flag} {verb} {shlex.join(names)}"
 
 
-def diagnose_application(name: str, tasks: int) -> Finding:
-    """Diagnose the application, which could be imported."""
-    if not tasks:
+def diagnose_application(name: str, tasks: int, processors: int = 0) -> Finding:
+    """Diagnose the application, which could be imported. One may have processors of streams and no task."""
+    if not (tasks or processors):
         remedy = "name the modules that declare them: App(include=[...])"
         return Finding("application", "warn", f"{name} has no tasks", remedy)
-    return Finding("application", "ok", f"{name}, {tasks} tasks")
+    also = f", {processors} processors" if processors else ""
+    return Finding("application", "ok", f"{name}, {tasks} tasks{also}")
 
 
 def diagnose_settings(set_count: int, oddities: Sequence[str]) -> Finding:
@@ -347,26 +348,32 @@ def diagnose_python(version: Sequence[int], celery5: str) -> Finding:
     return Finding("python", "ok", summary)
 
 
-def diagnose_libraries(required: Sequence[str], installed: Mapping[str, str]) -> Finding:
-    """Diagnose the libraries: what the package requires (`trio>=0.30`), and what is installed (`""` if not)."""
+def diagnose_libraries(required: Sequence[str], installed: Mapping[str, str], folder: str = "") -> Finding:
+    """Diagnose the libraries.
+
+    Args:
+        required: What the package requires (`trio>=0.30`).
+        installed: The versions that are installed; '' for none.
+        folder: Where the code is.
+    """
     if not required:
-        return Finding(
-            "libraries", "warn", "celery5 runs from a folder, not installed", "pip install celery5"
-        )
-    wrong: list[str] = []
+        # Not by its name: that would be another version, beside the code that runs.
+        remedy = f"pip install {shlex.quote(folder or '.')}"
+        return Finding("libraries", "warn", "celery5 runs from a folder, not installed", remedy)
+    wrong: dict[str, str] = {}
     for each in required:
         if ";" in each:
             continue  # required by an extra only
         name = parse_requirement_name(each)
         installed_version = installed.get(name, "")
         if not installed_version:
-            wrong.append(f"{name} is not there")
+            wrong[each] = f"{name} is not there"
         elif not all(
             _holds(installed_version, *bound) for bound in re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", each)
         ):
-            wrong.append(f"{name} {installed_version}, which is not {each}")
+            wrong[each] = f"{name} {installed_version}, which is not {each}"
     if wrong:
-        return Finding("libraries", "fail", "; ".join(wrong), "pip install --upgrade celery5")
+        return Finding("libraries", "fail", "; ".join(wrong.values()), f"pip install {shlex.join(wrong)}")
     shown = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()) if version)
     return Finding("libraries", "ok", shown)
 

@@ -210,6 +210,7 @@ CASES: list[tuple[Finding, str, str]] = [
     ),
     (host_diagnosis.diagnose_application("shop", 3), "ok", "shop, 3 tasks"),
     (host_diagnosis.diagnose_application("shop", 0), "warn", "no tasks"),
+    (host_diagnosis.diagnose_application("shop", 0, 2), "ok", "shop, 0 tasks, 2 processors"),
     (host_diagnosis.diagnose_settings(2, []), "ok", "2 set"),
     (host_diagnosis.diagnose_settings(2, ["this is odd"]), "warn", "this is odd"),
     (
@@ -383,6 +384,24 @@ def test_each_command_of_ours_in_an_advice_is_one_that_there_is(tmp_path: Path) 
             context = click.Context(found, parent=context, info_name=words[0])
             command, words = found, words[1:]
         command.make_context(command.name, words, parent=context.parent).close()
+
+
+@pytest.mark.parametrize(
+    ("finding", "remedy"),
+    [
+        (host_diagnosis.diagnose_libraries([], {}, "/a b"), "pip install '/a b'"),
+        (
+            host_diagnosis.diagnose_libraries(
+                ["trio>=0.30", "redis[hiredis]<9,>=8", "click>=8"], {"trio": "0.29", "click": "8.1"}
+            ),
+            "pip install 'trio>=0.30' 'redis[hiredis]<9,>=8'",
+        ),
+    ],
+)
+def test_libraries_are_installed_as_they_are_required_and_celery5_stays_as_it_is(
+    finding: Finding, remedy: str
+) -> None:
+    assert finding.remedy == remedy
 
 
 TEMPLATES = [unit(f"celery5-{name}@.service", enabled=False) for name in ("router", "worker")]
