@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from celery5.dashboard.formats import encode_json
+from celery5.dashboard.guard import get_root
 from celery5.dashboard.openapi import make_openapi
 from celery5.dashboard.performing import Performer, describe_problem
 from celery5.dashboard.requests import check_form_key, read_body, read_query, to_parameters
@@ -42,7 +43,7 @@ class JsonApi:
         ]
 
     async def _show_openapi(self, request: Request) -> Response:
-        return Response(_encode_openapi(request.scope.get("root_path", "")), media_type=JSON)
+        return Response(_encode_openapi(get_root(request)), media_type=JSON)
 
     async def _list_apps(self, request: Request) -> Response:
         return _respond({"applications": sorted(self._performer.apps), "user": request.state.user._asdict()})

@@ -187,7 +187,7 @@ class Guard:
             return JSONResponse(body, 401, headers, media_type="application/problem+json")
         if request.method == "POST":
             return PlainTextResponse("sign in first\n", 401)
-        return RedirectResponse(f"{request.scope.get('root_path', '')}{SIGN_IN_PATH}", 303)
+        return RedirectResponse(f"{get_root(request)}{SIGN_IN_PATH}", 303)
 
 
 UNKNOWN_HOST = (
@@ -206,6 +206,15 @@ def _refuse_many(request: Request) -> Response:
         return PlainTextResponse(f"{TOO_MANY}\n", 429, headers)
     body = {"status": 429, "title": "Too Many Requests", "detail": TOO_MANY}
     return JSONResponse(body, 429, headers, media_type="application/problem+json")
+
+
+def get_root(request: HTTPConnection) -> str:
+    """Return the path where the dashboard is mounted; '' at the top.
+
+    A server may say `/` for the top, and an address that begins with two slashes would be that of another host.
+    """
+    root = str(request.scope.get("root_path", "")).strip("/")
+    return f"/{root}" if root else ""
 
 
 def get_path(request: HTTPConnection) -> str:

@@ -17,7 +17,7 @@ import celery5
 from celery5.dashboard.access import Authenticator
 from celery5.dashboard.formats import FILTERS
 from celery5.dashboard.forms import make_fields
-from celery5.dashboard.guard import FORM_KEY, SIGN_IN_PATH, get_path
+from celery5.dashboard.guard import FORM_KEY, SIGN_IN_PATH, get_path, get_root
 from celery5.dashboard.operation import Changed, Operation
 from celery5.dashboard.operations import OPERATIONS
 from celery5.dashboard.page import Page, PageRequest
@@ -107,7 +107,7 @@ class Site:
     async def _show_apps(self, request: Request) -> Response:
         names = sorted(self._performer.apps)
         if len(names) == 1:
-            return RedirectResponse(f"{_root(request)}/{quote(names[0])}", 303)
+            return RedirectResponse(f"{get_root(request)}/{quote(names[0])}", 303)
         states: dict[str, Any] = {}
         for name in names:  # bound: the applications of this dashboard
             try:
@@ -175,7 +175,7 @@ class Site:
 
     def _get_back(self, request: Request, back: str) -> str:
         """Return where to go afterwards: a path of this dashboard, else the application."""
-        root = f"{_root(request)}/{quote(request.path_params['app'])}"
+        root = f"{get_root(request)}/{quote(request.path_params['app'])}"
         return back if back.startswith(root) and "\\" not in back and "\n" not in back else root
 
     def _go_back(self, request: Request, back: str, done: Changed) -> Response:
@@ -185,7 +185,7 @@ class Site:
             NOTICE,
             quote(text[:MAX_NOTICE]),
             max_age=30,
-            path=_root(request) or "/",
+            path=get_root(request) or "/",
             httponly=True,
             samesite="strict",
             secure=request.state.is_secure,
@@ -214,11 +214,11 @@ class Site:
                 title="Sign in",
                 status=401 if wrong else 200,
             )
-        response = RedirectResponse(_root(request) or "/", 303)
+        response = RedirectResponse(get_root(request) or "/", 303)
         response.set_cookie(
             self._sessions.cookie,
             self._sessions.make(*signed_in),
-            path=_root(request) or "/",
+            path=get_root(request) or "/",
             httponly=True,
             samesite="strict",
             secure=request.state.is_secure,
@@ -240,7 +240,7 @@ class Site:
             refusal = await self._sessions.end(request.state.session_cookie)
         except Exception as error:
             return self._render_problem(request, describe_problem(error, request), title="Sign out")
-        response: Response = RedirectResponse(f"{_root(request)}{SIGN_IN_PATH}", 303)
+        response: Response = RedirectResponse(f"{get_root(request)}{SIGN_IN_PATH}", 303)
         if refusal:
             problem = Problem(
                 403,
@@ -248,7 +248,7 @@ class Site:
                 f"cookie until it is over: {refusal}",
             )
             response = self._render_problem(request, problem, title="Sign out")
-        response.delete_cookie(self._sessions.cookie, path=_root(request) or "/")
+        response.delete_cookie(self._sessions.cookie, path=get_root(request) or "/")
         return response
 
     # rendering
@@ -270,7 +270,7 @@ class Site:
         page: Page | None = None,
         status: int = 200,
     ) -> Response:
-        root, state = _root(request), request.state
+        root, state = get_root(request), request.state
         app = request.path_params.get("app", "")
         is_part = request.headers.get("x-part") == "main"
         notice = "" if is_part else _read_notice(request)
@@ -309,15 +309,10 @@ def _escape_controls(value: Any) -> Any:
     )
 
 
-def _root(request: Request) -> str:
-    """Return the path where the dashboard is mounted; '' at the top."""
-    return str(request.scope.get("root_path", "")).rstrip("/")
-
-
 def _get_address(request: Request) -> str:
     """Return the path and the query of a request as the client has written them: names may have any character."""
     query = request.scope["query_string"].decode("latin-1")
-    root, raw = quote(_root(request)), request.scope.get("raw_path") or quote(get_path(request)).encode()
+    root, raw = quote(get_root(request)), request.scope.get("raw_path") or quote(get_path(request)).encode()
     path = raw.decode("latin-1")
     path = path if path.startswith(root) else root + path
     return f"{path}?{query}" if query else path

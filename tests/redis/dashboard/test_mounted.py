@@ -37,6 +37,21 @@ def in_fastapi(app: App) -> Any:
     return api
 
 
+@pytest.mark.parametrize("root", ["", "/", "//", "/jobs", "/jobs/", "//other.example"])
+async def test_no_address_leads_to_another_host_wherever_a_server_says_it_is_mounted(
+    app: App, root: str
+) -> None:
+    """A browser takes `//sign-in` for a host; servers may say `/` for the top."""
+    guarded = Dashboard(app, authenticator=Identify(lambda request: None), hosts=["shop.example"])
+    for site in (guarded, make_dashboard(app)):
+        transport = httpx.ASGITransport(app=site, root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop.example") as client:
+            for path in ("", "/", "/shop", "/no/such/page"):
+                answer = await client.get((root + path) or "/")
+                if answer.next_request is not None:
+                    assert answer.next_request.url.host == "shop.example", answer.headers
+
+
 async def use(site: Any, app: App) -> None:
     """Look at a page, press a button, ask the API, and load a style sheet, all below the place of the mount."""
     transport = httpx.ASGITransport(app=site)
