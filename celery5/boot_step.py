@@ -14,7 +14,10 @@ from celery5.health.health_check import HealthCheck, validate_checks
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.process.supervision import RetryState
+from celery5.protocol.similar_names import did_you_mean
 
+PROCESS_KINDS = ("worker", "router", "scheduler", "controller")
+"""The kinds of processes that steps of an application run in."""
 _KEPT_UP = RetryPolicy(max_retries=5, backoff=1.0, cap=60.0)
 _ONCE = RetryPolicy(max_retries=0)
 
@@ -48,8 +51,10 @@ class BootStep:
     stays: bool = False
     # The circuit breaker of a step that stays; while it is open the step is not started again.
     breaker: BreakerPolicy | None = None
-    # Health checks that trip the breaker, too.
+    # Health checks that trip the breaker, too. Workers perform them.
     checks: Sequence[HealthCheck] = ()
+    # The kinds of processes that it runs in: worker, router, scheduler, controller.
+    process_kinds: Sequence[str] = ("worker",)
 
     def __post_init__(self) -> None:
         name: Any = self.name
@@ -76,6 +81,7 @@ class BootStep:
             )
         if not (self.undo is None or callable(self.undo) or _is_place(self.undo)):
             raise Misconfigured(f"boot step {name!r}: undo is {self.undo!r}: give a function")
+        object.__setattr__(self, "process_kinds", _check_process_kinds(name, self.process_kinds))
         object.__setattr__(self, "checks", _guard(self))
 
     @property
@@ -97,8 +103,9 @@ def service(
     retry: RetryPolicy | Mapping[str, Any] | None = None,
     breaker: BreakerPolicy | None = None,
     checks: Sequence[HealthCheck] = (),
+    process_kinds: Sequence[str] = ("worker",),
 ) -> BootStep:
-    """Return a step that runs until the worker stops, and is restarted when it crashes.
+    """Return a step that runs until the process stops, and is restarted when it crashes.
 
     The parameters are those of `BootStep`. The default `name` comes from the name of the class or function:
     `StockPrices` is stock-prices. By default a service requires `publishing`: it may send jobs, and stops before
@@ -118,7 +125,13 @@ def service(
         stays=True,
         breaker=breaker,
         checks=checks,
+        process_kinds=process_kinds,
     )
+
+
+def select_steps(steps: Sequence[BootStep], process_kind: str) -> tuple[BootStep, ...]:
+    """Return those of the steps that run in processes of a kind."""
+    return tuple(step for step in steps if process_kind in step.process_kinds)
 
 
 def check_boot_steps(bootsteps: Sequence[Any], services: Sequence[Any]) -> tuple[BootStep, ...]:
@@ -137,9 +150,24 @@ def check_boot_steps(bootsteps: Sequence[Any], services: Sequence[Any]) -> tuple
     return tuple(steps)
 
 
+def _check_process_kinds(name: str, kinds: Any) -> tuple[str, ...]:
+    """Return the kinds of processes of a step. Raises Misconfigured."""
+    given: tuple[Any, ...] = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    if not given:
+        raise Misconfigured(f"boot step {name!r}: process_kinds is empty: give {', '.join(PROCESS_KINDS)}")
+    for kind in given:
+        if kind not in PROCESS_KINDS:
+            raise Misconfigured(
+                f"boot step {name!r}: process_kinds has {kind!r}; {did_you_mean(str(kind), PROCESS_KINDS)}"
+            )
+    return given
+
+
 def _guard(step: BootStep) -> tuple[HealthCheck, ...]:
     """Return the health checks of a step. Raises Misconfigured if they or its breaker do not fit it."""
     checks = validate_checks(step.checks, step.breaker, f"boot step {step.name!r}")
+    if checks and "worker" not in step.process_kinds:
+        raise Misconfigured(f"service {step.name!r} has health checks, which only workers perform")
     if not step.stays and (step.breaker is not None or checks):
         raise Misconfigured(f"boot step {step.name!r}: breaker and checks are for services, which stay")
     if step.breaker is not None and step.breaker.mode == "fail":

@@ -5,6 +5,7 @@ What only a Router or a Scheduler does stands still while none lives, and no wor
 
 from typing import TYPE_CHECKING
 
+from celery5.boot_step import select_steps
 from celery5.scaling.strategies import is_scaled
 
 if TYPE_CHECKING:
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
 
 
 def needs_router(app: "App") -> bool:
-    """Return whether the application has what only a Router does: events, or tasks with sinks or sources."""
-    return app.events.has_own_events or any(task.sinks or task.sources for task in app.tasks.values())
+    """Return whether the application has what only a Router does: events, tasks with sinks or sources, or own steps."""
+    has_data = any(task.sinks or task.sources for task in app.tasks.values())
+    return has_data or app.events.has_own_events or bool(select_steps(app.bootsteps, "router"))
 
 
 def needs_scheduler(app: "App") -> bool:
-    """Return whether the application has what only a Scheduler does: schedules, scaling, rules of limits."""
-    return is_scaled(app.settings) or app.schedule.is_used or app.limit_rule.is_used
+    """Return whether the application has what only a Scheduler does: schedules, scaling, limit rules, own steps."""
+    decides = is_scaled(app.settings) or app.schedule.is_used or app.limit_rule.is_used
+    return decides or bool(select_steps(app.bootsteps, "scheduler"))

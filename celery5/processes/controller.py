@@ -18,7 +18,7 @@ import trio
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
-from celery5.bootsteps.worker_steps import ChannelSubscriptions
+from celery5.bootsteps.worker_steps import ChannelSubscriptions, LentConnection
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
@@ -276,6 +276,7 @@ class ControllerBootTable(ForemanBootTable):
     redis: TrioRedis = step("redis")
     push: PushRedis = step("push", requires=("redis",))
     listen: ChannelSubscriptions = step("listen", requires=("push",))
+    publishing: LentConnection = step("publishing", requires=("redis",))
     presence: Presence = step("presence", requires=("redis",))
     inbox: Inbox = step("inbox", requires=("listen",))
     log_again: LogRetry = step("log-again", requires=("redis",))
@@ -338,6 +339,7 @@ class ControllerDegradedParts(ControllerParts):
     """Every part of a Controller that cannot reach the default broker."""
 
     boot_table = ControllerDegradedBootTable
+    added = ()
     redis = made_by(make_no_connection)
     leader = made_by(make_local_leadership)
 

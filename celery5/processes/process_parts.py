@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
 from celery5.app import App
+from celery5.boot_step import BootStep, select_steps
 from celery5.bootsteps.boot import BootGraph
-from celery5.bootsteps.worker_steps import ChannelHandler, ChannelSubscriptions
+from celery5.bootsteps.worker_steps import ChannelHandler, ChannelSubscriptions, LentConnection
 from celery5.broker.calls import jobs
 from celery5.broker.connection.link import (
     BreakerClosed,
@@ -42,7 +43,7 @@ from celery5.processes.options import ProcessOptions
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.commands.definitions import RELOAD, RETRY_BOOT_STEP, get_inbox_name
 from celery5.protocol.observability.alerting import AlertRule
-from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, handle
+from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, SelfCommandSender, handle
 from celery5.services.commands.inbox import (
     CommandRecord,
     Inbox,
@@ -52,7 +53,13 @@ from celery5.services.commands.inbox import (
 )
 from celery5.services.commands.log_again import LogRetry, log_handlers
 from celery5.services.commands.process_commands import ProcessCommands
-from celery5.services.health.vital_sources import CommandMetrics, ConnectionStatus, LogMetrics
+from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.health.vital_sources import (
+    BreakerMetrics,
+    CommandMetrics,
+    ConnectionStatus,
+    LogMetrics,
+)
 from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.presence import Presence
@@ -272,6 +279,11 @@ def make_push(
     )
 
 
+def make_injectable_values(app: App, worker: str, self_commands: SelfCommandSender) -> dict[str, Any]:
+    """Return what the application's boot steps may ask for by name."""
+    return {"app": app, "settings": app.settings, "worker": worker, "inbox": self_commands}
+
+
 class ProcessParts:
     """The parts that every kind of process has.
 
@@ -293,6 +305,7 @@ class ProcessParts:
     reloader = Reloader
     metrics_reporter = MetricsReporter
     steps = made_by(list_steps)
+    offered = made_by(make_injectable_values)
 
 
 # ---- processes that run no jobs
@@ -331,11 +344,13 @@ def make_sources(
     command_counts: Mapping[str, int],
     log: Log,
     metrics_reporter: MetricsReporter,
+    circuit_breakers: CircuitBreakers,
     extra_sources: Sequence[StatusSource],
 ) -> tuple[StatusSource, ...]:
     """Return who is asked for /readyz and /metrics."""
     return (
         ConnectionStatus(redis=redis, push=push),
+        BreakerMetrics(circuit_breakers),
         CommandMetrics(command_counts),
         LogMetrics(log),
         metrics_reporter,
@@ -358,11 +373,23 @@ def make_metrics_redis(redis: TrioRedis) -> AsyncDriver:
     return redis
 
 
+def make_added_steps(app: App, kind: str) -> tuple[BootStep, ...]:
+    """Return the steps that the application adds to processes of this kind."""
+    return select_steps(app.bootsteps, kind)
+
+
+def make_service_breakers(log: Log) -> CircuitBreakers:
+    """Return the circuit breakers of the application's services: here no task has one."""
+    return CircuitBreakers(tasks={}, log=log)
+
+
 class AuxiliaryParts(ProcessParts):
     """The parts of a process that runs no jobs. Each kind adds `listeners`, `extra_sources` and its `boot_table`."""
 
     metrics_redis = made_by(make_metrics_redis)
-
+    publishing = LentConnection
+    added = made_by(make_added_steps)
+    circuit_breakers = made_by(make_service_breakers)
     channel_handlers = made_by(make_channel_handlers)
     reconnect_observers = made_by(make_reconnect_observers)
     presence: type[Presence] = Presence

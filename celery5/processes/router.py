@@ -305,7 +305,6 @@ class RouterParts(AuxiliaryParts):
     alert_delivery = AlertDelivery
     extra_sources = made_by(make_extra_sources)
     reader = made_by(make_reader)
-    publishing = LentConnection
     # membership and recovery
     join = EventsMembership
     heartbeat = Heartbeat
@@ -337,6 +336,7 @@ class RouterDegradedParts(RouterParts):
     """Every part of a Router that cannot reach the default broker."""
 
     boot_table = RouterDegradedBootTable
+    added = ()
     redis = made_by(make_default_redis)
 
 

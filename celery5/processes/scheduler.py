@@ -13,7 +13,7 @@ import trio
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
-from celery5.bootsteps.worker_steps import ChannelSubscriptions
+from celery5.bootsteps.worker_steps import ChannelSubscriptions, LentConnection
 from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
@@ -202,6 +202,7 @@ class SchedulerBootTable(BootTable):
     redis: TrioRedis = step("redis")
     push: PushRedis = step("push", requires=("redis",))
     listen: ChannelSubscriptions = step("listen", requires=("push",))
+    publishing: LentConnection = step("publishing", requires=("redis",))
     presence: Presence = step("presence", requires=("redis",))
     inbox: Inbox = step("inbox", requires=("listen",))
     declarations: ScheduleDeclarations = step("declarations", requires=("presence",))
@@ -265,6 +266,7 @@ class SchedulerDegradedParts(SchedulerParts):
     """Every part of a Scheduler that cannot reach the default broker."""
 
     boot_table = SchedulerDegradedBootTable
+    added = ()
 
 
 def is_needed(app: App) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import trio
 
 from celery5.app import App
+from celery5.boot_step import select_steps
 from celery5.bootsteps.boot import BootGraph
 from celery5.broker.keys import EVENTS
 from celery5.health.checks import get_all_checks
@@ -158,7 +159,7 @@ class _BrokerWorkers:
                 if burst or broker != first:
                     nursery.start_soon(finish, end, ends.values() if burst else [end])
             await multi_broker.run_on_each_broker(
-                runs, self._log, task_status, one_first=bool(self._app.bootsteps)
+                runs, self._log, task_status, one_first=bool(select_steps(self._app.bootsteps, "worker"))
             )
 
     def _make_first(self, broker: str, queues: tuple[str, ...], end: trio.Event) -> multi_broker.RunOnBroker:
@@ -314,7 +315,7 @@ def make_incarnation_values(
         keeps_history=bool(settings.job_history and settings.metrics_interval),
         is_measuring=settings.status_port is not None,
         reports=is_scaled(settings) or app.limit_rule.has_functions,
-        added=() if options.is_secondary else app.bootsteps,
+        added=() if options.is_secondary else select_steps(app.bootsteps, "worker"),
         checks=get_all_checks(app),
         recipients=get_all_recipients(app.tasks.values()),
         subscribed={} if options.is_secondary else app.events.group_subscriptions(),

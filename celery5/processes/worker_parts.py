@@ -73,7 +73,7 @@ from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.scheduling.timers import Timer
-from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender, handle
+from celery5.services.commands.dispatcher import CommandHandler, handle
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry, log_handlers
 from celery5.services.commands.paused_queues import PausedQueues
@@ -517,11 +517,6 @@ def make_subscriptions(
     )
 
 
-def make_injectable_values(app: App, worker: str, self_commands: SelfCommandSender) -> dict[str, Any]:
-    """Return what the application's boot steps may ask for by name."""
-    return {"app": app, "settings": app.settings, "worker": worker, "inbox": self_commands}
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkerBootTable(BootTable):
     """The boot graph of a worker: up from the top, down from the bottom."""
@@ -711,4 +706,3 @@ class WorkerParts(ProcessParts):
     drained_work = DrainedWork
     recycling = Recycling
     subscriptions = made_by(make_subscriptions)
-    offered = made_by(make_injectable_values)

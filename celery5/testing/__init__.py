@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import trio
 
 from celery5.app import App
-from celery5.boot_step import BootStep
+from celery5.boot_step import BootStep, select_steps
 from celery5.bootsteps.boot import EXECUTION_STEP, BootGraph
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.calls.health import erase_app
@@ -115,11 +115,12 @@ async def arunning_steps(app: App) -> AsyncGenerator[Mapping[str, Any], None]:
     commands = ImmediateCommands(
         commands=CommandRegistry(handlers=handle(RETRY_BOOT_STEP, step_status.handle_command))
     )
-    own_names = {step.name for step in app.bootsteps}
-    built_in_names = {name for step in app.bootsteps for name in step.requires} - own_names | {EXECUTION_STEP}
+    own_steps = select_steps(app.bootsteps, "worker")
+    own_names = {step.name for step in own_steps}
+    built_in_names = {name for step in own_steps for name in step.requires} - own_names | {EXECUTION_STEP}
     boot = BootGraph(
         steps=[BootStep(name, _IdleStep()) for name in sorted(built_in_names)],
-        added=[*app.bootsteps, _make_collector(app, values)],
+        added=[*own_steps, _make_collector(app, values)],
         offered={"app": app, "settings": app.settings, "worker": "test", "inbox": commands},
         step_status=step_status,
         self_commands=commands,
@@ -154,7 +155,11 @@ class _IdleStep:
 
 def _make_collector(app: App, collected: dict[str, Any]) -> BootStep:
     """Return a step that requires all mandatory ones of the application, and stores their values in `collected`."""
-    names = [step.name for step in app.bootsteps if not step.optional and EXECUTION_STEP not in step.requires]
+    names = [
+        step.name
+        for step in select_steps(app.bootsteps, "worker")
+        if not step.optional and EXECUTION_STEP not in step.requires
+    ]
 
     async def collect(**values: Any) -> None:
         collected.update({name: values[name.replace("-", "_")] for name in names})

@@ -1,16 +1,26 @@
 """Own steps live: what an application adds to a worker sends jobs, outlives an outage, and begins anew with its
 worker."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 import redis
 import trio
 
 from celery5 import App, BootStep, BrokerUnavailable, RetryPolicy, service
+from celery5.boot_step import PROCESS_KINDS
 from celery5.bootsteps.boot import BootGraph
 from celery5.broker.servers.embedded import EmbeddedServer
-from celery5.errors import BootStepFailed
+from celery5.errors import BootStepFailed, Misconfigured
 from celery5.logs.log import Log
+from celery5.processes import controller, router, scheduler
+from celery5.processes.controller import ClusterOptions
+from celery5.processes.lifecycle.foreground import WORKER
+from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.process_parts import Incarnation
+from celery5.processes.router import ROUTER
+from celery5.processes.scheduler import SCHEDULER
 from celery5.processes.worker import WorkerOptions, make_incarnation_values
 from celery5.processes.worker_parts import WorkerParts
 from celery5.services.process.reloader import NextIncarnation
@@ -33,6 +43,93 @@ async def test_a_service_sends_jobs_and_waits_for_their_results(url: str, app_na
     async with working(app):
         await until(lambda: got == [14])
     app.close()
+
+
+@pytest.mark.parametrize("name", PROCESS_KINDS)
+async def test_services_run_in_the_kinds_of_processes_that_they_name(
+    url: str, app_name: str, name: str, tmp_path: Path
+) -> None:
+    notes = list[str]()
+    (tmp_path / "cluster.toml").write_text("[workers.none]\ncount = 0\n")
+    options = ClusterOptions("shop", file=str(tmp_path / "cluster.toml"))
+    run = partial(controller.run, cluster_options=options)
+    kinds = (WORKER, ROUTER, SCHEDULER, ProcessKind("controller", run, lambda _app: None))
+    (kind,) = [each for each in kinds if each.name == name]
+
+    async def prepare() -> str:
+        return "prepared"
+
+    def undo() -> None:
+        notes.append("undone")
+
+    async def ask(prepare: str, worker: str) -> None:
+        await noop.adelay()
+        notes.append(prepare)
+        await trio.sleep_forever()
+
+    async def elsewhere() -> None:
+        notes.append("elsewhere")
+
+    others = [name for name in PROCESS_KINDS if name != kind.name]
+    app = App(
+        app_name,
+        broker=url,
+        bootsteps=[BootStep("prepare", prepare, undo=undo, process_kinds=kind.name)],
+        services=[
+            service(ask, requires=["prepare", "publishing"], process_kinds=[kind.name]),
+            service(elsewhere, process_kinds=others),
+        ],
+    )
+
+    @app.task(queue="nobodys")
+    async def noop() -> None: ...
+
+    async with working(app, page=kind):
+        await until(lambda: notes == ["prepared"])
+    assert notes == ["prepared", "undone"]
+    app.close()
+
+
+async def test_a_service_of_a_scheduler_that_crashes_is_restarted_or_ends_it(url: str, app_name: str) -> None:
+    crashes = list[int]()
+
+    async def crash() -> None:
+        crashes.append(1)
+        if len(crashes) < 3:
+            raise ValueError("it crashes")
+        await trio.sleep_forever()
+
+    quick = RetryPolicy(max_retries=5, backoff=0.01, jitter=False)
+    app = App(app_name, broker=url, services=[service(crash, retry=quick, process_kinds=["scheduler"])])
+    async with working(app, page=SCHEDULER):
+        await until(lambda: len(crashes) == 3)
+    app.close()
+
+    async def fail() -> None:
+        raise ValueError("it fails")
+
+    app = App(app_name, broker=url, bootsteps=[BootStep("fail", fail, process_kinds=["scheduler"])])
+    with pytest.RaisesGroup(BootStepFailed, flatten_subgroups=True):
+        async with working(app, page=SCHEDULER):
+            pass
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [(["workers"], "did you mean 'worker'"), ([], "process_kinds is empty"), (["publisher"], "publisher")],
+)
+def test_kinds_that_do_not_exist_are_refused_in_one_line(kinds: list[str], words: str) -> None:
+    with pytest.raises(Misconfigured, match=words):
+        BootStep("one", lambda: None, process_kinds=kinds)
+
+
+def test_who_has_steps_for_a_router_or_a_scheduler_needs_one(app_name: str) -> None:
+    async def stay() -> None: ...
+
+    for kind, needed in (("router", router.is_needed), ("scheduler", scheduler.is_needed)):
+        assert not needed(App(app_name))
+        assert needed(App(app_name, services=[service(stay, process_kinds=[kind])]))
 
 
 async def test_celery5s_own_services_are_registered_as_an_applications_are(url: str, app_name: str) -> None:
