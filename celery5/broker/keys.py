@@ -71,6 +71,7 @@ class QueueKeys:
     idle_runs: str
     code_versions: Expiring
     foreign_jobs: Expiring
+    flow: Expiring
     progress_prefix: Expiring
     lane: str = NORMAL
     _lanes: "dict[str, QueueKeys]" = field(
@@ -560,6 +561,7 @@ class Keys:
             idle_runs=f"{tag}:jobs:idle-runs",  # HASH    live runs without a job that is on a queue or runs, packed
             code_versions=f"{tag}:jobs:code",  # ZSET    versions of the code of live workers
             foreign_jobs=f"{tag}:jobs:foreign",  # HASH    the lists of jobs that are kept for other code, by task
+            flow=f"{tag}:jobs:flow",  # HASH    attempts that have ended, and looks at the queue, for its flow
             progress_prefix=f"{tag}:progress:",
         )
 

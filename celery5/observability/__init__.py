@@ -48,13 +48,13 @@ if TYPE_CHECKING:
         Overview,
         OverviewTotals,
         ProcessStarts,
-        QueueFlow,
         QueueOverview,
         QueueVerdict,
         TaskOverview,
         UnreachableBroker,
         WorkerOverview,
     )
+    from celery5.protocol.observability.queue_flow import QueueFlow
     from celery5.protocol.observability.report import MetricsReport
     from celery5.protocol.observability.storage import (
         QueueStorage,
@@ -160,7 +160,7 @@ if not TYPE_CHECKING:
             "Overview": "celery5.protocol.observability.overview",
             "OverviewTotals": "celery5.protocol.observability.overview",
             "ProcessStarts": "celery5.protocol.observability.overview",
-            "QueueFlow": "celery5.protocol.observability.overview",
+            "QueueFlow": "celery5.protocol.observability.queue_flow",
             "QueueOverview": "celery5.protocol.observability.overview",
             "QueueStorage": "celery5.protocol.observability.storage",
             "QueueVerdict": "celery5.protocol.observability.overview",

@@ -33,15 +33,14 @@ from celery5.protocol.observability.overview import (
     TaskOverview,
     UnreachableBroker,
     WorkerOverview,
+    get_rate_window,
     group_starts,
-    judge_queue,
     judge_worker,
-    measure_flow,
 )
 from celery5.protocol.observability.recent import (
     RecentHistory,
+    find_first_minute,
     find_open_failures,
-    list_queue_minutes,
     make_task_overviews,
 )
 from celery5.protocol.observability.report import (
@@ -185,7 +184,7 @@ class OverviewReader:
         memory: tuple[ServerMemory, ...],
         unreachable: tuple[UnreachableBroker, ...],
     ) -> Overview:
-        queues = [_make_queue(queue, histories.get(queue.queue), now) for queue in state.queues.values()]
+        queues = [_make_queue(queue) for queue in state.queues.values()]
         workers = self._make_workers(state, now)
         workers.sort(key=lambda worker: (worker.health == "ok", worker.name))
         left_out = LeftOut(
@@ -194,6 +193,7 @@ class OverviewReader:
             workers=max(0, len(workers) - MAX_WORKERS),
             histories=max(0, len(state.queues) - MAX_HISTORIES),
         )
+        begin, end = get_rate_window(find_first_minute(histories, now), now)
         starts = [news.started for news in self._processes.values()]
         return Overview(
             app=self._app.name,
@@ -208,6 +208,8 @@ class OverviewReader:
             unreachable=unreachable,
             memory=memory,
             left_out=left_out,
+            rates_since=begin,
+            rates_until=end,
         )
 
     async def _read_reports(self, redis: AsyncDriver, now: float) -> None:
@@ -341,9 +343,7 @@ class OverviewReader:
         return tuple(sorted(due, key=lambda schedule: (schedule.at, schedule.name))[:MAX_DUE])
 
 
-def _make_queue(queue: QueueState, history: RecentHistory | None, now: float) -> QueueOverview:
-    workers = sum(worker.alive for worker in queue.workers)
-    flow = measure_flow(list_queue_minutes(history), now) if history else None
+def _make_queue(queue: QueueState) -> QueueOverview:
     return QueueOverview(
         name=queue.queue,
         backlog=queue.backlog,
@@ -355,18 +355,11 @@ def _make_queue(queue: QueueState, history: RecentHistory | None, now: float) ->
         dead=queue.dead,
         runs=queue.runs,
         oldest=queue.oldest_waiting,
-        workers=workers,
+        workers=sum(worker.alive for worker in queue.workers),
         is_paused=queue.paused,
-        flow=flow,
-        verdict=judge_queue(
-            backlog=queue.backlog,
-            upcoming=queue.scheduled - queue.overdue,
-            oldest=queue.oldest_waiting,
-            workers=workers,
-            is_paused=queue.paused,
-            flow=flow,
-            held_by=queue.held_by,
-        ),
+        flow=queue.flow,
+        idle=queue.idle,
+        verdict=queue.verdict,
     )
 
 
@@ -435,7 +428,7 @@ def _make_totals(
     workers: int,
 ) -> OverviewTotals:
     return OverviewTotals(
-        ended_per_second=sum(task.ended_per_minute for task in tasks) / MINUTE,
+        ended_per_second=sum(queue.flow.outgoing for queue in queues if queue.flow is not None),
         failed_per_second=sum(task.failed_per_minute for task in tasks) / MINUTE,
         backlog=sum(queue.backlog for queue in queues),
         waiting=sum(queue.waiting for queue in queues),

@@ -99,6 +99,7 @@ from celery5.services.limits.overrides import LimitOverrides
 from celery5.services.limits.waiting_tasks import WaitingTasks
 from celery5.services.observability.alert_delivery import AlertDelivery
 from celery5.services.observability.alert_evaluator import AlertEvaluator
+from celery5.services.observability.ended_counter import EndedCounter
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process.incarnation_end import IncarnationEnd
@@ -545,9 +546,12 @@ class WorkerBootTable(BootTable):
     # It stops after everything that it counts has ended.
     metrics_reporter: MetricsReporter = step("metrics", requires=("publishing",))
     history_rollup: HistoryRollup = step("history", requires=("publishing",))
+    ended_counter: EndedCounter = step("ended", requires=("publishing",))
     alert_evaluator: AlertEvaluator = step("alerts", requires=("publishing",))
     alert_delivery: AlertDelivery = step("notices", requires=("publishing",))
-    result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing", "metrics"))
+    result_publisher: ResultPublisher = step(
+        "results", requires=("heartbeat", "publishing", "metrics", "ended")
+    )
     run_relay: RunRelay = step("runs", requires=("heartbeat", "listen", "publishing"))
     # Which tasks are suspended must be known before any job is admitted.
     foreign_jobs: ForeignJobs = step("foreign", requires=("join", "results"))
@@ -615,6 +619,7 @@ class WorkerParts(ProcessParts):
     metrics_redis = made_by(make_metrics_redis)
     all_brokers = made_by(connect_all_brokers)
     history_rollup = HistoryRollup
+    ended_counter = EndedCounter
     alert_rules = made_by(make_alert_rules)
     limit_holds = LimitHolds
     alert_webhook = made_by(make_alert_webhook)

@@ -114,8 +114,8 @@ async def _state_of_app(
     leader = record.leader if record.leader in controllers else ""  # the record outlives its Controller
     documents = await _documents(app, redis, names)
     held_by = await LimitHolds(app).describe(redis, {state.queue: state.held_tasks for state in states})
-    queues = {
-        state.queue: replace(
+    known = [
+        replace(
             state,
             paused=state.queue in paused,
             documents=documents.get(state.queue, {}),
@@ -123,7 +123,8 @@ async def _state_of_app(
             held_by=held_by.get(state.queue, ""),
         )
         for state in states
-    }
+    ]
+    queues = {state.queue: replace(state, verdict=state.judge()) for state in known}
     left_out = len(known_queues) - len(names) if queue is None else 0
     return AppState(app.name, queues, scaled, events, schedulers, controllers, publishers, leader, left_out)
 

@@ -171,6 +171,8 @@ class AlertEvaluator:
                 workers=depth.workers,
                 held=depth.held,
                 held_by=held_by.get(name, ""),
+                flow=depth.flow,
+                idle=depth.idle,
             )
             for name, depth in zip(names, depths, strict=True)
         }

@@ -19,6 +19,7 @@ from celery5.logs.log import Log
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
 from celery5.protocol.observability.queue_depth import list_gauges
+from celery5.protocol.observability.queue_flow import LOOK_INTERVAL, SHORTEST_WINDOW, add_look
 from celery5.protocol.observability.report import Measurements, Series, compress, make_series, unpack_report
 from celery5.protocol.observability.rollup import (
     CLUSTER,
@@ -180,6 +181,7 @@ class HistoryRollup:
             await self._load_index()
         cursor, now = await self._read_reports(turn)
         await self._measure_queues(now)
+        await self._look_at_queues()
         gauges = dict[Series, float]()
         for _ in self._rollup.merge_gauges(now, gauges):
             await self._let_others_run()
@@ -299,6 +301,25 @@ class HistoryRollup:
                     make_series(gauge.name, gauge.labels): float(gauge.value) for gauge in list_gauges(depth)
                 }
         return measured
+
+    async def _look_at_queues(self) -> None:
+        """Look at the counters of all queues: the flow of each is measured by the difference of two looks."""
+        await run_all_async([partial(self._look_at_broker, redis) for redis in self._brokers.values()])
+
+    async def _look_at_broker(self, redis: AsyncDriver) -> None:
+        queues = sorted(await redis.perform(queue_calls.list_queues(self._keys)))[:MAX_DEPTHS]
+        interval = max(SHORTEST_WINDOW, min(LOOK_INTERVAL, self._interval))
+        for start in range(0, len(queues), QUEUES_AT_ONCE):
+            part = [self._keys.for_queue(queue) for queue in queues[start : start + QUEUES_AT_ONCE]]
+            readings = await redis.perform_all([queue_calls.look_at_queue(keys) for keys in part])
+            kept = [add_look(reading, interval) for reading in readings]
+            new = [
+                queue_calls.keep_looks(keys, looks)
+                for keys, looks in zip(part, kept, strict=True)
+                if looks is not None
+            ]
+            if new:
+                await redis.perform_all(new)
 
     async def _save(self, now: float) -> bool:
         """Save all groups that have changed. Return False if another process has saved one meanwhile."""

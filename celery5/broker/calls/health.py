@@ -235,7 +235,7 @@ def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[st
         queue.revoked_documents,
     )
     yield from (queue.slots, queue.slot_counts, queue.limited_counts, queue.documents)
-    yield from (queue.foreign_jobs, queue.code_versions)
+    yield from (queue.foreign_jobs, queue.code_versions, queue.flow)
     if queue.queue != EVENTS:  # events have no schedules
         yield from (keys.schedules(queue.queue), keys.schedule_times(queue.queue))
     for sink in sinks:

@@ -1,17 +1,38 @@
 """Build the calls that register, list, count and describe queues."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
-from celery5.broker.call import Call, Script, decode_text, merge_names, parse_int, parse_seconds, script_call
+from celery5.broker.call import (
+    Call,
+    Script,
+    decode_text,
+    merge_names,
+    parse_int,
+    parse_seconds,
+    script_call,
+    to_ms,
+)
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.limits import unescape_word
+from celery5.protocol.observability.overview import QueueVerdict, judge_queue
 from celery5.protocol.observability.queue_depth import QueueDepth
+from celery5.protocol.observability.queue_flow import (
+    LOOKS_KEPT,
+    FlowReading,
+    QueueFlow,
+    QueueLook,
+    pack_looks,
+    read_flow,
+)
 
 MEASURE = Script.load("scaling/measure", "clock", "lane")
 GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "clock", "lane")
+COUNT_ENDED = Script.load("scaling/count_ended", "clock")
+
+T = TypeVar("T")
 
 
 class QueueSize(msgspec.Struct, frozen=True):
@@ -42,23 +63,33 @@ def list_queues(keys: Keys) -> Call[list[str]]:
 
 def measure_queue(keys: QueueKeys) -> Call[QueueSize]:
     """Count what is in a queue."""
-    waiting_lists = keys.waiting_list_prefix
-    named = (
-        keys.due,
-        keys.dead,
-        keys.limited_counts,
-        keys.live_runs,
-        waiting_lists,
-        keys.jobs,
-        keys.leases,
-        keys.worker_deaths,
-        *keys.streams,
-    )
-    return script_call(MEASURE, named, (GROUP,), _size, repeatable=True)
+    return _measure(keys, _size)
 
 
 def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
     """Return how far behind a queue is: one script, whose cost does not grow with the queue."""
+    return _measure(keys, _depth)
+
+
+def look_at_queue(keys: QueueKeys) -> Call[FlowReading]:
+    """Return a look at the counters by which a queue's flow is measured, and the earlier looks."""
+    return _measure(keys, lambda raw: _flow(raw[-1], backlog=int(raw[8]), running=int(raw[1])))
+
+
+def keep_looks(keys: QueueKeys, looks: Sequence[QueueLook]) -> Call[bool]:
+    """Keep the looks by which the flow of a queue is measured."""
+    return script_call(
+        COUNT_ENDED, (keys.flow,), (0, pack_looks(looks), to_ms(LOOKS_KEPT)), bool, repeatable=True
+    )
+
+
+def count_ended(keys: QueueKeys, count: int) -> Call[bool]:
+    """Count attempts that have ended on a queue. What is repeated counts twice."""
+    words = (count, "", to_ms(LOOKS_KEPT))
+    return script_call(COUNT_ENDED, (keys.flow,), words, bool, repeatable=not count)
+
+
+def _measure(keys: QueueKeys, decode: Callable[[Any], T]) -> Call[T]:
     waiting_lists = keys.waiting_list_prefix
     named = (
         keys.due,
@@ -71,7 +102,7 @@ def get_queue_depth(keys: QueueKeys) -> Call[QueueDepth]:
         keys.worker_deaths,
         *keys.streams,
     )
-    return script_call(MEASURE, named, (GROUP,), _depth, repeatable=True)
+    return script_call(MEASURE, named, (GROUP,), decode, repeatable=True)
 
 
 def _names(raw: Iterable[bytes]) -> list[str]:
@@ -81,8 +112,9 @@ def _names(raw: Iterable[bytes]) -> list[str]:
 
 
 def _depth(raw: Any) -> QueueDepth:
-    *counts, limited, deaths = raw
+    *counts, limited, deaths, seen = raw
     total, in_workers, due, dead, held, oldest, runs, overdue, backlog, workers = map(int, counts)
+    reading = _flow(seen, backlog=backlog, running=in_workers)
     return QueueDepth(
         max(0, total - in_workers),
         None if oldest < 0 else oldest / 1000,
@@ -95,7 +127,14 @@ def _depth(raw: Any) -> QueueDepth:
         _held_tasks(limited),
         workers,
         **_count_deaths(deaths),
+        flow=reading.flow,
+        idle=reading.idle,
     )
+
+
+def _flow(raw: Any, *, backlog: int, running: int) -> FlowReading:
+    now, ended, at, since, looks = raw
+    return read_flow(now, (ended, at, since), looks, backlog=backlog, running=running)
 
 
 def _count_deaths(flat: Any) -> dict[str, dict[str, int]]:
@@ -168,6 +207,25 @@ class QueueState(msgspec.Struct, frozen=True):
     # Jobs that wait at limits, by task, and what holds them, in words; '' when none is held, or it is not known.
     held_tasks: dict[str, int] = {}
     held_by: str = ""
+    # How fast jobs come and leave; None while there was no earlier look.
+    flow: QueueFlow | None = None
+    # Seconds since an attempt ended; None when none did within a day.
+    idle: float | None = None
+    # Whether it keeps up.
+    verdict: QueueVerdict = QueueVerdict("unknown", "not measured yet")
+
+    def judge(self) -> QueueVerdict:
+        """Return whether it keeps up."""
+        return judge_queue(
+            backlog=self.backlog,
+            upcoming=self.scheduled - self.overdue,
+            oldest=self.oldest_waiting,
+            workers=sum(worker.alive for worker in self.workers),
+            is_paused=self.paused,
+            flow=self.flow,
+            idle=self.idle,
+            held_by=self.held_by,
+        )
 
     @property
     def unread(self) -> int:
@@ -214,7 +272,9 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         age,
         overdue,
         backlog,
+        seen,
     ) = raw
+    reading = _flow(seen, backlog=backlog, running=running)
     states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
     return QueueState(
         queue=queue,
@@ -233,4 +293,6 @@ def _queue_state(queue: str, raw: Any) -> QueueState:
         overdue=overdue,
         backlog=backlog,
         held_tasks=_held_tasks(limited),
+        flow=reading.flow,
+        idle=reading.idle,
     )

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from celery5.cli.commands.autoscale import format_scaling
 from celery5.cli.commands.event import count_waiting, format_waiting
 from celery5.cli.commands.limit import format_rule_limits, format_suspensions
-from celery5.cli.commands.queue import format_unread_warning
+from celery5.cli.commands.queue import format_flow, format_unread_warning
 from celery5.cli.commands.stream import make_rows, make_summaries
 from celery5.cli.terminal.errors import EXIT_FAILED, ReachedBrokers, skip_unreachable
 from celery5.cli.terminal.flags import Duration
@@ -21,6 +21,7 @@ from celery5.errors import BrokerError, Misconfigured
 from celery5.observability.alerts import summarize_alerts
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.masking import get_error_text
+from celery5.protocol.observability.overview import describe_window
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -71,6 +72,8 @@ def _show(app: "App", state: "AppState") -> None:
     if undelivered := _documents(state):
         echo("\n" + format_table(undelivered, empty=""))
     fields = _format_processes(state, events=app.events.has_own_events)
+    window = describe_window(queue.flow for queue in state.queues.values())
+    fields.update({"in, out": window} if window else {})
     if state.runs:
         fields["workflows"] = (
             f"{state.runs} live {'run' if state.runs == 1 else 'runs'}: celery5 workflow list"
@@ -127,6 +130,7 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
             "keys": queue.keys,
             "workers": sum(worker.alive for worker in queue.workers),
             "paused": "yes" if queue.paused else "",
+            **format_flow(queue),
         }
         for queue in state.queues.values()
     ]

@@ -14,6 +14,7 @@ from celery5.connections.brokers import SIMILARITY_CUTOFF
 from celery5.errors import Misconfigured
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.durations import format_duration
+from celery5.protocol.observability.overview import describe_window, format_rate
 from celery5.protocol.similar_names import find_similar
 
 if TYPE_CHECKING:
@@ -35,13 +36,15 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
     whether it is paused for all workers; also what holds jobs, and which queues have jobs and no worker.
 
     The backlog is what could run by now: jobs that wait, that limits hold, and scheduled ones that are overdue. Of the
-    waiting ones, `high` and `low` have such a priority.
+    waiting ones, `high` and `low` have such a priority. `in` and `out` are how fast jobs come and leave.
     """
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json):
         states = list(app.info().queues.values())
         rows = _rows(states, wants_json=wants_json)
         echo(to_json(rows) if wants_json else format_table(rows, empty="no queues yet: nothing was sent"))
+        if not wants_json and (window := describe_window(state.flow for state in states)):
+            echo(f"\nin, out  {window}")
         if not wants_json and (suspended := format_suspensions(app)):
             echo(f"\nsuspended  {to_one_line(suspended)}")
         if not wants_json and (unread := format_unread_warning(app, states)):
@@ -150,6 +153,15 @@ def _make_storage_row(row: "QueueStorage") -> dict[str, object]:
     }
 
 
+def format_flow(state: "QueueState", *, wants_json: bool = False) -> dict[str, object]:
+    """Return how fast jobs come to a queue and leave it, and whether it keeps up: cells, or fields for programs."""
+    flow, verdict = state.flow, state.verdict
+    if wants_json:
+        return {"flow": flow, "idle": state.idle, "verdict": verdict}
+    rates = ("", "") if flow is None else (format_rate(flow.incoming), format_rate(flow.outgoing))
+    return {"in": rates[0], "out": rates[1], "verdict": to_one_line(verdict.text.partition(":")[0])}
+
+
 def _format_age(seconds: float | None) -> str:
     return "" if seconds is None else format_duration(seconds)
 
@@ -176,6 +188,7 @@ def _rows(states: "list[QueueState]", *, wants_json: bool) -> list[dict[str, obj
             "scheduled": state.scheduled,
             **({"overdue": state.overdue} if wants_json else {}),
             "dead": state.dead,
+            **format_flow(state, wants_json=wants_json),
             "paused": state.paused if wants_json else "yes" if state.paused else "",
             **({"workers": sum(worker.alive for worker in state.workers)} if wants_json else {}),
             **({"documents": state.documents} if wants_json and state.documents else {}),

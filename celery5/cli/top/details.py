@@ -16,7 +16,7 @@ from celery5.protocol.observability.overview import (
     QueueOverview,
     TaskOverview,
     WorkerOverview,
-    format_rate,
+    describe_flow,
     format_share,
     format_span,
 )
@@ -85,7 +85,7 @@ def _describe_queue(
         _field("dead", f"{queue.dead:,}"),
     ]
     if flow is not None:
-        lines.append(_field("jobs", f"{format_rate(flow.incoming)} in, {format_rate(flow.outgoing)} out"))
+        lines.append(_field("jobs", describe_flow(flow)))
     workers = [worker.name for worker in overview.workers if queue.name in worker.queues]
     lines.append(_field("workers", ", ".join(workers) or "none", "" if workers else "bad"))
     points = (histories or {}).get(queue.name)

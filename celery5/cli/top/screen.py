@@ -170,7 +170,8 @@ def _draw_totals(overview: Overview) -> Line:
         segments.append((f"{label} ", "dim"))
         segments.append((value, "bad" if is_bad else ""))
         segments.append(("   ", ""))
-    return tuple(segments)
+    ended = f"ended: {overview.queue_window}, " if overview.queue_window else ""
+    return (*segments, (f"({ended}failed: {overview.task_window})", "dim"))
 
 
 def _draw_attention(overview: Overview) -> Line:

@@ -129,7 +129,7 @@ def make_queue_table(overview: Overview) -> TopTable:
         columns,
         tuple(map(_make_queue_row, queues)),
         empty="no queues yet: nothing was sent",
-        note=_note_left_out(overview.left_out.queues, "queue"),
+        note=_join_notes(_note_left_out(overview.left_out.queues, "queue"), "in, out", overview.queue_window),
     )
 
 
@@ -170,7 +170,7 @@ def make_task_table(overview: Overview, now: float) -> TopTable:
         columns,
         tuple(_make_task_row(task, now) for task in overview.tasks),
         empty="no attempt has ended lately, as far as metrics are stored",
-        note=_note_left_out(overview.left_out.tasks, "task"),
+        note=_join_notes(_note_left_out(overview.left_out.tasks, "task"), "per min", overview.task_window),
     )
 
 
@@ -307,6 +307,11 @@ def make_job_table(jobs: Sequence[ActiveJob] | None, note: str) -> TopTable:
 
 def _note_left_out(count: int, noun: str) -> str:
     return f"{count:,} more {noun}{'' if count == 1 else 's'} not shown" if count else ""
+
+
+def _join_notes(left_out: str, columns: str, window: str) -> str:
+    """Return what is not shown, and over which time the rates in some columns were measured."""
+    return "; ".join(note for note in (left_out, f"{columns}: {window}" if window else "") if note)
 
 
 def _text(text: str, style: Style = "") -> Cell:

@@ -5,21 +5,25 @@ from typing import Any
 
 from celery5.dashboard.page import Page, PageRequest
 from celery5.observability.metrics import select_over
+from celery5.protocol.observability.overview import describe_flow
 
 
 async def load_queues(request: PageRequest) -> Mapping[str, Any]:
     """Return how each queue stands."""
     overview = await request.read("top:show")
-    return {"queues": overview.queues, "left_out": overview.left_out.queues}
+    return {"queues": overview.queues, "window": overview.queue_window, "left_out": overview.left_out.queues}
 
 
 async def load_queue(request: PageRequest) -> Mapping[str, Any]:
     """Return the state of a queue, its verdict, and its history."""
     queue = request.path["queue"]
     overview = await request.read("top:show")
+    judged = next((one for one in overview.queues if one.name == queue), None)
     return {
         "queue": await request.read("queue:show", queue=queue),
-        "judged": next((one for one in overview.queues if one.name == queue), None),
+        "task_window": overview.task_window,
+        "judged": judged,
+        "flow": describe_flow(judged.flow if judged else None),
         "tasks": [task for task in overview.tasks if queue in task.queues],
         "history": select_over(
             await request.read_part(

@@ -68,7 +68,13 @@ async def load_tasks(request: PageRequest) -> Mapping[str, Any]:
     limits = {
         limit.task: limit for limit in await request.read_part("the limits", "task:limits", list[Any]())
     }
-    return {"tasks": overview.tasks, "idle": declared, "limits": limits, "left_out": overview.left_out.tasks}
+    return {
+        "tasks": overview.tasks,
+        "idle": declared,
+        "limits": limits,
+        "left_out": overview.left_out.tasks,
+        "window": overview.task_window,
+    }
 
 
 async def load_task(request: PageRequest) -> Mapping[str, Any]:
@@ -97,6 +103,7 @@ async def load_task(request: PageRequest) -> Mapping[str, Any]:
         "groups": groups.groups[:SHOWN_GROUPS],
         "errors": errors.jobs,
         "task": found,
+        "window": overview.task_window,
         "points": sum_task(name, histories),
         "limit": next((limit for limit in limits if limit.task == name), None),
         "dead": await request.read_part("dead jobs", "dlq:read", list[Any](), task=[pattern], count=5),

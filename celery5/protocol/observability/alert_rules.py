@@ -16,6 +16,8 @@ from celery5.protocol.observability.alerting import (
     Measure,
     Severity,
 )
+from celery5.protocol.observability.overview import describe_flow, format_span, get_stalled_time
+from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.report import compress, decompress, get_labels
 from celery5.protocol.observability.rollup import MetricsGroup
 from celery5.protocol.similar_names import did_you_mean
@@ -239,6 +241,10 @@ class MeasuredQueue(msgspec.Struct, frozen=True, kw_only=True):
     # Jobs of the backlog that limits hold, and what does, in words.
     held: int = 0
     held_by: str = ""
+    # How fast jobs come and leave; None while there was no earlier look.
+    flow: QueueFlow | None = None
+    # Seconds since an attempt ended; None when none did within a day.
+    idle: float | None = None
 
 
 class TaskCount(msgspec.Struct, frozen=True, array_like=True):
@@ -368,7 +374,9 @@ def _read_queue(
     if condition.measure == "oldest":
         words = f"the oldest job of queue {name} has waited {queue.oldest:.0f} s"
         held = f"; {queue.held} of {queue.backlog} are held: {queue.held_by}" if queue.held_by else ""
-        return AlertReading(queue.oldest, words + held)
+        stalled = get_stalled_time(oldest=queue.oldest, flow=queue.flow, idle=queue.idle)
+        pace = f"nothing ends, {format_span(stalled)}" if stalled else describe_flow(queue.flow)
+        return AlertReading(queue.oldest, words + held + (f"; {pace}" if pace else ""))
     if condition.measure == "no-workers":
         waiting = 0 if queue.workers else queue.backlog
         return AlertReading(waiting, f"{waiting} jobs wait on queue {name}, and no worker reads it")

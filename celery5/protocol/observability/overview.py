@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from celery5.protocol.health.server_memory import ServerMemory
+from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.rollup import MINUTE
 
-RATE_MINUTES = 3
-"""Whole minutes by which rates are measured: fewer jump, more are late to show that a queue stands still."""
+RATE_MINUTES = 1
+"""Whole minutes by which the rates of tasks are measured."""
 STEADY_SHARE = 0.02
 """A queue whose depth changes by less than this share of what ends is steady."""
 STEADY_RATE = 0.05
@@ -18,7 +20,11 @@ STEADY_RATE = 0.05
 PROMPT = 10.0
 """Seconds: a queue is steady, too, while fewer jobs wait than end in this time."""
 STALLED_AFTER = 60.0
-"""Seconds that the oldest job waits while nothing ends, before the queue counts as stalled."""
+"""Seconds that the oldest job waits while nothing ends, before the queue counts as stalled and needs attention."""
+STOPPED_AFTER = 10.0
+"""Seconds after which it counts as stalled while, at its last rate, MISSED_ENDS attempts would have ended."""
+MISSED_ENDS = 10
+"""Attempts that would have ended: by chance, none of so many is missing."""
 FAILING_SHARE = 0.05
 """A minute in which at least this share of the attempts of a task failed is one in which it fails."""
 HEALED_MINUTES = 3
@@ -27,26 +33,6 @@ FAILS_LATELY = 10 * MINUTE
 """Seconds: a task whose last failure is older does not fail now."""
 
 QueueCondition = Literal["steady", "empties", "grows", "stalled", "paused", "unserved", "unknown"]
-
-
-class QueueMinute(NamedTuple):
-    """A minute of a queue."""
-
-    # When it began, in seconds since 1970.
-    at: int
-    # The backlog; None when that was not measured.
-    depth: float | None
-    # Attempts that have ended.
-    ended: int
-
-
-class QueueFlow(msgspec.Struct, frozen=True):
-    """How fast jobs come to a queue and leave it, in jobs per second."""
-
-    incoming: float
-    outgoing: float
-    # By how much the depth grows per second; negative while it shrinks.
-    growth: float
 
 
 class QueueVerdict(msgspec.Struct, frozen=True):
@@ -104,9 +90,11 @@ class QueueOverview(msgspec.Struct, frozen=True, kw_only=True):
     # Live workers that read it.
     workers: int
     is_paused: bool
-    # None while too little was measured.
+    # How fast jobs come and leave; None while there was no earlier look.
     flow: QueueFlow | None
     verdict: QueueVerdict
+    # Seconds since an attempt ended; None when none did within a day.
+    idle: float | None = None
 
 
 class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +107,7 @@ class TaskOverview(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     # The share of those that failed of those that have run to their end; None when none has.
     failed_share: float | None
-    # Attempts that ended per minute, lately, and those of them that failed.
+    # Attempts that ended per minute, and those that failed, in the overview's time `rates_since` to `rates_until`.
     ended_per_minute: float
     failed_per_minute: float
     # Percentiles of the seconds that attempts ran, and that they waited: p50, p95 and p99; None when none has run. They
@@ -179,6 +167,7 @@ class UnreachableBroker(msgspec.Struct, frozen=True):
 class OverviewTotals(msgspec.Struct, frozen=True, kw_only=True):
     """The sums over all that is shown."""
 
+    # Attempts that ended, by the flow of each queue, and those that failed in the last whole minute.
     ended_per_second: float
     failed_per_second: float
     backlog: int
@@ -231,6 +220,22 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     # How full the servers are; of one that is almost full, with what fills it.
     memory: tuple[ServerMemory, ...] = ()
     left_out: LeftOut = LeftOut()
+    # The time in which the rates of tasks were measured, in seconds since 1970: the last whole minute.
+    rates_since: float = 0.0
+    rates_until: float = 0.0
+
+    @property
+    def queue_window(self) -> str:
+        """Over which time the rates of queues were measured: `in the last 60 s`; '' while none was."""
+        return describe_window(queue.flow for queue in self.queues)
+
+    @property
+    def task_window(self) -> str:
+        """Over which time the rates of tasks were measured: `12:03 to 12:04 UTC`."""
+        since, until = (
+            f"{datetime.fromtimestamp(at, UTC):%H:%M}" for at in (self.rates_since, self.rates_until)
+        )
+        return f"{since} to {until} UTC"
 
 
 def get_rate_window(first: int, now: float) -> tuple[int, float]:
@@ -247,24 +252,6 @@ def get_rate_window(first: int, now: float) -> tuple[int, float]:
     return (begin, end) if begin < end else (min(first, end), max(now, first + 1.0))
 
 
-def measure_flow(minutes: Sequence[QueueMinute], now: float) -> QueueFlow | None:
-    """Return how fast jobs come and leave, by the last minutes of a queue, the oldest first; None without any.
-
-    What comes in is not counted anywhere: it is what ended, and by how much the depth has changed.
-    """
-    if not minutes:
-        return None
-    begin, end = get_rate_window(minutes[0].at, now)
-    outgoing = sum(minute.ended for minute in minutes if begin <= minute.at < end) / (end - begin)
-    depths = [(minute.at, minute.depth) for minute in minutes if minute.at >= begin]
-    known = [(at, depth) for at, depth in depths if depth is not None]
-    growth = 0.0
-    if len(known) > 1:
-        (first_at, first_depth), (last_at, last_depth) = known[0], known[-1]
-        growth = (last_depth - first_depth) / (last_at - first_at)
-    return QueueFlow(max(0.0, outgoing + growth), outgoing, growth)
-
-
 def judge_queue(
     *,
     backlog: int,
@@ -273,6 +260,7 @@ def judge_queue(
     workers: int,
     is_paused: bool,
     flow: QueueFlow | None,
+    idle: float | None = None,
     held_by: str = "",
 ) -> QueueVerdict:
     """Return whether a queue keeps up.
@@ -283,7 +271,8 @@ def judge_queue(
         oldest: Seconds that the oldest job of the backlog has waited.
         workers: Live workers that read the queue.
         is_paused: Whether it is paused.
-        flow: How fast jobs come and leave.
+        flow: How fast jobs come and leave; None while that was not measured.
+        idle: Seconds since an attempt ended; None when none did within a day, or nobody has counted.
         held_by: What holds jobs of the backlog that wait at limits, in words; '' when none is held.
     """
     why = f": {held_by}" if held_by else ""
@@ -293,11 +282,12 @@ def judge_queue(
         return QueueVerdict("unserved", "nobody works on it", needs_attention=True)
     if not backlog:
         return QueueVerdict("steady", "steady" if workers else "empty")
+    stalled = get_stalled_time(oldest=oldest, flow=flow, idle=idle)
+    if stalled:
+        words = f"nothing ends, {format_span(stalled)}{why}"
+        return QueueVerdict("stalled", words, needs_attention=stalled > STALLED_AFTER)
     if flow is None:
         return QueueVerdict("unknown", f"not measured yet{why}")
-    if not flow.outgoing and (oldest or 0.0) > STALLED_AFTER:
-        words = f"nothing ends, {format_span(oldest or 0.0)}{why}"
-        return QueueVerdict("stalled", words, needs_attention=True)
     is_even = abs(flow.growth) <= max(STEADY_RATE, STEADY_SHARE * flow.outgoing)
     if is_even or backlog <= PROMPT * flow.outgoing:
         return QueueVerdict("steady", f"steady{why}")
@@ -305,6 +295,36 @@ def judge_queue(
         return QueueVerdict("grows", f"grows by {format_rate(flow.growth)}{why}", needs_attention=True)
     empty_in = backlog / -flow.growth
     return QueueVerdict("empties", f"empties in {format_span(empty_in)}{why}", empty_in=empty_in)
+
+
+def get_stalled_time(*, oldest: float | None, flow: QueueFlow | None, idle: float | None) -> float:
+    """Return for how many seconds jobs have waited while nothing ended; 0 while a queue is not stalled.
+
+    When the last attempt ended is known to the moment of the look, whatever the window of the rates is. So a queue that
+    begins to drain is not stalled from its first attempt on, however long it stood; and one that has stopped is stalled
+    as soon as so many attempts are missing that this cannot be chance.
+    """
+    if flow is None and idle is None:
+        return 0.0
+    if idle is None and flow is not None and flow.outgoing:  # whatever has ended is forgotten, or not counted
+        return 0.0
+    waited = min(oldest or 0.0, math.inf if idle is None else idle)
+    is_stopped = flow is not None and waited > STOPPED_AFTER and waited * flow.outgoing > MISSED_ENDS
+    return waited if waited > STALLED_AFTER or is_stopped else 0.0
+
+
+def describe_window(flows: Iterable[QueueFlow | None]) -> str:
+    """Return over which time rates were measured, the longest of several: `in the last 60 s`; '' while none was."""
+    seconds = max((flow.seconds for flow in flows if flow is not None), default=0.0)
+    return f"in the last {format_span(seconds)}" if seconds else ""
+
+
+def describe_flow(flow: QueueFlow | None) -> str:
+    """Return how fast jobs come and leave, and over which time: `5/s in, 4/s out, in the last 60 s`; '' if unknown."""
+    if flow is None:
+        return ""
+    rates = f"{format_rate(flow.incoming)} in, {format_rate(flow.outgoing)} out"
+    return f"{rates}, {describe_window([flow])}"
 
 
 class FailureOnset(NamedTuple):

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from celery5.protocol.observability.queue_flow import QueueFlow
+
 
 class QueueDepth(msgspec.Struct, frozen=True):
     """How far behind a queue is.
@@ -36,6 +38,10 @@ class QueueDepth(msgspec.Struct, frozen=True):
     # How many workers the jobs of each task took down, and how many jobs were given up for it.
     deaths: Mapping[str, int] = {}
     poisoned: Mapping[str, int] = {}
+    # How fast jobs come and leave; None while there was no earlier look.
+    flow: QueueFlow | None = None
+    # Seconds since an attempt ended; None when none did within a day.
+    idle: float | None = None
 
 
 class QueueGauge(NamedTuple):
@@ -71,6 +77,7 @@ def list_gauges(depth: QueueDepth) -> list[QueueGauge]:
         QueueGauge("celery5_queue_scheduled", "Jobs of the queue that wait for their time.", depth.scheduled),
         QueueGauge("celery5_queue_workers", "Live workers that read the queue.", depth.workers),
         QueueGauge("celery5_queue_runs", "Live runs of workflows whose home is the queue.", depth.runs),
+        *_list_flow_gauges(depth),
         *[
             QueueGauge(
                 "celery5_worker_deaths",
@@ -90,3 +97,35 @@ def list_gauges(depth: QueueDepth) -> list[QueueGauge]:
             for task, count in sorted(depth.poisoned.items())
         ],
     ]
+
+
+def _list_flow_gauges(depth: QueueDepth) -> list[QueueGauge]:
+    """Return how fast jobs come and leave, as far as it is known."""
+    gauges: list[QueueGauge] = []
+    if depth.flow is not None:
+        gauges = [
+            QueueGauge(
+                "celery5_queue_incoming_per_second",
+                "Jobs per second that came to the queue or became due, over `celery5_queue_flow_seconds`.",
+                depth.flow.incoming,
+            ),
+            QueueGauge(
+                "celery5_queue_outgoing_per_second",
+                "Attempts per second that ended, over `celery5_queue_flow_seconds`.",
+                depth.flow.outgoing,
+            ),
+            QueueGauge(
+                "celery5_queue_flow_seconds",
+                "Seconds, up to the measurement, over which the rates of the queue were measured.",
+                depth.flow.seconds,
+            ),
+        ]
+    if depth.idle is not None:
+        gauges.append(
+            QueueGauge(
+                "celery5_queue_idle_seconds",
+                "Seconds since an attempt at a job of the queue ended.",
+                depth.idle,
+            )
+        )
+    return gauges

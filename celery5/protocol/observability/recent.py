@@ -8,7 +8,6 @@ import msgspec
 
 from celery5.protocol.observability.overview import (
     LastError,
-    QueueMinute,
     TaskMinute,
     TaskOverview,
     fails_now,
@@ -89,16 +88,6 @@ def add_up_durations(parts: Iterable[Durations]) -> dict[tuple[DurationKind, str
     return dict(total)
 
 
-def list_queue_minutes(history: RecentHistory) -> list[QueueMinute]:
-    """Return the minutes of a queue, the oldest first, each once."""
-    minutes: dict[int, QueueMinute] = {}
-    for point in history.minutes:
-        before = minutes.get(point.at, QueueMinute(point.at, None, 0))
-        depth = before.depth if point.depth is None else point.depth
-        minutes[point.at] = QueueMinute(point.at, depth, before.ended + sum(point.counts.values()))
-    return [minutes[at] for at in sorted(minutes)]
-
-
 class _Task:
     """What was measured of one task, on all of its queues together."""
 
@@ -175,13 +164,19 @@ def make_task_overviews(
         earlier: What came before, of the tasks that fail since their first minute.
     """
     tasks = _read_tasks(histories)
-    first = min((point.at for history in histories.values() for point in history.minutes), default=int(now))
+    first = find_first_minute(histories, now)
     overviews = [
-        task.make_overview(name, errors.get(name), min(first, int(now)), now, (earlier or {}).get(name, ()))
+        task.make_overview(name, errors.get(name), first, now, (earlier or {}).get(name, ()))
         for name, task in tasks.items()
         if task.minutes
     ]
     return sorted(overviews, key=lambda task: (task.failing_since is None, -task.ended, task.name))
+
+
+def find_first_minute(histories: Mapping[str, RecentHistory], now: float) -> int:
+    """Return the first minute that was measured, in seconds since 1970."""
+    points = (point.at for history in histories.values() for point in history.minutes)
+    return min(min(points, default=int(now)), int(now))
 
 
 def _read_tasks(histories: Mapping[str, RecentHistory]) -> dict[str, _Task]:

@@ -1,4 +1,4 @@
-"""The overview judges a queue by its last minutes, and says since when a task fails."""
+"""The overview judges a queue by its flow, and says since when a task fails."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 
 from celery5.protocol.observability.overview import (
-    QueueFlow,
-    QueueMinute,
     TaskMinute,
     fails_now,
     find_onset,
@@ -16,46 +14,16 @@ from celery5.protocol.observability.overview import (
     group_starts,
     judge_queue,
     judge_worker,
-    measure_flow,
 )
+from celery5.protocol.observability.queue_flow import QueueFlow
 
 NOON = 1_800_000_000 // 3600 * 3600
-
-
-def minutes(*rows: tuple[float | None, int]) -> list[QueueMinute]:
-    """Minutes up to noon, each with its depth and what ended in it."""
-    begin = NOON - 60 * len(rows)
-    return [QueueMinute(begin + 60 * number, *row) for number, row in enumerate(rows)]
 
 
 def verdict(flow: QueueFlow | None = None, **state: Any) -> str:
     """What is said of a queue with 100 jobs and a worker."""
     usual: dict[str, Any] = {"backlog": 100, "upcoming": 0, "oldest": 5.0, "workers": 1, "is_paused": False}
     return judge_queue(**{**usual, **state}, flow=flow).text
-
-
-def test_what_comes_in_is_what_ends_and_by_how_much_the_queue_grows() -> None:
-    flow = measure_flow(minutes((0, 600), (120, 600), (240, 600)), NOON + 10)
-    assert flow == QueueFlow(incoming=12.0, outgoing=10.0, growth=2.0)
-
-
-def test_only_the_last_three_whole_minutes_count() -> None:
-    old = minutes((9000, 99999), (0, 60), (0, 60), (0, 60))
-    now = [*old, QueueMinute(NOON, 0, 99999)]
-    assert measure_flow(now, NOON + 20) == QueueFlow(1.0, 1.0, 0.0)
-
-
-def test_the_first_minute_counts_as_far_as_it_has_gone() -> None:
-    flow = measure_flow([QueueMinute(NOON, None, 100)], NOON + 20)
-    assert flow is not None
-    assert flow.outgoing == 5.0
-    assert measure_flow([], NOON) is None
-
-
-def test_a_queue_that_shrinks_faster_than_it_is_filled_has_no_negative_inflow() -> None:
-    flow = measure_flow(minutes((6000, 0), (3000, 0), (0, 0)), NOON)
-    assert flow is not None
-    assert flow.incoming == 0.0
 
 
 @pytest.mark.parametrize(
@@ -71,6 +39,18 @@ def test_a_queue_that_shrinks_faster_than_it_is_filled_has_no_negative_inflow() 
         (None, {"workers": 0, "backlog": 0, "upcoming": 3}, "nobody works on it"),
         (None, {"workers": 0, "is_paused": True}, "paused"),
         (QueueFlow(0, 0, 0), {"oldest": 600.0}, "nothing ends, 10 min"),
+        # Whatever the window of the rates says, the last attempt has just ended.
+        (QueueFlow(0, 0, 0), {"oldest": 600.0, "idle": 0.5}, "steady"),
+        (None, {"oldest": 600.0, "idle": 0.5}, "not measured yet"),
+        (QueueFlow(90, 100, -10), {"oldest": 600.0, "idle": 0.5, "backlog": 5000}, "empties in 8 min"),
+        # And it has drained at speed until then.
+        (QueueFlow(0, 3700, -3700), {"oldest": 600.0, "idle": 14.0, "backlog": 50_000}, "nothing ends, 14 s"),
+        (QueueFlow(0, 3700, -3700), {"oldest": 600.0, "idle": 600.0}, "nothing ends, 10 min"),
+        (None, {"oldest": 600.0, "idle": 1080.0}, "nothing ends, 10 min"),
+        # Jobs of ten minutes each: one has ended lately, and none is missing.
+        (QueueFlow(0, 1 / 60, 0), {"oldest": 600.0, "idle": 30.0}, "steady"),
+        # Nothing has ended for long, since there was nothing to do.
+        (QueueFlow(0, 0, 0), {"oldest": 5.0, "idle": 3600.0}, "steady"),
         (None, {}, "not measured yet"),
         (
             QueueFlow(4, 3, 1),

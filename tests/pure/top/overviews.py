@@ -8,13 +8,13 @@ from celery5.protocol.observability.overview import (
     LastError,
     Overview,
     OverviewTotals,
-    QueueFlow,
     QueueOverview,
     QueueVerdict,
     TaskOverview,
     UnreachableBroker,
     WorkerOverview,
 )
+from celery5.protocol.observability.queue_flow import QueueFlow
 
 NOW = 1_800_000_000.0
 

@@ -15,6 +15,7 @@ from celery5.services.health.vital_sources import QueueDepths
 from celery5.services.health.vitals import ProcessStatus, StatusPhase
 from celery5.services.observability.alert_delivery import AlertDelivery
 from celery5.services.observability.alert_evaluator import AlertEvaluator
+from celery5.services.observability.ended_counter import EndedCounter
 from celery5.services.observability.history_rollup import HistoryRollup
 from celery5.services.observability.metrics_reporter import MetricsReporter
 from celery5.services.process import fenced
@@ -30,6 +31,7 @@ OBSERVERS: dict[str, Any] = {
     "progress": ProgressReports,
     "metrics": MetricsReporter,
     "history": HistoryRollup,
+    "ended": EndedCounter,
     "alerts": AlertEvaluator,
     "notices": AlertDelivery,
     "log-again": LogRetry,

@@ -65,7 +65,7 @@ async def test_an_overview_shows_tasks_queues_and_workers(app: App) -> None:
     assert letters.verdict.needs_attention
     assert (slow.name, slow.waiting, slow.dead, slow.workers) == ("slow", 0, 10, 1)
     assert slow.verdict.text == "steady"
-    assert slow.flow is not None
+    assert slow.flow is not None, slow
     assert slow.flow.outgoing > 0
     tasks = {task.name: task for task in seen.tasks}
     assert (tasks["pay"].ended, tasks["pay"].failed, tasks["pay"].failing_since) == (30, 0, None)

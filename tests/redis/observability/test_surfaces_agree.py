@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import trio
 
 from celery5 import App
+from celery5.broker.call import Call
+from celery5.broker.calls import leases as lease_calls
 from celery5.health import BreakerPolicy
 from celery5.protocol.health.breaker import Mode
 from tests.redis.commands.staff import Staff
@@ -252,6 +255,94 @@ async def test_an_overdue_job_of_a_queue_without_workers_is_backlog_on_every_sur
         return [one.value for one in states if (one.name, one.subject) == ("unread", "queue nobody")] == [3]
 
     await until_async(fires)
+
+
+async def test_a_queue_is_said_to_stand_still_everywhere_until_the_first_attempt_has_ended(
+    seeded: App, staff: Staff
+) -> None:
+    keys, redis = seeded.queue("nobody"), await seeded.connections.get_async_driver()
+    await seeded.asend_many([seeded.tasks["mail"].options(countdown=3600).s() for _ in range(3)])
+    for job in await redis.perform(Call(("ZRANGE", keys.due, 0, -1), list, repeatable=True)):
+        await redis.perform(Call(("ZADD", keys.due, (time.time() - 1200) * 1000, job), int, repeatable=True))
+    await redis.perform(lease_calls.join_queue(keys, "frozen", lease=600.0))
+    await note_end(seeded, ago=1055)
+    surfaces = await show(seeded, staff, "nobody", reads=["crm"])
+    await ask_all(surfaces, "nothing ends, 18 min", read_verdict("nobody"))
+    found = await surfaces.measure("/metrics/cluster")
+    assert 1055 <= found['celery5_queue_idle_seconds{queue="nobody"}'] < 1140
+
+    async def alert_says(words: str) -> bool:
+        states = {(one.name, one.subject): one for one in await seeded.alerts.alist()}
+        return words in states["old", "queue nobody"].description
+
+    await until_async(partial(alert_says, "; nothing ends, 18 min"))
+    await note_end(seeded, ago=0)
+
+    async def is_measured() -> bool:
+        flow = (await seeded.ainfo("nobody")).queues["nobody"].flow
+        return flow is not None and flow.outgoing > 0
+
+    await until_async(is_measured)
+    verdict = (await seeded.ainfo("nobody")).queues["nobody"].verdict.text
+    assert "nothing ends" not in verdict
+    words = next(word for word in VERDICTS if word in verdict)
+    await ask_all(surfaces.look_again(), words, read_verdict("nobody"))
+    await until_async(partial(alert_says, " in, "))
+    await redis.perform(lease_calls.leave_queue(keys, "frozen"))
+    await seeded.aempty("nobody")
+
+
+async def note_end(app: App, *, ago: float) -> None:
+    """Note that another attempt has ended on a queue, so many seconds ago, as a worker does."""
+    redis, key = await app.connections.get_async_driver(), app.queue("nobody").flow
+    before = await redis.perform(Call(("HGET", key, "ended"), lambda raw: int(raw or 0), repeatable=True))
+    at = (time.time() - ago) * 1000
+    words = ("HSET", key, "ended", before + 1000, "at", f"{at:.0f}", "since", f"{at - 1e7:.0f}")
+    await redis.perform(Call(words, int, repeatable=True))
+    await redis.perform(Call(("EXPIRE", key, 3600), int, repeatable=True))
+
+
+def read_verdict(queue: str) -> dict[str, Read]:
+    """How each surface is asked whether a queue keeps up."""
+
+    def find(text: str) -> str:
+        return next((word for word in VERDICTS if word in text), text)
+
+    def find_in_row(text: str) -> str:
+        return find(" ".join(find_row(text, queue)))
+
+    return {
+        "app.info": lambda s: _get(s.app.ainfo(), lambda state: find(state.queues[queue].verdict.text)),
+        "app.metrics.overview": lambda s: _get(
+            s.app.metrics.aoverview(),
+            lambda shown: find(next(one.verdict.text for one in shown.queues if one.name == queue)),
+        ),
+        "queue list": lambda s: _get(s.run("queue", "list"), find_in_row),
+        "queue list --json": lambda s: _get(
+            s.run_json("queue", "list"), lambda rows: find(find_queue(rows, queue)["verdict"]["text"])
+        ),
+        "top --once": lambda s: _get(s.run("top", "--once"), find_in_row),
+        "top --json": lambda s: _get(
+            s.run_json("top"), lambda top: find(find_queue(top["queues"], queue)["verdict"]["text"])
+        ),
+        "info": lambda s: _get(s.run("info"), find_in_row),
+        "info --json": lambda s: _get(
+            s.run_json("info"),
+            lambda info: find(find_queue(list(info["queues"].values()), queue)["verdict"]["text"]),
+        ),
+        "JSON API, queue:list": lambda s: _get(
+            s.ask("queue:list"), lambda rows: find(find_queue(rows, queue)["verdict"]["text"])
+        ),
+        "JSON API, top:show": lambda s: _get(
+            s.ask("top:show"), lambda top: find(find_queue(top["queues"], queue)["verdict"]["text"])
+        ),
+        "page of the queues": lambda s: _get(s.look("queues"), find),
+        "page of the queue": lambda s: _get(s.look(f"queues/{queue}"), find),
+    }
+
+
+VERDICTS = ("nothing ends, 18 min", "steady", "empties in", "grows by")
+"""What is looked for in a text that says more."""
 
 
 @pytest.mark.parametrize("kind", ["router", "scheduler"])

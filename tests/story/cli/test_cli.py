@@ -185,6 +185,8 @@ def test_queues_and_their_jobs(desk: Desk) -> None:
     assert all(0 < row.pop("oldest") < 60 for row in rows)
     nothing = dict.fromkeys(("high", "low", "running", "held", "overdue", "dead", "workers"), 0)
     row = {**nothing, "backlog": 1, "waiting": 1, "scheduled": 0, "held_by": "", "paused": False}
+    assert [row.pop("verdict")["text"] for row in rows] == ["nobody works on it"] * 2
+    row |= {"flow": None, "idle": None}
     assert rows == [{**row, "queue": "default", "scheduled": 1}, {**row, "queue": "slow"}]
     heads, first, *_ = [line.split() for line in desk("queue", "list").splitlines()]
     assert heads == [
@@ -196,9 +198,12 @@ def test_queues_and_their_jobs(desk: Desk) -> None:
         "held",
         "scheduled",
         "dead",
+        "in",
+        "out",
+        "verdict",
         "paused",
     ]
-    assert (first[:2], first[-5:]) == (["default", "1"], ["1", "0", "0", "1", "0"])
+    assert (first[:2], first[-9:-4]) == (["default", "1"], ["1", "0", "0", "1", "0"])
 
 
 def test_one_job_and_the_dead_letter_queue(desk: Desk) -> None:

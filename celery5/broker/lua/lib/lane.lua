@@ -101,3 +101,17 @@ local function measure_lists(due, jobs, held, prefix, now)
   if since < math.huge then found.oldest = math.max(0, math.floor(now - since)) end
   return found
 end
+-- Return the backlog of a queue: how many jobs no worker has whose time has come. `waiting`: how many each of its lanes has
+-- that no worker has. `lists`: what measure_lists has found.
+local function backlog_of(waiting, lists)
+  local backlog = lists.unlimited + lists.held + lists.overdue
+  for lane = 1, #waiting do backlog = backlog + math.max(0, waiting[lane]) end -- bound: the four lanes
+  return backlog
+end
+-- Return what the flow of a queue is measured by: the time, how many attempts have ended, when the last one did and since when
+-- they are counted (count_ended.lua counts), and the earlier looks that were kept; of what is not known, nothing.
+local function flow_of(jobs, now)
+  local found = redis.pcall('HMGET', jobs .. ':flow', 'ended', 'at', 'since', 'looks')
+  if found.err then found = {} end
+  return {now, found[1] or '', found[2] or '', found[3] or '', found[4] or ''}
+end

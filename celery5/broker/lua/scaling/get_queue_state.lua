@@ -14,7 +14,7 @@
 -- been dead (-1 when there is none), how many keys live jobs have, and the workers: the name of each, the ms that its lease
 -- still lasts (0 when it has lapsed), and how many jobs it has. Then each task whose jobs wait at limits, and how many do.
 -- Last, the age in ms of the oldest job of the backlog (-1 when there is none), how many of those that wait for their time are
--- overdue, and the backlog: the jobs that no worker has and whose time has come.
+-- overdue, the backlog: the jobs that no worker has and whose time has come, and what its flow is measured by.
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = now_ms()
 local held, all, waiting, workers, oldest_waiting = {}, 0, {}, {}, -1
@@ -28,9 +28,8 @@ for lane = 8, #KEYS do -- bound: the four lanes
   oldest_waiting = math.max(oldest_waiting, age)
 end
 local lists = measure_lists(due, KEYS[7], KEYS[5], KEYS[6], now)
+local backlog = backlog_of(waiting, lists)
 waiting[1] = waiting[1] + lists.unlimited
-local backlog = lists.held + lists.overdue
-for lane = 1, #waiting do backlog = backlog + math.max(0, waiting[lane]) end -- bound: the four lanes
 local standing = redis.call('ZRANGE', leases, 0, -1, 'WITHSCORES')
 for n = 1, #standing, 2 do -- bound: the workers of the queue
   local name = standing[n]
@@ -54,4 +53,5 @@ return {
   math.max(oldest_waiting, lists.oldest),
   lists.overdue,
   backlog,
+  flow_of(KEYS[7], now),
 }

@@ -13,18 +13,18 @@
 -- worker has, how many wait for their time, how many are dead, how many wait at limits, the age in ms of the oldest job
 -- of the backlog (-1 when there is none), how many runs are live, how many scheduled jobs are overdue, and the backlog: the
 -- jobs that no worker has and whose time has come. How many workers live. Then each
--- task whose jobs wait at limits, and how many do. Last, what KEYS 8 has.
-local there, running, oldest = 0, 0, -1
+-- task whose jobs wait at limits, and how many do. Then what KEYS 8 has. Last, what the queue's flow is measured by.
+local there, running, oldest, waiting = 0, 0, -1, {}
 local now = now_ms()
 for n = 9, #KEYS do -- bound: the four lanes
   local pending, age = measure_lane(KEYS[n], ARGV[1], now)
   running, oldest = running + pending, math.max(oldest, age)
-  there = there + redis.call('XLEN', KEYS[n])
+  local length = redis.call('XLEN', KEYS[n])
+  there, waiting[n - 8] = there + length, length - pending
 end
 local lists = measure_lists(KEYS[1], KEYS[6], KEYS[3], KEYS[5], now)
-there = there + lists.unlimited
 return {
-  there,
+  there + lists.unlimited,
   running,
   lists.scheduled,
   redis.call('XLEN', KEYS[2]),
@@ -32,8 +32,9 @@ return {
   math.max(oldest, lists.oldest),
   redis.call('ZCARD', KEYS[4]),
   lists.overdue,
-  math.max(0, there - running) + lists.held + lists.overdue,
+  backlog_of(waiting, lists),
   redis.call('ZCOUNT', KEYS[7], '(' .. string.format('%.0f', now), '+inf'),
   lists.limited,
   redis.call('HGETALL', KEYS[8]),
+  flow_of(KEYS[6], now),
 }

@@ -1,0 +1,106 @@
+"""What a queue's flow is measured by: attempts are counted where they are settled, and looks at that are kept."""
+
+import pytest
+import trio
+
+from celery5 import App, RetryPolicy
+from celery5.broker.calls import queues as queue_calls
+from celery5.protocol.observability.queue_flow import FlowReading
+from tests.redis.worker.workers import until_async, working
+
+
+async def look(app: App, queue: str = "mixed") -> FlowReading:
+    """Look at the counters of a queue."""
+    redis = await app.connections.get_async_driver()
+    return await redis.perform(queue_calls.look_at_queue(app.queue(queue)))
+
+
+def declare(app: App) -> None:
+    """Tasks of each kind on one queue."""
+    again = RetryPolicy(max_retries=1, backoff=0.01, jitter=False)
+
+    @app.task(name="good", queue="mixed")
+    async def good() -> None: ...
+
+    @app.task(name="plain", queue="mixed")
+    def plain() -> None: ...
+
+    @app.task(name="other-loop", queue="mixed", loop="asyncio")
+    async def other_loop() -> None: ...
+
+    @app.task(name="limited", queue="mixed", limit=1)
+    async def limited() -> None: ...
+
+    @app.task(name="dies", queue="mixed", retry_policy=again)
+    async def dies() -> None:
+        raise ValueError("no")
+
+    @app.task(name="dies-limited", queue="mixed", limit=1, retry_policy=again)
+    async def dies_limited() -> None:
+        raise ValueError("no")
+
+    @app.task(name="long", queue="mixed")
+    async def run_long() -> None:
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    ("task", "attempts"),
+    [("good", 1), ("plain", 1), ("other-loop", 1), ("limited", 1), ("dies", 2), ("dies-limited", 2)],
+)
+async def test_each_attempt_that_ends_counts_once_whatever_became_of_it(
+    app: App, task: str, attempts: int
+) -> None:
+    declare(app)
+    await app.asend_many([app.tasks[task].s() for _ in range(7)])
+    assert (await look(app)).look.ended == 0
+    async with working(app, queues=("mixed",)):
+
+        async def has_ended() -> bool:
+            return (await app.ainfo()).unfinished == 0
+
+        await until_async(has_ended)
+    reading = await look(app)
+    assert reading.look.ended == 7 * attempts
+    assert reading.idle is not None
+    assert reading.idle < 60
+
+
+async def test_a_job_that_a_worker_gives_back_has_not_ended(app: App) -> None:
+    app.configure(grace_period=0.05)
+    declare(app)
+    result = await app.tasks["long"].adelay()
+    async with working(app, queues=("mixed",)):
+
+        async def runs() -> bool:
+            return (await look(app)).look.running == 1
+
+        await until_async(runs)
+    reading = await look(app)
+    assert (reading.look.ended, reading.idle) == (0, None)
+    await result.arevoke()
+
+
+async def test_a_queue_drained_by_a_worker_has_the_rate_at_which_it_is_drained(app: App) -> None:
+    app.configure(metrics_interval=0.1)
+    declare(app)
+    async with working(app, queues=("mixed",)):
+        # Looks are kept before anything has ended: the window begins there.
+        async def has_looks() -> bool:
+            return bool((await look(app)).looks)
+
+        await app.tasks["good"].adelay()
+        await until_async(has_looks)
+        await app.asend_many([app.tasks["good"].s() for _ in range(500)])
+
+        async def has_flow() -> bool:
+            reading = await look(app)
+            return reading.look.ended == 501 and reading.flow is not None
+
+        await until_async(has_flow)
+        state = (await app.ainfo("mixed")).queues["mixed"]
+    assert state.flow is not None
+    assert state.flow.outgoing * state.flow.seconds == pytest.approx(state.flow.incoming * state.flow.seconds)
+    assert 400 < state.flow.outgoing * state.flow.seconds <= 501.5
+    shown = await app.metrics.aoverview()
+    assert shown.totals.ended_per_second > 0
