@@ -15,7 +15,7 @@ from celery5.app import App
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
-from celery5.processes import router, scheduler, worker
+from celery5.processes import publisher, router, scheduler, worker
 from celery5.processes.lifecycle import foreground
 from celery5.processes.lifecycle.companions import run_companion
 from celery5.processes.lifecycle.foreground import (
@@ -27,11 +27,14 @@ from celery5.processes.lifecycle.foreground import (
 )
 from celery5.processes.lifecycle.incarnations import ProcessKind, new_incarnation_name
 from celery5.processes.lifecycle.signals import Interruption
+from celery5.processes.publisher import PUBLISHER
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
 from celery5.processes.watch.sidecar import start_sidecars
 from celery5.processes.worker import WorkerOptions
 from celery5.protocol.masking import escape_text
+from celery5.protocol.publisher.address import parse_optional_address
+from celery5.sending.publisher_client import get_default_socket
 
 
 def serve(app: App, options: ServeOptions, *, with_dashboard: bool = False) -> int:
@@ -61,7 +64,11 @@ def serve(app: App, options: ServeOptions, *, with_dashboard: bool = False) -> i
             log_writer=journal,
             has_router=router.is_needed(app),
         )
-        companions = (*find_companions(app), *(find_dashboard() if with_dashboard else ()))
+        companions = (
+            *find_publisher(app),
+            *find_companions(app),
+            *(find_dashboard() if with_dashboard else ()),
+        )
         trio.run(partial(serve_in_process, companions=companions), app, worker_options, interruption)
     return 0
 
@@ -85,6 +92,21 @@ def find_companions(app: App) -> tuple[ProcessKind, ...]:
     """Return the processes needed beside the worker: a Router and a Scheduler, if the application has work for them."""
     routing = (ROUTER,) if router.is_needed(app) else ()
     return (*routing, SCHEDULER) if scheduler.is_needed(app) else routing
+
+
+def find_publisher(app: App) -> tuple[ProcessKind, ...]:
+    """Return a Publisher, if this application's producers send by one that would listen where this one does."""
+    address = parse_optional_address(app.settings.publisher)
+    if address is None:
+        return ()
+    plan = publisher.make_listen_plan(app)
+    if address.host:
+        is_ours = plan.tcp == (address.host, address.port)
+    else:
+        is_ours = plan.path == (address.path or str(get_default_socket(app.name)))
+    if not is_ours:
+        sys.stderr.write(f"jobs are sent by the Publisher at {address}, which is not started here\n")
+    return (PUBLISHER,) if is_ours else ()
 
 
 def find_dashboard() -> tuple[ProcessKind, ...]:
