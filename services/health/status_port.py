@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 import msgspec
 import trio
@@ -28,6 +29,7 @@ from celery5.protocol.health.http import (
     BadRequest,
     HttpRequest,
     HttpResponse,
+    is_name_of_other_site,
     parse_request,
 )
 from celery5.protocol.observability.exposition import (
@@ -151,6 +153,7 @@ class StatusPort:
         self._log = log
         self._port = port
         self._host = host
+        self._is_local = _is_loopback(host)
         self._ports = ports
         self._connections = ClientPlaces(limit_places(MAX_CONNECTIONS, SHARE_OF_FILES))
         self._listener: socket.socket | None = None
@@ -321,7 +324,8 @@ class StatusPort:
             request = parse_request((await read_head(stream, timeout=CONNECTION_TIMEOUT / 2))[0])
         except BadRequest as bad:
             return _refused(bad.status, bad.why).to_bytes()
-        if request.path == CLUSTER_PATH and request.method in ("GET", "HEAD"):
+        is_for_cluster = request.path == CLUSTER_PATH and request.method in ("GET", "HEAD")
+        if is_for_cluster and not self._is_misdirected(request):
             response = await self._cluster.respond(request)
         else:
             response = self.respond(request)
@@ -329,6 +333,8 @@ class StatusPort:
 
     def respond(self, request: HttpRequest, *, blocked: bool = False) -> HttpResponse:
         """Return the response to one request. While the event loop is `blocked`, another thread calls this."""
+        if self._is_misdirected(request):
+            return _refused(421, "this port is for this host: ask it by localhost or an address")
         make_response = {
             "/livez": lambda: _reported(self._process_status.get_liveness()),
             "/readyz": lambda: _reported(self._process_status.get_readiness(blocked=blocked)),
@@ -346,6 +352,10 @@ class StatusPort:
             return make_response()
         except Exception as error:  # of a source: the probe gets an answer, and the worker runs on
             return _refused(500, f"{type(error).__name__}: {error}")
+
+    def _is_misdirected(self, request: HttpRequest) -> bool:
+        """Return whether a page of a web site may have made a request, where only this host is to be answered."""
+        return self._is_local and is_name_of_other_site(request.headers.get("host", ""))
 
     async def _measure_lag(self) -> None:
         samples: deque[float] = deque([0.0], maxlen=LAG_SAMPLES)
@@ -383,6 +393,14 @@ def make_metrics_response(request: HttpRequest, metric_families: Iterable[Metric
     openmetrics = accepts_openmetrics(request.headers.get("accept", ""))
     text = format_exposition(metric_families, openmetrics=openmetrics)
     return HttpResponse(200, text, OPENMETRICS_TYPE if openmetrics else CONTENT_TYPE)
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether only this host can connect to an address."""
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _reported(report: ProbeReport) -> HttpResponse:

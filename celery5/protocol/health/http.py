@@ -5,7 +5,9 @@ There is one request for each connection. A request that does not follow RFC 911
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 MAX_HEAD_SIZE = 8192
 """Bytes of a request's head."""
@@ -24,6 +26,7 @@ _REASONS: Mapping[int, str] = {
     408: "Request Timeout",
     411: "Length Required",
     413: "Content Too Large",
+    421: "Misdirected Request",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
@@ -94,6 +97,21 @@ def parse_request(head: bytes, *, max_body_size: int = 0) -> HttpRequest:
         name.decode(): values[0].decode("latin-1") for name, values in fields.items() if len(values) == 1
     }
     return HttpRequest(match[1].decode(), target.partition(b"?")[0].decode(), length, single)
+
+
+def is_name_of_other_site(host: str) -> bool:
+    """Return whether a `Host` may be the name of a web site: no address, and no name that only this network knows.
+
+    A page of such a site can have its name point to this host (DNS rebinding), and read what the browser is answered.
+    """
+    match = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^:]*)(:[0-9]*)?", host.lower())
+    if match is None:
+        return True
+    name = match[1].rstrip(".")
+    with suppress(ValueError):
+        ip_address(name.strip("[]"))
+        return False
+    return "." in name and not name.endswith(".localhost")
 
 
 def _parse_length(fields: Mapping[bytes, Sequence[bytes]], max_size: int) -> int:

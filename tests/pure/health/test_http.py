@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.protocol.health.http import BadRequest, HttpRequest, HttpResponse, parse_request
+from celery5.protocol.health.http import (
+    BadRequest,
+    HttpRequest,
+    HttpResponse,
+    is_name_of_other_site,
+    parse_request,
+)
 
 
 def test_a_request_has_a_method_and_a_path_without_its_query() -> None:
@@ -56,3 +62,29 @@ def test_a_response_says_how_long_it_is_and_that_the_connection_ends() -> None:
     assert head.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
     assert {b"Content-Length: 3", b"Connection: close", b"Allow: GET, HEAD"} <= set(head.split(b"\r\n"))
     assert one.to_bytes(head_only=True) == head + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_other"),
+    [
+        ("localhost", False),
+        ("LOCALHOST:9000", False),
+        ("127.0.0.1:9000", False),
+        ("10.1.2.3", False),
+        ("[::1]:9000", False),
+        ("x", False),
+        ("node-7:80", False),
+        ("shop.localhost", False),
+        ("", False),
+        ("evil.example", True),
+        ("evil.example:9000", True),
+        ("evil.example.", True),
+        ("127.0.0.1.evil.example", True),
+        ("localhost.evil.example:80", True),
+        ("a:b:c", True),
+    ],
+)
+def test_a_name_that_a_web_site_may_have_is_told_from_those_of_this_network(
+    host: str, is_other: bool
+) -> None:
+    assert is_name_of_other_site(host) == is_other

@@ -113,6 +113,44 @@ async def test_what_is_no_probe_is_refused_and_the_next_one_is_answered(
     assert await status(port, b"/livez") == 200
 
 
+@pytest.mark.parametrize("path", [b"/livez", b"/readyz", b"/metrics", b"/metrics/cluster", b"/else"])
+async def test_no_page_of_a_web_site_reads_a_port_that_is_for_this_host(
+    nursery: trio.Nursery, path: bytes
+) -> None:
+    """By DNS rebinding: its own name points to this host."""
+    number = free_port()
+    port = await opened(nursery, ProcessStatus(), number)
+    rebound = b"GET %b HTTP/1.1\r\nHost: evil.example:%d\r\n\r\n" % (path, number)
+    answers = [await said(number, rebound)]
+    serving = threading.Thread(target=port.serve_while_blocked, args=(0.5,))
+    serving.start()
+    answers.append(_ask_blocked(number, rebound))  # the loop is blocked
+    serving.join(40)
+    for answer in answers:
+        assert answer.startswith(b"HTTP/1.1 421 Misdirected Request\r\n"), answer
+        assert b"celery5_" not in answer
+    for host in (b"localhost", b"127.0.0.1:%d" % number, b"[::1]:1"):
+        assert b"HTTP/1.1 421" not in await said(number, GET.replace(b"Host: x", b"Host: " + host) % path)
+
+
+def _ask_blocked(number: int, request: bytes) -> bytes:
+    """All that is answered, without the event loop."""
+    with socket.create_connection(("127.0.0.1", number), timeout=30) as client:
+        client.sendall(request)
+        return b"".join(iter(lambda: client.recv(4096), b""))
+
+
+async def test_a_port_that_others_reach_is_asked_by_whatever_name_it_has(nursery: trio.Nursery) -> None:
+    number = free_port()
+    one = StatusPort(
+        process_status=ProcessStatus(), log=Log(worker="w", app="a"), port=number, host="0.0.0.0"
+    )
+    await nursery.start(one.run)
+    assert b"HTTP/1.1 200" in await said(
+        number, b"GET /livez HTTP/1.1\r\nHost: shop.svc.cluster.local\r\n\r\n"
+    )
+
+
 async def test_half_a_request_is_told_so_and_nothing_at_all_is_no_error(nursery: trio.Nursery) -> None:
     port = free_port()
     await opened(nursery, ProcessStatus(), port)
