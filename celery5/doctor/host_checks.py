@@ -22,6 +22,7 @@ from celery5.observability.alerts import summarize_alerts
 from celery5.protocol.health import host_diagnosis as diagnosis
 from celery5.protocol.health.broker_diagnosis import Finding
 from celery5.protocol.health.host_diagnosis import Credential, SystemdUnit, WorkerVersion
+from celery5.protocol.job.states import JobState
 from celery5.protocol.publisher.address import parse_daemon_address
 from celery5.protocol.publisher.frames import ClientHello, ConnectionRefusal, Welcome
 from celery5.protocol.streams.diagnosis import ArchiveHealth, GroupHealth, diagnose_streams
@@ -153,7 +154,12 @@ class HostChecks:
                 WorkerVersion(reply.worker, _read_version(reply.answer), _get_refusal(reply))
                 for reply in replies
             ]
-        unread = [name for name, queue in state.queues.items() if queue.unread]
+        # Jobs that a dead worker had wait, too: for a live one that puts them back.
+        unread = [
+            name
+            for name, queue in state.queues.items()
+            if queue.unread or (queue.running and not any(worker.alive for worker in queue.workers))
+        ]
         return diagnosis.diagnose_workers(
             workers,
             celery5.__version__,
@@ -285,7 +291,7 @@ def _find_foreign(app: "App", queues: Sequence[str]) -> dict[str, str]:
     foreign: dict[str, str] = {}
     end = time.monotonic() + SEARCH_LIMIT
     for queue in queues:
-        for state in sorted(WAITING_STATES):
+        for state in sorted({*WAITING_STATES, JobState.EXECUTING}):
             if queue in foreign or time.monotonic() >= end:
                 break
             found = app.jobs.search(queue=queue, state=state, limit=JOBS_LOOKED_AT).jobs

@@ -6,6 +6,7 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import redis
 import trustme
 
 from celery5 import App, Misconfigured, __version__
+from celery5.broker.keys import GROUP
 from celery5.broker.permissions import make_user
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.doctor.broker_checks import BrokerChecks
@@ -173,6 +175,22 @@ def test_no_key_of_celery5_is_an_orphan_nor_is_any_to_be_deleted(own: App, secon
         True,
     )
     assert "DEL" not in found.remedy
+
+
+def test_jobs_of_other_code_that_a_dead_worker_had_are_left_to_that_code(
+    own: App, own_server: EmbeddedServer, second: "redis.Redis", tmp_path: Path
+) -> None:
+    """A worker that puts them back, and has not their task, ends them as dead letters."""
+    own.task(name="billing.bill", queue="billing")(len).delay("a")
+    stream = own.queue("billing").stream
+    second.xgroup_create(stream, GROUP, id="0")
+    second.xreadgroup(GROUP, "host:1:dead", {stream: ">"})
+    other = App(own.name, broker=own_server.url, keys=str(tmp_path / "keys"))
+    with closing(other):
+        found = HostChecks(os.environ, root=tmp_path).check_workers(other)
+    assert found.state == "warn"
+    assert "for billing start a worker of the code that has the task billing.bill" in found.remedy
+    assert "celery5 worker start" not in found.remedy
 
 
 def test_a_broker_that_is_away_fails_once_and_the_rest_goes_on(tmp_path: Path) -> None:
