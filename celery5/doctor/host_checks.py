@@ -32,6 +32,7 @@ from celery5.sending.publisher_client import connect_to_daemon, send_request
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.commands.control import Reply
+    from celery5.scheduling.schedules import ScheduleState
     from celery5.streams.lags import GroupLag, StreamState
     from celery5.streams.registry import Streams
 
@@ -160,12 +161,18 @@ class HostChecks:
             for name, queue in state.queues.items()
             if queue.unread or (queue.running and not any(worker.alive for worker in queue.workers))
         ]
+        is_scheduled, foreign_schedule = True, ""
+        if not state.schedulers:
+            stored = [one for one in app.schedule.list() if one.state in ("active", "paused")]
+            is_scheduled = not (needs_scheduler(app) or stored)
+            foreign_schedule = _find_foreign_schedule(app, stored)
         return diagnosis.diagnose_workers(
             workers,
             celery5.__version__,
             is_version_known=can_send,
             unrouted=needs_router(app) and not state.routers,
-            unscheduled=needs_scheduler(app) and not state.schedulers,
+            unscheduled=not is_scheduled,
+            foreign_schedule=foreign_schedule,
             unread=unread,
             foreign=_find_foreign(app, unread[: diagnosis.MAX_QUEUES]),
         )
@@ -299,6 +306,12 @@ def _find_foreign(app: "App", queues: Sequence[str]) -> dict[str, str]:
             if tasks:
                 foreign[queue] = tasks[0]
     return foreign
+
+
+def _find_foreign_schedule(app: "App", stored: Sequence["ScheduleState"]) -> str:
+    """Return a schedule that other code has declared; '' when the code here declares all of them."""
+    declared = app.schedule.list_declared()
+    return next((one.name for one in stored if one.origin != "runtime" and one.name not in declared), "")
 
 
 def _read_version(answer: object) -> str:

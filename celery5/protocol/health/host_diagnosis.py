@@ -218,6 +218,7 @@ def diagnose_workers(
     is_version_known: bool,
     unrouted: bool = False,
     unscheduled: bool = False,
+    foreign_schedule: str = "",
     unread: Sequence[str] = (),
     foreign: Mapping[str, str] = MappingProxyType({}),
 ) -> Finding:
@@ -229,6 +230,7 @@ def diagnose_workers(
         is_version_known: Whether the workers could be asked for their versions: that needs a key.
         unrouted: Whether the application has what only a Router does, and no Router lives.
         unscheduled: Whether the application has what only a Scheduler does, and no Scheduler lives.
+        foreign_schedule: A schedule that the code here does not declare, but other code has; '' for none.
         unread: The queues on which jobs wait, and that no worker reads.
         foreign: Of these, the ones with a job of a task that the code here does not declare, and that task.
     """
@@ -245,11 +247,21 @@ def diagnose_workers(
             ["no Scheduler: periodic tasks, rules of limits and scaling stand still"] if unscheduled else []
         )
         start = ["celery5 router start"] if unrouted else []
-        start += ["celery5 scheduler start"] if unscheduled else []
+        start += [_start_scheduler(foreign_schedule)] if unscheduled else []
         return Finding("workers", "warn", f"{summary}, and {', and '.join(lacking)}", "; ".join(start))
     if not is_version_known:
         return Finding("workers", "ok", f"{summary}; no key to ask them with yet")
     return _diagnose_versions(found, own_version, summary)
+
+
+def _start_scheduler(foreign_schedule: str) -> str:
+    """Return how a Scheduler is started: one retires the schedules that no code of a live Scheduler declares."""
+    if not foreign_schedule:
+        return "celery5 scheduler start"
+    return (
+        f"start a Scheduler of the code that declares the schedule {shlex.quote(foreign_schedule)}: "
+        "one of this code would retire it"
+    )
 
 
 def _diagnose_unread(workers: int, unread: Sequence[str], foreign: Mapping[str, str]) -> Finding:

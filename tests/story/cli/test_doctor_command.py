@@ -107,6 +107,31 @@ def test_periodic_tasks_without_a_scheduler_are_not_well(
             assert "no Scheduler" not in said.out
 
 
+def test_schedules_of_other_code_are_left_to_a_scheduler_of_that_code(
+    own_server: EmbeddedServer, shop: Path, tmp_path: Path
+) -> None:
+    """A Scheduler retires what no code of a live Scheduler declares, but for what was added while the system ran."""
+    env = {"CELERY5_BROKER": own_server.url, "CELERY5_KEYS": str(tmp_path / "keys")}
+    (shop / "billing.py").write_text(
+        'from celery5 import App\napp = App("shop")\n'
+        '@app.task(schedule="0 3 * * *")\ndef close() -> None: ...\n'
+    )
+    with Serving("-A", "shop", "worker", "start", cwd=shop, env=env) as worker:
+        worker.ready()
+        with closing(App("shop", broker=own_server.url)) as app:
+            app.schedule.add(app.task(name="shop.add")(len).s("a"), "0 4 * * *", name="at-four")
+        said = celery5("-A", "shop", "doctor", cwd=shop, env=env)
+        assert "1 live, and no Scheduler: periodic tasks" in said.out
+        assert "celery5 -A shop scheduler start" in said.out
+        with Serving("-A", "billing", "scheduler", "start", cwd=shop, env=env) as scheduler:
+            until(lambda: scheduler.logged("scheduler:started"))
+        said = celery5("-A", "shop", "doctor", cwd=shop, env=env)
+        assert "start a Scheduler of the code that declares the schedule billing.close" in said.out
+        assert "scheduler start" not in said.out
+        said = celery5("-A", "billing", "doctor", cwd=shop, env=env)
+        assert "celery5 -A billing scheduler start" in said.out
+
+
 def test_it_exits_with_1_when_something_fails_and_says_what_to_do(shop: Path) -> None:
     env = {"CELERY5_BROKER": "unix:///nonexistent/none.sock"}
     said = celery5("-A", "shop", "doctor", cwd=shop, env=env)
