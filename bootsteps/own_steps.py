@@ -17,7 +17,7 @@ from celery5.boot_step import BootStep
 from celery5.errors import Misconfigured
 from celery5.protocol.masking import describe_error
 from celery5.runners.surrounding import surround_call
-from celery5.runners.user_errors import reraise_cancellation
+from celery5.runners.user_errors import call_in_thread, reraise_cancellation
 
 ProvidedValues = MutableMapping[str, Any]
 """The values that code may ask for by name. Values of steps are added under their names, with _ for -."""
@@ -141,7 +141,7 @@ async def _call(code: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     call = partial(code, **_select_arguments(code, values))
     if inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(type(code).__call__):
         return await call()
-    return await trio.to_thread.run_sync(surround_call(call, "thread"), abandon_on_cancel=True)
+    return await call_in_thread(surround_call(call, "thread"))
 
 
 def _select_arguments(code: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,7 @@ ends its worker.
 """
 
 import random
-from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import trio
 
@@ -17,7 +16,9 @@ from celery5.errors import BootStepFailed, BrokerDenied, BrokerReplied, BrokerUn
 from celery5.health.circuit_breaker import CircuitBreaker
 from celery5.logs.log import Log
 from celery5.protocol.commands.definitions import RETRY_BOOT_STEP
+from celery5.protocol.job.names import get_class_names
 from celery5.protocol.job.tracebacks import format_traceback
+from celery5.protocol.job.verdict import iterate_leaves
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.process.supervision import (
     STABLE_AFTER,
@@ -86,7 +87,7 @@ class SupervisedStep:
         while (error := await self._run_once(first_start)) is not None:
             uptime = None if self._up_at is None else trio.current_time() - self._up_at
             is_outage = is_transient(_find_leaf(error))
-            is_final = not retry_state.policy.covers(_list_class_names(error))
+            is_final = not retry_state.policy.covers(get_class_names(_find_leaf(error)))
             retry_state, decision = retry_state.record_failure(
                 uptime=uptime, is_outage=is_outage, final=is_final
             )
@@ -277,13 +278,7 @@ class _FirstStart(trio.TaskStatus[None]):
 
 def _find_leaf(error: BaseException) -> BaseException:
     """Return the first error in a group of groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("Sequence[BaseException]", error.exceptions)[0]
-    return error
-
-
-def _list_class_names(error: BaseException) -> list[str]:
-    return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(_find_leaf(error)).__mro__]
+    return next(iterate_leaves(error), error)
 
 
 def _describe(error: BaseException) -> str:

@@ -90,12 +90,10 @@ def _handler(name: str, function: Callable[..., Any]) -> OwnCommandHandler:
 
 
 async def _call(function: Callable[..., Any], parameters: Mapping[str, Any]) -> object:
-    import trio  # only workers get here
-
-    from celery5.runners.user_errors import call_user_code
+    from celery5.runners.user_errors import call_in_thread, call_user_code  # only workers get here
 
     if inspect.iscoroutinefunction(function):
         return await call_user_code(cast("Callable[..., Awaitable[object]]", function), **parameters)
 
     call = surround_call(partial(function, **parameters), "thread")
-    return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+    return await call_in_thread(call)

@@ -378,9 +378,9 @@ class HttpEndpoint(HealthCheck):
         return not self._networks or any(ip in network for network in self._networks)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        import trio
+        from celery5.runners.user_errors import call_in_thread  # needs Trio, which few producers do
 
-        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter())
+        return await call_in_thread(function, limiter=self._limiter())
 
     def saw(self, *, status: int = 0, seconds: float = 0.0, is_insecure: bool = False, why: str = "") -> str:
         """Report the outcome of a call that a task has made itself; return the state that follows from it.

@@ -163,7 +163,8 @@ class HealthCheck:
 
     async def run_check(self, function: CheckFunction | None, context: CheckContext) -> object:
         """Run one of its functions and return the state; a subclass may do something else. None: it has no function."""
-        import trio  # an application is declared without an event loop
+        # An application is declared without an event loop.
+        from celery5.runners.user_errors import call_in_thread
 
         if function is None:
             return None
@@ -173,7 +174,7 @@ class HealthCheck:
             return await function()
         is_own = getattr(function, "__module__", "").startswith("celery5.")
         call: Callable[[], object] = function if is_own else surround_call(function, "thread")
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter())
+        return await call_in_thread(call, limiter=self._limiter())
 
     def _limiter(self) -> Any:
         """Return the limiter of the one thread that each check has: a function that hangs for ever takes no more.

@@ -1,10 +1,11 @@
 """Middleware: what an application runs around the sending, the running and the settling of its jobs."""
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from celery5.application import Application
+from celery5.broker.colour import current_colour
 from celery5.errors import Misconfigured
 from celery5.logs.fence import FENCE, pass_cancellation
 from celery5.protocol.job.job import Job
@@ -206,7 +207,8 @@ class MiddlewareStack:
         """Call the method named `hook` of each middleware that has it."""
         for middleware, function in self._hooks[hook]:
             try:
-                function(*words)
+                with _guarding_task():
+                    function(*words)
             except BaseException as error:
                 pass_cancellation(error)
                 self.report(middleware, hook, error)
@@ -219,10 +221,11 @@ class MiddlewareStack:
         entered: list[tuple[Middleware, Any, str]] = []
         for middleware, hook in self._hooks[name]:
             try:
-                block = hook(batch)
-                if block is not None:
-                    block.__enter__()
-                    entered.append((middleware, block, name))
+                with _guarding_task():
+                    block = hook(batch)
+                    if block is not None:
+                        block.__enter__()
+                        entered.append((middleware, block, name))
             except BaseException as error:
                 pass_cancellation(error)
                 self.report(middleware, name, error)
@@ -232,7 +235,8 @@ class MiddlewareStack:
         while entered:
             middleware, block, name = entered.pop()
             try:
-                block.__exit__(None, None, None)
+                with _guarding_task():
+                    block.__exit__(None, None, None)
             except BaseException as error:
                 pass_cancellation(error)
                 self.report(middleware, name, error)
@@ -268,6 +272,18 @@ class ObservedApplication(Application, Protocol):
     def middleware(self) -> MiddlewareStack:
         """What surrounds the sending and running of its jobs."""
         ...
+
+
+def _guarding_task() -> AbstractContextManager[None]:
+    """Return a block for a plain call, which keeps the cancel scopes of a Trio task as they are.
+
+    A block such as `with trio.move_on_after(1): yield` would cancel what it surrounds, and nobody would notice.
+    """
+    if current_colour() != "trio":
+        return nullcontext()
+    from celery5.runners.user_errors import guard_scopes  # needs Trio, which few producers do
+
+    return guard_scopes()
 
 
 def _overrides(middleware: Middleware, name: str) -> bool:

@@ -43,12 +43,16 @@ def collapse_whitespace(text: str) -> str:
     return " ".join(text.split())
 
 
-def get_error_text(error: BaseException, max_length: int | None = None) -> str:
-    """Return the text of an error on one line, of at most so many characters. Never raises."""
+def get_error_text(error: object, max_length: int | None = None) -> str:
+    """Return the text of an error, or of the reason for one, on one line of at most so many characters. Never raises.
+
+    Lone surrogates, which have no bytes, are escaped.
+    """
     try:
         text = str(error)
         # Before it is split: the text of an error may be as long as what the error is about.
-        return collapse_whitespace(text if max_length is None else text[: 10 * max_length])[:max_length]
+        text = collapse_whitespace(text if max_length is None else text[: 10 * max_length])
+        return text.encode(errors="backslashreplace").decode()[:max_length]
     except BaseException:  # the text of an error may be the user's code
         return "<no text>"
 
@@ -61,7 +65,18 @@ def show_error(error: BaseException, max_length: int = 1000) -> str:
     try:
         return repr(error)[:max_length].encode(errors="backslashreplace").decode()[:max_length]
     except BaseException:  # the user's code, too
-        return f"<{type(error).__name__} that cannot be shown>"
+        return f"<{get_type_name(error)} that cannot be shown>"
+
+
+def get_type_name(value: object) -> str:
+    """Return the name of a value's class, as Python itself knows it. Never raises.
+
+    A metaclass may have redefined `__name__`, even so that it raises.
+    """
+    return str(_NAME_OF_CLASS.__get__(type(value)))[:MAX_ERROR_TYPE]
+
+
+_NAME_OF_CLASS: Any = vars(type)["__name__"]
 
 
 def describe_error(error: BaseException, max_length: int | None = None) -> str:
@@ -71,7 +86,7 @@ def describe_error(error: BaseException, max_length: int | None = None) -> str:
         max_length: The most characters of its text.
     """
     text = get_error_text(error, max_length)
-    name = type(error).__name__[:MAX_ERROR_TYPE]
+    name = get_type_name(error)
     return f"{name}: {text}" if text else name
 
 

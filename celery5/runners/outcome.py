@@ -11,6 +11,7 @@ from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, Cir
 from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.json_values import REPETITION, SHORT
 from celery5.protocol.job.messages import Failure
+from celery5.protocol.job.names import get_qualified_name
 from celery5.protocol.job.retry_policy import LONGEST, RetryPolicy
 from celery5.protocol.job.tracebacks import can_show_others, format_traceback, get_traceback
 from celery5.protocol.job.verdict import (
@@ -25,7 +26,7 @@ from celery5.protocol.job.verdict import (
     get_leaf_errors,
     iterate_leaves,
 )
-from celery5.protocol.masking import MAX_ERROR_TYPE, describe_error, mask_passwords
+from celery5.protocol.masking import MAX_ERROR_TYPE, describe_error, get_type_name, mask_passwords
 from celery5.runners.context import CURRENT_JOB, JOB_ERRORS
 
 TRACEBACK_LIMIT = 8_000
@@ -128,15 +129,12 @@ def make_failure(error: BaseException) -> Failure:
         type=_get_class_name(error),
         message=_get_text(error),
         args=_get_arguments(error),
-        traceback=_format_traceback(error)[-TRACEBACK_LIMIT:],
+        traceback=format_traceback(error, _skip_callers(get_traceback(error)))[-TRACEBACK_LIMIT:],
     )
 
 
 def _get_class_name(error: BaseException) -> str:
-    try:
-        return _escape_surrogates(str(type(error).__qualname__))[:MAX_ERROR_TYPE]
-    except BaseException:  # a metaclass may have redefined it
-        return "BaseException"
+    return _escape_surrogates(get_qualified_name(error))[:MAX_ERROR_TYPE]
 
 
 def _get_arguments(error: BaseException) -> tuple[str, ...]:
@@ -146,14 +144,6 @@ def _get_arguments(error: BaseException) -> tuple[str, ...]:
         return tuple(_get_text(arg, repr) for arg in error.args[:count])
     except BaseException:  # a class may have redefined `args`
         return ()
-
-
-def _format_traceback(error: BaseException) -> str:
-    try:
-        text = format_traceback(error, _skip_callers(get_traceback(error)))[-TRACEBACK_LIMIT:]
-        return _escape_surrogates(text)
-    except BaseException as other:
-        return f"<no traceback: {_get_class_name(other)} while it was made>"
 
 
 def _skip_callers(steps: TracebackType | None) -> TracebackType | None:
@@ -168,7 +158,7 @@ def _get_text(value: object, form: Any = str) -> str:
     try:
         return _escape_surrogates(str(form(value))[:TEXT_LIMIT])
     except BaseException:
-        return f"<{type(value).__name__} that cannot be shown>"
+        return f"<{get_type_name(value)} that cannot be shown>"
 
 
 def _escape_surrogates(text: str) -> str:

@@ -7,13 +7,15 @@ SystemExit, too. Signals never raise an error in a process of celery5 (`processe
 import math
 import signal
 import threading
-from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, cast
 
 import trio
 
+from celery5.protocol.job.tracebacks import get_traceback
 from celery5.protocol.job.verdict import iterate_leaves
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 
 MAX_SCOPES = 10_000
 """Cancel scopes that one job may leave open and that are closed for it."""
@@ -24,7 +26,8 @@ def reraise_cancellation(error: BaseException) -> None:
 
     Call it in an `except BaseException` around user code: `error` is the user's own when this returns.
     """
-    if isinstance(error, Exception) and not isinstance(error, BaseExceptionGroup):
+    kind = type(error)  # a class may lie about `__class__`, or raise when it is asked
+    if issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup):
         return
     cancellation = find_cancellation(error)
     if cancellation is not None:
@@ -38,9 +41,9 @@ def find_cancellation(error: BaseException) -> BaseException | None:
     cancellation only while a cancel scope around this call is cancelled.
     """
     for leaf in iterate_leaves(error):
-        if isinstance(leaf, trio.Cancelled) and _is_cancelled():
+        if issubclass(type(leaf), trio.Cancelled) and _is_cancelled():
             return leaf
-        if isinstance(leaf, KeyboardInterrupt) and _is_of_signal(leaf):
+        if issubclass(type(leaf), KeyboardInterrupt) and _is_of_signal(leaf):
             return leaf
     return None
 
@@ -58,7 +61,7 @@ def _is_of_signal(error: BaseException) -> bool:
         return False
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return True
-    last: TracebackType | None = error.__traceback__
+    last = get_traceback(error)
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     return last is not None and str(last.tb_frame.f_globals.get("__name__")).startswith("trio.")
@@ -103,6 +106,20 @@ class ScopeGuard:
         return task._cancel_status is self._status and len(task._child_nurseries) == self._nurseries
 
 
+@contextmanager
+def guard_scopes() -> Iterator[None]:
+    """Surround a plain call of user code in a Trio task of ours: the cancel scopes around it stay as they are.
+
+    What it does to the current scope, it does to one that ends with this block; scopes that it leaves open are closed.
+    """
+    guard = ScopeGuard()
+    trio.CancelScope().__enter__()
+    try:
+        yield
+    finally:
+        guard.restore()
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -111,8 +128,8 @@ async def call_user_code(function: Callable[P, Awaitable[T]], *args: P.args, **k
     """Call user code in a Trio task and a nursery of its own, and return what it returns.
 
     What it does to the nursery and the cancel scopes above it, and what it starts there, ends with the call. Raises
-    what it raises, whatever its class, so call `reraise_cancellation` where that is caught; and RuntimeError when it
-    has cancelled itself.
+    what it raises, whatever its class, so call `reraise_cancellation` where that is caught; an UnmanageableError for
+    what even Trio cannot pass on; and RuntimeError when it has cancelled itself.
     """
     values: list[T] = []
     errors: list[BaseException] = []
@@ -122,7 +139,7 @@ async def call_user_code(function: Callable[P, Awaitable[T]], *args: P.args, **k
             values.append(await function(*args, **kwargs))
         except BaseException as error:
             reraise_cancellation(error)
-            errors.append(error)
+            errors.append(make_manageable(error))
         finally:
             nursery.cancel_scope.cancel()
 
@@ -131,10 +148,90 @@ async def call_user_code(function: Callable[P, Awaitable[T]], *args: P.args, **k
             nursery.start_soon(call, name=function)
     except BaseException as error:
         reraise_cancellation(error)
-        errors.append(error)
+        errors.append(make_manageable(error))
     if values:
         return values[0]
     raise errors[0] if errors else make_own_cancellation()
+
+
+async def call_in_thread(function: Callable[[], T], *, limiter: trio.CapacityLimiter | None = None) -> T:
+    """Call blocking user code in a thread, which is abandoned when this is cancelled, and return what it returns.
+
+    Raises what it raises, whatever its class, or an UnmanageableError for what Trio cannot bring out of a thread.
+    """
+
+    def call() -> T:
+        try:
+            return function()
+        except BaseException as error:
+            manageable = make_manageable(error)
+            if manageable is error:
+                raise
+        raise manageable
+
+    return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter)
+
+
+class UnmanageableError(Exception):
+    """Stands for an error of user code that cannot be passed on, and has its text."""
+
+
+def make_manageable(error: BaseException) -> BaseException:
+    """Return the error; or another one in its place, if what passes it on would fail.
+
+    Python and Trio ask an error for its class, its traceback and its text, and a group for its members: a class may
+    have redefined all of that. And they go into a group recursively.
+    """
+    try:
+        if _is_plain(type(error)) and _is_flat(error) and type(repr(error)) is str:
+            return error
+    except BaseException:  # the user's code
+        pass
+    other = UnmanageableError(f"{describe_error(error, MAX_ERROR_LENGTH)} (an error that cannot be examined)")
+    return other.with_traceback(get_traceback(error))
+
+
+def _is_plain(kind: type) -> bool:
+    """Return whether Python has what it asks an error of this class for from the built-in classes."""
+    defined: list[Any] = [_NAMESPACE.__get__(base) for base in _BASES.__get__(kind)]
+    return all(
+        next(names[name] for names in defined if name in names) is builtin
+        for builtin_class, names_of_class in _ASKED_FOR.items()
+        if issubclass(kind, builtin_class)
+        for name, builtin in names_of_class.items()
+    )
+
+
+def _is_flat(error: BaseException) -> bool:
+    """Return whether a group is not nested so deeply that going into it would exhaust the stack."""
+    level: list[BaseException] = [error]
+    visited = set[int]()
+    for _ in range(MAX_DEPTH):
+        groups = [
+            one for one in level if issubclass(type(one), BaseExceptionGroup) and id(one) not in visited
+        ]
+        if not groups:
+            return True
+        visited.update(map(id, groups))
+        level = [member for group in groups for member in _MEMBERS.__get__(group)]
+    return False
+
+
+MAX_DEPTH = 50
+"""Levels of groups in groups that an error of user code may have."""
+_NAMESPACE, _BASES = (cast("Any", vars(type)[name]) for name in ("__dict__", "__mro__"))
+_MEMBERS: Any = vars(BaseExceptionGroup)["exceptions"]
+_ASKED_FOR: dict[type, dict[str, Any]] = {
+    BaseException: {
+        "__class__": vars(object)["__class__"],
+        **{
+            name: vars(BaseException)[name]
+            for name in ("__getattribute__", "__traceback__", "__context__", "__cause__", "with_traceback")
+        },
+    },
+    BaseExceptionGroup: {"exceptions": _MEMBERS},
+}
+"""What Python asks errors and groups for, and where that is defined."""
 
 
 def make_own_cancellation() -> RuntimeError:

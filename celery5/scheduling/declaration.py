@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.job.job import to_seconds
+from celery5.protocol.job.job import is_span, to_seconds
 from celery5.protocol.scheduling.periodic import Misfire, MisfirePolicy, OverlapPolicy
 from celery5.protocol.scheduling.triggers import (
     CRON_FIELDS,
@@ -81,7 +81,7 @@ def parse_schedule(schedule: object, task: str) -> tuple[Periodic, ...]:
 def resolve_parts(periodic: Periodic) -> tuple[AnyTrigger, Misfire, float]:
     """Return the trigger, the misfire policy and the seconds of jitter of a declaration. Raises Misconfigured."""
     misfire = periodic.misfire if isinstance(periodic.misfire, Misfire) else Misfire(periodic.misfire)
-    jitter = to_seconds(periodic.jitter)
+    jitter = to_seconds(periodic.jitter) if is_span(periodic.jitter) else None
     if periodic.overlap not in ("allow", "skip", "queue"):
         raise Misconfigured(f"overlap {periodic.overlap!r} is not known: allow, skip or queue")
     if jitter is None or not 0 <= jitter <= MAX_JITTER:

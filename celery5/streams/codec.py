@@ -38,7 +38,7 @@ from celery5.protocol.job.json_values import (
     refuse_repetition,
     to_json,
 )
-from celery5.protocol.masking import get_error_text, show_error
+from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, show_error
 from celery5.protocol.similar_names import did_you_mean
 from celery5.protocol.streams.routing import canonical_key
 from celery5.streams.record import (
@@ -311,8 +311,8 @@ class RecordCodec(Generic[R]):
         record = self.decode(fields)
         try:
             return msgspec.json.decode(self._add_unknown_fields(record, self._encoder.encode(record)))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise BadRecord(f"no {self._name}: {error}: {record!r}"[:500]) from None
+        except BaseException as error:  # the class of the record may be the user's, with a form of its own
+            raise self._make_refusal(error) from error
 
     def decode(self, fields: Sequence[bytes]) -> R:
         """Return the record of an entry, whose fields and values come in turns. Raises BadRecord."""
@@ -340,9 +340,8 @@ class RecordCodec(Generic[R]):
 
         The class, a serializer and an upcaster of the user's own may raise anything, and end no process by that.
         """
-        if not isinstance(error, Exception):
-            pass_cancellation(error)
-        return BadRecord(f"no {self._name}: {get_error_text(error)}")
+        pass_cancellation(error)
+        return BadRecord(f"no {self._name}: {get_error_text(error, MAX_ERROR_LENGTH)}")
 
     def _decode_slowly(self, fields: Sequence[bytes]) -> R:
         """Return the record of an entry of another encoding or version, or with unknown fields."""

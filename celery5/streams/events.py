@@ -17,6 +17,7 @@ from celery5.protocol.job.annotations import adapt_annotation
 from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.json_values import from_json
+from celery5.protocol.masking import get_type_name
 from celery5.protocol.streams.groups import split_id
 from celery5.protocol.streams.windows import WindowKey, WindowShape
 from celery5.streams.codec import RecordCodec, read_record_headers
@@ -142,7 +143,7 @@ class KeyedState:
         Raises:
             msgspec.ValidationError: The value is not of the type.
         """
-        raw = await self._feed.get_state(key)
+        raw = await self._feed.get_state(_check_key(key))
         return (
             default
             if raw is None
@@ -150,12 +151,24 @@ class KeyedState:
         )
 
     def set(self, key: str, value: Any) -> None:
-        """Set the value of a key: anything that has a JSON form. Raises TypeError."""
-        self._feed.set_state(key, encode_value(value, "a state"))
+        """Set the value of a key: anything that has a JSON form. Raises TypeError, also for a key that is no text."""
+        self._feed.set_state(_check_key(key), encode_value(value, "a state"))
 
     def delete(self, key: str) -> None:
-        """Remove a key."""
-        self._feed.set_state(key, None)
+        """Remove a key. Raises TypeError for a key that is no text."""
+        self._feed.set_state(_check_key(key), None)
+
+
+def _check_key(key: Any) -> Any:
+    """Return a key of the state. Raises TypeError for one that the commit could not send to Redis."""
+    if isinstance(key, str):
+        try:
+            str.encode(key)
+        except UnicodeEncodeError:
+            raise TypeError(f"a key of the state is {key!r}, which has half of a surrogate pair") from None
+    elif isinstance(key, bool) or not isinstance(key, int | float | bytes):
+        raise TypeError(f"a key of the state is a text, not {get_type_name(key)}")
+    return key
 
 
 class StreamEvents(Outputs, Generic[R]):

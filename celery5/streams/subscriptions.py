@@ -5,6 +5,7 @@ The name of the subscriber names the group, so that each subscriber gets all rec
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -114,12 +115,14 @@ async def _write(sink: SinkOptions, documents: Sequence[ResultDocument]) -> None
     """Write documents within the limit of the sink. Raises what it raises, and trio.TooSlowError."""
     import trio  # an application is declared without an event loop
 
+    from celery5.runners.user_errors import call_in_thread
+
     with trio.fail_after(sink.timeout):
         if sink.is_async:
             await sink.sink.write(documents)
         else:
             write = surround_call(sink.sink.write, "thread")
-            await trio.to_thread.run_sync(write, documents, abandon_on_cancel=True)
+            await call_in_thread(partial(write, documents))
 
 
 def _make_documents(stream: Stream[Any], batch: Sequence[StreamEntry[Any]]) -> list[ResultDocument]:

@@ -21,6 +21,7 @@ from celery5.errors import BlockingInEventLoop, Misconfigured, TimeLimitExceeded
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.job.verdict import ErrorLeaf, Reason, Ruling, get_leaf_errors, make_ruling, set_ruling
+from celery5.protocol.masking import get_type_name
 from celery5.runners.context import CURRENT_JOB, LOG_EVENT
 from celery5.runners.outcome import make_failure
 
@@ -278,7 +279,7 @@ def _may_be_time_limit(error: BaseException, classes: tuple[type[Exception], ...
 
     The ruling on a cancellation counts only if a time limit did cause it.
     """
-    cancelled = type(error).__name__ in ("Cancelled", "CancelledError") and not isinstance(error, Exception)
+    cancelled = get_type_name(error) in ("Cancelled", "CancelledError") and not isinstance(error, Exception)
     return cancelled and any(issubclass(TimeLimitExceeded, error_class) for error_class in classes)
 
 

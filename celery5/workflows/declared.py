@@ -296,8 +296,10 @@ class Flow:
             The value of the signal, or the event, for other steps.
         """
         check_on_error(on_error, "flow.wait_for")
-        if timeout is not None and (isinstance(timeout, bool) or not timeout > 0):
-            raise Misconfigured(f"flow.wait_for: timeout is {timeout!r}: give seconds, more than 0")
+        if timeout is not None and (not is_duration(timeout) or timeout == 0):
+            raise Misconfigured(
+                f"flow.wait_for: timeout is {timeout!r}: give seconds, more than 0 and at most ten years"
+            )
         number = len(self._compiler.nodes)
         node = Node(kind="wait", seconds=timeout)
         node.on_error = on_error or self._compiler.default_policy

@@ -26,11 +26,11 @@ from celery5.logs.log import Log
 from celery5.protocol.events.documents import DeliveryPacing, ResultDocument, parse_result_document
 from celery5.protocol.job.messages import Failure
 from celery5.protocol.job.names import get_class_names
-from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text, get_type_name
 from celery5.results.sinks import SinkOptions
 from celery5.runners.operations import operating
 from celery5.runners.surrounding import surround_call
-from celery5.runners.user_errors import call_user_code, reraise_cancellation
+from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog
 
 LEASE = 5.0
@@ -210,14 +210,14 @@ class _OneSinkDelivery:
 
     async def close(self) -> None:
         """Close the sink, if it can be closed: it opens again when another Router in this process needs it."""
-        close = getattr(self._options.sink, "close", None)
-        if not callable(close):
-            return
         try:
+            close = getattr(self._options.sink, "close", None)
+            if not callable(close):
+                return
             if inspect.iscoroutinefunction(close):
                 await call_user_code(close)
             else:
-                await trio.to_thread.run_sync(close, abandon_on_cancel=True)
+                await call_in_thread(close)
         except BaseException as error:  # the user's code
             reraise_cancellation(error)
             self._log.event(
@@ -304,7 +304,7 @@ class _OneSinkDelivery:
                     self._thread = self._thread or trio.CapacityLimiter(1)
                     write: Callable[[], Any] = surround_call(partial(options.sink.write, documents), "thread")
                     # Trio raises an error if `write` returns a coroutine.
-                    await trio.to_thread.run_sync(write, abandon_on_cancel=True, limiter=self._thread)
+                    await call_in_thread(write, limiter=self._thread)
         except trio.TooSlowError:
             return TimeoutError(f"it did not end within {options.timeout:g} s")
         except BaseException as error:  # the user's code
@@ -351,7 +351,7 @@ class _OneSinkDelivery:
 
     async def _bury(self, keys: QueueKeys, one: ClaimedDocument, error: Exception) -> None:
         failure = Failure(
-            type=type(error).__name__, message=get_error_text(error, MAX_ERROR_LENGTH), attempt=one.tries + 1
+            type=get_type_name(error), message=get_error_text(error, MAX_ERROR_LENGTH), attempt=one.tries + 1
         )
         self._log.event(
             "sink:dead-lettered",

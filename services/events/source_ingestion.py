@@ -25,9 +25,9 @@ from celery5.protocol.job.arguments import encode_value
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.retry_policy import full_jitter
 from celery5.protocol.job.verdict import iterate_leaves
-from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text, get_type_name
 from celery5.runners.surrounding import surround_call
-from celery5.runners.user_errors import call_user_code, reraise_cancellation
+from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
 from celery5.tasks.task import Task
 
 LEASE = 5.0
@@ -139,7 +139,7 @@ def _encode_body(body: object) -> bytes:
     except BaseException as error:
         reraise_cancellation(error)
         raise BadArguments(
-            f"a document's body is {type(body).__name__}, which has no JSON: {error}"
+            f"a document's body is {get_type_name(body)}, which has no JSON: {get_error_text(error, MAX_ERROR_LENGTH)}"
         ) from None
 
 
@@ -218,9 +218,7 @@ class _SourceRunner:
                 with trio.move_on_after(STOP_LIMIT, shield=True):
                     await cast("Any", bodies).aclose()
         else:
-            for body in await trio.to_thread.run_sync(
-                surround_call(partial(_list_bodies, run), "thread"), abandon_on_cancel=True
-            ):
+            for body in await call_in_thread(surround_call(partial(_list_bodies, run), "thread")):
                 await self._publish_or_log(body)
 
     async def _publish_or_log(self, body: object) -> None:
@@ -289,7 +287,7 @@ def _list_bodies(run: Callable[[], Any]) -> list[object]:
     """Return the bodies of a plain function, called in a thread. Raises Misconfigured."""
     bodies: Any = run()
     if isinstance(bodies, bytes | str) or not isinstance(bodies, Iterable):
-        raise Misconfigured(f"the source gave {type(bodies).__name__}: give a list of bodies, or yield them")
+        raise Misconfigured(f"the source gave {get_type_name(bodies)}: give a list of bodies, or yield them")
     return list(cast("Iterable[object]", bodies))
 
 

@@ -25,9 +25,9 @@ from celery5.protocol.limits import (
     Suspension,
     make_admission_rule,
 )
-from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text
+from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
 from celery5.protocol.scaling.prefetch import HORIZON, count_ahead
-from celery5.runners.user_errors import reraise_cancellation
+from celery5.runners.user_errors import guard_scopes, reraise_cancellation
 from celery5.services.limits.kind_rates import KindRates
 from celery5.services.limits.waiting_tasks import WaitingTasks
 from celery5.services.worker.concurrency_budget import TaskResources
@@ -120,7 +120,8 @@ class AdmissionState:
             limit = task.declared_limits.limit if task.declared_limits else None
             if isinstance(limit, Range):
                 try:
-                    self._computed[name] = limit.clamp(limit.compute())
+                    with guard_scopes():
+                        self._computed[name] = limit.clamp(limit.compute())
                     self._failures.pop(name, None)
                 except BaseException as error:  # the user's code
                     reraise_cancellation(error)
@@ -129,7 +130,7 @@ class AdmissionState:
 
     def _note_failure(self, name: str, limit: Range, error: BaseException) -> None:
         """Log a failure once: again for another kind of error, or when the limit was computed in between."""
-        stays, kind = self._computed.setdefault(name, limit.least), type(error).__name__
+        stays, kind = self._computed.setdefault(name, limit.least), get_type_name(error)
         if self._failures.get(name) != kind:
             self._failures[name] = kind
             self._log.event(

@@ -21,10 +21,10 @@ from celery5.logs.log import Log
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.limit_rules import ImposedLimits, compare_rules
 from celery5.protocol.limits import LimitOverride
-from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
 from celery5.runners.surrounding import surround_call
-from celery5.runners.user_errors import call_user_code, reraise_cancellation
+from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.scaling.observer import ClusterObserver
 
@@ -142,7 +142,7 @@ class LimitRuleEvaluator:
                 return
         except BaseException as error:  # the user's code
             reraise_cancellation(error)
-            why = f"{type(error).__name__}: {get_error_text(error, MAX_ERROR_LENGTH)}"
+            why = describe_error(error, MAX_ERROR_LENGTH)
         if self._failed.get(rule.name) != why:
             self._failed[rule.name] = why
             self._log.event("limit-rule:failed", "error", rule=rule.name, why=why)
@@ -152,8 +152,8 @@ class LimitRuleEvaluator:
         if inspect.iscoroutinefunction(rule.function):
             return await rule.function(snapshot)
         limiter = self._threads.setdefault(rule.name, trio.CapacityLimiter(1))
-        return await trio.to_thread.run_sync(
-            surround_call(partial(rule.function, snapshot), "thread"), abandon_on_cancel=True, limiter=limiter
+        return await call_in_thread(
+            surround_call(partial(rule.function, snapshot), "thread"), limiter=limiter
         )
 
     async def _impose_on(self, broker: str, driver: AsyncDriver, imposed: ImposedLimits) -> None:

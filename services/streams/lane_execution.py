@@ -23,6 +23,7 @@ from celery5.protocol.streams.failure import (
 )
 from celery5.runners.context import CURRENT_PARTITION
 from celery5.runners.outcome import make_failure
+from celery5.runners.user_errors import guard_scopes
 from celery5.services.streams.lane import Lane
 from celery5.services.streams.lane_feed import LaneFeed
 from celery5.services.streams.owned_partition import OwnedPartition
@@ -131,7 +132,7 @@ class LaneExecution:
             self._processor.on_error,
             self._processor.then,
             attempt=attempt,
-            kinds=_get_class_names(error),
+            kinds=get_class_names(error),
             random=self._random,
         )
         self._log.event(
@@ -189,7 +190,8 @@ class LaneExecution:
 
     def _can_read(self, raw: RawEntry) -> bool:
         try:
-            self._processor.stream.codec.decode(raw[1])
+            with guard_scopes():
+                self._processor.stream.codec.decode(raw[1])
         except Exception:  # a serializer of the user's own may raise anything
             return False
         return True
@@ -263,14 +265,6 @@ class LaneExecution:
         else:
             lane.give_back()
             await self._host.quarantine(partition, f"record {raw[0].decode()}: {why}")
-
-
-def _get_class_names(error: Exception) -> tuple[str, ...]:
-    """Return the names by which a policy knows an error; none if its class does not tell them."""
-    try:
-        return get_class_names(error)
-    except BaseException:  # a metaclass may have redefined what it is asked for
-        return ()
 
 
 async def _sleep_unless_stopping(lane: LaneFeed, seconds: float) -> None:

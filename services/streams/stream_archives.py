@@ -23,7 +23,7 @@ from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.streams.groups import ArchiveClaim, ArchivePortion
 from celery5.runners.surrounding import surround_call
-from celery5.runners.user_errors import call_user_code, reraise_cancellation
+from celery5.runners.user_errors import call_in_thread, call_user_code, reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.streams.archive import Archive, describe_archive, is_async_archive
 from celery5.streams.encodings import learn_encodings
@@ -198,7 +198,7 @@ class _StreamArchiver:
                     write = surround_call(
                         partial(self._archive, stream.name, portion.partition, entries), "thread"
                     )
-                    await trio.to_thread.run_sync(write, abandon_on_cancel=True, limiter=self._thread)
+                    await call_in_thread(write, limiter=self._thread)
         except trio.TooSlowError:
             return TimeoutError(f"it did not end within {TIMEOUT:g} s")
         except BaseException as error:  # the user's code

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import trio
@@ -40,7 +41,7 @@ from celery5.protocol.scaling.budget import (
 from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.protocol.workflows.member_ids import MemberId
 from celery5.runners.running_job import RunningJob
-from celery5.runners.user_errors import call_user_code, reraise_cancellation
+from celery5.runners.user_errors import call_in_thread, call_user_code, guard_scopes, reraise_cancellation
 from celery5.services.worker.in_flight import InFlightJobs, RunningJobs
 from celery5.services.worker.internal_queues import InternalTasksQueue
 from celery5.services.worker.job_middleware import JobMiddleware
@@ -350,7 +351,8 @@ class MaximalConcurrencyBudget:
     def _update_slots(self, name: str, meter: _Meter, now: float) -> None:
         before, demand = meter.state.current, self._make_demand(name, meter)
         try:
-            meter.state = next_budget_state(meter.state, meter.budget, demand, now)
+            with guard_scopes():
+                meter.state = next_budget_state(meter.state, meter.budget, demand, now)
         except BaseException as error:  # the user's strategy
             reraise_cancellation(error)
             self._log_failure(meter, f"its strategy failed: {show_error(error)}")
@@ -393,7 +395,7 @@ async def _call_user_function(maximum: Maximum, demand: Demand) -> int:
     if isinstance(maximum, (ByLoad, ByMemory)) or inspect.iscoroutinefunction(maximum):
         result = maximum(demand)
     else:
-        result = await trio.to_thread.run_sync(maximum, demand, abandon_on_cancel=True)
+        result = await call_in_thread(partial(cast("Any", maximum), demand))
     if inspect.isawaitable(result):
         with trio.fail_after(MAXIMUM_TIMEOUT):
             result = await result

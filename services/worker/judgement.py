@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from celery5.errors import BadResult
@@ -11,6 +12,7 @@ from celery5.logs.log import Level, Log
 from celery5.protocol.job.delivery import Delivery, Settlement, make_settlement, make_sink_document
 from celery5.protocol.job.messages import Command, Failure
 from celery5.protocol.job.verdict import (
+    BackoffFunction,
     Bury,
     Complete,
     Expire,
@@ -29,9 +31,10 @@ from celery5.protocol.job.verdict import (
     Verdict,
     judge,
 )
-from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text
+from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.runners.outcome import make_failure
+from celery5.runners.user_errors import guard_scopes
 from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.worker.attempt_recorder import AttemptRecorder
 from celery5.services.worker.concurrency_budget import TaskResources
@@ -126,7 +129,9 @@ class OutcomeHandler:
             policy=command.retry or task.policy,
             random=random.random,
             sections=command.sections,
-            backoff=None if type(outcome) is Returned else task.backoff,
+            backoff=None
+            if type(outcome) is Returned or task.backoff is None
+            else partial(_back_off, task.backoff),
         )
 
     def handle_outcome(self, delivery: Delivery, outcome: Outcome) -> None:
@@ -161,11 +166,12 @@ class OutcomeHandler:
         task, why = command.task, ""
         try:
             if len(value) <= MAX_CHECKED_BYTES:
-                self._tasks[task].result_type.decode(value)
+                with guard_scopes():
+                    self._tasks[task].result_type.decode(value)
         except BadResult as error:
             why = str(error)
         except BaseException as error:  # the user's code: __post_init__, a validator
-            why = f"{type(error).__name__}: {get_error_text(error, MAX_ERROR_LENGTH)}"
+            why = describe_error(error, MAX_ERROR_LENGTH)
         self._checks_left[task] -= 1
         if why:
             self._log.event(
@@ -228,6 +234,11 @@ def _is_result_unused(outcome: PermanentFailure, delivery: Delivery, command: Co
     """Return whether a job only failed to store a result, and nobody gets it: then it has succeeded."""
     is_of_result = outcome.reason in (Reason.UNENCODABLE_RESULT, Reason.RESULT_TOO_LARGE)
     return is_of_result and command.ignore_result and not command.flow and delivery.recipients is None
+
+
+def _back_off(backoff: BackoffFunction, retry: int) -> float | str:
+    with guard_scopes():  # it runs in the task of an executor
+        return backoff(retry)
 
 
 def _make_too_large_failure(size: int, limit: int) -> PermanentFailure:

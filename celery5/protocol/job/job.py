@@ -276,11 +276,18 @@ def _check_moment(name: str, time: object) -> None:
         raise Misconfigured(f"{name} {time} has no time zone: use datetime.now(UTC) or another aware time")
 
 
+def is_span(span: object) -> bool:
+    """Return whether a value is a duration: seconds or a timedelta, negative or not, of at most a hundred years."""
+    if isinstance(span, bool) or not isinstance(span, int | float | timedelta):
+        return False
+    # Python compares an integer of any size; to make a float of it may fail.
+    return abs(span.total_seconds() if isinstance(span, timedelta) else span) <= LONGEST
+
+
 def _check_span(name: str, span: object) -> None:
     if span is None:
         return
-    is_number = isinstance(span, int | float | timedelta) and not isinstance(span, bool)
-    if not is_number or not abs(_seconds(cast("float | timedelta", span))) <= LONGEST:
+    if not is_span(span):
         raise Misconfigured(f"{name} is {span!r}: give seconds or a timedelta, at most a hundred years")
     if _seconds(cast("float | timedelta", span)) < 0:
         raise Misconfigured(f"{name} is {span!r}: give 0 seconds or more")

@@ -58,6 +58,24 @@ def get_error_names(errors: Iterable[str | type[BaseException]]) -> tuple[str, .
 
 
 def get_class_names(error: BaseException) -> tuple[str, ...]:
-    """Return the full names of an error's class and its bases, which a policy may name."""
-    kinds = type(error).__mro__[:-1]  # all but object
-    return tuple(f"{get_module_name(kind)}.{kind.__qualname__}" for kind in kinds)
+    """Return the full names of an error's class and its bases, which a policy may name. Never raises.
+
+    Python itself is asked for them: a metaclass may have redefined the attributes.
+    """
+    kinds: tuple[type, ...] = _BASES.__get__(type(error))[:-1]  # all but object
+    return tuple(f"{_get_own_module(kind)}.{_QUALNAME.__get__(kind)}" for kind in kinds)
+
+
+def get_qualified_name(value: object) -> str:
+    """Return the qualified name of a value's class, as Python itself knows it. Never raises."""
+    return str(_QUALNAME.__get__(type(value)))
+
+
+def _get_own_module(kind: type) -> str:
+    module: object = _MODULE.__get__(kind)
+    return resolve_module_name(module) if type(module) is str else "?"  # a class may have set it to anything
+
+
+_BASES, _QUALNAME, _MODULE = (
+    cast("Any", vars(type)[name]) for name in ("__mro__", "__qualname__", "__module__")
+)

@@ -29,23 +29,30 @@ def format_traceback(error: BaseException, steps: TracebackType | None = None) -
     An error whose members, causes, contexts or notes are too many, or are not those that Python has stored, is shown
     with its first members only: Python's own formatter goes through all of them before it shows one. It would never end
     where each of forty groups is a member of the next one twice, or where a class makes a new `__cause__` for each
-    look.
+    look. Never raises: an error whose own methods raise is shown in the same way.
 
     Args:
         error: The error.
         steps: Its traceback; None for the one that it has.
-
-    Raises:
-        BaseException: Whatever the error's own methods raise.
     """
     own_steps = get_traceback(error) if steps is None else steps
-    if can_show_others(error):
-        return "".join(traceback.format_exception(type(error), error, own_steps, limit=-MAX_FRAMES))
-    lines = ["Traceback (most recent call last):\n", *traceback.format_tb(own_steps, limit=-MAX_FRAMES)]
+    try:
+        if can_show_others(error):
+            lines = traceback.format_exception(type(error), error, own_steps, limit=-MAX_FRAMES)
+            return "".join(lines).encode(errors="backslashreplace").decode()
+    except BaseException as other:
+        why = describe_error(other, MAX_ERROR_LENGTH)
+        return f"{_format_shortly(error, own_steps)}(no more can be shown of it: {why})\n"
+    return _format_shortly(error, own_steps) + _OTHERS_LEFT_OUT
+
+
+def _format_shortly(error: BaseException, steps: TracebackType | None) -> str:
+    """Return the traceback of an error, and what it and the first of its members say. Never raises."""
+    lines = ["Traceback (most recent call last):\n", *traceback.format_tb(steps, limit=-MAX_FRAMES)]
     lines.append(f"{describe_error(error, MAX_ERROR_LENGTH)}\n")
     first = islice(iterate_leaves(error), MAX_SHOWN_MEMBERS)
     lines += [f"  {describe_error(leaf, MAX_ERROR_LENGTH)}\n" for leaf in first if leaf is not error]
-    return "".join((*lines, _OTHERS_LEFT_OUT))
+    return "".join(lines)
 
 
 def get_traceback(error: BaseException) -> TracebackType | None:

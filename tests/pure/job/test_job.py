@@ -62,6 +62,8 @@ def test_when_a_job_expires(expires: Any, moment: float | None) -> None:
         ({"countdown": "5"}, "countdown is '5': give seconds or a timedelta"),
         ({"countdown": math.inf}, "countdown is inf: give seconds or a timedelta"),
         ({"countdown": math.nan}, "countdown is nan: give seconds or a timedelta"),
+        ({"countdown": 10**400}, "countdown is 1000.*: give seconds or a timedelta"),
+        ({"time_limit": -(10**400)}, "time_limit is -1000.*: give seconds or a timedelta"),
         ({"countdown": NOON}, "countdown is datetime.* give seconds or a timedelta"),
         ({"countdown": True}, "countdown is True: give seconds or a timedelta"),
         (

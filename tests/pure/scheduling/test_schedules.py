@@ -1,6 +1,8 @@
 """Schedules: what is to be done about a schedule, with time as a number."""
 
 import random
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from celery5.protocol.scheduling.periodic import (
     plan_fires,
 )
 from celery5.protocol.scheduling.triggers import AnyTrigger, Interval, OnceTrigger
+from celery5.scheduling.declaration import Periodic, resolve_parts
 from celery5.scheduling.fire_times import get_next_fire_time
 
 NOW = 1_800_000_000_000
@@ -142,6 +145,14 @@ def test_a_clock_that_jumps_back_fires_none_twice_and_one_that_jumps_ahead_makes
     ahead = done(schedule, NOW + 600_000)
     assert seconds(ahead) == list(range(590, 601))
     assert ahead.missed == 600 - 5 - len(ahead.fires)
+
+
+@pytest.mark.parametrize(
+    "jitter", ["5", b"5", 1j, [], 10**400, -1, True, Decimal("sNaN"), datetime.now(UTC)], ids=repr
+)
+def test_a_jitter_that_is_no_duration_is_refused_in_one_line(jitter: Any) -> None:
+    with pytest.raises(Misconfigured, match=r"jitter is .*: give 0 seconds to a day"):
+        resolve_parts(Periodic(60, jitter=jitter))
 
 
 def test_jitter_puts_off_and_everybody_says_the_same() -> None:

@@ -1,8 +1,10 @@
 """Declared workflows: what a function describes, what it must not do, and what its runs wait for."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -113,6 +115,20 @@ def test_a_value_that_is_not_known_yet_refuses_and_names_the_line(app: App, how:
         Misconfigured, match=rf"the argument 'value' is not known.*{re.escape(__file__)}, line \d+"
     ):
         wrong.compiled  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "timeout", [math.inf, math.nan, -1, 0, 10**400, "5", timedelta(days=1), True], ids=repr
+)
+def test_a_wait_takes_seconds_of_at_most_ten_years(app: App, timeout: Any) -> None:
+    @app.workflow
+    def waits(flow: Flow) -> object:
+        return flow.wait_for("answer", timeout=timeout)
+
+    with pytest.raises(
+        Misconfigured, match=r"flow.wait_for: timeout is .*: give seconds, more than 0 and at most"
+    ):
+        waits.compiled  # noqa: B018
 
 
 async def test_a_run_keeps_the_graph_that_it_began_with(app: App, tasks: SampleTasks) -> None:
