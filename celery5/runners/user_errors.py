@@ -7,9 +7,9 @@ SystemExit, too. Signals never raise an error in a process of celery5 (`processe
 import math
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import trio
 
@@ -107,7 +107,7 @@ class ScopeGuard:
 
 
 @contextmanager
-def guard_scopes() -> Iterator[None]:
+def guard_scopes() -> Generator[None, None, None]:
     """Surround a plain call of user code in a Trio task of ours: the cancel scopes around it stay as they are.
 
     What it does to the current scope, it does to one that ends with this block; scopes that it leaves open are closed.
@@ -219,7 +219,8 @@ def _is_flat(error: BaseException) -> bool:
 
 MAX_DEPTH = 50
 """Levels of groups in groups that an error of user code may have."""
-_NAMESPACE, _BASES = (cast("Any", vars(type)[name]) for name in ("__dict__", "__mro__"))
+_OF_CLASSES: Mapping[str, Any] = vars(type)
+_NAMESPACE, _BASES = _OF_CLASSES["__dict__"], _OF_CLASSES["__mro__"]
 _MEMBERS: Any = vars(BaseExceptionGroup)["exceptions"]
 _ASKED_FOR: dict[type, dict[str, Any]] = {
     BaseException: {

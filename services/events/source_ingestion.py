@@ -5,9 +5,20 @@ document that comes twice is one job, also when a Router died between two tasks.
 after a delay that grows.
 """
 
+import math
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -38,6 +49,10 @@ MAX_DELAY = 60.0
 """The most seconds until then after any failure."""
 STABLE_SECONDS = 60.0
 """Seconds of running after which earlier failures no longer count."""
+PORTION = 1000
+"""The most bodies that a plain function gives at once."""
+PORTION_SECONDS = 0.1
+"""Seconds after the first of them until they are published: one that comes later is waited for."""
 STOP_LIMIT = 5.0
 """Seconds that closing a source, or releasing its lease, may take."""
 
@@ -218,8 +233,27 @@ class _SourceRunner:
                 with trio.move_on_after(STOP_LIMIT, shield=True):
                     await cast("Any", bodies).aclose()
         else:
-            for body in await call_in_thread(surround_call(partial(_list_bodies, run), "thread")):
-                await self._publish_or_log(body)
+            await self._publish_from_thread(run)
+
+    async def _publish_from_thread(self, run: Callable[[], Any]) -> None:
+        """Publish the bodies of a plain function, some at a time: it may yield without end."""
+        bodies = await call_in_thread(surround_call(partial(_start_bodies, run), "thread"))
+        try:
+            while True:
+                portion, error = await call_in_thread(surround_call(partial(_take_bodies, bodies), "thread"))
+                for body in portion:
+                    await self._publish_or_log(body)
+                if error is not None:
+                    raise error
+                if not portion:
+                    return
+        finally:
+            if isinstance(bodies, Generator):
+                with (
+                    trio.move_on_after(STOP_LIMIT, shield=True),
+                    suppress(ValueError),
+                ):  # its thread is in it still
+                    await call_in_thread(bodies.close)
 
     async def _publish_or_log(self, body: object) -> None:
         """Publish a body; log one that can never be published, and go on with the next.
@@ -283,12 +317,27 @@ class _SourceRunner:
             self._log.event("source:release-failed", "debug", source=self.source.name, why=str(error))
 
 
-def _list_bodies(run: Callable[[], Any]) -> list[object]:
-    """Return the bodies of a plain function, called in a thread. Raises Misconfigured."""
+def _start_bodies(run: Callable[[], Any]) -> Iterator[object]:
+    """Call a plain function, and return its bodies. Raises Misconfigured."""
     bodies: Any = run()
     if isinstance(bodies, bytes | str) or not isinstance(bodies, Iterable):
         raise Misconfigured(f"the source gave {get_type_name(bodies)}: give a list of bodies, or yield them")
-    return list(cast("Iterable[object]", bodies))
+    return iter(cast("Iterable[object]", bodies))
+
+
+def _take_bodies(bodies: Iterator[object]) -> tuple[list[object], BaseException | None]:
+    """Return the next bodies, and what the function has raised behind them; no bodies when there are no more."""
+    taken: list[object] = []
+    until = math.inf
+    try:
+        for body in bodies:
+            taken.append(body)
+            until = min(until, time.monotonic() + PORTION_SECONDS)
+            if len(taken) >= PORTION or time.monotonic() >= until:
+                break
+    except BaseException as error:
+        return taken, error
+    return taken, None
 
 
 _LOST = "another Router may run it now; this one stops it, and waits for the lease"

@@ -2,7 +2,7 @@
 
 import builtins
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -76,6 +76,5 @@ def _get_own_module(kind: type) -> str:
     return resolve_module_name(module) if type(module) is str else "?"  # a class may have set it to anything
 
 
-_BASES, _QUALNAME, _MODULE = (
-    cast("Any", vars(type)[name]) for name in ("__mro__", "__qualname__", "__module__")
-)
+_OF_CLASSES: Mapping[str, Any] = vars(type)
+_BASES, _QUALNAME, _MODULE = (_OF_CLASSES[name] for name in ("__mro__", "__qualname__", "__module__"))

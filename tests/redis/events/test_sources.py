@@ -1,6 +1,6 @@
 """Sources: what a Data Source brings becomes a job of each task that has subscribed, once."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -65,6 +65,53 @@ async def test_each_subscribed_task_is_given_the_raw_document(app: App) -> None:
     assert (one[0].source, one[0].id, one[0].body) == ("feed", "doc-1", b"\xff raw")
     assert one[0].attributes == {"kind": "raw"}
     assert one[0].received > 1.7e9
+
+
+async def test_a_function_that_yields_without_end_is_published_as_it_yields(app: App) -> None:
+    yielded: list[int] = []
+    closed: list[bool] = []
+
+    @source(every=60)
+    def endless() -> Iterator[bytes]:
+        try:
+            while True:
+                yielded.append(1)
+                yield b"%d" % len(yielded)
+        finally:
+            closed.append(True)
+
+    seen: list[str] = []
+
+    @app.task(source=endless)
+    async def take(document: SourceDocument) -> None:
+        seen.append(document.text())
+
+    async with working(app):
+        async with sourcing(app):
+            await until(lambda: len(seen) >= 2000)
+            assert len(yielded) < 100_000, "it is no faster than what is published"
+        await until(lambda: closed == [True])
+    assert {"1", "1000", "1001"} <= set(seen)
+
+
+async def test_what_a_function_has_yielded_before_it_fails_is_published(app: App) -> None:
+    @source(every=60)
+    def breaks() -> Iterator[bytes]:
+        yield b"one"
+        yield b"two"
+        raise ValueError("no more")
+
+    seen: list[str] = []
+
+    @app.task(source=breaks)
+    async def take(document: SourceDocument) -> None:
+        seen.append(document.text())
+
+    with Lines() as lines:
+        async with working(app), sourcing(app):
+            await until(lambda: {"one", "two"} <= set(seen))
+            await until(lambda: bool(lines.of("source:failed")))
+    assert lines.of("source:failed")[0]["why"] == "ValueError: no more"
 
 
 async def test_generators_and_functions_are_sources_too(app: App) -> None:
