@@ -23,7 +23,7 @@ from celery5.errors import (
     BrokerUnsupported,
     UnreadableReply,
 )
-from celery5.protocol.health.server_memory import MORE_MEMORY
+from celery5.protocol.health.server_memory import MORE_MEMORY, OUT_OF_MEMORY
 from celery5.protocol.masking import MAX_ERROR_LENGTH, collapse_whitespace, escape_text, get_error_text
 
 # Redis 6.2 wraps the error of a command inside a script; later servers return it as it is.
@@ -139,7 +139,7 @@ def translate_reply(text: str, *, where: str, script: Script | None = None) -> B
 
 def _make_other(text: str, *, code: str, where: str) -> BrokerReplied:
     """Return the error for a reply that has no class of its own."""
-    if code == "OOM":
+    if code == OUT_OF_MEMORY:
         return BrokerReplied(
             f"broker {where} takes no writes, since its memory is full ({text}): {MORE_MEMORY}. "
             "What was refused was not stored: send it again then",

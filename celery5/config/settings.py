@@ -457,6 +457,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     alert_loop_lag: Annotated[
         float, Meta(description="how late an event loop wakes up that alerts; 0: none", ge=0, le=LONGEST)
     ] = 1.0
+    alert_memory: Annotated[
+        float,
+        Meta(
+            description="share of the memory of a broker's server that alerts when used; 0: none", ge=0, lt=1
+        ),
+    ] = 0.9
     alert_webhook: Annotated[
         str, Meta(description="URL that notifications of alerts are posted to; empty: none")
     ] = ""
@@ -553,6 +559,7 @@ class SettingOptions(TypedDict, total=False):
     alert_dead: int | None
     alert_stream_lag: float | None
     alert_loop_lag: float | None
+    alert_memory: float | None
     alert_webhook: str | None
     alert_webhook_secret: str | None
 

@@ -75,6 +75,7 @@ def _get_thresholds(settings: "Settings") -> AlertThresholds:
         dead=settings.alert_dead,
         stream_lag=settings.alert_stream_lag,
         loop_lag=settings.alert_loop_lag,
+        memory=settings.alert_memory,
     )
 
 

@@ -252,13 +252,18 @@ async def read_memory(app: Application, get_driver: GetDriver) -> list[ServerMem
     found: list[ServerMemory] = []
     for name in app.brokers.names:
         try:
-            info = await _perform_if_permitted(await get_driver(name), health_calls.get_memory_info())
+            memory = await read_broker_memory(name, await get_driver(name))
         except UNREACHABLE:
             continue
-        memory = read_server_memory(name, info or {})
         if memory is not None:
             found.append(memory)
     return found
+
+
+async def read_broker_memory(broker: str, redis: AsyncDriver) -> ServerMemory | None:
+    """Return how full the server of one broker is; None where it does not say, or not to this user."""
+    info = await _perform_if_permitted(redis, health_calls.get_memory_info())
+    return read_server_memory(broker, info or {})
 
 
 async def _measure_keys(redis: AsyncDriver, keys: Sequence[str]) -> list[int] | None:

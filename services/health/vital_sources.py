@@ -6,15 +6,14 @@ from typing import ClassVar, Protocol
 
 import trio
 
-from celery5.broker.calls import health as health_calls
 from celery5.broker.calls import queues as queue_calls
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.broker.routing.broker_router import run_all_async
-from celery5.errors import BrokerDenied, BrokerError, BrokerReplied
+from celery5.errors import BrokerError
 from celery5.logs.log import Log
+from celery5.observability.storage import read_broker_memory
 from celery5.protocol.health.breaker import STATE_NUMBERS, BreakerState
-from celery5.protocol.health.server_memory import read_server_memory
 from celery5.protocol.observability.families import MetricFamily, make_counter, make_gauge
 from celery5.protocol.observability.queue_depth import QueueDepth
 from celery5.protocol.scheduling.timers import TimerCounts
@@ -423,16 +422,9 @@ class QueueDepths:
         queues = [self._queues.setdefault(name, self._keys.for_queue(name)) for name in names]
         calls = [queue_calls.get_queue_depth(queue) for queue in queues]
         depths = await redis.perform_all(calls) if calls else []
-        await self._measure_memory(broker, redis)
+        self._process_status.set_memory(broker, await read_broker_memory(broker, redis))
         self._publish(broker, dict(zip(names, depths, strict=True)))
         return len(names)
-
-    async def _measure_memory(self, broker: str, redis: AsyncDriver) -> None:
-        try:
-            info = await redis.perform(health_calls.get_memory_info())
-        except (BrokerDenied, BrokerReplied):  # it is not said to this user
-            info = {}
-        self._process_status.set_memory(broker, read_server_memory(broker, info))
 
     def _warn_of(self, left_out: Sequence[str], broker: str) -> None:
         """Log once for each broker that some of its queues are not measured, and the first of them."""

@@ -27,6 +27,7 @@ from celery5.protocol.observability.families import Merge, MetricFamily, make_co
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.protocol.observability.queue_depth import QueueDepth, list_gauges
 from celery5.protocol.observability.report import ReportMaker, ReportOrigin
+from celery5.protocol.observability.storage import make_memory_metrics
 from celery5.protocol.scheduling.timers import TimerCounts
 
 MEASURED_ONCE: Merge = ""
@@ -187,6 +188,7 @@ class ProcessStatus:
             self._count_observer_failures(),
             *_make_loop_metrics(self.loop),
             *_make_queue_metrics(self.depths),
+            *make_memory_metrics(self.memory.copy().values()),
             *_make_process_metrics(self._started_at),
         ]
         for source in () if blocked else self._sources:

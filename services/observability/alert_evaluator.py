@@ -17,6 +17,8 @@ from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.limits.holds import LimitHolds
 from celery5.logs.log import Log
+from celery5.observability.storage import read_broker_memory
+from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import (
     MAX_SUBJECTS,
@@ -135,18 +137,25 @@ class AlertEvaluator:
         """Measure all queues, and all groups of streams."""
         queues: dict[str, MeasuredQueue] = {}
         lags: dict[tuple[str, str], float] = {}
+        memory: list[ServerMemory] = []
         measured = await run_all_async(
-            [partial(self._measure_broker, redis, counted.now) for redis in self._brokers.values()]
+            [partial(self._measure_broker, name, redis, counted.now) for name, redis in self._brokers.items()]
         )
         for found in measured:
             if isinstance(found, MeasuredCluster):  # a broker that is unreachable has no queues
                 queues.update(found.queues)
                 lags.update(found.lags)
+                memory += found.memory
         return MeasuredCluster(
-            at=counted.now, queues=queues, tasks=counted.tasks, lags=lags, loop_lag=counted.loop_lag
+            at=counted.now,
+            queues=queues,
+            tasks=counted.tasks,
+            lags=lags,
+            loop_lag=counted.loop_lag,
+            memory=tuple(memory),
         )
 
-    async def _measure_broker(self, redis: AsyncDriver, now: float) -> MeasuredCluster:
+    async def _measure_broker(self, name: str, redis: AsyncDriver, now: float) -> MeasuredCluster:
         queues: dict[str, MeasuredQueue] = {}
         if self._measures & {"oldest", "no-workers", "dead-letters"}:
             names = sorted(await redis.perform(queue_calls.list_queues(self._keys)))[:MAX_SUBJECTS]
@@ -155,7 +164,8 @@ class AlertEvaluator:
         lags: dict[tuple[str, str], float] = {}
         if "stream-lag" in self._measures:
             lags = await self._measure_groups(redis)
-        return MeasuredCluster(at=now, queues=queues, lags=lags)
+        memory = await read_broker_memory(name, redis) if "memory" in self._measures else None
+        return MeasuredCluster(at=now, queues=queues, lags=lags, memory=(memory,) if memory else ())
 
     async def _measure_queues(self, redis: AsyncDriver, names: Sequence[str]) -> dict[str, MeasuredQueue]:
         keys = [self._keys.for_queue(name) for name in names]

@@ -16,6 +16,8 @@ from celery5.broker.keys import Keys
 from celery5.broker.routing.broker_router import run_all_async
 from celery5.errors import BrokerError
 from celery5.logs.log import Log
+from celery5.observability.storage import read_broker_memory
+from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
 from celery5.protocol.observability.alert_rules import TaskCount, count_tasks
 from celery5.protocol.observability.queue_depth import list_gauges
@@ -38,6 +40,7 @@ from celery5.protocol.observability.rollup import (
     sum_points,
     unpack_point,
 )
+from celery5.protocol.observability.storage import make_memory_metrics
 from celery5.services.process.broker_outages import OutageLog
 
 TURN_FACTOR = 3.0
@@ -185,6 +188,7 @@ class HistoryRollup:
         gauges = dict[Series, float]()
         for _ in self._rollup.merge_gauges(now, gauges):
             await self._let_others_run()
+        gauges |= await self._measure_memory()
         self._rollup.add_gauges(now, CLUSTER, gauges)
         if await self._save(now) and await self._redis.perform(
             calls.advance_rollup(self._keys, before=turn.cursor, cursor=cursor)
@@ -301,6 +305,18 @@ class HistoryRollup:
                     make_series(gauge.name, gauge.labels): float(gauge.value) for gauge in list_gauges(depth)
                 }
         return measured
+
+    async def _measure_memory(self) -> dict[Series, float]:
+        """Return how full the servers are that can be reached and say it."""
+        read = await run_all_async(
+            [partial(read_broker_memory, name, redis) for name, redis in self._brokers.items()]
+        )
+        families = make_memory_metrics(memory for memory in read if isinstance(memory, ServerMemory))
+        return {
+            make_series(family.name, sample.labels): sample.value
+            for family in families
+            for sample in family.samples
+        }
 
     async def _look_at_queues(self) -> None:
         """Look at the counters of all queues: the flow of each is measured by the difference of two looks."""

@@ -151,6 +151,10 @@ SERIES: dict[str, tuple[Samples, Samples]] = {
             'celery5_worker_deaths{job="shop",instance="b",queue="q",task="t"}': "_x50 4x10",
         },
     ),
+    "Celery5BrokerMemoryFull": (
+        {'celery5_broker_memory_used_share{job="shop",instance="a",broker="default"}': "0.95x60"},
+        {'celery5_broker_memory_used_share{job="shop",instance="a",broker="default"}': "0.85x60"},
+    ),
     "Celery5StreamBehind": (
         {'celery5_stream_lag_seconds{job="shop",instance="a",stream="s",group="g"}': "400x60"},
         {'celery5_stream_lag_seconds{job="shop",instance="a",stream="s",group="g"}': "400x50 10x10"},

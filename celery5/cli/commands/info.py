@@ -21,7 +21,6 @@ from celery5.errors import BrokerError, Misconfigured
 from celery5.observability.alerts import summarize_alerts
 from celery5.protocol.durations import format_age, format_duration
 from celery5.protocol.masking import get_error_text
-from celery5.protocol.observability.overview import describe_window
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -72,8 +71,6 @@ def _show(app: "App", state: "AppState") -> None:
     if undelivered := _documents(state):
         echo("\n" + format_table(undelivered, empty=""))
     fields = _format_processes(state, events=app.events.has_own_events)
-    window = describe_window(queue.flow for queue in state.queues.values())
-    fields.update({"in, out": window} if window else {})
     if state.runs:
         fields["workflows"] = (
             f"{state.runs} live {'run' if state.runs == 1 else 'runs'}: celery5 workflow list"

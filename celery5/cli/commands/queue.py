@@ -14,7 +14,7 @@ from celery5.connections.brokers import SIMILARITY_CUTOFF
 from celery5.errors import Misconfigured
 from celery5.protocol.byte_counts import format_bytes
 from celery5.protocol.durations import format_duration
-from celery5.protocol.observability.overview import describe_window, format_rate
+from celery5.protocol.observability.overview import format_rate
 from celery5.protocol.similar_names import find_similar
 
 if TYPE_CHECKING:
@@ -36,15 +36,14 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
     whether it is paused for all workers; also what holds jobs, and which queues have jobs and no worker.
 
     The backlog is what could run by now: jobs that wait, that limits hold, and scheduled ones that are overdue. Of the
-    waiting ones, `high` and `low` have such a priority. `in` and `out` are how fast jobs come and leave.
+    waiting ones, `high` and `low` have such a priority. `in` and `out` are how fast jobs come and leave,
+    measured over the time `over` up to now.
     """
     app = target.load()
     with skip_unreachable(app, wants_json=wants_json):
         states = list(app.info().queues.values())
         rows = _rows(states, wants_json=wants_json)
         echo(to_json(rows) if wants_json else format_table(rows, empty="no queues yet: nothing was sent"))
-        if not wants_json and (window := describe_window(state.flow for state in states)):
-            echo(f"\nin, out  {window}")
         if not wants_json and (suspended := format_suspensions(app)):
             echo(f"\nsuspended  {to_one_line(suspended)}")
         if not wants_json and (unread := format_unread_warning(app, states)):
@@ -158,8 +157,11 @@ def format_flow(state: "QueueState", *, wants_json: bool = False) -> dict[str, o
     flow, verdict = state.flow, state.verdict
     if wants_json:
         return {"flow": flow, "idle": state.idle, "verdict": verdict}
-    rates = ("", "") if flow is None else (format_rate(flow.incoming), format_rate(flow.outgoing))
-    return {"in": rates[0], "out": rates[1], "verdict": to_one_line(verdict.text.partition(":")[0])}
+    come, leave, over = ("", "", "")
+    if flow is not None:
+        come, leave = format_rate(flow.incoming), format_rate(flow.outgoing)
+        over = format_duration(round(flow.seconds))
+    return {"in": come, "out": leave, "over": over, "verdict": to_one_line(verdict.text.partition(":")[0])}
 
 
 def _format_age(seconds: float | None) -> str:

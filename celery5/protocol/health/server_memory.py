@@ -6,6 +6,8 @@ import msgspec
 
 from celery5.protocol.byte_counts import format_bytes
 
+OUT_OF_MEMORY = "OOM"
+"""The code of the error by which a server that is full refuses a write."""
 ALMOST_FULL = 0.9
 """The share of its memory from which on a server is almost full."""
 MORE_MEMORY = (

@@ -7,6 +7,8 @@ from typing import Any, cast, get_args
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.byte_counts import format_bytes
+from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.alerting import (
     AlertCondition,
     AlertInstance,
@@ -35,6 +37,8 @@ FAILED = ("RETRY", "DEAD")
 """The states of attempts that have failed."""
 ENDED = (*FAILED, "SUCCESS")
 """The states of attempts that count."""
+MEMORY_RESOLVES = 0.95
+"""The share of its threshold at which the built-in rule on memory resolves."""
 MAX_NAME = 100
 """Characters of the name of a rule."""
 
@@ -81,6 +85,11 @@ def stream_lag(
 def loop_lag(*, above: float, below: float | None = None) -> AlertCondition:
     """Return the condition that the event loop of a process wakes up more than `above` seconds late."""
     return AlertCondition(measure="loop-lag", above=above, below=below)
+
+
+def memory_used(*, above: float, below: float | None = None) -> AlertCondition:
+    """Return the condition that more than this share of the memory of a broker's server is used, between 0 and 1."""
+    return AlertCondition(measure="memory", above=above, below=below)
 
 
 def check_rule(rule: AlertRule) -> AlertRule:
@@ -205,6 +214,7 @@ class AlertThresholds(msgspec.Struct, frozen=True, kw_only=True):
     dead: float
     stream_lag: float
     loop_lag: float
+    memory: float = 0.0
 
 
 def make_builtin_rules(thresholds: AlertThresholds) -> tuple[AlertRule, ...]:
@@ -226,6 +236,10 @@ def make_builtin_rules(thresholds: AlertThresholds) -> tuple[AlertRule, ...]:
         rules.append(AlertRule(name="stream-lag", condition=stream_lag(above=thresholds.stream_lag)))
     if thresholds.loop_lag:
         rules.append(AlertRule(name="loop-lag", condition=loop_lag(above=thresholds.loop_lag)))
+    if thresholds.memory:
+        # A server that is full takes no alert either: it fires before.
+        condition = memory_used(above=thresholds.memory, below=thresholds.memory * MEMORY_RESOLVES)
+        rules.append(AlertRule(name="memory-full", condition=condition, severity="critical"))
     return tuple(rules)
 
 
@@ -279,6 +293,8 @@ class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True):
     # The age of the first record that is not done, in seconds, by stream and group.
     lags: Mapping[tuple[str, str], float] = {}
     loop_lag: float | None = None
+    # How full the servers are.
+    memory: tuple[ServerMemory, ...] = ()
 
 
 class CounterSample(msgspec.Struct, frozen=True, array_like=True):
@@ -348,6 +364,15 @@ def _read(
             for task, count in measured.tasks.items():
                 if condition.task in ("", task):
                     yield f"task {task}", _read_failures(condition, task, count, base)
+        case "memory":
+            for server in measured.memory:
+                limit = (
+                    "no limit"
+                    if server.limit is None
+                    else f"{format_bytes(server.limit)} ({server.share:.0%})"
+                )
+                words = f"broker {server.broker} uses {format_bytes(server.used)} of {limit}"
+                yield f"broker {server.broker}", AlertReading(server.share, words)
         case _:
             yield from _read_lags(condition, measured)
 

@@ -17,7 +17,7 @@ import msgspec
 Severity = Literal["warning", "critical"]
 AlertStatus = Literal["inactive", "pending", "firing", "silenced"]
 Change = Literal["fired", "resolved"]
-Measure = Literal["oldest", "failures", "no-workers", "dead-letters", "stream-lag", "loop-lag"]
+Measure = Literal["oldest", "failures", "no-workers", "dead-letters", "stream-lag", "loop-lag", "memory"]
 
 KEPT_UNMEASURED = 300.0
 """Seconds after which an alert is given up of which nothing is measured any more."""

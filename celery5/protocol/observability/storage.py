@@ -1,6 +1,6 @@
 """What Redis holds for an application: the servers, and the bytes and entries of queues and streams."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -11,6 +11,8 @@ from celery5.protocol.health.broker_diagnosis import (
     diagnose_eviction,
     diagnose_persistence,
 )
+from celery5.protocol.health.server_memory import ServerMemory
+from celery5.protocol.observability.families import MetricFamily, make_gauge
 
 
 class ServerStorage(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,3 +159,33 @@ def estimate_bytes(measured: int, measured_records: int, records: int) -> int:
 
 def _count(text: str | None) -> int:
     return int(text) if text and text.isdigit() else 0
+
+
+def make_memory_metrics(memories: Iterable[ServerMemory]) -> list[MetricFamily]:
+    """Return the metrics of the memory of servers: those of a process and those of the cluster are the same."""
+    known = list(memories)
+    limited = [memory for memory in known if memory.limit]
+    used = [(float(memory.used), {"broker": memory.broker}) for memory in known]
+    limits = [(float(memory.limit or 0), {"broker": memory.broker}) for memory in limited]
+    shares = [(memory.share, {"broker": memory.broker}) for memory in limited]
+    families = [
+        make_gauge(
+            "celery5_broker_memory_used_bytes",
+            "Memory of the broker's server that counts against its limit, in bytes.",
+            *used,
+            merge="",
+        ),
+        make_gauge(
+            "celery5_broker_memory_limit_bytes",
+            "The limit of that memory, maxmemory, in bytes; missing where there is none.",
+            *limits,
+            merge="",
+        ),
+        make_gauge(
+            "celery5_broker_memory_used_share",
+            "The share of the limit that is used, 1 when the server is full; missing where there is no limit.",
+            *shares,
+            merge="",
+        ),
+    ]
+    return [family for family in families if family.samples]

@@ -143,6 +143,7 @@ def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
         "alert_dead",
         "alert_stream_lag",
         "alert_loop_lag",
+        "alert_memory",
         "alert_webhook",
         "alert_webhook_secret",
         "metrics_interval",

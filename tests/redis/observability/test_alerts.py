@@ -178,6 +178,7 @@ async def test_the_built_in_rules_are_inactive_while_all_is_well(app: App) -> No
         ("dead-letters", "inactive", 10),
         ("stream-lag", "inactive", 300.0),
         ("loop-lag", "inactive", 1.0),
+        ("memory-full", "inactive", 0.9),
     ]
 
 

@@ -1,6 +1,8 @@
 """A server that takes no writes, since its memory is full: every surface says so, and what fills it."""
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -10,15 +12,16 @@ from celery5 import App
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.doctor.examination import get_checks, run_checks
 from celery5.errors import BrokerReplied
-from celery5.observability import Storage
+from celery5.observability import Storage, memory_used
 from tests.redis.commands.staff import Staff, wait_until
-from tests.redis.health.test_probes import probe
+from tests.redis.health.test_probes import numbers, probe
 from tests.redis.observability.surfaces import Surfaces
-from tests.redis.worker.workers import working
+from tests.redis.worker.workers import until_async, working
 from tests.trio.health.test_status_port import free_port
 
 FACT = "full, nothing more is stored: noeviction, "
 FILLED = "most of it: queue money "
+USED = 'celery5_broker_memory_used_bytes{broker="default"}'
 
 
 @pytest.fixture
@@ -56,9 +59,69 @@ async def test_every_surface_says_that_memory_is_full_and_what_fills_it(filled: 
     assert shown[0]["filled_by"].startswith("queue money ")
 
 
-def test_a_refused_job_says_that_memory_is_full_and_what_to_do(filled: App) -> None:
-    with pytest.raises(BrokerReplied, match=r"memory is full.*raise maxmemory.*queue storage.*send it again"):
+REFUSED = r"^Redis is full: \d[\d.]* [KM]iB of 977 KiB; .*memory is full.*raise maxmemory.*queue storage.*send it again"
+
+
+def test_a_refused_job_says_how_full_memory_is_and_what_to_do(filled: App) -> None:
+    with pytest.raises(BrokerReplied, match=REFUSED):
         filled.tasks["pay"].delay("x")
+    with pytest.raises(BrokerReplied, match=REFUSED):
+        filled.send_many([filled.tasks["pay"].s("x") for _ in range(3)])
+
+
+async def test_a_refused_job_says_how_full_memory_is_in_an_event_loop(filled: App) -> None:
+    with pytest.raises(BrokerReplied, match=REFUSED):
+        await filled.tasks["pay"].adelay("x")
+
+
+async def test_the_alert_and_the_metrics_say_that_memory_is_almost_full_before_it_is(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    app = App(app_name, broker=own_server.url, metrics_interval=0.1)
+    app.alert("memory-soon", memory_used(above=0.9), for_=0.0, keep_firing_for=0.0)
+    async with working(app, queues=("q",)):
+        with redis.Redis.from_url(own_server.url) as client:
+            # So much that what connections take is less than what is left: writes succeed while it is almost full.
+            client.set("filling", b"x" * 40_000_000, ex=600)
+            info: Any = client.info("memory")
+            limit = int(info["used_memory"] / 0.95)
+            assert await get_alert(app) is None
+            client.config_set("maxmemory", limit)
+            try:
+                await until_async(lambda: fires(app))
+                description = await get_alert(app)
+                families = {family.name: family for family in await app.metrics.atotals()}
+            finally:
+                client.config_set("maxmemory", 0)
+            await until_async(lambda: is_over(app))
+    assert re.fullmatch(r"broker default uses \d\d.* of \d\d.* \(9\d%\)", description or ""), description
+    values = {name: family.samples[0].value for name, family in families.items() if family.samples}
+    used, share = values["celery5_broker_memory_used_bytes"], values["celery5_broker_memory_used_share"]
+    assert values["celery5_broker_memory_limit_bytes"] == limit
+    assert share == pytest.approx(used / limit)
+    assert 0.9 < share < 1
+    rules = {rule.name: rule for rule in app.alerts.rules()}
+    assert (rules["memory-full"].condition.above, rules["memory-full"].severity) == (0.9, "critical")
+    app.close()
+
+
+async def get_alert(app: App) -> str | None:
+    """The description of the alert on memory that fires; None for none."""
+    states = await app.alerts.alist()
+    return next(
+        (one.description for one in states if (one.name, one.status) == ("memory-soon", "firing")), None
+    )
+
+
+async def fires(app: App) -> bool:
+    """Whether the alert fires, and the metrics of the cluster have the limit."""
+    names = {family.name for family in await app.metrics.atotals()}
+    return await get_alert(app) is not None and "celery5_broker_memory_limit_bytes" in names
+
+
+async def is_over(app: App) -> bool:
+    """Whether the alert does not fire."""
+    return await get_alert(app) is None
 
 
 async def test_results_are_part_of_what_a_server_holds(app: App) -> None:
@@ -79,11 +142,16 @@ def test_a_worker_is_not_ready_while_memory_is_full(own_staff: Staff, own_server
     port = free_port()
     own_staff.start(status_port=port)
     wait_until(lambda: probe(port).status == 200)
+    wait_until(lambda: numbers(port).get(USED, 0) > 100_000)
+    assert not any("memory_limit" in name for name in numbers(port))
     with redis.Redis.from_url(own_server.url) as client:
         client.config_set("maxmemory", 1)
         try:
             wait_until(lambda: b"nothing more is stored" in probe(port).body)
             assert probe(port).status == 503
+            found = numbers(port)
+            assert found['celery5_broker_memory_limit_bytes{broker="default"}'] == 1
+            assert found['celery5_broker_memory_used_share{broker="default"}'] > 1
         finally:
             client.config_set("maxmemory", 0)
     wait_until(lambda: probe(port).status == 200)

@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+import redis
 import trio
 
 from celery5 import App
 from celery5.broker.call import Call
 from celery5.broker.calls import leases as lease_calls
+from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.health import BreakerPolicy
 from celery5.protocol.health.breaker import Mode
 from tests.redis.commands.staff import Staff
@@ -260,11 +262,11 @@ async def test_an_overdue_job_of_a_queue_without_workers_is_backlog_on_every_sur
 async def test_a_queue_is_said_to_stand_still_everywhere_until_the_first_attempt_has_ended(
     seeded: App, staff: Staff
 ) -> None:
-    keys, redis = seeded.queue("nobody"), await seeded.connections.get_async_driver()
+    keys, driver = seeded.queue("nobody"), await seeded.connections.get_async_driver()
     await seeded.asend_many([seeded.tasks["mail"].options(countdown=3600).s() for _ in range(3)])
-    for job in await redis.perform(Call(("ZRANGE", keys.due, 0, -1), list, repeatable=True)):
-        await redis.perform(Call(("ZADD", keys.due, (time.time() - 1200) * 1000, job), int, repeatable=True))
-    await redis.perform(lease_calls.join_queue(keys, "frozen", lease=600.0))
+    for job in await driver.perform(Call(("ZRANGE", keys.due, 0, -1), list, repeatable=True)):
+        await driver.perform(Call(("ZADD", keys.due, (time.time() - 1200) * 1000, job), int, repeatable=True))
+    await driver.perform(lease_calls.join_queue(keys, "frozen", lease=600.0))
     await note_end(seeded, ago=1055)
     surfaces = await show(seeded, staff, "nobody", reads=["crm"])
     await ask_all(surfaces, "nothing ends, 18 min", read_verdict("nobody"))
@@ -288,18 +290,18 @@ async def test_a_queue_is_said_to_stand_still_everywhere_until_the_first_attempt
     words = next(word for word in VERDICTS if word in verdict)
     await ask_all(surfaces.look_again(), words, read_verdict("nobody"))
     await until_async(partial(alert_says, " in, "))
-    await redis.perform(lease_calls.leave_queue(keys, "frozen"))
+    await driver.perform(lease_calls.leave_queue(keys, "frozen"))
     await seeded.aempty("nobody")
 
 
 async def note_end(app: App, *, ago: float) -> None:
     """Note that another attempt has ended on a queue, so many seconds ago, as a worker does."""
-    redis, key = await app.connections.get_async_driver(), app.queue("nobody").flow
-    before = await redis.perform(Call(("HGET", key, "ended"), lambda raw: int(raw or 0), repeatable=True))
+    driver, key = await app.connections.get_async_driver(), app.queue("nobody").flow
+    before = await driver.perform(Call(("HGET", key, "ended"), lambda raw: int(raw or 0), repeatable=True))
     at = (time.time() - ago) * 1000
     words = ("HSET", key, "ended", before + 1000, "at", f"{at:.0f}", "since", f"{at - 1e7:.0f}")
-    await redis.perform(Call(words, int, repeatable=True))
-    await redis.perform(Call(("EXPIRE", key, 3600), int, repeatable=True))
+    await driver.perform(Call(words, int, repeatable=True))
+    await driver.perform(Call(("EXPIRE", key, 3600), int, repeatable=True))
 
 
 def read_verdict(queue: str) -> dict[str, Read]:
@@ -393,3 +395,48 @@ async def test_a_breaker_is_red_where_it_holds_jobs_back_and_not_where_it_only_w
             shown = await app.metrics.aoverview()
             assert [worker.health for worker in shown.workers] == ["ok"]
             assert "circuit breaker of flaky" not in await client.look("")
+
+
+LIMIT = 1_000_000_000
+"""The maxmemory of the server, in bytes."""
+LIMITS: dict[str, Read] = {
+    "app.metrics.overview": lambda s: _get(s.app.metrics.aoverview(), lambda shown: shown.memory[0].limit),
+    "app.metrics.storage": lambda s: _get(s.app.metrics.astorage(), lambda found: found.servers[0].limit),
+    "queue storage --json": lambda s: _get(
+        s.run_json("queue", "storage"), lambda found: found["servers"][0]["limit"]
+    ),
+    "top --json": lambda s: _get(s.run_json("top"), lambda top: top["memory"][0]["limit"]),
+    "JSON API, top:show": lambda s: _get(s.ask("top:show"), lambda top: top["memory"][0]["limit"]),
+    "JSON API, queue:storage": lambda s: _get(
+        s.ask("queue:storage"), lambda found: found["servers"][0]["limit"]
+    ),
+    "/metrics": lambda s: _get(s.measure(), lambda found: found.get(MEMORY_LIMIT)),
+    "/metrics/cluster": lambda s: _get(s.measure("/metrics/cluster"), lambda found: found.get(MEMORY_LIMIT)),
+}
+"""How each surface is asked for the limit of the memory of Redis."""
+MEMORY_LIMIT = 'celery5_broker_memory_limit_bytes{broker="default"}'
+
+
+async def test_every_surface_has_the_memory_of_the_server(
+    own_server: EmbeddedServer, own_staff: Staff, app_name: str
+) -> None:
+    app = declare(App(app_name, broker=own_server.url, **SETTINGS))
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("maxmemory", LIMIT)
+        await app.tasks["push"].adelay()
+        surfaces = await show(app, own_staff, "crm")
+
+        async def is_measured() -> bool:
+            return all(
+                [MEMORY_LIMIT in await surfaces.measure(path) for path in ("/metrics", "/metrics/cluster")]
+            )
+
+        await until_async(is_measured)
+        await ask_all(surfaces, LIMIT, LIMITS)
+        for path in ("/metrics", "/metrics/cluster"):
+            found = await surfaces.measure(path)
+            used = found['celery5_broker_memory_used_bytes{broker="default"}']
+            share = found['celery5_broker_memory_used_share{broker="default"}']
+            assert 0 < used < LIMIT
+            assert share == pytest.approx(used / LIMIT, rel=0.01)
+    app.close()

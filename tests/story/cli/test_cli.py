@@ -200,6 +200,7 @@ def test_queues_and_their_jobs(desk: Desk) -> None:
         "dead",
         "in",
         "out",
+        "over",
         "verdict",
         "paused",
     ]
