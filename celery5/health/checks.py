@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from celery5.broker.calls import jobs, queues
 from celery5.errors import BrokerError, Misconfigured
 from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
+from celery5.health.http_deadline import end_in_time
 from celery5.health.machine import MEMINFO, available_memory, used_memory
 from celery5.protocol.health.readings import (
     HTTP_STATES,
@@ -65,10 +66,13 @@ def request_options(
         connection = _connection(parts.scheme, parts.hostname or "", parts.port, limit, cafile)
         if addresses:
             connection.sock = _connect_to_first(addresses, connection, start + limit, cafile)
-        connection.request("OPTIONS", path, headers={"User-Agent": "celery5", "Connection": "close"})
-        if connection.sock is not None:
-            connection.sock.settimeout(max(limit - (time.monotonic() - start), 0.001))
-        response = connection.getresponse()
+        else:
+            connection.connect()
+        with end_in_time(connection, limit - (time.monotonic() - start)) as expired:
+            connection.request("OPTIONS", path, headers={"User-Agent": "celery5", "Connection": "close"})
+            response = connection.getresponse()
+            if expired.is_set():
+                raise TimeoutError
         return EndpointResponse(
             status=response.status,
             seconds=time.monotonic() - start,

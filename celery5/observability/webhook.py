@@ -2,10 +2,12 @@
 
 import http.client
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from celery5.errors import CeleryError, Misconfigured
+from celery5.health.http_deadline import end_in_time
 from celery5.protocol.observability.alert_messages import (
     SECRET_HINT,
     check_webhook_url,
@@ -14,7 +16,7 @@ from celery5.protocol.observability.alert_messages import (
 )
 
 TIMEOUT = 5.0
-"""Seconds that the receiver may take."""
+"""Seconds that connecting may take, and that the receiver may take for its answer."""
 MAX_ANSWER = 64 * 1024
 """Bytes of the answer that are read."""
 
@@ -68,9 +70,12 @@ class AlertWebhook:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection = _connect(parts.scheme, parts.hostname or "", parts.port)
         try:
-            connection.request("POST", path, body, self._make_headers(name, body, now))
-            response = connection.getresponse()
-            response.read(MAX_ANSWER)
+            connection.connect()
+            with end_in_time(connection, TIMEOUT):
+                connection.request("POST", path, body, self._make_headers(name, body, now))
+                response = connection.getresponse()
+                with suppress(OSError, http.client.HTTPException):  # the status says all
+                    response.read(MAX_ANSWER)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise WebhookRefused(f"{type(error).__name__}: {error}") from None
         finally:

@@ -305,10 +305,9 @@ def _diagnose_versions(found: Sequence[WorkerVersion], own_version: str, summary
     others = [each for each in found if each.version != own_version]
     if others:
         shown = ", ".join(f"{each.name} {each.version}" for each in others)
-        names = " ".join(f"--to {shlex.quote(each.name)}" for each in others)
         remedy = (
-            f"restart them: celery5 worker shutdown {names}; then start each as it was started; "
-            "under a Controller: celery5 controller restart"
+            f"restart them: celery5 worker shutdown --to {shlex.quote(others[0].name)}; start it as it was started; "
+            "then the next one; under a Controller: celery5 controller restart"
         )
         return Finding("workers", "warn", f"{summary}; not of version {own_version}: {shown}", remedy)
     return Finding("workers", "ok", f"{summary}, of version {own_version}")

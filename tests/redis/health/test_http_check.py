@@ -6,7 +6,9 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,9 @@ import trustme
 
 from celery5 import App, Misconfigured
 from celery5.health import BreakerPolicy
-from celery5.health.checks import HttpEndpoint
+from celery5.health.checks import HttpEndpoint, request_options
+from celery5.observability import WebhookRefused, webhook
+from celery5.observability.webhook import AlertWebhook
 from tests.redis.worker.workers import until, until_async, working
 
 
@@ -262,3 +266,50 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 
 def test_a_check_of_an_endpoint_is_named_by_its_host_without_passwords() -> None:
     assert HttpEndpoint("https://me:secret@bank.test:8443/api").name == "bank.test:8443"
+
+
+def drip(
+    listener: socket.socket, context: ssl.SSLContext | None, part: bytes, stopped: threading.Event
+) -> None:
+    """Send each client an answer that does not end: a part every 50 ms, within each time limit of a read."""
+    while not stopped.is_set():
+        with suppress(OSError):
+            line, _ = listener.accept()
+            with line if context is None else context.wrap_socket(line, server_side=True) as client:
+                client.recv(4096)
+                client.sendall(b"HTTP/1.1 200 OK\r\n" if part.endswith(b"\r\n") else b"")
+                for _ in range(500):  # 25 s: whoever waits for the end is told from the others
+                    if stopped.wait(0.05):
+                        break
+                    client.sendall(part)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("part", [b"H", b"X-More: and more\r\n"], ids=["a line", "a head"])
+def test_a_server_that_sends_without_end_keeps_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, part: bytes
+) -> None:
+    """A check of the endpoint, and a notification of an alert, which are both sent from threads."""
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    monkeypatch.setattr(webhook, "TIMEOUT", 0.5)
+    stopped = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        tls = context if scheme == "https" else None
+        serving = threading.Thread(target=drip, args=(listener, tls, part, stopped), daemon=True)
+        serving.start()
+        url, begun = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/", time.monotonic()
+        try:
+            answer = request_options(url, 0.5, str(tmp_path / "ca.pem"))
+            assert (answer.status, "within" in answer.why) == (0, True), answer
+            # What has said that it takes a notification has taken it, whatever follows.
+            is_taken = part.endswith(b"\r\n")
+            with nullcontext() if is_taken else pytest.raises(WebhookRefused, match="within"):
+                AlertWebhook(url, b"k" * 32).post("id", b"{}", time.time())
+            assert time.monotonic() - begun < 20
+        finally:
+            stopped.set()
+            listener.close()
+            serving.join(10)
