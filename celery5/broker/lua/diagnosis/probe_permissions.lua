@@ -30,6 +30,7 @@ if #refused == 0 then
   try('HEXISTS', key, 'a')
   try('HDEL', key, 'a')
   try('HSET', key, 'a', 'b')
+  try('HSETNX', key, 'a', 'b')
   try('HINCRBY', key, 'a', 1)
   try('HSCAN', key, 0)
   try('HSTRLEN', key, 'a')
