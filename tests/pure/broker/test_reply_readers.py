@@ -94,7 +94,8 @@ def _found() -> Iterator[tuple[str, Any, Call[Any]]]:
         for name, thing in vars(of).items():
             if isinstance(thing, Call):
                 yield f"{module.name}.{name}", Any, thing
-            if not inspect.isfunction(thing) or thing.__module__ != of.__name__:
+            # A private one is what others make their calls of.
+            if not inspect.isfunction(thing) or thing.__module__ != of.__name__ or name.startswith("_"):
                 continue
             if "Call[" not in str(thing.__annotations__.get("return")):
                 continue
