@@ -144,7 +144,7 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **flags: Any) -> None
     app, choice = target.load(), parse_selection(flags)
     with skip_unreachable(app, wants_json=wants_json, queues=queue_names(flags["queues"])):
         counts = app.dlq.count(by, **choice)
-        rows = [{by: name, "jobs": number} for name, number in counts.items()]
+        rows = [{by: name, "count": number} for name, number in counts.items()]
         echo(to_json(counts) if wants_json else format_table(rows, empty=_describe_none(choice)))
         if not counts:
             _warn_of_unknown_names(app, choice)
@@ -179,7 +179,7 @@ def groups(target: Target, /, *, wants_json: bool, **flags: Any) -> None:
 def _format_group(group: "DeadJobGroup") -> dict[str, object]:
     return {
         "group": group.id,
-        "jobs": group.count,
+        "count": group.count,
         "task": group.task,
         "error": f"{group.type}: {group.pattern}" if group.pattern else group.type,
         "first": format_time(group.first_died),

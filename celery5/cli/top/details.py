@@ -18,7 +18,6 @@ from celery5.protocol.observability.overview import (
     WorkerOverview,
     describe_flow,
     format_share,
-    format_span,
 )
 from celery5.protocol.observability.recent import FAILED_STATES
 from celery5.protocol.observability.rollup import MINUTE
@@ -112,7 +111,7 @@ def _describe_task(
     lines = [
         _title(f"task {task.name}"),
         _field("queues", ", ".join(task.queues)),
-        _field("attempts", f"{task.ended:,} in the last {format_span(overview.at - overview.since)}"),
+        _field("attempts", f"{task.ended:,} in the last {format_duration(overview.at - overview.since)}"),
         _field("failed", f"{task.failed:,} ({share})", "bad" if since is not None else ""),
     ]
     if since is not None:
@@ -141,7 +140,7 @@ def _describe_worker(worker: WorkerOverview, jobs: Sequence[ActiveJob] | None, n
     ]
     if worker.uptime is not None and worker.lag is not None:
         lines += [
-            _field("up", format_span(worker.uptime)),
+            _field("up", format_duration(worker.uptime)),
             _field("slots", f"{worker.slots_used} of {worker.slots}"),
             _field("ended", f"{worker.ended:,} attempts"),
             _field("loop lag", format_duration(worker.lag)),
@@ -184,7 +183,7 @@ def _describe_job(job: ActiveJob) -> list[Line]:
         _field("task", job.task),
         _field("worker", job.worker),
         _field("queue", job.queue),
-        _field("runs for", format_span(job.seconds)),
+        _field("runs for", format_duration(job.seconds)),
         _field("attempt", str(job.attempt)),
         _field("arguments", job.arguments),
         _field("progress", job.progress or "none reported"),
@@ -205,7 +204,7 @@ def _summarize(job: DeadJob, now: float) -> Line:
 
 def _summarize_running(job: ActiveJob) -> Line:
     return (
-        (f"{format_span(job.seconds):>8}  ", ""),
+        (f"{format_duration(job.seconds):>8}  ", ""),
         (to_one_line(job.task), "bold"),
         (f"  {to_one_line(job.progress or job.arguments)}", "dim"),
         (f"  {to_one_line(job.id)}", "dim"),
@@ -269,7 +268,7 @@ def _percentiles(percentiles: Mapping[str, float] | None) -> str:
 
 
 def _since(oldest: float | None) -> str:
-    return "" if oldest is None else f", the oldest for {format_span(oldest)}"
+    return "" if oldest is None else f", the oldest for {format_duration(oldest)}"
 
 
 def _title(text: str) -> Line:

@@ -24,7 +24,8 @@ from celery5.cli.top.tables import (
     make_task_table,
     make_worker_table,
 )
-from celery5.protocol.observability.overview import Overview, format_rate, format_span
+from celery5.protocol.durations import format_duration
+from celery5.protocol.observability.overview import Overview, format_rate
 
 SMALLEST = (40, 10)
 """Columns and lines that the screen needs."""
@@ -139,7 +140,7 @@ def _draw_head(reading: Reading, age: float, width: int) -> list[Line]:
     else:
         lines += [_draw_totals(overview), _draw_attention(overview)]
     if reading.error:
-        shown = f"shown is what was read {format_span(age)} ago: " if overview else ""
+        shown = f"shown is what was read {format_duration(age)} ago: " if overview else ""
         lines.append(_plain(f"{shown}{reading.error}", "bad"))
     for broker in overview.unreachable if overview else ():
         text = f"broker {broker.broker} cannot be reached, what is there is not shown: {broker.error}"
@@ -188,7 +189,7 @@ def _draw_attention(overview: Overview) -> Line:
         line = (("nothing needs attention", "dim"),)
     if overview.schedules:
         first = overview.schedules[0]
-        text = f"   next schedule {first.name} in {format_span(max(0.0, first.at - overview.at))}"
+        text = f"   next schedule {first.name} in {format_duration(max(0.0, first.at - overview.at))}"
         line = (*line, (to_one_line(text), "dim"))
     return line
 

@@ -16,7 +16,6 @@ from celery5.protocol.observability.overview import (
     WorkerOverview,
     format_rate,
     format_share,
-    format_span,
 )
 from celery5.protocol.process.recycling import format_mib
 
@@ -192,7 +191,7 @@ def _make_task_row(task: TaskOverview, now: float) -> Row:
         _percentile(task.run, "p95"),
         _percentile(task.run, "p99"),
         _percentile(task.wait, "p95"),
-        Cell("" if since is None else format_span(since), "bad", since or 0.0),
+        Cell("" if since is None else format_duration(since), "bad", since or 0.0),
         _text(text, "" if is_failing else "dim"),
     )
     return Row(task.name, cells, is_failing)
@@ -328,7 +327,7 @@ def _count(number: int | None) -> Cell:
 
 
 def _span(seconds: float | None) -> Cell:
-    return Cell("" if seconds is None else format_span(seconds), "", seconds or 0.0)
+    return Cell("" if seconds is None else format_duration(seconds), "", seconds or 0.0)
 
 
 def _rate(per_second: float | None) -> Cell:

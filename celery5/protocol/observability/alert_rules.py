@@ -8,6 +8,7 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.byte_counts import format_bytes
+from celery5.protocol.durations import format_duration
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.alerting import (
     AlertCondition,
@@ -18,7 +19,7 @@ from celery5.protocol.observability.alerting import (
     Measure,
     Severity,
 )
-from celery5.protocol.observability.overview import describe_flow, format_span, get_stalled_time
+from celery5.protocol.observability.overview import describe_flow, get_stalled_time
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.report import compress, decompress, get_labels
 from celery5.protocol.observability.rollup import MetricsGroup
@@ -400,7 +401,7 @@ def _read_queue(
         words = f"the oldest job of queue {name} has waited {queue.oldest:.0f} s"
         held = f"; {queue.held} of {queue.backlog} are held: {queue.held_by}" if queue.held_by else ""
         stalled = get_stalled_time(oldest=queue.oldest, flow=queue.flow, idle=queue.idle)
-        pace = f"nothing ends, {format_span(stalled)}" if stalled else describe_flow(queue.flow)
+        pace = f"nothing ends, {format_duration(stalled)}" if stalled else describe_flow(queue.flow)
         return AlertReading(queue.oldest, words + held + (f"; {pace}" if pace else ""))
     if condition.measure == "no-workers":
         waiting = 0 if queue.workers else queue.backlog

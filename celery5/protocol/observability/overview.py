@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from celery5.protocol.durations import format_duration
 from celery5.protocol.health.server_memory import ServerMemory
 from celery5.protocol.observability.queue_flow import QueueFlow
 from celery5.protocol.observability.rollup import MINUTE
@@ -284,7 +285,7 @@ def judge_queue(
         return QueueVerdict("steady", "steady" if workers else "empty")
     stalled = get_stalled_time(oldest=oldest, flow=flow, idle=idle)
     if stalled:
-        words = f"nothing ends, {format_span(stalled)}{why}"
+        words = f"nothing ends, {format_duration(stalled)}{why}"
         return QueueVerdict("stalled", words, needs_attention=stalled > STALLED_AFTER)
     if flow is None:
         return QueueVerdict("unknown", f"not measured yet{why}")
@@ -294,7 +295,7 @@ def judge_queue(
     if flow.growth > 0:
         return QueueVerdict("grows", f"grows by {format_rate(flow.growth)}{why}", needs_attention=True)
     empty_in = backlog / -flow.growth
-    return QueueVerdict("empties", f"empties in {format_span(empty_in)}{why}", empty_in=empty_in)
+    return QueueVerdict("empties", f"empties in {format_duration(empty_in)}{why}", empty_in=empty_in)
 
 
 def get_stalled_time(*, oldest: float | None, flow: QueueFlow | None, idle: float | None) -> float:
@@ -316,7 +317,7 @@ def get_stalled_time(*, oldest: float | None, flow: QueueFlow | None, idle: floa
 def describe_window(flows: Iterable[QueueFlow | None]) -> str:
     """Return over which time rates were measured, the longest of several: `in the last 60 s`; '' while none was."""
     seconds = max((flow.seconds for flow in flows if flow is not None), default=0.0)
-    return f"in the last {format_span(seconds)}" if seconds else ""
+    return f"in the last {seconds:.0f} s" if seconds else ""
 
 
 def describe_flow(flow: QueueFlow | None) -> str:
@@ -379,12 +380,12 @@ def judge_worker(
     if reported is None:
         return "no report yet"
     if reported > stale_after:
-        return f"no report for {format_span(reported)}"
+        return f"no report for {format_duration(reported)}"
     if not is_ready:
         return "not ready"
     if breakers:
         return f"breaker open: {', '.join(breakers)}"
-    return f"loop late by {format_span(lag)}" if lag >= LATE_LOOP else "ok"
+    return f"loop late by {format_duration(lag)}" if lag >= LATE_LOOP else "ok"
 
 
 LATE_LOOP = 1.0
@@ -419,11 +420,3 @@ def format_share(share: float) -> str:
     if 99 < percent < 100:
         return f"{math.floor(percent * 10) / 10:g} %"
     return f"{percent:.0f} %"
-
-
-def format_span(seconds: float) -> str:
-    """Return a duration as short text: `85 ms`, `40 s`, `4 min`, `3 h`, `2 d`."""
-    for limit, unit, name in ((1, 0.001, "ms"), (90, 1, "s"), (5400, 60, "min"), (172800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 86400:.0f} d"

@@ -65,7 +65,7 @@ def test_only_what_needs_a_person_is_red() -> None:
 
 def test_the_head_says_what_needs_attention_and_what_comes_next() -> None:
     shown = show()
-    assert "needs attention: 1 queue, 1 task, 1 worker   next schedule nightly in 60 s" in shown
+    assert "needs attention: 1 queue, 1 task, 1 worker   next schedule nightly in 1 min" in shown
     assert "ended 40/s   failed 0.6/s   backlog 12,000   running 4   dead 6   workers 1" in shown
 
 
