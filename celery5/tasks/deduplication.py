@@ -14,6 +14,8 @@ DeduplicationPolicy = Callable[..., Any]
 
 DEFAULT_REASON = "its deduplicate policy says that it is not wanted"
 """The reason for a policy that returns none."""
+MAX_REASON = 2_000
+"""Characters of a reason that are kept."""
 _WANTED = b'""'
 
 
@@ -61,7 +63,8 @@ def _calling(policy: DeduplicationPolicy) -> DeduplicationPolicy:
 
 def _why(answer: object) -> str:
     if isinstance(answer, str):
-        return answer
+        # It is stored and shown, and may be of a subclass, or have halves of surrogate pairs.
+        return str.__getitem__(answer, slice(MAX_REASON)).encode(errors="backslashreplace").decode()
     return DEFAULT_REASON if answer else ""
 
 

@@ -30,7 +30,7 @@ from celery5.protocol.scaling.autoscale import (
 )
 from celery5.protocol.scaling.prioritisation import Preference, PrioritisationStrategy, compute_preference
 from celery5.protocol.scaling.snapshot import ClusterSnapshot
-from celery5.runners.user_errors import reraise_cancellation
+from celery5.runners.user_errors import guard_scopes, reraise_cancellation
 from celery5.services.process.broker_outages import OutageLog, retry_until_available
 from celery5.services.scaling.observer import ClusterObserver
 from celery5.services.scaling.scaling_commands import ScalingCommands
@@ -174,7 +174,8 @@ class Autoscaler:
         if before is None:
             return found
         try:
-            course = get_next_state(before, policy, snapshot, turn.now)
+            with guard_scopes():
+                course = get_next_state(before, policy, snapshot, turn.now)
         except BaseException as error:  # user code
             reraise_cancellation(error)
             self._log_once("autoscale", f"its strategy failed: {show_error(error)}")
@@ -211,7 +212,8 @@ class Autoscaler:
         if self._strategy is None:
             return Preference()
         try:
-            preference = compute_preference(self._strategy, snapshot)
+            with guard_scopes():
+                preference = compute_preference(self._strategy, snapshot)
         except BaseException as error:  # user code
             reraise_cancellation(error)
             self._log_once("prioritise", f"its strategy failed: {show_error(error)}")

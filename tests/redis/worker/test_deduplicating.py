@@ -64,6 +64,22 @@ async def test_a_job_that_the_policy_does_not_want_is_rejected_and_says_why(
     assert not redis_client.exists(keys.dead, keys.jobs), "rejected is not dead"
 
 
+async def test_a_reason_of_any_length_and_without_bytes_is_kept_as_what_can_be_shown(app: App) -> None:
+    answers = {"ada": "half of a pair: \udc80", "bob": "x" * 3_000_000}
+
+    async def answer(to: str) -> str:
+        return answers[to]
+
+    @app.task(deduplicate=answer)
+    async def greet(to: str) -> None: ...
+
+    async with working(app):
+        for to, why in (("ada", "half of a pair: \\udc80"), ("bob", "x" * 2000)):
+            with pytest.raises(TaskRejected) as caught:
+                await (await greet.adelay(to)).aget(30)
+            assert caught.value.reason == why
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_policy_that_fails_is_a_failed_attempt_and_is_asked_again(app: App, kind: str) -> None:
     asked: list[int] = []
