@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 from uuid import UUID
 
 import attrs
@@ -227,6 +227,37 @@ def test_what_cannot_be_decoded_is_one_error_whatever_it_is() -> None:
     ):
         with pytest.raises(BadRecord, match=r"^no Order: "):
             codec.decode(fields)
+
+
+class Wordy(msgspec.Struct):
+    """A record whose own code raises an error of a long text, when it is read and when it is shown."""
+
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name == "bad":
+            raise ValueError("x" * 3_000_000)
+        if self.name == "secret":
+            self.name = cast("Any", Secret())
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class Secret:
+    """A value that has no JSON form and cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def test_an_error_of_a_records_own_code_has_a_short_text() -> None:
+    codec = make_codec(Wordy)
+    with pytest.raises(BadRecord) as caught:
+        codec.decode([b"=json", b'{"name":"bad"}'])
+    assert len(str(caught.value)) < 600
+    with pytest.raises(BadRecord, match=r"^no Wordy: "):
+        codec.to_document([b"=json", b'{"name":"secret"}'])
 
 
 @pytest.mark.parametrize("compression", ["gzip", "lz4"])
