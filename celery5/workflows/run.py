@@ -11,6 +11,7 @@ from celery5.audit.recording import AuditedAction
 from celery5.broker.calls import workflows as calls
 from celery5.broker.colour import AwaitableConnections, BlockingConnections, run_blocking
 from celery5.errors import (
+    BadArguments,
     BadResult,
     ResultTimeout,
     RunNotRetried,
@@ -247,6 +248,9 @@ class WorkflowRun(Generic[R_co]):
 
         Returns:
             False when the run has ended, is not known, or keeps a hundred signals of that name already.
+
+        Raises:
+            TypeError: The value has no JSON form, or the name is no text (a BadArguments).
         """
         return run_blocking(self._signal(self._blocking, name, value, id))
 
@@ -257,7 +261,9 @@ class WorkflowRun(Generic[R_co]):
     async def _signal(
         self, connections: AwaitableConnections, name: str, value: object, signal_id: str | None
     ) -> bool:
-        text = encode_value(value).decode()
+        text = encode_value(value, "the value of a signal").decode()
+        if not isinstance(cast("object", name), str) or not _has_bytes(name):
+            raise BadArguments(f"the name of a signal is {name!r}: give a text")
         async with await self._audited(connections, "signal", name) as action:
             reply = int((await self._apply(connections, "signal", name, text, signal_id or new_id()))[0])
             action.set_count(int(reply == 1))
@@ -334,3 +340,12 @@ def _read_inner(cause: bytes) -> bytes | None:
         if name in inner and bytes(inner[name]) != b"null":
             return bytes(inner[name])
     return None
+
+
+def _has_bytes(text: str) -> bool:
+    """Return whether a text can be sent: one with half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -131,6 +131,20 @@ def test_a_wait_takes_seconds_of_at_most_ten_years(app: App, timeout: Any) -> No
         waits.compiled  # noqa: B018
 
 
+async def test_a_signal_that_cannot_be_sent_is_refused_by_what_is_wrong(app: App) -> None:
+    @app.workflow
+    def waits(flow: Flow) -> object:
+        return flow.wait_for("answer")
+
+    run = await waits.astart()
+    for name in ("half of a pair: \udc80", 5, None):
+        with pytest.raises(BadArguments, match=r"the name of a signal is .*: give a text"):
+            await run.asignal(cast("str", name), 1)
+    with pytest.raises(TypeError, match="the value of a signal of type object cannot be encoded"):
+        await run.asignal("answer", object())
+    await run.acancel()
+
+
 async def test_a_run_keeps_the_graph_that_it_began_with(app: App, tasks: SampleTasks) -> None:
     @app.workflow(name="deployed")
     def before(flow: Flow) -> int:
