@@ -29,7 +29,7 @@ from celery5.protocol.commands.definitions import (
     get_inbox_name,
 )
 from celery5.protocol.health.readings import UNKNOWN_STATE, CheckReading, get_worst_state, parse_states
-from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error, get_error_text
+from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
 from celery5.results.job_details import read_app_state
 from celery5.runners.user_errors import call_user_code, reraise_cancellation
 from celery5.services.commands.inbox import InboxAddress
@@ -235,7 +235,7 @@ class HealthMonitor:
                     continue
             except BaseException as error:  # the user's code
                 reraise_cancellation(error)
-                why = describe_error(error, MAX_ERROR_LENGTH)
+                why = f"{get_type_name(error)}: {get_error_text(error, MAX_ERROR_LENGTH)}"
             self._log_failure(check, index, why)
         state = get_worst_state(states, check.states)
         if state is not None:

@@ -31,7 +31,7 @@ from celery5.protocol.job.verdict import (
     Verdict,
     judge,
 )
-from celery5.protocol.masking import MAX_ERROR_LENGTH, describe_error
+from celery5.protocol.masking import MAX_ERROR_LENGTH, get_error_text, get_type_name
 from celery5.protocol.observability.job_tally import JobTally
 from celery5.runners.outcome import make_failure
 from celery5.runners.user_errors import guard_scopes
@@ -171,7 +171,7 @@ class OutcomeHandler:
         except BadResult as error:
             why = str(error)
         except BaseException as error:  # the user's code: __post_init__, a validator
-            why = describe_error(error, MAX_ERROR_LENGTH)
+            why = f"{get_type_name(error)}: {get_error_text(error, MAX_ERROR_LENGTH)}"
         self._checks_left[task] -= 1
         if why:
             self._log.event(
